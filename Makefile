@@ -1,0 +1,48 @@
+# `make demo` and `make test` work on a fresh machine: each builds .venv on first use.
+#   FREESCALE_CUDA=1   install the CUDA builds of torch and fbgemm instead of the CPU ones
+#   DATA=<folder>      run the demo on your own Parquet files
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
+
+.PHONY: demo test test-all check format clean
+
+# torch first and by itself: with it in place nothing that depends on torch pulls another build.
+# fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
+# because they name the CUDA fbgemm; what it really needs stands in requirements/torchrec.txt.
+ifdef FREESCALE_CUDA
+FBGEMM := fbgemm-gpu==1.8.0
+else
+FBGEMM := fbgemm-gpu-cpu==1.8.0
+endif
+
+$(READY): pyproject.toml requirements/torchrec.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install -q --disable-pip-version-check $(FBGEMM) -r requirements/torchrec.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps torchrec==1.9.2
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/freescale demo $(DEMO_ARGS)
+
+test: $(READY)
+	$(BIN)/pytest -n 2 -m 'not full'
+
+test-all: $(READY)
+	$(BIN)/pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_layers.py
+
+format: $(READY)
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
