@@ -1,0 +1,157 @@
+"""What a training sample is, independent of any source.
+
+A `Schema` names the fields of a sample and their roles; a `ParquetSource` says how one set of files becomes them.
+Field names are the keys of `Batch.features`, so they are unique over the whole schema.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fsdata.errors import SchemaError
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A group of aligned list fields: in every sample all of them have the same length.
+
+    Args:
+        name: the group's name, under which cost models see its lengths (the candidates' group is `candidates`).
+        fields: id lists, int64; keys of `Batch.features`.
+        floats: value lists (prices, quantities), float32; entries of `Batch.jagged`.
+        max_length: longer lists are truncated, counted in events; None keeps all.
+        keep: which end survives truncation.
+    """
+
+    name: str
+    fields: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    max_length: int | None = None
+    keep: Literal["first", "last"] = "last"
+
+    def __post_init__(self) -> None:
+        for role in ("fields", "floats"):
+            object.__setattr__(self, role, _names(getattr(self, role), f"Sequence({self.name!r}, {role}=...)"))
+        if not isinstance(self.name, str) or not self.name:
+            raise SchemaError(f"a Sequence needs a name, got {self.name!r}")
+        if not self.fields and not self.floats:
+            raise SchemaError(f"Sequence {self.name!r} has no fields: name at least one list column")
+        if self.max_length is not None and (not isinstance(self.max_length, int) or self.max_length < 1):
+            raise SchemaError(f"Sequence {self.name!r}: max_length must be at least 1 or None, got {self.max_length!r}")
+        if self.keep not in ("first", "last"):
+            raise SchemaError(f"Sequence {self.name!r}: keep must be 'first' or 'last', got {self.keep!r}")
+
+    @property
+    def all_fields(self) -> tuple[str, ...]:
+        return self.fields + self.floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The fields of a training sample and their roles.
+
+    Args:
+        sequences: groups of aligned lists, the user's history (UIH) first.
+        candidates: the group of items to score, if samples carry several.
+        context: scalar ids, int64; keys of `Batch.features` with length 1.
+        dense: scalar features, the columns of `Batch.dense`, float32 [B, D].
+        labels: scalar per sample or list aligned with the candidates; the column's type decides. float32.
+        time: the int64 or timestamp column by which `mix="time"` merges sources; not part of the batch unless it is
+            also in `context`.
+
+    Raises:
+        SchemaError: a name used twice, or no field at all.
+    """
+
+    sequences: tuple[Sequence, ...] = ()
+    candidates: Sequence | None = None
+    context: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    time: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sequences", tuple(self.sequences))
+        for role in ("context", "dense", "labels"):
+            object.__setattr__(self, role, _names(getattr(self, role), f"Schema({role}=...)"))
+        for group in self.groups:
+            if not isinstance(group, Sequence):
+                raise SchemaError(f"sequences and candidates hold Sequence objects, got {group!r}")
+        names = [group.name for group in self.groups]
+        if len(set(names)) < len(names):
+            raise SchemaError(f"two sequences share a name: {names}")
+        if any(group.name == "candidates" for group in self.sequences):
+            raise SchemaError("the name 'candidates' belongs to Schema(candidates=...)")
+        if self.candidates is not None and self.candidates.name != "candidates":
+            raise SchemaError(f"the candidates' Sequence is called 'candidates', got {self.candidates.name!r}")
+        fields = self.field_names
+        twice = sorted({name for name in fields if fields.count(name) > 1})
+        if twice:
+            raise SchemaError(
+                f"field names are keys of Batch.features and must be unique; used twice: {', '.join(twice)}. "
+                "Give one of them another name and map it with ParquetSource(columns={new: column})"
+            )
+        if not fields:
+            raise SchemaError("a Schema needs at least one field")
+        if self.time is not None and (not isinstance(self.time, str) or not self.time):
+            raise SchemaError(f"time names one column, got {self.time!r}")
+
+    @property
+    def groups(self) -> tuple[Sequence, ...]:
+        """The sequences, then the candidates."""
+        return self.sequences if self.candidates is None else (*self.sequences, self.candidates)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of `Batch.features`: context, sequence fields, candidate fields, in schema order."""
+        return self.context + tuple(field for group in self.groups for field in group.fields)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Every field of a sample, without `time`."""
+        floats = tuple(field for group in self.groups for field in group.floats)
+        return self.keys + floats + self.dense + self.labels
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> "Schema":
+        """Read the schema from the `[schema]` table of a TOML file (see README, "Schema files")."""
+        return schema_of(_load(path), path)
+
+
+def schema_of(document: dict[str, Any], path: str | Path) -> Schema:
+    """Build the schema that the `[schema]` table of a parsed TOML document describes."""
+    table = document.get("schema")
+    if not isinstance(table, dict):
+        raise SchemaError(f"{path}: no [schema] table")
+    options = dict(table)
+    try:
+        options["sequences"] = tuple(Sequence(**entry) for entry in options.get("sequences", ()))
+        if "candidates" in options:
+            options["candidates"] = Sequence(**{"name": "candidates", **options["candidates"]})
+        return Schema(**options)
+    except TypeError as error:
+        raise SchemaError(f"{path}: [schema] {error}") from error
+
+
+def _load(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise SchemaError(f"{path}: not valid TOML: {error}") from error
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise SchemaError(f"{where} takes a tuple of names, got the string {value!r}; write ({value!r},)")
+    names = tuple(value)
+    if not all(isinstance(name, str) and name for name in names):
+        raise SchemaError(f"{where} takes names, got {names!r}")
+    return names
+
+
+def iter_groups(schema: Schema) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(group name, aligned fields) of every sequence and of the candidates, list labels not included."""
+    for group in schema.groups:
+        yield group.name, group.all_fields

@@ -1,0 +1,38 @@
+"""The one place of fsdata that imports TorchRec, on first use (it takes seconds)."""
+
+import functools
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def _torchrec() -> Any:
+    try:
+        import torchrec
+    except ImportError as error:
+        raise ImportError(
+            "fsdata delivers features as a torchrec KeyedJaggedTensor, and torchrec cannot be imported "
+            f"({error}). Install it as the README's section 'Installing' says"
+        ) from error
+    return torchrec
+
+
+def keyed_jagged_tensor(keys: tuple[str, ...], values: torch.Tensor, lengths: torch.Tensor, stride: int) -> Any:
+    """A KeyedJaggedTensor of values [sum of lengths] and lengths [len(keys) * stride], both key after key."""
+    return _torchrec().KeyedJaggedTensor(keys=list(keys), values=values, lengths=lengths, stride=stride)
+
+
+def is_keyed_jagged_tensor(value: object) -> bool:
+    """Whether `value` is a KeyedJaggedTensor; imports nothing for objects of other modules."""
+    if not type(value).__module__.startswith("torchrec"):
+        return False
+    return isinstance(value, _torchrec().KeyedJaggedTensor)
+
+
+def register_pipelineable(batch_type: type) -> None:
+    """Let TorchRec's pipelines accept `batch_type`, which has `to`, `record_stream` and `pin_memory`."""
+    _torchrec()
+    from torchrec.streamable import Pipelineable
+
+    Pipelineable.register(batch_type)
