@@ -102,7 +102,7 @@ def deal(spans: Iterable[SpanT], world_size: int) -> list[list[SpanT]]:
         hands[rank].append(span)
         heapq.heappush(fewest, (rows + span.rows, rank))
         total += span.rows
-    held = dict((rank, rows) for rows, rank in fewest)
+    held = {rank: rows for rows, rank in fewest}
     missing = [int(quota) - held[rank] for rank, quota in enumerate(quotas(total, world_size))]
     _hand_over(hands, missing, _cut_surplus(hands, missing))
     return hands

@@ -1,0 +1,95 @@
+"""Steps made ahead of the training loop, by torchdata's Prefetcher and PinMemory, ended without leaving a thread.
+
+The root node never raises: what goes wrong travels as an item and is raised, unchanged, in the training thread at the
+batch concerned (torchdata would rebuild it from its text).
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from torchdata.nodes import BaseNode, PinMemory, Prefetcher
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error on its way to the training thread."""
+
+    error: Exception
+
+    def pin_memory(self) -> "Failure":
+        return self
+
+
+class _Root(BaseNode[Any]):
+    """Calls `make` for every item until it returns None, fails, or the node is stopped."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.threads: set[threading.Thread] = set()
+        self.busy = threading.Lock()
+        self.stopped = False
+        self._make = make
+
+    def next(self) -> Any:
+        self.threads.add(threading.current_thread())
+        with self.busy:
+            if self.stopped:
+                raise StopIteration
+            try:
+                item = self._make()
+            except Exception as error:
+                self.stopped = True
+                return Failure(error)
+            if item is None:
+                self.stopped = True
+                raise StopIteration
+            return item
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+
+class Ahead(Generic[ItemT]):
+    """An iterator over what `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them inline.
+
+    Args:
+        make: returns the next item, or None at the end. Called in one thread at a time.
+        pin: pin items with their `pin_memory` method in a thread of its own (CUDA).
+    """
+
+    def __init__(self, make: Callable[[], ItemT | None], *, depth: int, pin: bool) -> None:
+        self._root = _Root(make)
+        node: BaseNode[Any] = self._root
+        if pin:
+            node = PinMemory(node, snapshot_frequency=0)
+        if depth:
+            node = Prefetcher(node, prefetch_factor=depth, snapshot_frequency=0)
+        self._node: BaseNode[Any] | None = node
+
+    def __iter__(self) -> "Ahead[ItemT]":
+        return self
+
+    def __next__(self) -> ItemT:
+        if self._node is None:
+            raise StopIteration
+        item = next(self._node)
+        if isinstance(item, Failure):
+            raise item.error
+        return item
+
+    def stop(self, timeout_s: float) -> bool:
+        """Make no further item and wait for the one being made; whether the thread came to rest in time.
+
+        After True no thread is left, and `make` will not be called again.
+        """
+        self._root.stopped = True
+        self._node = None
+        deadline = time.monotonic() + timeout_s
+        for thread in self._root.threads - {threading.current_thread()}:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._root.threads - {threading.current_thread()})

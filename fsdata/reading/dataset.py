@@ -1,0 +1,126 @@
+"""Opened sources, and the order in which their rows make an epoch."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from fsdata.errors import SchemaError
+from fsdata.layout import Layout, layout_of
+from fsdata.reading.plan import Stream, epoch_streams, rest, window_order
+from fsdata.reading.reader import Reader
+from fsdata.reading.unit_reader import piece_reader
+from fsdata.reading.units import Keys, Mix, Unit, merged_units, sequential_units, weighted_keys
+from fsdata.schema import Schema
+from fsdata.state import Progress
+
+
+class OpenSource(Protocol):
+    """What the reading needs of a source whose footers have been read."""
+
+    label: str
+    groups: Sequence[Any]
+    list_labels: frozenset[str]
+    may_drop: bool
+    fingerprint: dict[str, str]
+    skipped: list[Any]
+    retries: int
+    weight: float | None
+
+    def read(self, group: Any, layout: Layout, start: int, stop: int) -> Any: ...
+    def read_times(self, group: Any) -> Any: ...
+
+
+class Dataset:
+    """The rows of all sources: how many, in which order, and how to read them.
+
+    Planning reads no data, except that `mix="time"` reads the time column twice.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[OpenSource],
+        schema: Schema,
+        *,
+        mix: Mix,
+        shuffle: bool,
+        shuffle_window: int,
+        seed: int,
+    ) -> None:
+        self.sources = sources
+        self.layout = layout_of(schema, _list_labels(sources))
+        self._shuffle = shuffle
+        self._shuffle_window = shuffle_window
+        self._seed = seed
+        units, keys = _units(sources, schema, mix)
+        self._unit_rows = [unit.rows for unit in units]
+        self._read = piece_reader(sources, self.layout, units, keys)
+        self.rows = sum(self._unit_rows)
+        self.may_drop = any(source.may_drop for source in sources)
+        self.fingerprint = {
+            "schema": repr(schema),
+            "order": f"mix={mix}, shuffle={shuffle}, shuffle_window={shuffle_window if shuffle else None}, seed={seed}",
+            "rows": str(self.rows),
+        }
+        for number, source in enumerate(sources):
+            for item, value in source.fingerprint.items():
+                self.fingerprint[f"source {number} {item}"] = value
+
+    def streams(self, progress: Progress, world_size: int) -> list[Stream]:
+        """What every rank still has to read of the epoch."""
+        first = epoch_streams(
+            self._unit_rows,
+            world_size=progress.first_world_size,
+            shuffle=self._shuffle,
+            shuffle_window=self._shuffle_window,
+            seed=self._seed,
+            epoch=progress.epoch,
+        )
+        streams = progress.streams(first, world_size)
+        return [rest(stream, position) for stream, position in zip(streams, progress.positions, strict=True)]
+
+    def reader(self, stream: Stream, *, epoch: int, executor: Executor, num_threads: int) -> Reader:
+        """Reads a stream; decodes ahead by enough pieces to fill the next window while this one is used."""
+
+        def order(window: Any) -> Any:
+            return window_order(window, seed=self._seed, epoch=epoch)
+
+        return Reader(
+            stream,
+            read=self._read,
+            order=order if self._shuffle else None,
+            itemsize=self.layout.itemsize,
+            executor=executor,
+            ahead=num_threads + (self._shuffle_window if self._shuffle else 1),
+        )
+
+
+def _list_labels(sources: Sequence[OpenSource]) -> frozenset[str]:
+    first = sources[0]
+    for source in sources[1:]:
+        unequal = first.list_labels ^ source.list_labels
+        if unequal:
+            raise SchemaError(
+                f"label {sorted(unequal)[0]!r} is a list in one of {first.label} and {source.label} and a scalar in "
+                "the other: map one of them with a polars expression"
+            )
+    return first.list_labels
+
+
+def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[list[Unit], Keys | None]:
+    groups = [source.groups for source in sources]
+    if mix == "sequential" or len(sources) == 1:
+        return sequential_units(groups), None
+    if mix == "weighted":
+        rows = [sum(group.rows for group in of) for of in groups]
+        weights = [
+            float(of) if source.weight is None else source.weight for source, of in zip(sources, rows, strict=True)
+        ]
+        keys = weighted_keys(groups, weights)
+    else:
+        if schema.time is None:
+            raise SchemaError("mix='time' merges by Schema(time=...), which is not set")
+
+        def keys(source: int, group: int) -> Any:
+            return sources[source].read_times(groups[source][group])
+
+    return merged_units(groups, keys), keys
