@@ -1,0 +1,220 @@
+"""Cost models: what a training sample costs, from the lengths of its sequences.
+
+Costs are integers and equal on every CPU: each rank plans the global batch alone, and all must come to the same plan.
+With several sequences the costs of the sequences add up. Their `repr` describes the models completely; ranks compare it
+before the first batch. Any callable of the same shape, with such a `repr`, can stand in.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+CANDIDATES = "candidates"
+"""The key of `lengths` under which the number of candidates of each sample stands."""
+
+_LARGEST_SUM = 2**62
+# Fitted and power costs are scaled so that a sample of this length leaves room for 32,768 of its kind.
+_LONGEST = 2**20
+_MOST_CANDIDATES = 2**14
+_LARGEST_COST = 2**47
+_ALPHA_BITS = 16
+
+
+class CostModel(Protocol):
+    """Cost of every sample of a batch."""
+
+    def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+        """int64[N], not negative, growing with every length. `lengths`: sequence name (or `candidates`) -> int64[N]."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Polynomial:
+    """Sum over the sequences of linear * L + quadratic * L^2, plus candidate * number of candidates.
+
+    The default weighs the feed-forward layers of a sequence model of about 2,000 channels against its attention. Raises
+    ValueError where the costs of a batch would sum to more than 2**62.
+    """
+
+    linear: int = 2000
+    """Cost of one event: projections and feed-forward layers."""
+    quadratic: int = 1
+    """Cost of one pair of events: attention."""
+    candidate: int = 0
+    """Cost of one candidate."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"Polynomial({field.name}={value!r}): an integer is needed; scale all three together")
+            if value < 0:
+                raise ValueError(
+                    f"Polynomial({field.name}={value}): longer samples cannot cost less, 0 or more is needed"
+                )
+        if self.linear == self.quadratic == self.candidate == 0:
+            raise ValueError("Polynomial(linear=0, quadratic=0, candidate=0): every sample would cost nothing")
+
+    def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+        """int64[N]; see the class."""
+        arrays = _checked(lengths)
+        most = sum(self._one(name, int(length.max(initial=0))) for name, length in arrays.items())
+        size = next(iter(arrays.values())).size
+        if most * size > _LARGEST_SUM:
+            raise ValueError(
+                f"{self} on {size} samples of up to {_longest(arrays)} could sum to {most * size}, above 2**62, where "
+                "64-bit sums start to overflow: divide the coefficients by a common factor or shorten histories"
+            )
+        cost = np.zeros(size, np.int64)
+        for name, length in arrays.items():
+            cost += self._one(name, length)
+        return cost
+
+    def _one(self, name, length):
+        if name == CANDIDATES:
+            return self.candidate * length
+        return (self.linear + self.quadratic * length) * length
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Sum over the sequences of L^alpha, in units of 2**-k (k such that 2^20 events cost 2^47 at most).
+
+    Candidates cost nothing. `alpha` is rounded to a multiple of 2**-16, then L^alpha is put together from products and
+    square roots only: IEEE 754 defines both to the last bit, unlike `pow`, which differs between math libraries.
+    Source: paper section 1, the weights of VBS.
+    """
+
+    alpha: float
+    """Exponent, above 0 and at most 3: 1 counts tokens, 2 is pure attention."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float):
+            raise TypeError(f"Power(alpha={self.alpha!r}): a number is needed")
+        if not 2**-_ALPHA_BITS <= self.alpha <= 3:
+            raise ValueError(f"Power(alpha={self.alpha!r}): an exponent above 0 and at most 3 is needed")
+
+    def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+        """int64[N]; ValueError where the costs of a batch would sum to more than 2**62."""
+        arrays = _checked(lengths)
+        size = next(iter(arrays.values())).size
+        cost = np.zeros(size, np.int64)
+        unit = 2.0 ** max(math.floor(math.log2(_LARGEST_COST) - math.log2(_LONGEST) * self.alpha), 0)
+        most = 0
+        for name, length in arrays.items():
+            if name == CANDIDATES:
+                continue
+            powers = _power(length, self.alpha) * unit
+            most += int(powers.max(initial=0.0))
+            if most * size > _LARGEST_SUM:
+                raise ValueError(
+                    f"{self} on {size} samples of up to {_longest(arrays)} could sum to {most * size}, above 2**62, "
+                    "where 64-bit sums start to overflow: use a smaller alpha or shorten histories"
+                )
+            cost += np.rint(powers).astype(np.int64)
+        return cost
+
+
+def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Sequence[float]) -> Polynomial:
+    """The Polynomial that explains measured steps best, by least squares with coefficients of 0 or more.
+
+    One entry per measured step of one rank: `lengths[i]` are the lengths of the samples of that rank's local batch, as
+    a cost model gets them (a plain array stands for a single sequence), `seconds[i]` is what forward and backward took
+    there, without waiting for other ranks. A constant time per step is fitted too and left out of the result: no plan
+    can change it. Leave warm-up steps out, and measure batches of differing lengths: from equal ones nothing follows.
+
+    The coefficients are scaled to integers so that a sample of 2^20 events and 2^14 candidates costs at most 2^47: the
+    costs of 32,768 such samples add up without overflow. Fit on one rank, give every rank the result.
+
+    Raises ValueError if fewer than four steps are given, if a time is not finite, or if longer batches were not slower.
+    """
+    if len(lengths) != len(seconds):
+        raise ValueError(f"{len(lengths)} steps of lengths, but {len(seconds)} of seconds: one time per step is needed")
+    if len(seconds) < 4:
+        raise ValueError(f"{len(seconds)} measured steps: at least 4, better 50, are needed to fit three coefficients")
+    wanted = np.asarray(seconds, np.float64)
+    if wanted.ndim != 1 or not np.isfinite(wanted).all() or (wanted < 0).any():
+        raise ValueError("seconds must be finite numbers of 0 or more, one per step")
+    sums = np.array([_step_sums(step) for step in lengths], np.float64)
+    linear, quadratic, candidate, _ = _non_negative(np.column_stack([sums, np.ones(len(sums))]), wanted)
+    largest = (linear + quadratic * _LONGEST) * _LONGEST + candidate * _MOST_CANDIDATES
+    if largest <= 0:
+        raise ValueError(
+            f"the times of {len(seconds)} steps do not grow with their lengths: measure compute time alone (no waiting "
+            "for other ranks), over batches of differing lengths"
+        )
+    scale = _LARGEST_COST / largest
+    return Polynomial(
+        linear=round(linear * scale), quadratic=round(quadratic * scale), candidate=round(candidate * scale)
+    )
+
+
+def _step_sums(step: Mapping[str, np.ndarray] | np.ndarray) -> tuple[int, int, int]:
+    """Events, squared events, candidates of one local batch."""
+    arrays = _checked(step if isinstance(step, Mapping) else {"sequence": np.asarray(step)})
+    sequences = [length for name, length in arrays.items() if name != CANDIDATES]
+    events = sum(int(length.sum()) for length in sequences)
+    squares = sum(int((length * length).sum()) for length in sequences)
+    return events, squares, int(arrays[CANDIDATES].sum()) if CANDIDATES in arrays else 0
+
+
+def _non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """argmin |matrix x - wanted| over x >= 0: the best of the ordinary solutions on every subset of the columns."""
+    width = matrix.shape[1]
+    norms = np.linalg.norm(matrix, axis=0)
+    best, best_error = np.zeros(width), float(np.linalg.norm(wanted))
+    for size in range(1, width + 1):
+        for chosen in itertools.combinations(np.flatnonzero(norms).tolist(), size):
+            columns = list(chosen)
+            found = np.linalg.lstsq(matrix[:, columns] / norms[columns], wanted, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            error = float(np.linalg.norm(matrix[:, columns] / norms[columns] @ found - wanted))
+            # A larger set must be better by more than rounding, else it only splits one effect in two.
+            if error < best_error * (1 - 1e-9):
+                best, best_error = np.zeros(width), error
+                best[columns] = found / norms[columns]
+    return best
+
+
+def _power(length: np.ndarray, alpha: float) -> np.ndarray:
+    """float64[N]: length^alpha, equal on every machine and growing with length."""
+    base = length.astype(np.float64)
+    whole, fraction = divmod(round(alpha * 2**_ALPHA_BITS), 2**_ALPHA_BITS)
+    result = (base > 0).astype(np.float64)
+    for _ in range(whole):
+        result *= base
+    root = base
+    for bit in range(_ALPHA_BITS - 1, -1, -1):
+        root = np.sqrt(root)
+        if fraction >> bit & 1:
+            result *= root
+    return result
+
+
+def _checked(lengths: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The lengths as int64 arrays of one size."""
+    if not lengths:
+        raise ValueError("lengths is empty: at least one sequence is needed")
+    arrays = {}
+    for name, length in lengths.items():
+        array = np.asarray(length)
+        if array.size == 0:
+            array = array.astype(np.int64)
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise TypeError(f"lengths[{name!r}] is {array.dtype}{list(array.shape)}: integers of shape [N] are needed")
+        if array.size and int(array.min()) < 0:
+            raise ValueError(f"lengths[{name!r}][{int(array.argmin())}] = {int(array.min())}: lengths are 0 or more")
+        arrays[name] = array.astype(np.int64, copy=False)
+    sizes = {name: array.size for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"lengths disagree on the number of samples: {sizes}")
+    return arrays
+
+
+def _longest(arrays: Mapping[str, np.ndarray]) -> str:
+    return ", ".join(f"{int(array.max(initial=0))} {name}" for name, array in arrays.items())

@@ -1,0 +1,34 @@
+"""Equal counts from unequal homes: which samples have to leave before any balancing."""
+
+import numpy as np
+
+
+def even_counts(home: np.ndarray, order: np.ndarray, *, num_ranks: int, ranks_per_node: int) -> np.ndarray:
+    """A copy of `home` (int32[N]) in which the counts of the W ranks differ by at most one.
+
+    As few samples move as possible: ranks with most samples keep the odd ones, a rank gives away samples evenly spread
+    over its costs (`order`: by descending cost), to ranks of its own node first.
+    """
+    rank = home.copy()
+    counts = np.bincount(home, minlength=num_ranks)
+    if counts.max() - counts.min() <= 1:
+        return rank
+    goal = np.full(num_ranks, home.size // num_ranks)
+    goal[np.argsort(-counts, kind="stable")[: home.size % num_ranks]] += 1
+    surplus: list[tuple[int, int]] = []  # (rank it leaves, sample)
+    rows = np.split(order[np.argsort(home[order], kind="stable")], np.cumsum(counts)[:-1])
+    for r in np.flatnonzero(counts > goal).tolist():
+        extra = int(counts[r] - goal[r])
+        surplus += [(r, int(rows[r][(2 * k + 1) * int(counts[r]) // (2 * extra)])) for k in range(extra)]
+    places = [r for r in np.flatnonzero(counts < goal).tolist() for _ in range(goal[r] - counts[r])]
+    waiting: list[int] = []
+    for r, sample in surplus:
+        near = next((place for place in places if place // ranks_per_node == r // ranks_per_node), None)
+        if near is None:
+            waiting.append(sample)
+        else:
+            places.remove(near)
+            rank[sample] = near
+    for sample, place in zip(waiting, places, strict=True):
+        rank[sample] = place
+    return rank
