@@ -1,0 +1,122 @@
+"""What the demo trains on: sources and schema of a data set, once for FreeScale and once for a plain DataLoader.
+
+`DemoData` describes a set as plainly as it can be said; `schema` and `sources` turn it into what FreeScale takes.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from fsdata import Join, ParquetSource, Schema, Sequence
+
+from ..synth import ITEMS, DemoSet
+from .spec import TIME_BUCKETS, Feature, ModelSpec
+
+HISTORY = "history"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideTable:
+    """Fields that a source looks up in another file."""
+
+    path: Path
+    on: str
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableSource:
+    """Files of one origin. columns: field -> column where they differ; defaults: field -> value where there is none."""
+
+    paths: tuple[Path, ...]
+    columns: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, int | float] = field(default_factory=dict)
+    side: SideTable | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoData:
+    """A data set, the model's view of it, and how much of it makes a step."""
+
+    name: str
+    tables: tuple[TableSource, ...]
+    history: tuple[Feature, ...]
+    context: tuple[Feature, ...] = ()
+    dense: tuple[str, ...] = ()
+    time: str | None = None
+    max_length: int | None
+    batch_size: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> ModelSpec:
+        return ModelSpec(history=self.history, context=self.context, dense=len(self.dense))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The aligned fields of an event, the item first."""
+        return tuple(feature.name for feature in self.history)
+
+    @property
+    def rows(self) -> int:
+        return sum(pq.read_metadata(path).num_rows for table in self.tables for path in table.paths)
+
+
+def schema(data: DemoData) -> Schema:
+    return Schema(
+        sequences=(Sequence(HISTORY, fields=data.fields, max_length=data.max_length),),
+        context=tuple(feature.name for feature in data.context),
+        dense=data.dense,
+        time=data.time,
+    )
+
+
+def sources(data: DemoData) -> list[ParquetSource]:
+    return [
+        ParquetSource(
+            [str(path) for path in table.paths],
+            columns=table.columns,
+            defaults=table.defaults,
+            join=[] if table.side is None else [_join(table.side)],
+        )
+        for table in data.tables
+    ]
+
+
+def _join(side: SideTable) -> Join:
+    return Join(ParquetSource([str(side.path)]), on=side.on, fields=side.fields)
+
+
+def synthetic(files: DemoSet, *, batch_size: int, max_length: int | None = None) -> DemoData:
+    """The set that `freescale synth demo` writes."""
+    segment = SideTable(path=files.users, on="user_id", fields=("segment",))
+    partner = {
+        "user_id": "uid",
+        "item_ids": "items",
+        "actions": "events",
+        "timestamps": "times",
+        "age_days": "age",
+        "request_ts": "when",
+    }
+    return DemoData(
+        name="synthetic, two sources and a user table",
+        tables=(
+            TableSource(paths=files.site, side=segment),
+            TableSource(paths=files.partner, columns=partner, defaults={"country": 0, "hour": 12.0}, side=segment),
+        ),
+        history=(
+            Feature(name="item_ids", kind="item", rows=ITEMS),
+            Feature(name="actions", kind="id", rows=8),
+            Feature(name="timestamps", kind="time", rows=TIME_BUCKETS),
+        ),
+        context=(
+            Feature(name="user_id", kind="id", rows=20_000),
+            Feature(name="country", kind="id", rows=64),
+            Feature(name="segment", kind="id", rows=16),
+        ),
+        dense=("age_days", "hour"),
+        time="request_ts",
+        max_length=max_length,
+        batch_size=batch_size,
+    )

@@ -1,0 +1,130 @@
+"""What a run measured, and the numbers that are drawn from it.
+
+A rank's *compute time* is the CPU time of its training thread over forward, backward and optimizer, on one core.
+Waiting costs no CPU, so a rank that sits in an embedding exchange until its slower peer arrives is not charged for it.
+The straggler share is 1 - mean / max of the ranks' compute time, weighted by the length of the step: the share of all
+ranks' time that was spent waiting for the slowest one.
+
+Letters: S steps, W ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fsdata import pack
+
+WARMUP = 2  # first steps left out of every time: allocations, first exchange, page faults
+
+Cost = Callable[[dict[str, np.ndarray]], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step of one rank.
+
+    Times in seconds: `wall` from asking for the batch to the end of the update, `compute` CPU time of the training
+    thread without data loading, `wait` for the batch. `loss` sums over the samples. `lengths` int64 [samples].
+    `checksum` adds up all ids of the batch, so that it shows over all ranks which samples a step saw.
+    """
+
+    wall: float
+    compute: float
+    wait: float
+    loss: float
+    lengths: np.ndarray
+    checksum: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Every rank's steps with one loader."""
+
+    name: str
+    ranks: Sequence[Sequence[Step]]
+
+    def times(self, field: str) -> np.ndarray:
+        """float64 [S, W] of `wall`, `compute` or `wait`, in seconds."""
+        return np.array([[getattr(step, field) for step in steps] for steps in self.ranks]).T
+
+    @property
+    def events(self) -> np.ndarray:
+        """int64 [S]: events of the global batch."""
+        return np.array([[step.lengths.sum() for step in steps] for steps in self.ranks]).sum(0)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """float64 [S]: mean over the samples of the global batch."""
+        total = np.array([[step.loss for step in steps] for steps in self.ranks]).sum(0)
+        return total / np.array([[len(step.lengths) for step in steps] for steps in self.ranks]).sum(0)
+
+    @property
+    def checksums(self) -> list[int]:
+        return [sum(step.checksum for step in steps) % (1 << 64) for steps in zip(*self.ranks, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """One column of the demo's table."""
+
+    straggler: float  # 0..1
+    step_ms: float
+    tokens_per_s: float
+    wait_ms: float
+    first_loss: float
+    last_loss: float
+
+
+def straggler(load: np.ndarray) -> float:
+    """Share of waiting of loads [S, W]: 1 - sum of means / sum of maxima."""
+    return float(1 - load.mean(1).sum() / max(load.max(1).sum(), 1e-12))
+
+
+def summarize(run: Run) -> Summary:
+    wall = run.times("wall")[WARMUP:].max(1)
+    tail = max(len(run.losses) // 4, 1)
+    return Summary(
+        straggler=straggler(run.times("compute")[WARMUP:]),
+        step_ms=1e3 * wall.mean(),
+        tokens_per_s=run.events[WARMUP:].sum() / wall.sum(),
+        wait_ms=1e3 * run.times("wait")[WARMUP:].mean(),
+        first_loss=run.losses[:tail].mean(),
+        last_loss=run.losses[-tail:].mean(),
+    )
+
+
+def check_same_samples(first: Run, second: Run) -> None:
+    """Raise if the two runs did not train on the same global batches."""
+    for step, (one, other) in enumerate(zip(first.checksums, second.checksums, strict=True)):
+        if one != other:
+            raise RuntimeError(f"step {step}: {first.name} and {second.name} trained on different samples")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """Straggler share that a cost model predicts for so many ranks; `floor` is what no plan can beat."""
+
+    world_size: int
+    plain: float
+    balanced: float
+    floor: float
+
+
+def planned(lengths: np.ndarray, cost: Cost, *, name: str, world_size: int, batch_size: int) -> Planned | None:
+    """Deal samples in order and balanced; None if they do not fill one global batch. lengths int64 [samples]."""
+    size = world_size * batch_size
+    steps = len(lengths) // size
+    if steps == 0:
+        return None
+    costs = cost({name: lengths[: steps * size]}).reshape(steps, size)
+    plans = [pack(of_step, world_size) for of_step in costs]
+    heaviest = np.array([plan.load.max() for plan in plans])
+    mean = costs.sum(1) / world_size
+    lightest = mean / (1 - np.array([plan.lower_bound for plan in plans]))
+    return Planned(
+        world_size=world_size,
+        plain=straggler(costs.reshape(steps, world_size, batch_size).sum(2)),
+        balanced=float(1 - mean.sum() / heaviest.sum()),
+        floor=float(1 - mean.sum() / lightest.sum()),
+    )
