@@ -1,0 +1,125 @@
+"""How a global batch is balanced: the options, and the planner they make.
+
+`Balance` is what the user passes; `StepPlanner` turns one step's lengths into ranks, with AutoTune's speeds.
+"""
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, get_args
+
+import numpy as np
+import torch.distributed as dist
+
+from fsdata.autotune import AutoTune
+from fsdata.cost import CostModel, Polynomial
+from fsdata.packing import Method, pack
+from fsdata.packing.plan import straggler_share
+from fsdata.redistribute.exchange import Assignment, GlobalBatch
+
+_NO_SPEED = ("fbs",)
+_NO_CAP = ("fbs", "vbs-contiguous")
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Redistribute every global batch so that all ranks have the same work.
+
+    Args:
+        method: see `fsdata.pack`. All but `vbs` and `vbs-contiguous` give every rank the same number of samples, to
+            within one.
+        cost: lengths -> cost of every sample.
+        max_tokens: cap on the elements (of all sequences and candidates together) of one rank, against out of memory.
+        ranks_per_node: for `hierarchical`.
+        autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
+        process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
+        timeout_s: how long a rank waits for another in one step before it raises, naming it. A rank may pause the loop
+            (evaluation, checkpoint) while others wait for it: set this longer than that.
+
+    Raises:
+        ValueError: an unknown method, a number out of range, or an option that the method cannot honour.
+    """
+
+    method: Method = "fbs+swap"
+    _: KW_ONLY
+    cost: CostModel = field(default_factory=Polynomial)
+    max_tokens: int | None = None
+    ranks_per_node: int | None = None
+    autotune: bool = False
+    process_group: dist.ProcessGroup | None = field(default=None, repr=False)
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(get_args(Method))}")
+        if not callable(self.cost):
+            raise TypeError(f"cost must be a cost model (lengths -> int64 costs), got {self.cost!r}")
+        for name in ("max_tokens", "ranks_per_node"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+        if (self.method == "hierarchical") != (self.ranks_per_node is not None):
+            raise ValueError(
+                f"method={self.method!r} with ranks_per_node={self.ranks_per_node}: 'hierarchical' needs the ranks per "
+                "node, the other methods do not know nodes"
+            )
+        if self.max_tokens is not None and self.method in _NO_CAP:
+            raise ValueError(
+                f"method={self.method!r} cannot keep max_tokens={self.max_tokens}: use 'vbs' or 'fbs+swap'"
+            )
+        if self.autotune and self.method in _NO_SPEED:
+            raise ValueError(f"method={self.method!r} cannot follow the speed of ranks: use 'vbs' or 'fbs+swap'")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
+
+
+class StepPlanner:
+    """The planner of one loader on `world_size` ranks: an exchange calls it with every global batch, in order.
+
+    A function of the gathered lengths and reports alone; with AutoTune it has a state, the same on every rank.
+    """
+
+    def __init__(self, balance: Balance, world_size: int) -> None:
+        self._balance = balance
+        self._world_size = world_size
+        self._tune = AutoTune(world_size) if balance.autotune and world_size > 1 else None
+
+    def __call__(self, batch: GlobalBatch) -> Assignment:
+        """Raises ValueError where no plan keeps `max_tokens` (naming the longest sample) or AutoTune has no reports."""
+        balance, tune = self._balance, self._tune
+        cost = np.asarray(balance.cost(batch.lengths))
+        speed = None
+        if tune is not None:
+            tune.observe([(status.compute_step, status.compute_ns) for status in batch.statuses])
+            speed = tune.speed
+        plan = pack(
+            cost,
+            self._world_size,
+            method=balance.method,
+            home=batch.home,
+            tokens=_tokens(batch),
+            max_tokens=balance.max_tokens,
+            ranks_per_node=balance.ranks_per_node,
+            speed=speed,
+        )
+        before = np.zeros(self._world_size, np.int64)
+        np.add.at(before, batch.home, cost)
+        if tune is not None:
+            tune.planned(batch.number, plan.load.tolist())
+        return Assignment(
+            rank=plan.rank,
+            straggler_before=straggler_share(before, speed),
+            straggler_after=plan.straggler,
+        )
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """AutoTune's state after the last plan, JSON-able; None without AutoTune."""
+        return None if self._tune is None else self._tune.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if self._tune is not None and state is not None:
+            self._tune.load_state_dict(state)
+
+
+def _tokens(batch: GlobalBatch) -> np.ndarray:
+    """int64 [N]: elements of all groups of each sample; 1 where nothing is jagged."""
+    lengths = list(batch.lengths.values())
+    return np.sum(lengths, axis=0) if lengths else np.ones(len(batch.home), np.int64)

@@ -1,0 +1,76 @@
+"""A notice board that all ranks of a job can read: the store of the process group, asked with a time limit.
+
+The store answers even when a collective cannot, unless its host is gone or stopped. Its own client may then block for
+ever, so every question is asked in a thread that is given up on after the limit; such a thread ends with its
+connection.
+"""
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from fsdata.errors import PeerError
+
+T = TypeVar("T")
+
+
+class StoreLost(PeerError):
+    """The host of the store does not answer."""
+
+
+class Board:
+    """Notes under one prefix of a store.
+
+    Makes its own connection, so that waiting here blocks nobody else's use of the store. Methods raise StoreLost when
+    the store does not answer; they may be called from any thread.
+    """
+
+    def __init__(self, store: dist.Store, prefix: str, timeout_s: float) -> None:
+        clone: dist.Store = _bounded(store.clone, timeout_s)
+        self.store = dist.PrefixStore(prefix, clone)
+
+    def post(self, key: str, text: str, timeout_s: float) -> None:
+        _bounded(lambda: self.store.set(key, text), timeout_s)
+
+    def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
+        """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
+        keys = list(keys)
+        end = time.monotonic() + timeout_s
+
+        def ask() -> dict[str, str]:
+            try:
+                self.store.wait(keys, datetime.timedelta(seconds=max(end - time.monotonic(), 0.001)))
+            except (dist.DistStoreError, dist.DistNetworkError, RuntimeError):
+                # Some are missing, or the store is gone: the next line finds out which.
+                return {key: self.store.get(key).decode() for key in keys if self.store.check([key])}
+            return dict(zip(keys, (note.decode() for note in self.store.multi_get(keys)), strict=True))
+
+        return _bounded(ask, timeout_s + _PATIENCE_S)
+
+
+_PATIENCE_S = 5.0
+
+
+def _bounded(function: Callable[[], T], timeout_s: float) -> T:
+    """`function()` in a thread that is left alone after `timeout_s`."""
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome.append((True, function()))
+        except (RuntimeError, OSError) as error:
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=call, name="fsdata-board", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not outcome:
+        raise StoreLost(f"no answer from the process group's store within {timeout_s:g} s")
+    done, value = outcome[0]
+    if not done:
+        raise StoreLost(f"the process group's store is gone: {value}") from value
+    return value

@@ -1,0 +1,157 @@
+"""A gloo group of the loader's own, whose failures name ranks.
+
+Gloo names an address when a peer dies and only "timed out" when one is stopped. So a rank whose collective failed posts
+a note on the board, looks who else does, and reports those who do not. The group is not registered with
+torch.distributed: making it cannot cross with groups that other packages make, and only its members take part.
+"""
+
+import contextlib
+import datetime
+import itertools
+import json
+import threading
+from typing import NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fsdata.board import StoreLost
+from fsdata.errors import PeerError
+from fsdata.ranks import Place, board_of, describe, name_ranks
+
+_groups = itertools.count()
+_NEVER_SENT = 0x7F5D  # the tag of a message that nobody sends
+_GRACE_S = 3.0
+
+
+class ControlGroup:
+    """Blocking collectives over the ranks of `place`, for one thread at a time.
+
+    Making it is collective: every rank makes its groups in the same order. `abort` may be called from any thread and
+    gets a blocked collective out at once.
+
+    Raises:
+        PeerError: a rank died, left, reported an error, or did not take part within `timeout_s`. After that the group
+            is broken and every call raises.
+    """
+
+    def __init__(self, place: Place, *, timeout_s: float) -> None:
+        if place.group is None or place.world_size < 2:
+            raise ValueError("a ControlGroup needs a process group of at least two ranks")
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self.timeout_s = timeout_s
+        self.number = 0
+        self._board = board_of(place.group, f"group/{next(_groups)}", timeout_s)
+        self._lock = threading.Lock()
+        self._posted = False
+        self._reason: str | None = None
+        try:
+            self._gloo: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
+                dist.PrefixStore("gloo", self._board.store),
+                self.rank,
+                self.world_size,
+                datetime.timedelta(seconds=timeout_s),
+            )
+        except RuntimeError as error:
+            raise PeerError(f"the ranks could not connect to each other over gloo: {error}") from error
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        """[W, ...] from the same shape and dtype on every rank."""
+        out = np.empty((self.world_size, *mine.shape), mine.dtype)
+        if mine.size:
+            target = torch.from_numpy(out.view(np.uint8).reshape(-1))
+            source = torch.from_numpy(np.ascontiguousarray(mine).view(np.uint8).reshape(-1))
+            self._run(lambda gloo: gloo._allgather_base(target, source))
+        return out
+
+    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
+        """Exchange bytes; `received` and `sent` are the bytes from and to each rank.
+
+        A size that disagrees with the peer's would abort the process inside gloo: callers derive both from the same
+        gathered lengths, and what can be checked alone is checked here.
+        """
+        if sum(received) != len(out) or sum(sent) != len(mine):
+            raise AssertionError(f"splits {received}, {sent} for {len(out)} and {len(mine)} bytes")
+        self._run(lambda gloo: gloo.alltoall_base(out, mine, received, sent))
+
+    def abort(self, reason: str) -> None:
+        """Close all connections: a collective that blocks here raises at once, the other ranks' next one too.
+
+        `reason` is what the other ranks will read. Gloo offers no such call; a receive that nobody answers, given up
+        on after a millisecond, closes every connection of its group.
+        """
+        with self._lock:
+            gloo = self._gloo
+            self._reason = self._reason or reason
+        with contextlib.suppress(StoreLost):
+            self._post(reason)
+        if gloo is not None:
+            with contextlib.suppress(RuntimeError):
+                receive = gloo.recv([torch.zeros(1)], (self.rank + 1) % self.world_size, _NEVER_SENT)
+                receive.wait(datetime.timedelta(milliseconds=1))
+
+    def close(self, reason: str) -> None:
+        """Give up the group; no collective may be under way. Leaves no thread and no connection."""
+        with self._lock:
+            gloo, self._gloo = self._gloo, None
+            self._reason = self._reason or reason
+        if gloo is not None:
+            with contextlib.suppress(StoreLost):
+                self._post(reason)
+
+    def _run(self, issue) -> None:  # type: ignore[no-untyped-def]
+        with self._lock:
+            gloo, reason = self._gloo, self._reason
+        if gloo is None or reason is not None:
+            raise PeerError(f"the exchange between ranks is over on rank {self.rank}: {reason}")
+        try:
+            issue(gloo).wait()
+        except RuntimeError as error:
+            self._diagnose(error)
+
+    def _post(self, reason: str) -> None:
+        """Tell the others once what happened here; the first reason stands."""
+        with self._lock:
+            if self._posted:
+                return
+            self._posted = True
+        self._board.post(f"note/{self.rank}", json.dumps({"number": self.number, "reason": reason}), _GRACE_S)
+
+    def _diagnose(self, error: RuntimeError) -> NoReturn:
+        """Find out which rank is the reason that a collective failed, and raise it."""
+        with self._lock:
+            aborted = self._reason
+        if aborted is not None:
+            raise PeerError(f"the exchange between ranks is over on rank {self.rank}: {aborted}") from error
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        at = f"in exchange {self.number} (rank {self.rank} waited at most {self.timeout_s:g} s)"
+        try:
+            self._post("")
+            notes = self._board.wait([f"note/{rank}" for rank in others], _GRACE_S)
+        except StoreLost as lost:
+            text = f"rank 0, which hosts the job's store, does not answer any more {at}: {lost}; gloo said: {error}"
+            self._fail(text, error)
+        given = {rank: json.loads(notes[f"note/{rank}"]) for rank in others if f"note/{rank}" in notes}
+        told = [f"rank {rank} {note['reason']}" for rank, note in given.items() if note["reason"]]
+        missing = [rank for rank in others if rank not in given]
+        if told:
+            self._fail("; ".join(told), error)
+        if missing:
+            self._fail(
+                f"{name_ranks(missing)} did not answer {at}: dead, stopped, or busy for longer than that. Look at the "
+                f"log of that rank, or raise timeout_s. gloo said: {error}",
+                error,
+            )
+        self._fail(f"the connection between ranks broke {at} although all of them are alive: {error}", error)
+
+    def _fail(self, text: str, error: RuntimeError) -> NoReturn:
+        with self._lock:
+            self._reason = self._reason or text
+        raise PeerError(text) from error
+
+
+def failed(error: BaseException) -> str:
+    """The note of a rank whose own work failed, read after its name."""
+    return f"failed: {describe(error)}"

@@ -1,0 +1,107 @@
+"""The status word that every rank sends at the start of a step: twelve int64."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fsdata.errors import MismatchError
+
+PROTOCOL = 1
+SIZE = 12
+_ENDED, _LEFT, _FAILED, _WIDE = 1, 2, 4, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What one rank says about its part of a step.
+
+    The caller fills in the first five fields; the exchange adds the others.
+
+    Attributes:
+        epoch, step: position of the step; all ranks must agree on them.
+        position, planned: two numbers of the caller's (where its reading stands); the exchange only passes them on.
+        ended: nothing follows the rows that this rank contributes to this step.
+        rows: samples this rank contributes.
+        longest: elements of the longest field of any of them.
+        left: the rank left the loop here.
+        failed: the rank's reading failed here; it sends the message next.
+        compute_ns, compute_step: the last `report`, 0 and -1 if there is none since the last word.
+    """
+
+    epoch: int
+    step: int
+    position: int = 0
+    planned: int = 0
+    ended: bool = False
+    rows: int = 0
+    longest: int = 0
+    left: bool = False
+    failed: bool = False
+    compute_ns: int = 0
+    compute_step: int = -1
+
+
+def encode(status: Status, number: int, digest: int) -> np.ndarray:
+    """int64 [SIZE]. `number` counts the exchange's steps, `digest` is that of the record spec, 0 if unknown."""
+    flags = status.ended * _ENDED | status.left * _LEFT | status.failed * _FAILED
+    flags |= (status.longest > np.iinfo(np.int32).max) * _WIDE
+    return np.array(
+        [
+            PROTOCOL,
+            number,
+            digest,
+            status.epoch,
+            status.step,
+            status.position,
+            status.planned,
+            flags,
+            status.rows,
+            status.longest,
+            status.compute_ns,
+            status.compute_step,
+        ],
+        np.int64,
+    )
+
+
+def decode(words: np.ndarray) -> tuple[Status, ...]:
+    """The statuses of all ranks from int64 [W, SIZE]."""
+    return tuple(
+        Status(
+            epoch=epoch,
+            step=step,
+            position=position,
+            planned=planned,
+            ended=bool(flags & _ENDED),
+            left=bool(flags & _LEFT),
+            failed=bool(flags & _FAILED),
+            rows=rows,
+            longest=longest,
+            compute_ns=compute_ns,
+            compute_step=compute_step,
+        )
+        for (_, _, _, epoch, step, position, planned, flags, rows, longest, compute_ns, compute_step) in words.tolist()
+    )
+
+
+def check(words: np.ndarray) -> None:
+    """Raise MismatchError unless all ranks speak of the same step of the same data.
+
+    Ranks that left or failed are believed about nothing else; a rank that has seen no data yet has digest 0.
+    """
+    going = (words[:, 7] & (_LEFT | _FAILED)) == 0
+    for column, what in (
+        (0, "exchange protocol (different fsdata versions)"),
+        (1, "exchange number"),
+        (2, "fields of a sample (names, item sizes, groups)"),
+        (3, "epoch"),
+        (4, "step"),
+    ):
+        ranks = np.flatnonzero(going & (words[:, 2] != 0)) if column == 2 else np.flatnonzero(going)
+        values = words[ranks, column]
+        if len(values) and (values != values[0]).any():
+            other = int(ranks[np.argmax(values != values[0])])
+            raise MismatchError(
+                f"ranks disagree on {what}: rank {ranks[0]} has {values[0]}, rank {other} has {words[other, column]}. "
+                "All ranks must iterate the same loader, built with the same arguments, the same number of times"
+            )
