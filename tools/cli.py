@@ -61,9 +61,7 @@ def demo(
     ] = None,
     sequence: Annotated[
         str | None,
-        typer.Option(
-            help="Aligned integer list columns, comma separated, the item first. Default: those of the largest table."
-        ),
+        typer.Option(help="Aligned integer list columns, the item first: a,b,c. Default: those of the largest table."),
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="Keep the last so many events. Default: 4096 with --data, else 21000.")

@@ -82,7 +82,7 @@ class Rows(IterableDataset):
 
     def _read(self, source: int, group: int) -> Columns:
         of = self.tables[source][group]
-        joined = () if of.table.side is None else of.table.side.fields
+        joined = {} if of.table.side is None else of.table.side.fields
         context = [feature.name for feature in self.data.context if feature.name not in joined]
         scalars = [name for name in (*context, *self.data.dense) if name not in of.table.defaults]
         renamed = {name: of.table.columns.get(name, name) for name in (*self.data.fields, *scalars)}
@@ -122,7 +122,7 @@ def _side_table(side: SideTable) -> dict[int, Row]:
 def _looked_up(side: SideTable | None, found: dict[int, Row] | None, sample: Row) -> Row:
     if side is None or found is None:
         return {}
-    return found.get(int(sample[side.on]), dict.fromkeys(side.fields, np.int64(0)))
+    return found.get(int(sample[side.on]), side.fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ HISTORY = "history"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideTable:
-    """Fields that a source looks up in another file."""
+    """Fields that a source looks up in another file; `fields`: field -> its value where the key is unknown."""
 
     path: Path
     on: str
-    fields: tuple[str, ...]
+    fields: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,12 +85,12 @@ def sources(data: DemoData) -> list[ParquetSource]:
 
 
 def _join(side: SideTable) -> Join:
-    return Join(ParquetSource([str(side.path)]), on=side.on, fields=side.fields)
+    return Join(ParquetSource([str(side.path)], defaults=side.fields), on=side.on, fields=tuple(side.fields))
 
 
 def synthetic(files: DemoSet, *, batch_size: int, max_length: int | None = None) -> DemoData:
     """The set that `freescale synth demo` writes."""
-    segment = SideTable(path=files.users, on="user_id", fields=("segment",))
+    segment = SideTable(path=files.users, on="user_id", fields={"segment": 0})
     partner = {
         "user_id": "uid",
         "item_ids": "items",

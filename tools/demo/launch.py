@@ -18,7 +18,7 @@ from .data import HISTORY, DemoData
 from .job import Job, Outcome
 from .measure import check_same_samples, planned
 
-PLANNED_RANKS = (8, 64)
+PLANNED_RANKS = (8, 64)  # besides those of the job
 
 
 class DemoFailed(RuntimeError):
@@ -51,12 +51,12 @@ def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
     outcome = _torchrun(data, steps, launch)
     check_same_samples(outcome.plain, outcome.balanced)
     lengths = history_lengths(data)
+    sizes = sorted({launch.ranks, *PLANNED_RANKS} - {1})
     plans = [
-        planned(lengths, outcome.cost, name=HISTORY, world_size=ranks, batch_size=data.batch_size)
-        for ranks in PLANNED_RANKS
+        planned(lengths, outcome.cost, name=HISTORY, world_size=ranks, batch_size=data.batch_size) for ranks in sizes
     ]
     console.print(report.table(outcome.plain, outcome.balanced, [plan for plan in plans if plan is not None]))
-    for ranks, plan in zip(PLANNED_RANKS, plans, strict=True):
+    for ranks, plan in zip(sizes, plans, strict=True):
         if plan is None:
             console.print(f"no plan for {ranks} ranks: {rows:,} samples do not fill {ranks} x {data.batch_size}")
     launch.picture.parent.mkdir(parents=True, exist_ok=True)

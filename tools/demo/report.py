@@ -8,6 +8,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from .measure import WARMUP, Planned, Run, Summary, straggler, summarize
@@ -67,6 +68,7 @@ def picture(plain: Run, balanced: Run, path: Path, *, title: str) -> None:
     for axis, run in zip(axes, (plain, balanced), strict=True):
         _panel(axis, run)
     axes[1].set_xlabel("step")
+    axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
     figure.suptitle(title, fontsize=13)

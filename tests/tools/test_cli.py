@@ -1,0 +1,66 @@
+"""What the command line accepts and refuses, and with which exit status."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from freescale_tools.cli import app
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_synth_writes_and_lists_files(tmp_path):
+    done = call("synth", "reference", tmp_path, "--scale", "0.001")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split() == [str(path) for path in sorted(tmp_path.iterdir())]
+    assert pq.read_metadata(tmp_path / "reference-00000-of-00008.parquet").num_rows == 25
+    done = call("synth", "demo", tmp_path / "demo", "--scale", "0.01")
+    assert done.exit_code == 0
+    assert len(done.stdout.split()) == 7
+
+
+def test_synth_that_cannot_write_fails(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = call("synth", "demo", tmp_path / "file" / "below", "--scale", "0.01")
+    assert done.exit_code == 1
+    assert "cannot write to" in done.stderr
+
+
+def bad_usage():
+    yield "unknown preset", ("synth", "nope", "x"), "nope"
+    yield "scale", ("synth", "demo", "x", "--scale", "0"), "--scale must be above 0"
+    yield "seed", ("synth", "demo", "x", "--seed", "-1"), "--seed must be 0 or more"
+    yield "steps", ("demo", "--steps", "0"), "--steps must be at least 1"
+    yield "ranks", ("demo", "--ranks", "-2"), "--ranks must be at least 1"
+    yield "max length", ("demo", "--max-length", "0"), "--max-length must be at least 1"
+    yield "sequence without data", ("demo", "--sequence", "a"), "--sequence names columns of --data"
+    yield "unknown option", ("demo", "--nope"), "--nope"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [case[1:] for case in bad_usage()], ids=[c[0] for c in bad_usage()])
+def test_bad_usage_is_refused(arguments, message):
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_demo_refuses_folders_without_sequences(tmp_path):
+    done = call("demo", "--data", tmp_path / "nowhere")
+    assert (done.exit_code, "no such folder" in done.stderr) == (2, True)
+    done = call("demo", "--data", tmp_path)
+    assert (done.exit_code, "no *.parquet file" in done.stderr) == (2, True)
+    pq.write_table(pa.table({"user_id": [1]}), tmp_path / "users.parquet")
+    done = call("demo", "--data", tmp_path)
+    assert (done.exit_code, "integer lists" in done.stderr) == (2, True)
+    done = call("demo", "--data", tmp_path, "--sequence", "item_ids")
+    assert (done.exit_code, "item_ids" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [(), ("synth",), ("demo",)])
+def test_help_names_the_commands(command):
+    done = call(*command, "--help")
+    assert done.exit_code == 0
+    assert "Usage" in done.stdout

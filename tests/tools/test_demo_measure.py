@@ -1,0 +1,55 @@
+"""Numbers drawn from measured steps, and plans for other numbers of ranks."""
+
+import numpy as np
+import pytest
+
+from freescale_tools.demo.measure import WARMUP, Planned, Run, Step, check_same_samples, planned, straggler, summarize
+
+
+def step(*, compute=1.0, wall=2.0, lengths=(3, 4), checksum=7):
+    return Step(wall=wall, compute=compute, wait=0.5, loss=6.0, lengths=np.array(lengths, np.int64), checksum=checksum)
+
+
+def test_straggler_is_the_share_of_waiting():
+    assert straggler(np.array([[1.0, 3.0]])) == pytest.approx(1 / 3)
+    assert straggler(np.array([[1.0, 3.0], [10.0, 10.0]])) == pytest.approx(1 - 12 / 13)
+    assert straggler(np.array([[2.0, 2.0, 2.0]])) == 0
+
+
+def test_summary_leaves_the_warm_up_out_of_times():
+    warm = [step(compute=100.0, wall=100.0)] * WARMUP
+    run = Run(name="x", ranks=[[*warm, step(), step()], [*warm, step(compute=0.5), step(compute=0.5)]])
+    found = summarize(run)
+    assert found.straggler == pytest.approx(0.25)
+    assert found.step_ms == pytest.approx(2_000)
+    assert found.tokens_per_s == pytest.approx(14 / 2)
+    assert found.wait_ms == pytest.approx(500)
+    assert found.last_loss == pytest.approx(3.0)
+
+
+def test_runs_on_different_samples_are_told_apart():
+    first = Run(name="a", ranks=[[step(checksum=1), step(checksum=5)], [step(checksum=2), step(checksum=6)]])
+    moved = Run(name="b", ranks=[[step(checksum=2), step(checksum=11)], [step(checksum=1), step(checksum=0)]])
+    check_same_samples(first, moved)
+    wrong = Run(name="b", ranks=[[step(checksum=2), step(checksum=11)], [step(checksum=1), step(checksum=1)]])
+    with pytest.raises(RuntimeError, match="step 1: a and b trained on different samples"):
+        check_same_samples(first, wrong)
+
+
+def linear(lengths):
+    return lengths["history"]
+
+
+def test_planned_shares_of_a_set_small_enough_to_check_by_hand():
+    lengths = np.array([1, 1, 9, 9, 5, 5, 5, 5, 100], np.int64)
+    found = planned(lengths, linear, name="history", world_size=2, batch_size=2)
+    assert found == Planned(
+        world_size=2, plain=pytest.approx(1 - 20 / 28), balanced=pytest.approx(0.0), floor=pytest.approx(0.0)
+    )
+    assert planned(lengths, linear, name="history", world_size=5, batch_size=2) is None
+
+
+def test_one_giant_sample_is_a_floor():
+    found = planned(np.array([1, 1, 1, 97]), linear, name="history", world_size=2, batch_size=2)
+    assert found.floor == pytest.approx(1 - 50 / 98)
+    assert found.balanced == pytest.approx(found.floor)
