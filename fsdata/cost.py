@@ -52,10 +52,8 @@ class Polynomial:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"Polynomial({field.name}={value!r}): an integer is needed; scale all three together")
-            if value < 0:
-                raise ValueError(
-                    f"Polynomial({field.name}={value}): longer samples cannot cost less, 0 or more is needed"
-                )
+            if not 0 <= value <= _LARGEST_SUM:
+                raise ValueError(f"Polynomial({field.name}={value}): 0 to 2**62 is needed")
         if self.linear == self.quadratic == self.candidate == 0:
             raise ValueError("Polynomial(linear=0, quadratic=0, candidate=0): every sample would cost nothing")
 
@@ -167,6 +165,7 @@ def _non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     width = matrix.shape[1]
     norms = np.linalg.norm(matrix, axis=0)
     best, best_error = np.zeros(width), float(np.linalg.norm(wanted))
+    rounding = 1e-9 * best_error
     for size in range(1, width + 1):
         for chosen in itertools.combinations(np.flatnonzero(norms).tolist(), size):
             columns = list(chosen)
@@ -175,7 +174,7 @@ def _non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
                 continue
             error = float(np.linalg.norm(matrix[:, columns] / norms[columns] @ found - wanted))
             # A larger set must be better by more than rounding, else it only splits one effect in two.
-            if error < best_error * (1 - 1e-9):
+            if error < best_error - rounding:
                 best, best_error = np.zeros(width), error
                 best[columns] = found / norms[columns]
     return best

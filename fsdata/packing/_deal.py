@@ -53,7 +53,7 @@ def contiguous(cost, target, least):
         stop = start
         while stop < last:
             after = carried + cost[stop]
-            if stop >= start + least and r < num_ranks - 1 and after - wanted > wanted - carried:
+            if stop >= start + least and r < num_ranks - 1 and abs(after - wanted) > abs(carried - wanted):
                 break
             carried = after
             rank[stop] = r
