@@ -1,0 +1,213 @@
+"""Binding: which column, expression or default serves each field, file by file, and everything that does not fit."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from fsdata.errors import SchemaError
+from fsdata.sources import expressions
+from fsdata.sources.footers import Footer
+from fsdata.sources.roles import Want, is_list, objection, plain
+from fsdata.sources.source import ParquetSource, Policy
+
+Origin = Literal["column", "partition", "expression", "default"]
+_FILES_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How one field comes out of one kind of file.
+
+    `column` is set for columns and partitions, `value` for partitions and defaults (None: a null). `type` is that of
+    the column or the expression's result; None for a missing column.
+    """
+
+    want: Want
+    origin: Origin
+    column: str | None = None
+    type: pa.DataType | None = None
+    value: float | None = None
+    policy: Policy = "error"
+
+    @property
+    def is_list(self) -> bool | None:
+        """None where the field is made of defaults and can be either."""
+        return None if self.type is None else is_list(plain(self.type))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Files of one physical schema and the same partition values."""
+
+    schema: pa.Schema
+    partitions: dict[str, int | str | None]
+    bounds: tuple[Bound, ...]
+
+
+def bind(
+    source: ParquetSource, wants: Sequence[Want], footers: Sequence[Footer], label: str
+) -> tuple[list[Kind], list[int]]:
+    """The kinds of files of a source, and which kind every file is of.
+
+    Raises:
+        SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
+    """
+    values = _partition_values(footers)
+    kinds: list[Kind] = []
+    kind_of: list[int] = []
+    seen: dict[tuple[str, tuple], int] = {}
+    problems: dict[tuple[str, str], list[str]] = defaultdict(list)
+    faults: list[list[tuple[str, str]]] = []
+    for footer, partitions in zip(footers, values, strict=True):
+        key = (
+            footer.schema.to_string(show_field_metadata=False, show_schema_metadata=False),
+            tuple(sorted(partitions.items())),
+        )  # type: ignore[type-var]
+        if key not in seen:
+            seen[key] = len(kinds)
+            bounds, fault = _bind_kind(source, wants, footer.schema, partitions)
+            kinds.append(Kind(footer.schema, partitions, tuple(bounds)))
+            faults.append(fault)
+        kind_of.append(seen[key])
+        for problem in faults[kind_of[-1]]:
+            problems[problem].append(footer.file.name)
+    _compare_kinds(kinds, kind_of, footers, problems)
+    if problems:
+        raise SchemaError(_message(problems, label, len(footers)))
+    return kinds, kind_of
+
+
+def _partition_values(footers: Sequence[Footer]) -> list[dict[str, int | str | None]]:
+    """A partition is a column of integers if all its values are, else of strings."""
+    texts: dict[str, list[str]] = defaultdict(list)
+    for footer in footers:
+        for name, text in footer.file.partitions.items():
+            if text is not None:
+                texts[name].append(text)
+    integer = {name for name, found in texts.items() if all(_is_int64(text) for text in found)}
+    return [
+        {
+            name: int(text) if text is not None and name in integer else text
+            for name, text in footer.file.partitions.items()
+            if name not in footer.schema.names
+        }
+        for footer in footers
+    ]
+
+
+def _is_int64(text: str) -> bool:
+    digits = text[1:] if text[:1] == "-" else text
+    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
+
+
+def _bind_kind(
+    source: ParquetSource, wants: Sequence[Want], schema: pa.Schema, partitions: dict[str, int | str | None]
+) -> tuple[list[Bound], list[tuple[str, str]]]:
+    bounds = []
+    faults = []
+    for want in wants:
+        try:
+            bounds.append(_bind_one(source, want, schema, partitions))
+        except SchemaError as error:
+            faults.append((want.field, str(error)))
+    if source.filter is not None:
+        try:
+            kind = expression_type(source.filter, schema, partitions)
+            if not pa.types.is_boolean(kind):
+                faults.append(("filter", f"gives {kind} where true or false is needed"))
+        except SchemaError as error:
+            faults.append(("filter", str(error)))
+    return bounds, faults
+
+
+def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: dict[str, int | str | None]) -> Bound:
+    column = source.columns.get(want.field, want.field)
+    policy = source.policy(want.field)
+    default = source.defaults.get(want.field)
+    if not isinstance(column, str):
+        kind = expression_type(column, schema, partitions)
+        _object(want, kind, "the expression's result")
+        return Bound(want, "expression", None, kind, default, policy)
+    found = schema.get_all_field_indices(column)
+    if len(found) > 1:
+        raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
+    if found:
+        kind = schema.field(found[0]).type
+        _object(want, kind, f"column {column!r}")
+        return Bound(want, "column", column, kind, default, policy)
+    if column in partitions:
+        value = partitions[column]
+        kind = pa.string() if isinstance(value, str) else pa.int64()
+        _object(want, kind, f"partition {column!r}")
+        return Bound(want, "partition", column, kind, value if isinstance(value, int) else None, policy)
+    if want.field in source.defaults:
+        return Bound(want, "default", None, None, default, policy)
+    there = ", ".join([*schema.names, *partitions][:40])
+    hint = (
+        f"defaults={{{want.field!r}: ...}} or columns={{{want.field!r}: ...}}" if want.number != "time" else "columns"
+    )
+    raise SchemaError(f"column {column!r} is missing (give {hint}; columns there: {there})")
+
+
+def _object(want: Want, kind: pa.DataType, what: str) -> None:
+    reason = objection(want, kind)
+    if reason is not None:
+        raise SchemaError(f"{what} {reason}")
+
+
+def expression_type(expression: object, schema: pa.Schema, partitions: dict[str, int | str | None]) -> pa.DataType:
+    """Run an expression on no rows of the columns it names."""
+    fields = []
+    for name in expressions.roots(expression):  # type: ignore[arg-type]
+        if name in schema.names:
+            fields.append(schema.field(name))
+        elif name in partitions:
+            fields.append(pa.field(name, pa.string() if isinstance(partitions[name], str) else pa.int64()))
+        else:
+            there = ", ".join([*schema.names, *partitions][:40])
+            raise SchemaError(f"the expression's column {name!r} is missing (columns there: {there})")
+    return expressions.output_type(expression, pa.schema(fields))  # type: ignore[arg-type]
+
+
+def _compare_kinds(
+    kinds: Sequence[Kind], kind_of: Sequence[int], footers: Sequence[Footer], problems: dict[tuple[str, str], list[str]]
+) -> None:
+    """Drift that widening cannot mend: a label that is a list only in some files, times in different units."""
+    first: dict[str, Bound] = {}
+    for kind_index, footer in zip(kind_of, footers, strict=True):
+        for bound in kinds[kind_index].bounds:
+            if bound.type is None:
+                continue
+            reference = first.setdefault(bound.want.field, bound)
+            assert reference.type is not None
+            if bound.is_list != reference.is_list:
+                what = f"is {bound.type} in some files and {reference.type} in the first: one of both is needed"
+                problems[bound.want.field, what].append(footer.file.name)
+            elif bound.want.number == "id" and _unit(bound.type) != _unit(reference.type):
+                what = f"is {bound.type} in some files and {reference.type} in the first: units would be mixed"
+                problems[bound.want.field, what].append(footer.file.name)
+
+
+def _unit(kind: pa.DataType) -> str:
+    item = plain(kind)
+    item = plain(item.value_type) if is_list(item) else item
+    if pa.types.is_date(item):
+        return str(item)
+    return getattr(item, "unit", "") if pa.types.is_temporal(item) else ""
+
+
+def _message(problems: dict[tuple[str, str], list[str]], label: str, total: int) -> str:
+    lines = [f"{label} cannot be read as this schema:"]
+    for (field, what), files in problems.items():
+        where = "all files" if len(files) == total else f"{len(files)} of {total} files: {_names(files)}"
+        where = files[0] if total == 1 else where
+        lines.append(f"  {field}: {what} [{where}]")
+    return "\n".join(lines)
+
+
+def _names(files: Sequence[str]) -> str:
+    named = ", ".join(files[:_FILES_NAMED])
+    return named if len(files) <= _FILES_NAMED else f"{named} and {len(files) - _FILES_NAMED} more"

@@ -1,0 +1,162 @@
+"""From paths, globs, folders and URLs to a list of files with their partition values."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.fs as pafs
+
+from fsdata.errors import SchemaError
+
+SUFFIXES = (".parquet", ".parq")
+NO_PARTITION_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_NATIVE_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+_PARTITION = re.compile(r"([^/=]+)=([^/]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """One file of a source.
+
+    `name` is relative to the folder that all files of the source share; `partitions` are the texts of its `key=value`
+    folders, None for the null partition.
+    """
+
+    path: str
+    name: str
+    filesystem: pafs.FileSystem = field(repr=False)
+    local: bool = False
+    partitions: dict[str, str | None] = field(default_factory=dict)
+
+
+def discover(paths: Sequence[str], filesystem: Any) -> list[FileRef]:
+    """The files that `paths` stand for, in order: paths as given, the files of one glob or folder by name.
+
+    Raises:
+        FileNotFoundError: a path, glob or folder without a Parquet file.
+        SchemaError: a file that two paths name, an unknown kind of filesystem.
+    """
+    found: list[tuple[pafs.FileSystem, str]] = []
+    for given in paths:
+        system, path = _resolve(given, filesystem)
+        found += [(system, file) for file in _expand(system, path, given)]
+    twice = (
+        sorted({path for _, path in found if [other for _, other in found].count(path) > 1}) if _repeats(found) else []
+    )
+    if twice:
+        raise SchemaError(f"named by two paths of one source, so its rows would be read twice: {', '.join(twice[:5])}")
+    base = _common_folder([path for _, path in found])
+    return [
+        FileRef(path, path[len(base) :], system, isinstance(system, pafs.LocalFileSystem), _partitions(path))
+        for system, path in found
+    ]
+
+
+def _repeats(found: list[tuple[pafs.FileSystem, str]]) -> bool:
+    return len({path for _, path in found}) < len(found)
+
+
+def _resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
+    if filesystem is not None:
+        return _as_arrow(filesystem), given
+    scheme = given.split("://", 1)[0] if "://" in given else ""
+    if not scheme:
+        return pafs.LocalFileSystem(), str(Path(given).expanduser().absolute())
+    if scheme == "file":
+        return pafs.LocalFileSystem(), str(Path(given.split("://", 1)[1]).absolute())
+    if scheme in _NATIVE_SCHEMES:
+        fixed, rest = _fixed_part(given)
+        system, path = pafs.FileSystem.from_uri(fixed)
+        return system, path.rstrip("/") + rest
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(given)
+    except (ValueError, ImportError) as error:
+        raise SchemaError(f"{given}: {error}") from error
+    return _as_arrow(system), path
+
+
+def _as_arrow(filesystem: Any) -> pafs.FileSystem:
+    if isinstance(filesystem, pafs.FileSystem):
+        return filesystem
+    try:
+        return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
+    except TypeError as error:
+        raise SchemaError(f"filesystem must be a pyarrow or fsspec filesystem, got {filesystem!r}") from error
+
+
+def _fixed_part(path: str) -> tuple[str, str]:
+    """The folder before the first wildcard, and the rest."""
+    wild = re.search(r"[*?\[]", path)
+    if wild is None:
+        return path, ""
+    cut = path.rfind("/", 0, wild.start())
+    return path[:cut], path[cut:]
+
+
+def _expand(system: pafs.FileSystem, path: str, given: str) -> list[str]:
+    info = system.get_file_info(path)
+    if info.type == pafs.FileType.File:
+        return [info.path]
+    if info.type == pafs.FileType.Directory:
+        files = [file for file in _below(system, info.path, recursive=True) if file.endswith(SUFFIXES)]
+        if not files:
+            raise FileNotFoundError(f"{given}: no {' or '.join(SUFFIXES)} file in this folder or below it")
+        return files
+    base, rest = _fixed_part(path)
+    if not rest:
+        raise FileNotFoundError(f"{given}: no such file or folder")
+    base = base or "/"
+    if system.get_file_info(base).type == pafs.FileType.NotFound:
+        raise FileNotFoundError(f"{given}: no file matches; there is no folder {base}")
+    pattern = _pattern(path)
+    files = [file for file in _below(system, base, recursive=rest.count("/") > 1) if pattern.fullmatch(file)]
+    if not files:
+        raise FileNotFoundError(f"{given}: no file matches")
+    return files
+
+
+def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[str]:
+    selector = pafs.FileSelector(folder, recursive=recursive)
+    files = [info.path for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
+    skip = len(folder.rstrip("/"))
+    return sorted(file for file in files if not re.search(r"/[._]", file[skip:]))
+
+
+def _pattern(glob: str) -> re.Pattern[str]:
+    """A regular expression for a glob in which `*` stays inside a folder and `**` does not."""
+    parts = re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", glob)
+    translated = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    text = ""
+    for part in parts:
+        if len(part) > 1 and part[0] == "[":
+            text += "[" + ("^" + part[2:] if part[1] == "!" else part[1:])
+        else:
+            text += translated.get(part, re.escape(part))
+    return re.compile(text)
+
+
+def _common_folder(paths: list[str]) -> str:
+    folders = [path.rsplit("/", 1)[0].split("/") if "/" in path else [] for path in paths]
+    shared: list[str] = []
+    for level in zip(*folders, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    if any(len(folder) == 0 for folder in folders) or not shared:
+        return ""
+    return "/".join(shared) + "/"
+
+
+def _partitions(path: str) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
+    for part in path.split("/")[:-1]:
+        match = _PARTITION.fullmatch(part)
+        if match:
+            text = unquote(match[2])
+            values[unquote(match[1])] = None if text == NO_PARTITION_VALUE else text
+    return values

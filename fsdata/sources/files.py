@@ -1,0 +1,168 @@
+"""The files of one source, found and bound: decoding slices of them with retries and the policy for damage."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from fsdata.errors import CorruptFileError, DataError, FreeScaleError
+from fsdata.sources import expressions
+from fsdata.sources.bind import Kind, bind
+from fsdata.sources.decode import Expressions, Slice, decode
+from fsdata.sources.discover import discover
+from fsdata.sources.footers import Footer, Skipped, read_footers
+from fsdata.sources.handles import Handles
+from fsdata.sources.plan import Places, SlicePlan, plan_slices
+from fsdata.sources.retry import Retry, unreachable
+from fsdata.sources.roles import Want, plain
+from fsdata.sources.source import ParquetSource
+
+_REMOTE_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group that has rows: `source` and `file` are positions, `index` is its place in the file."""
+
+    source: int
+    file: int
+    index: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReader:
+    """What is read from every file of a source into which places: one plan per kind of file."""
+
+    kinds: tuple[Kind, ...]
+    plans: tuple[SlicePlan, ...]
+    places: Places
+    expressions: Expressions
+
+
+class SourceFiles:
+    """Files of a source, bound to what is wanted of them. Thread-safe after construction.
+
+    Args:
+        wants: the fields to serve.
+        index: the source's position in the loader.
+        label: how messages call the source.
+        threads: footers read at a time, and files kept open.
+
+    Raises:
+        FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `ParquetSource.open`.
+    """
+
+    def __init__(
+        self, source: ParquetSource, wants: Sequence[Want], *, index: int, label: str, threads: int | None, retry: Retry
+    ) -> None:
+        self.source = source
+        self.label = label
+        self.skipped: list[Skipped] = []
+        self.retry = retry
+        self._seen: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        files = discover(source.paths, source.filesystem)
+        at_once = threads or (os.cpu_count() or 1)
+        self.footers = self._usable(
+            read_footers(files, threads=at_once if files[0].local else max(at_once, _REMOTE_THREADS), retry=retry),
+            [file.name for file in files],
+        )
+        self.kinds, self._kind_of = bind(source, wants, self.footers, label)
+        self.groups = tuple(
+            RowGroup(index, number, group, rows)
+            for number, footer in enumerate(self.footers)
+            for group, rows in enumerate(footer.row_groups)
+            if rows > 0
+        )
+        self._handles = Handles(keep=max(at_once, 2) + 1)
+
+    def _usable(self, answers: list[Footer | CorruptFileError], names: list[str]) -> list[Footer]:
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, CorruptFileError):
+                if self.source.on_error == "raise":
+                    raise CorruptFileError(f"{self.label}: {answer}") from answer
+                self.skipped.append(Skipped(file=name, row_group=None, rows=0, reason=str(answer)))
+        usable = [answer for answer in answers if isinstance(answer, Footer)]
+        if not usable:
+            raise CorruptFileError(
+                f"{self.label}: none of its {len(names)} files is readable: {self.skipped[0].reason}"
+            )
+        return usable
+
+    def reader(self, serves: Callable[[Want], bool], places: Places, *, filtered: bool) -> SliceReader:
+        """Plan the decoding of the fields that `serves` chooses."""
+        source = self.source
+        kinds = [replace(kind, bounds=tuple(b for b in kind.bounds if serves(b.want))) for kind in self.kinds]
+        exprs = {name: column for name, column in source.columns.items() if not isinstance(column, str)}
+        condition = source.filter if filtered else None
+        roots = {name: expressions.roots(expression) for name, expression in exprs.items()}
+        filter_roots = () if condition is None else expressions.roots(condition)
+        plans = [plan_slices(kind, places, filter_roots=filter_roots, roots=roots) for kind in kinds]
+        return SliceReader(tuple(kinds), tuple(plans), places, Expressions(exprs, condition))
+
+    def where(self, group: RowGroup) -> str:
+        return f"{self.label}, {self.footers[group.file].file.name}, row group {group.index}"
+
+    def decode(self, reader: SliceReader, group: RowGroup, start: int, stop: int) -> Slice | None:
+        """Rows [start, stop) of a row group; None if it is damaged and skipped.
+
+        Raises:
+            CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
+            OSError: the file cannot be reached, whatever `on_error` says.
+            DataError: see `decode`.
+        """
+        footer = self.footers[group.file]
+        kind = self._kind_of[group.file]
+
+        def attempt() -> Slice:
+            handle = self._handles.take(footer)
+            try:
+                result = decode(
+                    handle.parquet, group.index, start, stop, plan=reader.plans[kind], kind=reader.kinds[kind],
+                    places=reader.places, exprs=reader.expressions, whole=self.source.on_error == "skip",
+                    where=self.where(group),
+                )  # fmt: skip
+            except BaseException:
+                handle.discard()
+                raise
+            self._handles.give(handle)
+            return result
+
+        try:
+            return self.retry.call(attempt, footer.file)
+        except DataError:
+            raise
+        except (pa.ArrowException, OSError) as error:
+            if unreachable(error) and not isinstance(error, FreeScaleError):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if self.source.on_error == "raise":
+                raise CorruptFileError(
+                    f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
+                    "on_error='skip' to leave such row groups out"
+                ) from error
+            self._skip(footer, group, reason)
+            return None
+
+    def _skip(self, footer: Footer, group: RowGroup, reason: str) -> None:
+        with self._lock:
+            if (footer.file.name, group.index) not in self._seen:
+                self._seen.add((footer.file.name, group.index))
+                self.skipped.append(
+                    Skipped(file=footer.file.name, row_group=group.index, rows=group.rows, reason=reason)
+                )
+
+    @property
+    def time_unit(self) -> str | None:
+        """What the time column counts: "ns" or "integer"; None without one."""
+        for kind in self.kinds:
+            for bound in kind.bounds:
+                if bound.want.role == "time" and bound.type is not None:
+                    return "ns" if pa.types.is_temporal(plain(bound.type)) else "integer"
+        return None
+
+    def close(self) -> None:
+        self._handles.close()

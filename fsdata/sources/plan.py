@@ -1,0 +1,189 @@
+"""From bindings to what the decode kernels take: which columns to read, and one line of numbers per field."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from fsdata.errors import SchemaError
+from fsdata.kernels import index
+from fsdata.layout import Layout
+from fsdata.sources.bind import Bound, Kind
+from fsdata.sources.convert import is_native
+from fsdata.sources.roles import Want, is_list, plain
+
+POLICY = {"error": index.ERROR, "default": index.DEFAULT, "drop": index.DROP}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a field goes: a row of the table, a column of the dense block, or an array of its own (time, keys)."""
+
+    kind: Literal["row", "dense", "array"]
+    index: int
+    is_list: bool = False
+    itemsize: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The fields of a table: `rows` F and `dense` D count what is to be allocated."""
+
+    of: Mapping[str, Place]
+    rows: int
+    dense: int
+    itemsize: np.ndarray
+
+
+def places_of(layout: Layout, dense: Sequence[str]) -> Places:
+    """Fields of a sample go where the layout says; `dense` are the columns of its one dense field."""
+    places: dict[str, Place] = {}
+    for row, field in enumerate(layout.fields):
+        if field.kind != "dense":
+            places[field.name] = Place("row", row, field.group is not None, field.itemsize)
+    places.update({name: Place("dense", column) for column, name in enumerate(dense)})
+    return Places(places, len(layout.fields), len(dense), layout.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the batch that the kernels see: a column of the file (`name`) or an expression's result."""
+
+    bound: Bound
+    name: str | None
+    expression: int
+    native: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """How rows of one kind of file become rows of a table.
+
+    Attributes:
+        read: columns to decode, in the file's order.
+        columns: columns of the batch that the kernels see; if `direct` they are those of the decoded batch.
+        spec, fallback, dense_spec, dense_default: see `fsdata.kernels.index`.
+        spec_column: column (index into `columns`) of every line of spec, -1 for none.
+        arrays: (name, index into `columns`) of time and keys.
+        drops_all: a partition value is null under the policy `drop`.
+        owners: keeps `fallback` alive.
+    """
+
+    read: tuple[str, ...]
+    columns: tuple[Column, ...]
+    direct: bool
+    spec: np.ndarray
+    spec_fields: tuple[str, ...]
+    defaults: tuple[float, ...]
+    fallback: np.ndarray
+    dense_spec: np.ndarray
+    dense_fields: tuple[str, ...]
+    dense_default: np.ndarray
+    arrays: tuple[tuple[Want, int], ...]
+    constants: dict[str, int]
+    drops_all: bool
+    owners: tuple[np.ndarray, ...]
+
+
+def plan_slices(
+    kind: Kind, places: Places, *, filter_roots: Sequence[str], roots: Mapping[str, Sequence[str]]
+) -> SlicePlan:
+    """Plan the decoding of all files of one kind.
+
+    Args:
+        filter_roots: columns that the source's filter reads.
+        roots: field -> columns that its expression reads.
+    """
+    needed = set(filter_roots)
+    columns: list[Column] = []
+    for bound in kind.bounds:
+        if bound.origin == "column":
+            assert bound.column is not None
+            needed.add(bound.column)
+            columns.append(Column(bound, bound.column, -1, is_native(bound.type, bound.want.number)))
+        elif bound.origin == "expression":
+            needed.update(roots[bound.want.field])
+            columns.append(Column(bound, None, sum(column.name is None for column in columns), False))
+    read = tuple(name for name in kind.schema.names if name in needed)
+    if not read:  # only defaults and partitions: some column must say how many rows there are
+        read = (kind.schema.names[0],)
+    direct = not filter_roots and all(column.native for column in columns)
+    return _number(kind, places, columns, read, direct)
+
+
+def _number(kind: Kind, places: Places, columns: list[Column], read: tuple[str, ...], direct: bool) -> SlicePlan:
+    spec: list[tuple[int, ...]] = []
+    fields: list[str] = []
+    defaults: list[float] = []
+    dense_fields: list[str] = []
+    fallback: list[int] = []
+    dense: list[tuple[int, int, int]] = []
+    default: list[float] = []
+    arrays: list[tuple[Want, int]] = []
+    constants: dict[str, int] = {}
+    owners: list[np.ndarray] = []
+    drops_all = False
+    at = {column.bound.want.field + column.bound.want.role: i for i, column in enumerate(columns)}
+    for bound in kind.bounds:
+        place = places.of.get(bound.want.field) if bound.want.role not in ("time", "join key") else None
+        column = at.get(bound.want.field + bound.want.role, -1)
+        if direct and column >= 0:
+            column = read.index(columns[column].name or "")
+        drops_all |= bound.origin == "partition" and bound.value is None
+        if place is None:
+            arrays.append((bound.want, column))
+            if column < 0:
+                constants[bound.want.field] = int(bound.value or 0)
+        elif place.kind == "dense":
+            dense.append((place.index, column, POLICY[bound.policy]))
+            dense_fields.append(bound.want.field)
+            default.append(bound.value if bound.value is not None else 0.0)
+        else:
+            block = np.full(1, bound.value or 0, np.int64 if place.itemsize == 8 else np.float32)
+            owners.append(block)
+            spec.append(_line(bound, place, column))
+            fields.append(bound.want.field)
+            defaults.append(bound.value or 0)
+            fallback.append(0 if place.is_list else block.ctypes.data)
+    return SlicePlan(
+        read=read,
+        columns=tuple(columns),
+        direct=direct,
+        spec=np.array(spec, np.int64).reshape(-1, 7),
+        spec_fields=tuple(fields),
+        defaults=tuple(defaults),
+        fallback=np.array(fallback, np.int64),
+        dense_spec=np.array(dense, np.int64).reshape(-1, 3),
+        dense_fields=tuple(dense_fields),
+        dense_default=np.array(default, np.float32),
+        arrays=tuple(arrays),
+        constants=constants,
+        drops_all=drops_all,
+        owners=tuple(owners),
+    )
+
+
+def _line(bound: Bound, place: Place, column: int) -> tuple[int, ...]:
+    tail = (place.itemsize, int(place.itemsize == 4), POLICY[bound.policy])
+    if column < 0:
+        return (place.index, -1, index.CONSTANT, -1 if place.is_list else 1, *tail)
+    if bound.is_list != place.is_list:
+        raise SchemaError(
+            f"{bound.want.field}: a {'list' if bound.is_list else 'scalar'} in this source and not in another; "
+            "all sources of a loader must agree"
+        )
+    return (place.index, column, *_list_kind(bound.type), *tail)
+
+
+def _list_kind(kind: pa.DataType | None) -> tuple[int, int]:
+    """Kind and width; converting keeps the kind of list, see `fsdata.sources.convert`."""
+
+    assert kind is not None
+    kind = plain(kind)
+    if not is_list(kind):
+        return index.SCALAR, 0
+    if pa.types.is_fixed_size_list(kind):
+        return index.FIXED, kind.list_size
+    return (index.LIST64 if pa.types.is_large_list(kind) else index.LIST32), 0

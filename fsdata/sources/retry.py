@@ -1,0 +1,53 @@
+"""Bounded retries of reads from filesystems that fail now and then."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fsdata.errors import FreeScaleError
+from fsdata.sources.discover import FileRef
+
+Result = TypeVar("Result")
+
+# Answers, not accidents: asking again gives the same.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+@dataclass(slots=True)
+class Retry:
+    """Repeat a read of a remote file after OSError (timeouts included). Thread-safe.
+
+    Args:
+        delays_s: how long to wait before the second try, the third, ...: their number bounds the tries.
+        sleep: for tests.
+
+    `count` is how many tries were repeated.
+    """
+
+    delays_s: tuple[float, ...] = (0.1, 0.4)
+    sleep: Callable[[float], None] = time.sleep
+    count: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def call(self, read: Callable[[], Result], file: FileRef) -> Result:
+        """`read()`; its last error is raised. Local files are read once: a local error does not go away."""
+        for delay in () if file.local else self.delays_s:
+            try:
+                return read()
+            except OSError as error:
+                if isinstance(error, _FINAL | FreeScaleError):
+                    raise
+            with self._lock:
+                self.count += 1
+            self.sleep(delay)
+        return read()
+
+
+def unreachable(error: BaseException) -> bool:
+    """Whether the error is about reaching the file and not about its bytes: it must never count as corruption.
+
+    Errors of Arrow's own decoders are plain OSErrors without a number.
+    """
+    return isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None)

@@ -1,0 +1,179 @@
+"""`ParquetSource` and `Join`: how a set of files becomes the fields of a schema. Nothing is opened here."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from fsdata.errors import SchemaError
+from fsdata.sources import expressions
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from fsdata.schema import Schema
+    from fsdata.sources.open_source import OpenSource
+
+Policy = Literal["default", "drop", "error"]
+POLICIES = ("error", "default", "drop")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParquetSource:
+    """One set of Parquet files and how it becomes the fields of a `Schema`.
+
+    Args:
+        paths: files, globs (`*`, `?`, `[...]`, `**`), folders (all `.parquet` and `.parq` files below, names that
+            begin with `_` or `.` left out), or URLs of any pyarrow or fsspec filesystem. `key=value` folders are
+            columns. Files of one glob or folder are read in the order of their names.
+        columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
+            list) per row. A field that is not named here is the column of the same name.
+        defaults: field -> number for a missing column and for nulls under the policy `default`. In lists it stands
+            for null elements; a list that is null or missing becomes defaults, as many as its group's other lists
+            have elements (none if the whole group is null).
+        nulls: field -> `default`, `drop` (leave the row out) or `error`. Unnamed: `default` if the field has a
+            default, else `error`. In float fields NaN and infinities count as nulls. `time` and the main table's
+            join keys have no policy: a null time is an error, a null key is a key without a match.
+        join: side tables, see `Join`.
+        filter: polars expression over the file's columns; rows where it is true are kept, before anything else.
+        filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
+        weight: share of this source under `mix="weighted"`.
+        on_error: `raise` at a corrupt file or row group, or `skip` it: counted and listed.
+
+    Raises:
+        SchemaError: options that contradict each other.
+    """
+
+    paths: str | Path | Sequence[str | Path]
+    _: KW_ONLY
+    columns: Mapping[str, "str | pl.Expr"] = field(default_factory=dict)
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    nulls: Mapping[str, Policy] = field(default_factory=dict)
+    join: Sequence["Join"] = ()
+    filter: "pl.Expr | None" = None
+    filesystem: Any = None
+    weight: float | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "paths", _paths(self.paths))
+        for option in ("columns", "defaults", "nulls"):
+            set_field(self, option, _mapping(option, getattr(self, option)))
+        set_field(self, "join", _joins(self.join))
+        for name, column in self.columns.items():
+            if not isinstance(column, str):
+                expressions.check(column, f"columns={{{name!r}: ...}}")
+        for name, value in self.defaults.items():
+            _check_default(name, value)
+        for name, policy in self.nulls.items():
+            if policy not in POLICIES:
+                raise SchemaError(f"nulls={{{name!r}: ...}} must be one of {', '.join(POLICIES)}, got {policy!r}")
+            if policy == "default" and name not in self.defaults:
+                raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
+        if self.filter is not None:
+            expressions.check(self.filter, "filter=...")
+        if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
+            raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
+        if self.on_error not in ("raise", "skip"):
+            raise SchemaError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+
+    def open(self, schema: "Schema", *, index: int = 0, threads: int | None = None) -> "OpenSource":
+        """Find the files, read their footers, check them against the schema and load side tables.
+
+        Args:
+            index: the source's position in the loader, for messages.
+            threads: how many footers are read at a time.
+
+        Raises:
+            FileNotFoundError, PermissionError: a path that cannot be opened.
+            CorruptFileError: a file that is not Parquet, under `on_error="raise"`.
+            SchemaError: everything in which the files differ from the schema, in one message.
+            DataError: a side table with duplicate keys.
+        """
+        from fsdata.sources.open_source import open_source
+
+        return open_source(self, schema, index=index, threads=threads)
+
+    def policy(self, name: str) -> Policy:
+        """The null policy of a field."""
+        return self.nulls.get(name, "default" if name in self.defaults else "error")
+
+    @property
+    def label(self) -> str:
+        """The first path, short enough for a message."""
+        paths = cast(tuple[str, ...], self.paths)
+        return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """A side table whose fields are added to every row by key (left join).
+
+    The table is read into memory once, when the source is opened. Null policies and defaults of the joined fields are
+    those of `source`; a key without a match is a null of each of them.
+
+    Args:
+        source: the side table. Its rows must have different keys.
+        on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers.
+        fields: the schema's fields that come from the side table; their columns follow `source.columns`.
+    """
+
+    source: ParquetSource
+    _: KW_ONLY
+    on: str
+    fields: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, ParquetSource):
+            raise SchemaError(f"Join takes a ParquetSource, got {self.source!r}")
+        if not isinstance(self.on, str) or not self.on:
+            raise SchemaError(f"Join(on=...) names one key, got {self.on!r}")
+        if isinstance(self.fields, str):
+            raise SchemaError(f"Join(fields=...) takes a tuple of names, got {self.fields!r}; write ({self.fields!r},)")
+        object.__setattr__(self, "fields", tuple(self.fields))
+        if not self.fields or not all(isinstance(name, str) and name for name in self.fields):
+            raise SchemaError(f"Join(fields=...) names at least one field of the schema, got {self.fields!r}")
+        if len(set(self.fields)) < len(self.fields):
+            raise SchemaError(f"Join(fields=...) names a field twice: {self.fields!r}")
+        if self.source.join:
+            raise SchemaError("the source of a Join cannot have joins itself: join both tables to the main source")
+        if self.source.weight is not None:
+            raise SchemaError("the source of a Join is not mixed: leave its weight out")
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    paths = (value,) if isinstance(value, str | Path) else tuple(value)
+    if not paths or not all(isinstance(path, str | Path) and str(path) for path in paths):
+        raise SchemaError(f"ParquetSource takes one or more paths, got {value!r}")
+    return tuple(str(path) for path in paths)
+
+
+def _mapping(option: str, value: Any) -> dict[str, Any]:
+    mapping = {} if value is None else value
+    if not isinstance(mapping, Mapping) or not all(isinstance(name, str) and name for name in mapping):
+        raise SchemaError(f"{option} maps field names, got {value!r}")
+    return dict(mapping)
+
+
+def _joins(value: Any) -> tuple[Join, ...]:
+    joins = (value,) if isinstance(value, Join) else tuple(value)
+    if not all(isinstance(join, Join) for join in joins):
+        raise SchemaError(f"join takes Join objects, got {value!r}")
+    fields = [name for join in joins for name in join.fields]
+    twice = sorted({name for name in fields if fields.count(name) > 1})
+    if twice:
+        raise SchemaError(f"two joins bring the same field: {', '.join(twice)}")
+    return joins
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_default(name: str, value: Any) -> None:
+    if not _is_number(value):
+        raise SchemaError(f"defaults={{{name!r}: ...}} must be a number, got {value!r}")
+    if not math.isfinite(value) or not -(2**63) <= value < 2**63:
+        raise SchemaError(f"defaults={{{name!r}: ...}} must be finite and within int64, got {value!r}")
