@@ -5,7 +5,6 @@ batch concerned (torchdata would rebuild it from its text).
 """
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -82,14 +81,12 @@ class Ahead(Generic[ItemT]):
             raise item.error
         return item
 
-    def stop(self, timeout_s: float) -> bool:
-        """Make no further item and wait for the one being made; whether the thread came to rest in time.
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """The threads other than this one that have called `make`; they end by themselves after `stop`."""
+        return [thread for thread in self._root.threads if thread is not threading.current_thread()]
 
-        After True no thread is left, and `make` will not be called again.
-        """
+    def stop(self) -> None:
+        """Begin no further item. `make` may still be running in one of `threads`."""
         self._root.stopped = True
         self._node = None
-        deadline = time.monotonic() + timeout_s
-        for thread in self._root.threads - {threading.current_thread()}:
-            thread.join(max(deadline - time.monotonic(), 0))
-        return not any(thread.is_alive() for thread in self._root.threads - {threading.current_thread()})

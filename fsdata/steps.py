@@ -9,14 +9,16 @@ Three ways to make a step, by what the ranks have to tell each other:
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fsdata.assemble import assemble
+from fsdata.balance import StepPlanner
 from fsdata.batch import Batch, StepStats
 from fsdata.layout import Layout
 from fsdata.reading.reader import Reader
+from fsdata.redistribute import RecordSpec, Status, StepExchange
 from fsdata.rows import RowTable
 from fsdata.state import Progress
 
@@ -60,10 +62,30 @@ class Steps(ABC):
         self.reader = reader
         self.layout = layout
         self.step = 0
+        self.over = False
+        self.dropped = 0
 
     @abstractmethod
     def next(self) -> tuple[Batch, Progress] | None:
         """The next batch, None at the end of the epoch. Blocks on decoding and, where there are any, on peers."""
+
+    def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, Status]:
+        """This rank's rows of the step in hand; an error in reading them is told to the other ranks, then raised."""
+        share = self.share
+        wanted = int(share.counts(self.step)[share.rank]) if planned else share.batch_size
+        try:
+            table = self.reader.take(wanted)
+        except Exception as error:
+            self.over = True
+            if exchange is not None:
+                exchange.fail(error, self._status())
+            raise
+        last = not share.counts(self.step + 1).any() if planned else table.num_rows < wanted
+        return table, self._status(rows=table.num_rows, position=self.reader.position, ended=last)
+
+    def _status(self, **known: Any) -> Status:
+        before = self.share.progress
+        return Status(epoch=before.epoch, step=before.step + self.step, **known)
 
     def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats) -> Batch:
         return assemble(table, self.layout, origin=origin, stats=stats)
@@ -100,6 +122,7 @@ class PlannedSteps(Steps):
     def next(self) -> tuple[Batch, Progress] | None:
         counts = self.share.counts(self.step)
         if not counts.any():
+            self.over = True
             return None
         table = self.reader.take(int(counts[self.share.rank]))
         samples = table.num_rows
@@ -108,6 +131,90 @@ class PlannedSteps(Steps):
         batch = self._batch(table, self._own_origin(samples), stats)
         passed = np.minimum(self.share.left, (self.step + 1) * self.share.batch_size)
         return batch, self._progress(passed if self.step < self.share.full_steps else self.share.left)
+
+
+class AgreedSteps(Steps):
+    """Steps whose sizes nobody knows beforehand: every rank takes what is left after filters and null policies."""
+
+    def __init__(
+        self, share: Share, reader: Reader, layout: Layout, exchange: StepExchange | None, uneven: Uneven
+    ) -> None:
+        super().__init__(share, reader, layout)
+        self._exchange = exchange
+        self._uneven = uneven
+
+    def next(self) -> tuple[Batch, Progress] | None:
+        if self.over:
+            return None
+        table, status = self._take(self._exchange)
+        statuses = (status,)
+        if self._exchange is not None:
+            statuses = self._agree(self._exchange, status)
+        samples = [status.rows for status in statuses]
+        ended = [status.ended for status in statuses]
+        self.over = all(ended) if self._uneven == "empty" else any(ended)
+        nothing = not any(samples) if self._uneven == "empty" else not all(samples)
+        if self.over and self._uneven == "drop":
+            self.dropped = int(self.share.left[self.share.rank]) - self.reader.position
+        if nothing:
+            self.dropped += table.num_rows * (self._uneven == "drop")
+            return None
+        items = group_items(table, self.layout) if self.share.world_size == 1 else {}
+        stats = self._stats(table.num_rows, sum(samples), global_items=items)
+        batch = self._batch(table, self._own_origin(table.num_rows), stats)
+        return batch, self._progress([status.position for status in statuses])
+
+    def _agree(self, exchange: StepExchange, status: Status) -> tuple[Status, ...]:
+        try:
+            return exchange.agree(status)
+        except Exception:
+            self.over = True
+            raise
+
+
+class BalancedSteps(Steps):
+    """Steps whose global batch is dealt out anew over the ranks; ranks that ran out of rows still get their share."""
+
+    def __init__(
+        self, share: Share, reader: Reader, layout: Layout, exchange: StepExchange, planner: StepPlanner, *, sure: bool
+    ) -> None:
+        """`sure`: no row can drop out, so that sizes are known beforehand and the last step's rows are dealt evenly."""
+        super().__init__(share, reader, layout)
+        self._exchange = exchange
+        self._planner = planner
+        self._spec = RecordSpec.of_layout(layout)
+        self._sure = sure
+        self._first_number = 0
+
+    def next(self) -> tuple[Batch, Progress] | None:
+        if self.over:
+            return None
+        table, status = self._take(self._exchange, self._sure)
+        try:
+            step = self._exchange.step(table, self._spec, self._planner, status)
+        except Exception:
+            self.over = True
+            raise
+        self.over = step.ended
+        if not step.global_samples:
+            return None
+        self._first_number = step.number - self.step
+        stats = self._stats(
+            step.table.num_rows,
+            step.global_samples,
+            global_items=step.global_items,
+            straggler_before=step.straggler_before,
+            straggler_after=step.straggler_after,
+            moved=step.moved,
+        )
+        batch = self._batch(step.table, step.origin, stats)
+        return batch, self._progress([status.position for status in step.statuses], self._planner.state_dict())
+
+    def report(self, compute_seconds: float, after: Progress) -> None:
+        """Tell the planner, with the next status word, how long the batch that led to `after` computed here."""
+        step = after.step - self.share.progress.step - 1
+        if step >= 0:
+            self._exchange.report(compute_seconds, self._first_number + step)
 
 
 def group_items(table: RowTable, layout: Layout) -> dict[str, int]:

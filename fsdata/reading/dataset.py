@@ -111,10 +111,7 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[lis
     if mix == "sequential" or len(sources) == 1:
         return sequential_units(groups), None
     if mix == "weighted":
-        rows = [sum(group.rows for group in of) for of in groups]
-        weights = [
-            float(of) if source.weight is None else source.weight for source, of in zip(sources, rows, strict=True)
-        ]
+        weights = _weights(sources)
         keys = weighted_keys(groups, weights)
     else:
         if schema.time is None:
@@ -124,3 +121,10 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[lis
             return sources[source].read_times(groups[source][group])
 
     return merged_units(groups, keys), keys
+
+
+def _weights(sources: Sequence[OpenSource]) -> list[float]:
+    """The given weights, 1 where one is missing; with none given the row counts, so that all sources end together."""
+    if all(source.weight is None for source in sources):
+        return [float(max(sum(group.rows for group in source.groups), 1)) for source in sources]
+    return [1.0 if source.weight is None else source.weight for source in sources]

@@ -1,0 +1,336 @@
+"""The FreeScale DataLoader: Parquet sources in, one rank's share of balanced global batches out.
+
+This file wires the parts together: `sources` open files, `reading` plans and decodes, `steps` makes batches,
+`redistribute` balances them, `prefetch` runs all of it ahead of the training loop.
+"""
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fsdata.balance import Balance, StepPlanner
+from fsdata.batch import Batch
+from fsdata.prefetch import Ahead
+from fsdata.ranks import Meeting, resolve
+from fsdata.reading.dataset import Dataset
+from fsdata.reading.plan import stream_rows
+from fsdata.reading.units import Mix
+from fsdata.redistribute import StepExchange
+from fsdata.schema import Schema
+from fsdata.sources import ParquetSource
+from fsdata.state import Progress, from_state, to_state
+from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
+
+_GRACE_S = 5.0
+_NO_GROUP = (
+    "{why} makes the ranks talk at every step, but torch.distributed is not initialized for these ranks: call "
+    "torch.distributed.init_process_group before making the loader"
+)
+
+
+class FreeScaleDataLoader:
+    """Iterates over batches of Parquet rows, each rank its share, every row once per epoch.
+
+    Each `iter()` is the next epoch. At every step all ranks deliver `batch_size` samples from about the same place of
+    the data; the last global batch is dealt out evenly. With `balance` the samples of a global batch are then moved
+    between the ranks so that all have the same work.
+
+    Args:
+        sources: one or several `ParquetSource`.
+        schema: what a sample is.
+        batch_size: samples per rank and step.
+        shuffle: permute the order of row groups, and whole rows inside windows of `shuffle_window` row groups; a pure
+            function of (seed, epoch).
+        seed: of the shuffling.
+        balance: redistribute every global batch; None keeps samples where they were read. Needs torch.distributed.
+        mix: how several sources become one order: one after another, interleaved by `ParquetSource(weight=...)`, or
+            merged by `Schema(time=...)`. Each source keeps its own order; with `shuffle` the mixed order is shuffled.
+        shuffle_window: row groups that are held in memory, twice, to be shuffled together.
+        num_threads: decoding threads; None takes the cores of this rank.
+        prefetch: batches made ahead; 0 makes them in the calling thread.
+        pin_memory: pin batches in a thread of its own (CUDA).
+        uneven: without `balance`, where rows drop out while reading: `"drop"` ends the epoch on all ranks when the
+            first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
+            all are done.
+        rank, world_size: default to torch.distributed, else torchrun's environment, else 0 of 1.
+        timeout_s: how long any rank waits for the others before it raises, naming the missing ones.
+
+    Constructing reads footers, compares files and arguments over all ranks, and creates process groups: call it on
+    every rank, on the main thread, in the same order. Iterating blocks until the next batch is there.
+
+    Raises:
+        ValueError: an argument is out of range.
+        SchemaError: the sources cannot be read as the schema; the message lists every mismatch.
+        MismatchError: ranks have different files, arguments or versions.
+        DataError, CorruptFileError: at the batch concerned, naming file, row group and row.
+        PeerError: another rank failed, left or did not answer, naming it.
+    """
+
+    def __init__(
+        self,
+        sources: ParquetSource | Sequence[ParquetSource],
+        schema: Schema,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        balance: Balance | None = None,
+        mix: Mix = "sequential",
+        shuffle_window: int = 4,
+        num_threads: int | None = None,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        uneven: Uneven = "drop",
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout_s: float = 300,
+    ) -> None:
+        self._options = _Options(
+            batch_size=batch_size,
+            shuffle_window=shuffle_window,
+            num_threads=cores_of_this_rank() if num_threads is None else num_threads,
+            prefetch=prefetch,
+            pin=_can_pin(pin_memory),
+            seed=seed,
+            mix=mix,
+            uneven=uneven,
+            timeout_s=timeout_s,
+        )
+        sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
+        self._place = resolve(rank, world_size, balance.process_group if isinstance(balance, Balance) else None)
+        with Meeting(self._place, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
+            _check_types(sources, schema, balance)
+            opened = [
+                source.open(schema, index=index, threads=self._options.num_threads)
+                for index, source in enumerate(sources)
+            ]
+            self._data = Dataset(
+                opened, schema, mix=mix, shuffle=bool(shuffle), shuffle_window=shuffle_window, seed=seed
+            )
+            needs_peers = self._place.world_size > 1 and (balance is not None or self._data.may_drop)
+            if needs_peers and self._place.group is None:
+                raise ValueError(_NO_GROUP.format(why="balance" if balance else "a source whose rows can drop out"))
+            meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)})
+        self._exchange: StepExchange | None = None
+        self._planner: StepPlanner | None = None
+        if needs_peers:
+            self._exchange = StepExchange(self._place, timeout_s=balance.timeout_s if balance else timeout_s)
+            self._planner = StepPlanner(balance, self._place.world_size) if balance else None
+        self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
+        self._progress = Progress.start(0, self._place.world_size)
+        self._next_epoch = 0
+        self._loaded: Progress | None = None
+        self._steps: Steps | None = None
+        self._ahead: Ahead[tuple[Batch, Progress]] | None = None
+        self._closed = False
+        self._dropped = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._closed:
+            raise RuntimeError("this loader was closed; make a new one")
+        self._end_steps()
+        loaded, self._loaded = self._loaded, None
+        progress = loaded or Progress.start(self._next_epoch, self._place.world_size, self._progress.tuning)
+        self._next_epoch = progress.epoch + 1
+        self._progress = progress
+        return self._epoch(progress, resumed=loaded is not None)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch; an upper bound where rows can drop out while reading."""
+        return -(-self._data.rows // (self._place.world_size * self._options.batch_size))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one. The place within that epoch that a loaded state gave is kept."""
+        if not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
+        if self._loaded is not None and self._loaded.epoch == epoch:
+            return
+        self._loaded, self._next_epoch = None, epoch
+        if self._ahead is None:
+            self._progress = Progress.start(epoch, self._place.world_size, self._progress.tuning)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The job's place right after the batch last yielded; batches made ahead do not count.
+
+        The same small JSON-able dict on every rank; any number of ranks may load any rank's.
+        """
+        return to_state(self._progress, self._data.fingerprint)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state` at the next `iter()`, bit for bit on the same number of ranks.
+
+        On another number of ranks what is left of the epoch is dealt again: every remaining sample is seen once.
+
+        Raises:
+            StateError: of another version, other sources, schema, seed or order; the message lists what differs.
+        """
+        self._end_steps()
+        self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._place.world_size)
+
+    def report_step(self, compute_seconds: float) -> None:
+        """Say how long this rank computed on the batch last yielded, *without* waiting for other ranks.
+
+        `Balance(autotune=True)` learns from it; it reaches the other ranks with the next step made ahead. Any other
+        loader ignores it.
+        """
+        if not 0 <= compute_seconds < float("inf"):
+            raise ValueError(f"compute_seconds must be a time of at least 0, got {compute_seconds!r}")
+        if isinstance(self._steps, BalancedSteps):
+            self._steps.report(compute_seconds, self._progress)
+
+    @property
+    def skipped(self) -> list[Any]:
+        """Files and row groups that `on_error="skip"` passed over on this rank, with the reason."""
+        return [entry for source in self._data.sources for entry in source.skipped]
+
+    @property
+    def dropped(self) -> int:
+        """Rows of this rank that `uneven="drop"` left out at the ends of epochs, as counted by the footers."""
+        return self._dropped + (self._steps.dropped if self._steps else 0)
+
+    @property
+    def retries(self) -> int:
+        """Reads repeated on this rank after transient errors of a remote filesystem."""
+        return sum(source.retries for source in self._data.sources)
+
+    def close(self) -> None:
+        """End threads and process groups. Twice is fine; the loader is of no use afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        self._end_steps()
+        self._executor.shutdown(cancel_futures=True)
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def _epoch(self, progress: Progress, resumed: bool) -> Iterator[Batch]:
+        """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
+        yielded = False
+        self._steps = self._make_steps(progress)
+        self._ahead = ahead = Ahead(self._steps.next, depth=self._options.prefetch, pin=self._options.pin)
+        for batch, self._progress in ahead:
+            yielded = True
+            yield batch
+        if self._ahead is not ahead:
+            return  # another iter() took over
+        self._end_steps()
+        self._progress = Progress.start(progress.epoch + 1, self._place.world_size, self._progress.tuning)
+        if resumed and not yielded:
+            yield from iter(self)
+
+    def _end_steps(self) -> None:
+        """End the threads of the epoch under way, if there is one, and tell the other ranks."""
+        steps, ahead = self._steps, self._ahead
+        self._steps = self._ahead = None
+        if steps is None or ahead is None:
+            return
+        ahead.stop()
+        for thread in ahead.threads:
+            self._end_thread(thread)
+        steps.reader.close()
+        self._dropped += steps.dropped
+        if self._exchange is not None and not steps.over:
+            self._exchange.leave(_GRACE_S)
+
+    def _end_thread(self, thread: threading.Thread) -> None:
+        """Wait for a thread that makes its last step; if it waits for peers that do not come, break the exchange."""
+        thread.join(None if self._exchange is None else _GRACE_S)
+        if thread.is_alive() and self._exchange is not None:
+            self._exchange.abort()
+            thread.join()
+
+    def _make_steps(self, progress: Progress) -> Steps:
+        options, place, data = self._options, self._place, self._data
+        streams = data.streams(progress, place.world_size)
+        share = Share(
+            rank=place.rank,
+            world_size=place.world_size,
+            batch_size=options.batch_size,
+            left=np.array([stream_rows(stream) for stream in streams]),
+            progress=progress,
+        )
+        reader = data.reader(
+            streams[place.rank], epoch=progress.epoch, executor=self._executor, num_threads=options.num_threads
+        )
+        if self._exchange is not None and self._planner is not None:
+            self._planner.load_state_dict(progress.tuning)
+            return BalancedSteps(share, reader, data.layout, self._exchange, self._planner, sure=not data.may_drop)
+        if data.may_drop:
+            return AgreedSteps(share, reader, data.layout, self._exchange, options.uneven)
+        return PlannedSteps(share, reader, data.layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """Arguments that stand on their own, checked."""
+
+    batch_size: int
+    shuffle_window: int
+    num_threads: int
+    prefetch: int
+    pin: bool
+    seed: int
+    mix: str
+    uneven: str
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1),
+            ("shuffle_window", 1),
+            ("num_threads", 1),
+            ("prefetch", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name, allowed in (("mix", ("sequential", "weighted", "time")), ("uneven", ("drop", "empty"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
+
+    def shared(self) -> dict[str, str]:
+        """What all ranks must have been given alike."""
+        return {name: repr(getattr(self, name)) for name in ("batch_size", "uneven")}
+
+
+def cores_of_this_rank() -> int:
+    """Cores this process may use, shared with the other ranks on the host."""
+    return max(len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def _can_pin(wanted: bool) -> bool:
+    if wanted and not torch.cuda.is_available():
+        warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
+        return False
+    return wanted
+
+
+def _check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balance | None) -> None:
+    if not sources:
+        raise ValueError("sources is empty: pass at least one ParquetSource")
+    for source in sources:
+        if not isinstance(source, ParquetSource):
+            raise TypeError(f"sources holds ParquetSource objects, got {type(source).__name__}: {source!r}")
+    if not isinstance(schema, Schema):
+        raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
+    if balance is not None and not isinstance(balance, Balance):
+        raise TypeError(f"balance must be a Balance or None, got {balance!r}; write balance=Balance()")

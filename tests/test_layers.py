@@ -1,0 +1,83 @@
+"""Arrows point one way: what each part of the project may import, read from the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"fsdata": ROOT / "fsdata", "freescale_tools": ROOT / "tools"}
+OURS = ("fsdata", "fscomm", "freescale_tools")
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that a file imports anywhere, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def files(package: str, under: str = "") -> list[Path]:
+    return sorted((PACKAGES[package] / under).rglob("*.py"))
+
+
+def violations(paths: list[Path], *, forbidden: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
+    def inside(name: str, modules: tuple[str, ...]) -> bool:
+        return any(name == module or name.startswith(module + ".") for module in modules)
+
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in paths
+        for name in sorted(imports(path))
+        if inside(name, forbidden) and not inside(name, allowed)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("package", "under", "forbidden", "allowed"),
+    [
+        ("fsdata", "", ("fscomm", "freescale_tools"), ()),
+        ("fsdata", "kernels", OURS, ("fsdata.kernels",)),
+        ("fsdata", "packing", (*OURS, "torch", "pyarrow", "polars"), ("fsdata.packing", "fsdata.kernels")),
+        ("fsdata", "redistribute", ("fsdata.packing", "fsdata.cost", "fsdata.loader", "fsdata.sources"), ()),
+        ("fsdata", "reading", ("fsdata.packing", "fsdata.redistribute", "fsdata.loader", "fsdata.sources"), ()),
+        ("fsdata", "sources", ("fsdata.reading", "fsdata.packing", "fsdata.redistribute", "fsdata.loader"), ()),
+    ],
+)
+def test_arrows_point_one_way(package, under, forbidden, allowed):
+    assert files(package, under), under
+    assert violations(files(package, under), forbidden=forbidden, allowed=allowed) == []
+
+
+def test_cost_models_know_only_arrays():
+    assert violations([ROOT / "fsdata/cost.py"], forbidden=(*OURS, "torch"), allowed=("fsdata.errors",)) == []
+
+
+def test_torchrec_is_imported_in_one_file():
+    inside = [path.name for path in files("fsdata") if any(name.split(".")[0] == "torchrec" for name in imports(path))]
+    assert inside == ["torchrec_binding.py"]
+
+
+def test_importing_fsdata_needs_neither_torchrec_nor_triton_nor_cuda():
+    code = "import sys, fsdata; print({'torchrec', 'triton', 'fbgemm_gpu', 'pandas'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+def test_every_package_is_packaged():
+    import tomllib
+
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join([package, *path.parent.relative_to(root).parts])
+        for package, root in PACKAGES.items()
+        for path in root.rglob("*.py")
+    }
+    assert sorted(listed) == sorted(found)
