@@ -15,7 +15,6 @@ import numba
 import numpy as np
 
 _SPARE = 8  # free places per row, for rows that receive more samples than they give
-_NO_CAP = np.iinfo(np.int64).max
 _PATIENCE = 4  # partners tried for a group that finds no exchange (the most loaded group tries them all)
 
 
@@ -103,17 +102,6 @@ def _allowed(rows, rules, tokens, a, b, give, take):
 
 
 @numba.njit(nogil=True, cache=True)
-def _fits(rows, rules, tokens, a, b, at_a, at_b):
-    """Whether an exchange keeps the group that receives more tokens than it gives within the cap."""
-    net = tokens[rows.sample[rows.start[a] + at_a]]
-    if at_b >= 0:
-        net -= tokens[rows.sample[rows.start[b] + at_b]]
-    if net > 0:
-        return rows.used[b] + net <= rules.cap
-    return net == 0 or rows.used[a] - net <= rules.cap
-
-
-@numba.njit(nogil=True, cache=True)
 def _too_much(rows, rules, a, b):
     """The least gain that would leave group b as slow as group a is now."""
     if rules.target[a] == rules.target[b]:
@@ -125,22 +113,27 @@ def _too_much(rows, rules, a, b):
 def _find(rows, rules, tokens, a, b):
     """The exchange that takes load from group a to group b: places in their rows, (-1, -1) if none helps.
 
-    The second place is -1 for a move without return. `want` is the load that puts one of the groups exactly right; from
-    `low` to `high` the ceilings allow. The cheapest exchange in that range is taken, so that few tokens move: the walk
-    starts at the cheap ends of both rows and stops there. If there is none in range, the one nearest to `want`.
+    The second place is -1 for a move without return. In range are gains that bring a under its ceiling and leave b
+    there; where b has no room for that much, gains that fill b from its target to its ceiling. Of these the cheapest is
+    taken, so that few tokens move: the walk starts at the cheap ends of both rows and stops there. If none is in range,
+    the one nearest to it.
     """
-    over = rows.load[a] - rules.target[a]
-    under = rules.target[b] - rows.load[b]
-    slack = rules.ceiling[b] - rules.target[b]
-    want = max(np.int64(min(over, under)), 1)
-    low = max(np.int64(min(over, under) - min(rules.ceiling[a] - rules.target[a], slack)), 1)
-    high = np.int64(under + slack)
+    room = rules.ceiling[b] - rows.load[b]
+    low = rows.load[a] - rules.ceiling[a]
+    if low > room:
+        low = rules.target[b] - rows.load[b]
+    want = np.int64(low) + 1
+    high = np.int64(room)
     too_much = _too_much(rows, rules, a, b)
+    room_a = rules.cap - rows.used[a]
+    room_b = rules.cap - rows.used[b]
     size_b = rows.size[b]
     moving = rows.size[a] > rules.min_count and size_b < min(rules.max_count, rows.start[b + 1] - rows.start[b])
     # Local arrays: reading them out of the tuple inside the loop would cost more than the walk.
     value_a = rows.value[rows.start[a] : rows.start[a] + rows.size[a]]
     value_b = rows.value[rows.start[b] : rows.start[b] + size_b]
+    sample_a = rows.sample[rows.start[a] : rows.start[a] + rows.size[a]]
+    sample_b = rows.sample[rows.start[b] : rows.start[b] + size_b]
     best = np.iinfo(np.int64).max
     best_a = -1
     best_b = -1
@@ -153,13 +146,14 @@ def _find(rows, rules, tokens, a, b):
         for k in range(max(j, 0), min(j + 2, size_b) + moving):
             swap = k < min(j + 2, size_b)
             gain = value - value_b[k] if swap else value
-            good = low <= gain <= high
+            good = want <= gain <= high
             if gain <= 0 or gain >= too_much or not (good or abs(gain - want) < best):
                 continue
-            at_b = k if swap else -1
-            if rules.cap < _NO_CAP and not _fits(rows, rules, tokens, a, b, i, at_b):
+            # The group that receives more tokens than it gives must stay within the cap.
+            net = tokens[sample_a[i]] - (tokens[sample_b[k]] if swap else 0)
+            if (net > 0 and net > room_b) or (net < 0 and -net > room_a):
                 continue
-            best, best_a, best_b = abs(gain - want), i, at_b
+            best, best_a, best_b = abs(gain - want), i, k if swap else -1
             if good:
                 return best_a, best_b
     return best_a, best_b

@@ -57,23 +57,29 @@ def fbs_swap(problem: Problem) -> np.ndarray:
 
 
 def vbs(problem: Problem) -> np.ndarray:
-    """Largest first onto the least loaded rank within the caps, then swaps and moves."""
+    """Variable counts within the caps: a first plan, then swaps and moves.
+
+    The first plan is the zig-zag, which is quick; where that breaks the cap or ends badly (few or very unlike samples),
+    also the samples from dear to cheap, each onto the least loaded rank, and the better of the two counts.
+    """
+    plans = []
+    rank = fbs(problem)
+    if _deal.sums(rank, problem.tokens, problem.num_ranks).max() <= problem.max_tokens:
+        _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT, moves=True)
+        if _longest(problem, rank) <= _WELL:
+            return rank
+        plans.append(rank)
     rank, done = _lightest_first(problem, problem.order, problem.cost, problem.target)
     if done < rank.size:
         # Fitting the longest samples first leaves the most room; the costs are put right afterwards.
         by_length = _sort.descending(problem.tokens)
         rank, done = _lightest_first(problem, by_length, problem.tokens, np.ones(problem.num_ranks))
-        if done < rank.size:
+        if done < rank.size and not plans:
             raise ValueError(_does_not_fit(problem, int(problem.tokens[by_length[done]])))
-    _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT, moves=True)
-    if _longest(problem, rank) <= _WELL:
-        return rank
-    # Few or very unlike samples: the other start is sometimes the better one.
-    other = fbs(problem)
-    if _deal.sums(other, problem.tokens, problem.num_ranks).max() > problem.max_tokens:
-        return rank
-    _exchange(problem, other, problem.target, limit=1.0 + _TIGHT, moves=True)
-    return min(rank, other, key=lambda plan: _longest(problem, plan))
+    if done == rank.size:
+        _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT, moves=True)
+        plans.append(rank)
+    return min(plans, key=lambda plan: _longest(problem, plan))
 
 
 def vbs_contiguous(problem: Problem) -> np.ndarray:

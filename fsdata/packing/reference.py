@@ -117,11 +117,11 @@ def _find(rows, places, cost, tokens, rules, a, b):
     """Places of the best exchange; every pair of the two rows is looked at."""
     load_a, load_b = sum(cost[s] for s in rows[a]), sum(cost[s] for s in rows[b])
     used_a, used_b = sum(tokens[s] for s in rows[a]), sum(tokens[s] for s in rows[b])
-    over, under = load_a - rules.target[a], rules.target[b] - load_b
-    slack = rules.ceiling[b] - rules.target[b]
-    want = max(int(min(over, under)), 1)
-    low = max(int(min(over, under) - min(rules.ceiling[a] - rules.target[a], slack)), 1)
-    high = int(under + slack)
+    room = rules.ceiling[b] - load_b
+    least = load_a - rules.ceiling[a]
+    if least > room:
+        least = rules.target[b] - load_b
+    want, high = int(least) + 1, int(room)
     moving = len(rows[a]) > rules.min_count and len(rows[b]) < min(rules.max_count, places[b])
     best = None
     for i in range(len(rows[a]) - 1, -1, -1):
@@ -131,7 +131,7 @@ def _find(rows, places, cost, tokens, rules, a, b):
         for k in [*short[-1:], *enough[:1], *([None] if moving else [])]:
             gain = value - (0 if k is None else cost[rows[b][k]])
             net = tokens[rows[a][i]] - (0 if k is None else tokens[rows[b][k]])
-            good = low <= gain <= high
+            good = want <= gain <= high
             if not 0 < gain < _too_much(load_a, load_b, rules.target[a], rules.target[b]):
                 continue
             if (net > 0 and used_b + net > rules.cap) or (net < 0 and used_a - net > rules.cap):
