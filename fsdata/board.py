@@ -6,6 +6,7 @@ connection.
 """
 
 import datetime
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,30 +30,35 @@ class Board:
     the store does not answer; they may be called from any thread.
     """
 
-    def __init__(self, store: dist.Store, prefix: str, timeout_s: float) -> None:
+    def __init__(self, store: Any, prefix: str, timeout_s: float) -> None:
         clone: dist.Store = _bounded(store.clone, timeout_s)
         self.store = dist.PrefixStore(prefix, clone)
 
+    def close(self) -> None:
+        """Give up the connection, unless somebody else still uses `store`."""
+        del self.store
+
     def post(self, key: str, text: str, timeout_s: float) -> None:
-        _bounded(lambda: self.store.set(key, text), timeout_s)
+        store = self.store
+        _bounded(lambda: store.set(key, text), timeout_s)
 
     def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
         """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
-        keys = list(keys)
+        store, keys = self.store, list(keys)
         end = time.monotonic() + timeout_s
 
         def ask() -> dict[str, str]:
             try:
-                self.store.wait(keys, datetime.timedelta(seconds=max(end - time.monotonic(), 0.001)))
+                store.wait(keys, datetime.timedelta(seconds=max(end - time.monotonic(), 0.001)))
             except (dist.DistStoreError, dist.DistNetworkError, RuntimeError):
                 # Some are missing, or the store is gone: the next line finds out which.
-                return {key: self.store.get(key).decode() for key in keys if self.store.check([key])}
-            return dict(zip(keys, (note.decode() for note in self.store.multi_get(keys)), strict=True))
+                return {key: store.get(key).decode() for key in keys if store.check([key])}
+            return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True))
 
         return _bounded(ask, timeout_s + _PATIENCE_S)
 
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 2.0
 
 
 def _bounded(function: Callable[[], T], timeout_s: float) -> T:
@@ -69,8 +75,16 @@ def _bounded(function: Callable[[], T], timeout_s: float) -> T:
     thread.start()
     thread.join(timeout_s)
     if not outcome:
-        raise StoreLost(f"no answer from the process group's store within {timeout_s:g} s")
+        raise StoreLost(
+            f"{_host()}, which hosts the job's store, does not answer within {timeout_s:g} s: dead or stopped"
+        )
     done, value = outcome[0]
     if not done:
-        raise StoreLost(f"the process group's store is gone: {value}") from value
+        raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
     return value
+
+
+def _host() -> str:
+    """Who hosts the store of the default process group."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return "torchrun on the first node" if agent else "rank 0"

@@ -4,7 +4,8 @@ Ranks meet before any group is made, over the store of the process group: each p
 and posts the verdict. A rank that never comes, or that failed before, is named on all others.
 """
 
-import itertools
+import collections
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from fsdata.board import Board, StoreLost
 from fsdata.errors import MismatchError, PeerError
 
 _SHOWN = 120
-_meetings = itertools.count()
+_boards: collections.Counter[str] = collections.Counter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,7 @@ class Meeting:
         self._board: Board | None = None
         self._over = False
         if place.group is not None and place.world_size > 1:
-            self._board = board_of(place.group, f"meeting/{next(_meetings)}", timeout_s)
+            self._board = board_of(place.group, "meeting", timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +150,7 @@ class Meeting:
         try:
             verdict = self._meet(self._board, dict(fingerprint))
         except StoreLost as lost:
-            raise PeerError(f"{self._what}: rank 0, which hosts the job's store, does not answer: {lost}") from lost
+            raise PeerError(f"{self._what}: {lost}") from lost
         if verdict["kind"] == "mismatch":
             raise MismatchError(f"{self._what}: {verdict['text']}")
         if verdict["kind"] == "peer":
@@ -163,7 +164,7 @@ class Meeting:
             board.post("verdict", json.dumps(verdict), self._timeout_s)
             return verdict
         # Rank 0 may wait the whole time for somebody else before it can say so.
-        notes = board.wait(["verdict"], self._timeout_s + 10)
+        notes = board.wait(["verdict"], self._timeout_s + min(self._timeout_s, 10.0))
         if "verdict" not in notes:
             return self._judge(board.wait(map(str, range(world_size)), 0.1))
         return json.loads(notes["verdict"])
@@ -221,11 +222,13 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:2000]
 
 
-def board_of(group: dist.ProcessGroup, name: str, timeout_s: float) -> Board:
-    """A board that the ranks of `group` share and no other group's ranks see."""
+def board_of(group: dist.ProcessGroup, purpose: str, timeout_s: float) -> Board:
+    """The next board for `purpose` that the ranks of `group`, and no others, share: each rank asks equally often."""
     ranks = dist.get_process_group_ranks(group)
-    members = "all" if len(ranks) == dist.get_world_size() else "-".join(map(str, ranks))
-    return Board(distributed_c10d._get_default_store(), f"fsdata/{members}/{name}", timeout_s)
+    members = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+    name = f"fsdata/{members}/{purpose}"
+    _boards[name] += 1
+    return Board(distributed_c10d._get_default_store(), f"{name}/{_boards[name]}", timeout_s)
 
 
 def _short(text: str) -> str:

@@ -194,6 +194,13 @@ class StepExchange:
                 timer.cancel()
                 timer.join()
 
+    def end(self, thread: threading.Thread, grace_s: float = 5.0) -> None:
+        """Wait for a thread that may be in a call; if a peer keeps it waiting after `grace_s`, break the group."""
+        thread.join(grace_s)
+        if thread.is_alive():
+            self.abort()
+            thread.join()
+
     def abort(self) -> None:
         """Break the group: a call that blocks in another thread raises at once. Only `close` makes sense after it."""
         self._group.abort(_LEFT)
@@ -260,7 +267,7 @@ class StepExchange:
         try:
             plan = planner(batch)
             _check_plan(plan, total, world_size)
-            digest = zlib.crc32(np.ascontiguousarray(plan.rank, np.int32))
+            digest = zlib.crc32(plan.rank.astype(np.int32).tobytes())
         except Exception as caught:
             error = caught
         digests = self._group.all_gather(np.array([digest], np.int64))[:, 0]

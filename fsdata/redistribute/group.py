@@ -7,10 +7,11 @@ torch.distributed: making it cannot cross with groups that other packages make, 
 
 import contextlib
 import datetime
-import itertools
 import json
 import threading
-from typing import NoReturn
+import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,10 @@ import torch.distributed as dist
 
 from fsdata.board import StoreLost
 from fsdata.errors import PeerError
-from fsdata.ranks import Place, board_of, describe, name_ranks
+from fsdata.ranks import Place, board_of, name_ranks
 
-_groups = itertools.count()
 _NEVER_SENT = 0x7F5D  # the tag of a message that nobody sends
-_GRACE_S = 3.0
+_GRACE_S = 3.0  # in which survivors of a failed collective, which all fail at about the same time, say so
 
 
 class ControlGroup:
@@ -43,12 +43,13 @@ class ControlGroup:
         self.world_size = place.world_size
         self.timeout_s = timeout_s
         self.number = 0
-        self._board = board_of(place.group, f"group/{next(_groups)}", timeout_s)
+        self._grace_s = min(_GRACE_S, timeout_s)
+        self._board = board_of(place.group, "group", timeout_s)
         self._lock = threading.Lock()
         self._posted = False
         self._reason: str | None = None
         try:
-            self._gloo: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
+            self._gloo: Any = dist.ProcessGroupGloo(
                 dist.PrefixStore("gloo", self._board.store),
                 self.rank,
                 self.world_size,
@@ -100,58 +101,53 @@ class ControlGroup:
         if gloo is not None:
             with contextlib.suppress(StoreLost):
                 self._post(reason)
+            self._board.close()
 
-    def _run(self, issue) -> None:  # type: ignore[no-untyped-def]
+    def _run(self, issue: Callable[[Any], dist.Work]) -> None:
         with self._lock:
             gloo, reason = self._gloo, self._reason
         if gloo is None or reason is not None:
-            raise PeerError(f"the exchange between ranks is over on rank {self.rank}: {reason}")
+            raise PeerError(f"the exchange between the ranks is over on rank {self.rank}: {reason}")
+        start = time.monotonic()
         try:
             issue(gloo).wait()
         except RuntimeError as error:
-            self._diagnose(error)
+            waited_s = time.monotonic() - start
+            with self._lock:
+                reason = self._reason
+            if reason is None:
+                try:
+                    reason = f"{self._diagnose(waited_s)}. gloo said: {error}"
+                except StoreLost as lost:
+                    reason = f"{lost}. gloo said: {error}"
+                with self._lock:
+                    self._reason = reason
+            raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
 
-    def _post(self, reason: str) -> None:
-        """Tell the others once what happened here; the first reason stands."""
+    def _post(self, reason: str, waited_s: float = 0.0) -> None:
+        """Tell the others once what happened here; the first note stands. An empty reason says: alive, and as lost."""
         with self._lock:
             if self._posted:
                 return
             self._posted = True
-        self._board.post(f"note/{self.rank}", json.dumps({"number": self.number, "reason": reason}), _GRACE_S)
+        note = json.dumps({"reason": reason, "waited_s": waited_s})
+        self._board.post(f"note/{self.rank}", note, self._grace_s)
 
-    def _diagnose(self, error: RuntimeError) -> NoReturn:
-        """Find out which rank is the reason that a collective failed, and raise it."""
-        with self._lock:
-            aborted = self._reason
-        if aborted is not None:
-            raise PeerError(f"the exchange between ranks is over on rank {self.rank}: {aborted}") from error
+    def _diagnose(self, waited_s: float) -> str:
+        """In words, which rank is the reason that a collective failed here after `waited_s`."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]
-        at = f"in exchange {self.number} (rank {self.rank} waited at most {self.timeout_s:g} s)"
-        try:
-            self._post("")
-            notes = self._board.wait([f"note/{rank}" for rank in others], _GRACE_S)
-        except StoreLost as lost:
-            text = f"rank 0, which hosts the job's store, does not answer any more {at}: {lost}; gloo said: {error}"
-            self._fail(text, error)
+        self._post("", waited_s)
+        notes = self._board.wait([f"note/{rank}" for rank in others], self._grace_s)
         given = {rank: json.loads(notes[f"note/{rank}"]) for rank in others if f"note/{rank}" in notes}
         told = [f"rank {rank} {note['reason']}" for rank, note in given.items() if note["reason"]]
-        missing = [rank for rank in others if rank not in given]
         if told:
-            self._fail("; ".join(told), error)
+            return "; ".join(told)
+        missing = [rank for rank in others if rank not in given]
+        remedy = "Look at the log of that rank; if it was only busy (evaluation, checkpoint), raise timeout_s"
         if missing:
-            self._fail(
-                f"{name_ranks(missing)} did not answer {at}: dead, stopped, or busy for longer than that. Look at the "
-                f"log of that rank, or raise timeout_s. gloo said: {error}",
-                error,
-            )
-        self._fail(f"the connection between ranks broke {at} although all of them are alive: {error}", error)
-
-    def _fail(self, text: str, error: RuntimeError) -> NoReturn:
-        with self._lock:
-            self._reason = self._reason or text
-        raise PeerError(text) from error
-
-
-def failed(error: BaseException) -> str:
-    """The note of a rank whose own work failed, read after its name."""
-    return f"failed: {describe(error)}"
+            return f"{name_ranks(missing)} did not answer within {max(waited_s, 0.1):.1f} s: dead or stopped. {remedy}"
+        waits = {self.rank: waited_s, **{rank: note["waited_s"] for rank, note in given.items()}}
+        late = [rank for rank, wait in sorted(waits.items()) if wait < self.timeout_s / 2]
+        if max(waits.values()) >= 0.9 * self.timeout_s and late:
+            return f"{name_ranks(late)} came after the others had waited {self.timeout_s:g} s. {remedy}"
+        return "the connections broke although all ranks are alive"
