@@ -1,0 +1,229 @@
+"""What does loading cost over decoding, and what do others pay?
+
+    python benchmarks/loader.py [--rounds 5] [--quick] [--data FOLDER]
+
+Every way of `ways/` reads an epoch of the reference set (8 files, 200,000 rows, 27 of 67 columns) in a process of its
+own, all ways once per round, rounds in alternating order. Ratios are taken against raw decode *of the same round*, so a
+machine that slows down for a while spoils neither; the table gives their median, [least..most]. Peers take part in the
+first rounds only. In round 1 a second, untimed epoch is hashed: all ways must have delivered the same samples.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _table import emit
+from ways import WAYS, Way
+
+from freescale_tools.synth import reference_set
+
+HERE = Path(__file__).parent
+PEER_ROUNDS = 2
+PEER_BATCH = 512
+OUR_BATCHES = (512, 128)
+# No OpenMP threads anywhere: they spin while waiting, which would be counted as loading.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+COLUMNS = (
+    "way", "shuffled", "batch", "CPU s", "CPU / raw", "", "wall s", "wall / raw", " ", "rows/s", "first batch s",
+    "peak MiB", "note",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One line of the table."""
+
+    way: Way
+    batch_size: int
+    rounds: int
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def median(self, key: str) -> float:
+        return statistics.median(run[key] for run in self.runs)
+
+    def ratios(self, key: str, raw: "Entry") -> list[float]:
+        """Own value / the yardstick's of the same round, per round."""
+        yard = {run["round"]: run[key] for run in raw.runs}
+        return [run[key] / yard[run["round"]] for run in self.runs]
+
+    def ratio(self, key: str, raw: "Entry") -> float:
+        return statistics.median(self.ratios(key, raw))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="2 files, 2 rounds, no cold start; not for the record")
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "freescale-reference")
+    parser.add_argument("--only", help="ways whose name contains this, and the yardstick; not for the record")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
+    if arguments.peers and importlib.util.find_spec("datasets") is None:
+        parser.error("the peers need Hugging Face datasets: pip install -e '.[bench]', or pass --no-peers")
+    rounds = min(arguments.rounds, 2) if arguments.quick else arguments.rounds
+    print(f"reference set in {arguments.data} ...", file=sys.stderr)
+    paths = [str(path) for path in reference_set(arguments.data)][: 2 if arguments.quick else None]
+    entries = list(_entries(rounds, arguments.peers, arguments.only))
+    child = Child(paths=paths, cache=str(arguments.data / f"hf-cache-{len(paths)}"))
+    for way in {entry.way.name: entry.way for entry in entries if entry.way.role == "peer"}.values():
+        child.run(way, PEER_BATCH, "--only", "prepare")
+    _play(entries, child, rounds)
+    _check_equal(entries)
+    cold = {} if arguments.quick or arguments.only else _cold(child)
+    complete = arguments.peers and not arguments.quick and not arguments.only
+    _report(entries, cold, f"{len(paths)} files, {rounds} rounds", name="loader" if complete else "loader-partial")
+
+
+def _entries(rounds: int, peers: bool, only: str | None) -> Iterator[Entry]:
+    for way in WAYS:
+        if way.role == "peer" and not peers:
+            continue
+        if only and only.lower() not in way.name.lower() and way.role != "raw":
+            continue
+        short = way.role in ("peer", "information")
+        for batch in OUR_BATCHES if way.role == "ours" else (PEER_BATCH,):
+            yield Entry(way=way, batch_size=batch, rounds=min(rounds, PEER_ROUNDS) if short else rounds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Child:
+    """Starts `loader_ways.py`."""
+
+    paths: list[str]
+    cache: str
+
+    def run(self, way: Way, batch_size: int, *options: str, environment: dict[str, str] | None = None) -> Any:
+        """What it printed, or None. RuntimeError with the end of its stderr if it failed."""
+        command = [sys.executable, str(HERE / "loader_ways.py"), way.name, "--batch-size", str(batch_size)]
+        command += ["--cache", self.cache, *options, "--paths", *self.paths]
+        # HF writes hashes and locks below HF_HOME: keep them beside the data.
+        home = {"HF_HOME": str(Path(self.cache).with_name("hf-home"))}
+        done = subprocess.run(
+            command,
+            env={**os.environ, **ENVIRONMENT, **home, **(environment or {})},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{way.name} failed with status {done.returncode}:\n{done.stderr[-4000:]}")
+        return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+
+
+def _play(entries: Sequence[Entry], child: Child, rounds: int) -> None:
+    started = time.monotonic()
+    for number in range(1, rounds + 1):
+        for entry in entries if number % 2 else reversed(entries):
+            if number > entry.rounds:
+                continue
+            hashed = number == 1 and entry.way.role in ("ours", "peer")
+            result = child.run(entry.way, entry.batch_size, *(["--checksum"] if hashed else []))
+            entry.runs.append(result | {"round": number})
+            print(
+                f"[{time.monotonic() - started:5.0f} s] round {number}/{rounds} {entry.way.name}, "
+                f"batch {entry.batch_size}: CPU {result['cpu_s']:.2f} s, wall {result['wall_s']:.2f} s",
+                file=sys.stderr,
+            )
+
+
+def _check_equal(entries: Sequence[Entry]) -> None:
+    """RuntimeError unless all ways delivered the same rows, and those that deliver batches the same samples."""
+    for key in ("rows", "elements", "checksum"):
+        found = {
+            f"{entry.way.name}, batch {entry.batch_size}": run[key]
+            for entry in entries
+            for run in entry.runs
+            if run.get(key) is not None
+        }
+        if len(set(found.values())) > 1:
+            lines = "\n".join(f"  {name}: {value}" for name, value in found.items())
+            raise RuntimeError(f"the ways did not deliver the same data; {key}:\n{lines}")
+
+
+def _cold(child: Child) -> dict[str, float]:
+    """First batch in seconds where nothing was compiled before, per way of ours."""
+    cold = {}
+    for way in WAYS:
+        if way.role == "ours":
+            with tempfile.TemporaryDirectory() as empty:
+                result = child.run(way, PEER_BATCH, "--only", "first", environment={"NUMBA_CACHE_DIR": empty})
+            cold[way.name] = result["first_batch_s"]
+    return cold
+
+
+def _report(entries: Sequence[Entry], cold: dict[str, float], size: str, *, name: str) -> None:
+    raw = next(entry for entry in entries if entry.way.role == "raw")
+    rows = []
+    for entry in entries:
+        cpu, wall = entry.ratios("cpu_s", raw), entry.ratios("wall_s", raw)
+        rows.append((
+            entry.way.name,
+            entry.way.shuffle,
+            None if entry.way.role in ("raw", "information") else entry.batch_size,
+            entry.median("cpu_s"),
+            statistics.median(cpu),
+            _spread(cpu),
+            entry.median("wall_s"),
+            statistics.median(wall),
+            _spread(wall),
+            round(entry.runs[0]["rows"] / entry.median("wall_s")),
+            entry.median("first_batch_s"),
+            round(entry.median("peak_mib")),
+            entry.way.note,
+        ))  # fmt: skip
+    notes = [
+        "Medians of the rounds. CPU: user + system, workers included. Peak: resident memory over what imports left.",
+        *(f"First batch with an empty numba cache, {way}: {seconds:.1f} s." for way, seconds in cold.items()),
+        *_goals(entries, raw),
+    ]
+    extra = {
+        "runs": [{"way": e.way.name, "batch_size": e.batch_size, **run} for e in entries for run in e.runs],
+        "first_batch_cold_s": cold,
+    }
+    first = entries[0].runs[0]
+    title = f"Loading the reference set: {first['rows']:,} rows, {first['columns']} columns, {size}"
+    print(emit(name, title, COLUMNS, rows, notes, extra))
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"[{min(values):.2f}..{max(values):.2f}]" if len(values) > 1 else ""
+
+
+def _goals(entries: Sequence[Entry], raw: Entry) -> Iterator[str]:
+    """One line per goal, with what was measured and whether that reaches it."""
+    yield "Goals:"
+    limits = {"no": (1.10, 1.15, 0.1), "rows in 4 row groups": (1.25, 1.40, 0.3)}
+    for entry in (entry for entry in entries if entry.way.role == "ours"):
+        cpu, wall, first = limits[entry.way.shuffle]
+        label = f"{entry.way.name}, batch {entry.batch_size}"
+        yield _goal(f"{label}: CPU / raw", entry.ratio("cpu_s", raw), cpu)
+        yield _goal(f"{label}: wall / raw", entry.ratio("wall_s", raw), wall)
+        yield _goal(f"{label}: first batch, s", entry.median("first_batch_s"), first)
+        yield _goal(f"{label}: peak memory over imports, GB", entry.median("peak_mib") * 2**20 / 1e9, 0.6)
+    ours = [e for e in entries if e.way.role == "ours" and e.way.shuffle != "no" and e.batch_size == PEER_BATCH]
+    peers = [e for e in entries if e.way.role == "peer"]
+    for key, what in (("cpu_s", "CPU"), ("wall_s", "wall")):
+        for entry in ours if peers else ():
+            best = min(peers, key=lambda peer, key=key: peer.ratio(key, raw))
+            share = entry.ratio(key, raw) / best.ratio(key, raw)
+            yield _goal(f"{entry.way.name}, batch {PEER_BATCH}: {what} / best peer ({best.way.name})", share, 1.0)
+
+
+def _goal(what: str, value: float, limit: float) -> str:
+    verdict = "reached" if value <= limit else f"NOT reached, {value / limit - 1:.0%} over"
+    return f"  {what}: {value:.3g}, goal at most {limit:g}: {verdict}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The ways of reading the reference set that `loader.py` compares: ours, the yardstick, and what people use today.
+
+Every module has one generator function per way. It takes a `Run` and yields `Delivered` batches (the yardstick: row
+counts), each with a KeyedJaggedTensor of 16 keys, the dense features [B, 10] and the jagged label.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+SHUFFLES = ("no", "batches", "rows in a row group", "rows in 4 row groups", "all rows")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One way to read an epoch.
+
+    Attributes:
+        name: as printed.
+        function: `module:function` inside this package.
+        shuffle: what is permuted, one of `SHUFFLES`.
+        options: keyword arguments of the function.
+        workers: worker processes, whose memory is added.
+        role: "raw", "ours", "peer", or "information" (printed, not compared).
+        note: what a reader of the table must know.
+    """
+
+    name: str
+    function: str
+    shuffle: str = "no"
+    options: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
+    role: str = "peer"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.shuffle not in SHUFFLES:
+            raise ValueError(f"{self.name}: shuffle must be one of {SHUFFLES}, got {self.shuffle!r}")
+
+    def load(self) -> Callable[..., Iterator[Any]]:
+        """Import the module with all that it needs, before the clock starts."""
+        module, function = self.function.split(":")
+        return getattr(importlib.import_module(f"ways.{module}"), function)
+
+
+WAYS = (
+    Way(name="raw decode", function="raw:row_groups", role="raw", note="2 threads, a row group each; results dropped"),
+    Way(name="raw iter_batches(512)", function="raw:small_batches", role="information", note="2 threads; dropped"),
+    Way(name="FreeScale", function="freescale:batches", role="ours"),
+    Way(
+        name="FreeScale shuffled",
+        function="freescale:batches",
+        shuffle="rows in 4 row groups",
+        options={"shuffle": True},
+        role="ours",
+    ),
+    Way(name="HF datasets, streaming, arrow", function="huggingface:streaming"),
+    Way(
+        name="HF datasets, arrow cache",
+        function="huggingface:cached_shuffled",
+        shuffle="all rows",
+        note="cache of decoded columns written beforehand, not counted; memory is mapped file pages",
+    ),
+    Way(
+        name="torchdata.nodes, Table.take",
+        function="nodes_take:batches",
+        shuffle="rows in a row group",
+        note="2 threads decode and take, 1 converts",
+    ),
+    Way(name="TorchEasyRec-style", function="easyrec:batches", shuffle="batches"),
+    Way(
+        name="TorchEasyRec-style, 2 workers",
+        function="easyrec:batches",
+        shuffle="batches",
+        options={"workers": 2},
+        workers=2,
+    ),
+    Way(name="DataLoader, numpy rows", function="torch_rows:batches", shuffle="rows in a row group"),
+    Way(
+        name="DataLoader, numpy rows, 2 workers",
+        function="torch_rows:batches",
+        shuffle="rows in a row group",
+        options={"workers": 2},
+        workers=2,
+    ),
+)
+
+
+def way_named(name: str) -> Way:
+    """ValueError, listing the names, if there is none."""
+    for way in WAYS:
+        if way.name == name:
+            return way
+    raise ValueError(f"no way is called {name!r}; there are {', '.join(way.name for way in WAYS)}")

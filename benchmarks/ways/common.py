@@ -1,0 +1,82 @@
+"""What every way gets and delivers, and the conversion from Arrow that several of them share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torchrec import KeyedJaggedTensor
+
+from freescale_tools.synth import ReferenceColumns, reference_columns
+
+COLUMNS: ReferenceColumns = reference_columns()
+READ = list(COLUMNS.read)
+SCALARS = COLUMNS.context
+LISTS = (*COLUMNS.sequence, *COLUMNS.candidates)
+KEYS = [*SCALARS, *LISTS]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One epoch over `paths`; `cache` is a folder for what a way prepared beforehand."""
+
+    paths: list[str]
+    batch_size: int
+    cache: str
+    seed: int = 0
+
+
+class Delivered(NamedTuple):
+    """One batch of B samples, as a training step takes it."""
+
+    features: KeyedJaggedTensor  # int64, KEYS; scalars with length 1
+    dense: torch.Tensor  # float32 [B, 10]
+    label: torch.Tensor  # float32 [candidates]
+    label_offsets: torch.Tensor  # int64 [B + 1]
+
+
+def flat_list(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """(values, lengths int64 [B]) of a list array without nulls, sliced or not; values are a view."""
+    return array.flatten().to_numpy(), np.diff(array.offsets.to_numpy()).astype(np.int64)
+
+
+def from_arrow(columns: Mapping[str, pa.Array]) -> Delivered:
+    """Arrow arrays of one batch -> tensors. Every value is copied once, into its place."""
+    rows = len(columns[SCALARS[0]])
+    lengths = np.ones((len(KEYS), rows), np.int64)
+    values = [columns[name].to_numpy() for name in SCALARS]
+    for row, name in enumerate(LISTS, start=len(SCALARS)):
+        flat, lengths[row] = flat_list(columns[name])
+        values.append(flat)
+    label, label_lengths = flat_list(columns[COLUMNS.label])
+    return delivered(
+        np.concatenate(values),
+        lengths,
+        np.stack([columns[name].to_numpy() for name in COLUMNS.dense], axis=1),
+        label.copy(),
+        label_lengths,
+    )
+
+
+def from_table(table: pa.Table) -> Delivered:
+    """The same of a table, whose columns may come in several chunks."""
+    columns = {}
+    for name in READ:
+        column = table.column(name)
+        columns[name] = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return from_arrow(columns)
+
+
+def delivered(
+    values: np.ndarray, lengths: np.ndarray, dense: np.ndarray, label: np.ndarray, label_lengths: np.ndarray
+) -> Delivered:
+    """values int64 [sum of lengths], key after key; lengths int64 [16, B]; dense [B, 10]; no copies."""
+    rows = lengths.shape[1]
+    label_offsets = np.zeros(rows + 1, np.int64)
+    np.cumsum(label_lengths, out=label_offsets[1:])
+    features = KeyedJaggedTensor(
+        keys=KEYS, values=torch.from_numpy(values), lengths=torch.from_numpy(lengths.reshape(-1)), stride=rows
+    )
+    return Delivered(features, torch.from_numpy(dense), torch.from_numpy(label), torch.from_numpy(label_offsets))

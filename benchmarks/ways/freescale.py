@@ -1,0 +1,33 @@
+"""The FreeScale DataLoader, with as many decoding threads as the yardstick."""
+
+from collections.abc import Iterator
+
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+
+from .common import COLUMNS, Delivered, Run
+from .raw import THREADS
+
+SCHEMA = Schema(
+    sequences=(Sequence("uih", fields=COLUMNS.sequence),),
+    candidates=Sequence("candidates", fields=COLUMNS.candidates),
+    context=COLUMNS.context,
+    dense=COLUMNS.dense,
+    labels=(COLUMNS.label,),
+)
+
+
+def batches(run: Run, *, shuffle: bool = False) -> Iterator[Delivered]:
+    """One rank of one."""
+    with FreeScaleDataLoader(
+        [ParquetSource(run.paths)],
+        SCHEMA,
+        batch_size=run.batch_size,
+        shuffle=shuffle,
+        seed=run.seed,
+        num_threads=THREADS,
+        rank=0,
+        world_size=1,
+    ) as loader:
+        for batch in loader:
+            label = batch.labels[COLUMNS.label]
+            yield Delivered(batch.features, batch.dense, label.values, label.offsets)
