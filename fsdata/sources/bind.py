@@ -15,6 +15,8 @@ from fsdata.sources.source import ParquetSource, Policy
 
 Origin = Literal["column", "partition", "expression", "default"]
 _FILES_NAMED = 20
+_COLUMNS_NAMED = 60
+_MAX_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def bind(
             problems[problem].append(footer.file.name)
     _compare_kinds(kinds, kind_of, footers, problems)
     if problems:
-        raise SchemaError(_message(problems, label, len(footers)))
+        raise SchemaError(_message(problems, label, footers, kinds[0]))
     return kinds, kind_of
 
 
@@ -127,6 +129,8 @@ def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: 
     column = source.columns.get(want.field, want.field)
     policy = source.policy(want.field)
     default = source.defaults.get(want.field)
+    if default is not None:
+        _check_default(want, default)
     if not isinstance(column, str):
         kind = expression_type(column, schema, partitions)
         _object(want, kind, "the expression's result")
@@ -140,22 +144,35 @@ def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: 
         return Bound(want, "column", column, kind, default, policy)
     if column in partitions:
         value = partitions[column]
-        kind = pa.string() if isinstance(value, str) else pa.int64()
-        _object(want, kind, f"partition {column!r}")
-        return Bound(want, "partition", column, kind, value if isinstance(value, int) else None, policy)
+        _object(want, partition_column(value, 0).type, f"partition {column!r}")
+        if value is None and policy == "error":
+            raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {want.field!r}")
+        known = default if value is None and policy == "default" else value
+        return Bound(want, "partition", column, pa.int64(), known, policy)  # type: ignore[arg-type]
     if want.field in source.defaults:
         return Bound(want, "default", None, None, default, policy)
-    there = ", ".join([*schema.names, *partitions][:40])
-    hint = (
-        f"defaults={{{want.field!r}: ...}} or columns={{{want.field!r}: ...}}" if want.number != "time" else "columns"
+    hint = f"columns={{{want.field!r}: ...}}" + (
+        "" if want.number == "time" else f" or defaults={{{want.field!r}: ...}}"
     )
-    raise SchemaError(f"column {column!r} is missing (give {hint}; columns there: {there})")
+    raise SchemaError(f"column {column!r} is missing; give {hint}")
+
+
+def _check_default(want: Want, default: float) -> None:
+    if want.number == "id" and default != int(default):
+        raise SchemaError(f"the default {default!r} is not an integer, as ids are")
+    if want.number == "value" and abs(default) > _MAX_FLOAT32:
+        raise SchemaError(f"the default {default!r} is too large for float32")
 
 
 def _object(want: Want, kind: pa.DataType, what: str) -> None:
     reason = objection(want, kind)
     if reason is not None:
         raise SchemaError(f"{what} {reason}")
+
+
+def partition_column(value: int | str | None, rows: int) -> pa.Array:
+    """A partition value as a column."""
+    return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int64()), rows)
 
 
 def expression_type(expression: object, schema: pa.Schema, partitions: dict[str, int | str | None]) -> pa.DataType:
@@ -165,10 +182,9 @@ def expression_type(expression: object, schema: pa.Schema, partitions: dict[str,
         if name in schema.names:
             fields.append(schema.field(name))
         elif name in partitions:
-            fields.append(pa.field(name, pa.string() if isinstance(partitions[name], str) else pa.int64()))
+            fields.append(pa.field(name, partition_column(partitions[name], 0).type))
         else:
-            there = ", ".join([*schema.names, *partitions][:40])
-            raise SchemaError(f"the expression's column {name!r} is missing (columns there: {there})")
+            raise SchemaError(f"the expression's column {name!r} is missing")
     return expressions.output_type(expression, pa.schema(fields))  # type: ignore[arg-type]
 
 
@@ -199,12 +215,15 @@ def _unit(kind: pa.DataType) -> str:
     return getattr(item, "unit", "") if pa.types.is_temporal(item) else ""
 
 
-def _message(problems: dict[tuple[str, str], list[str]], label: str, total: int) -> str:
+def _message(problems: dict[tuple[str, str], list[str]], label: str, footers: Sequence[Footer], first: Kind) -> str:
+    total = len(footers)
     lines = [f"{label} cannot be read as this schema:"]
     for (field, what), files in problems.items():
         where = "all files" if len(files) == total else f"{len(files)} of {total} files: {_names(files)}"
-        where = files[0] if total == 1 else where
-        lines.append(f"  {field}: {what} [{where}]")
+        lines.append(f"  {field}: {what} [{files[0] if total == 1 else where}]")
+    columns = [*(f"{column.name}: {column.type}" for column in first.schema), *first.partitions]
+    more = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
+    lines.append(f"  columns of {footers[0].file.name}: {', '.join(columns[:_COLUMNS_NAMED])}{more}")
     return "\n".join(lines)
 
 

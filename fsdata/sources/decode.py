@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import index
 from fsdata.sources import convert, expressions
-from fsdata.sources.bind import Kind
+from fsdata.sources.bind import Kind, partition_column
 from fsdata.sources.plan import Places, SlicePlan
 
 if TYPE_CHECKING:
@@ -183,13 +183,17 @@ class _Builder:
         return _anonymous(arrays, batch.num_rows)
 
     def _evaluate(self, exprs: "list[pl.Expr]", batch: pa.RecordBatch) -> list[pa.Array]:
-        for name, value in self._kind.partitions.items():
-            kind = pa.string() if isinstance(value, str) else pa.int64()
-            batch = batch.append_column(name, pa.repeat(pa.scalar(value, kind), batch.num_rows))
+        names = list(dict.fromkeys(name for expression in exprs for name in expressions.roots(expression)))
+        arrays = [
+            partition_column(self._kind.partitions[name], batch.num_rows)
+            if name in self._kind.partitions
+            else batch.column(name)
+            for name in names
+        ]
         try:
-            return expressions.evaluate(exprs, [batch])
+            return expressions.evaluate(exprs, pa.RecordBatch.from_arrays(arrays, names))
         except (SchemaError, DataError) as error:
-            raise DataError(f"{self._place(self._at)} and after: {error}") from error
+            raise DataError(f"{self._place(self._at)} or one of the {batch.num_rows - 1} after it: {error}") from error
 
     def _index(self, batch: pa.RecordBatch) -> None:
         plan, table = self._plan, self._slice

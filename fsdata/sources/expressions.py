@@ -23,12 +23,38 @@ def check(value: Any, where: str) -> None:
 
     if not isinstance(value, pl.Expr):
         raise SchemaError(f"{where} takes a column name or a polars expression, got {value!r}")
-    if value.meta.has_multiple_outputs() or not value.meta.root_names():
+    try:
+        several = value.meta.has_multiple_outputs()
+        roots_named = bool(value.meta.root_names())
+        culprit = _looks_at_other_rows(value)
+        preserves = value.meta.is_length_preserving()
+    except pl.exceptions.ColumnNotFoundError:  # the question needs column types here: asked again on an empty frame
+        preserves = True
+    except pl.exceptions.PolarsError as error:
+        raise SchemaError(f"{where}: {value} cannot be used: {error}") from error
+    if several or not roots_named:
         raise SchemaError(f"{where} must name its columns and give one output; for a constant use defaults")
-    if not value.meta.is_row_separable():
+    if culprit is not None or not preserves:
         raise SchemaError(
-            f"{where} must work row by row, because files are decoded in batches; {value} looks at other rows"
+            f"{where} must give one value per row from that row alone, because files are decoded in batches; "
+            f"{culprit if culprit is not None else value} does not"
         )
+
+
+def _looks_at_other_rows(expression: "pl.Expr") -> "pl.Expr | None":
+    """The innermost part of an expression that mixes rows. Polars answers for one node at a time."""
+    import polars as pl
+
+    if not expression.meta.root_names():  # literals, and what is applied inside a list
+        return None
+    for part in expression.meta.pop():
+        culprit = _looks_at_other_rows(part)
+        if culprit is not None:
+            return culprit
+    try:
+        return None if expression.meta.is_row_separable() else expression
+    except pl.exceptions.ColumnNotFoundError:
+        return None
 
 
 def parse(sql: str, where: str) -> "pl.Expr":
@@ -41,10 +67,12 @@ def parse(sql: str, where: str) -> "pl.Expr":
         raise SchemaError(f"{where}: not an SQL expression: {error}") from error
 
 
-def column(name: str) -> "pl.Expr":
+def hashed(column: str, buckets: int, *, is_list: bool) -> "pl.Expr":
+    """Ids in [0, buckets) from a column of texts, or of lists of texts."""
     import polars as pl
 
-    return pl.col(name)
+    one = (pl.element() if is_list else pl.col(column)).hash(seed=0) % buckets
+    return pl.col(column).list.eval(one) if is_list else one
 
 
 def roots(expression: "pl.Expr") -> tuple[str, ...]:
@@ -62,15 +90,11 @@ def output_type(expression: "pl.Expr", schema: pa.Schema) -> pa.DataType:
     Raises:
         SchemaError: the expression does not fit the columns' types; the message is polars' own.
     """
-    return evaluate([expression], schema.empty_table().to_batches() or _no_rows(schema))[0].type
+    return evaluate([expression], schema.empty_table())[0].type
 
 
-def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
-    return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
-
-
-def evaluate(expressions: "list[pl.Expr]", batches: list[pa.RecordBatch]) -> list[pa.Array]:
-    """One array per expression, each as long as the batches together.
+def evaluate(expressions: "list[pl.Expr]", rows: pa.Table | pa.RecordBatch) -> list[pa.Array]:
+    """One array per expression, each as long as `rows`.
 
     Raises:
         SchemaError: polars rejects the expression.
@@ -78,10 +102,10 @@ def evaluate(expressions: "list[pl.Expr]", batches: list[pa.RecordBatch]) -> lis
     """
     import polars as pl
 
-    frame = pl.from_arrow(batches)
-    assert isinstance(frame, pl.DataFrame)
     named = [expression.alias(str(index)) for index, expression in enumerate(expressions)]
     try:
+        frame = pl.from_arrow(rows)
+        assert isinstance(frame, pl.DataFrame)
         result = frame.select(named)
     except pl.exceptions.PolarsError as error:
         raise SchemaError(f"expression failed: {error}") from error

@@ -140,6 +140,8 @@ class SourceFiles:
                 raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if self.source.on_error == "raise":
+                if isinstance(error, CorruptFileError):
+                    raise CorruptFileError(f"{self.label}: {error}") from error
                 raise CorruptFileError(
                     f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
                     "on_error='skip' to leave such row groups out"

@@ -64,13 +64,13 @@ def load_side_table(join: Join, wants: Sequence[Want], *, label: str, threads: i
     """
     fields = tuple(join.fields)
     served = [want for want in wants if want.field in fields]
-    known = {*fields, join.on}
     for option in ("columns", "defaults", "nulls"):
+        known = {*fields, join.on} if option == "columns" else set(fields)
         unknown = sorted(set(getattr(join.source, option)) - known)
         if unknown:
             raise SchemaError(
-                f"{label}, join on {join.on!r}: {option} names {', '.join(unknown)}, which is neither the key nor one "
-                f"of the joined fields: {', '.join(fields)}"
+                f"{label}, join on {join.on!r}: {option} names {', '.join(unknown)}, not a joined field: "
+                f"{', '.join(fields)}"
             )
     label = f"{label}, side table {join.source.label}"
     files = SourceFiles(join.source, [*served, key_want(join.on)], index=0, label=label, threads=threads, retry=retry)

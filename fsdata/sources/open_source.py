@@ -210,11 +210,11 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
             "ParquetSource inside the Join"
         )
     for option in ("columns", "defaults", "nulls"):
-        keys = {join.on for join in source.join} | {schema.time}
-        unknown = sorted(set(getattr(source, option)) - known - keys)
+        allowed = known | {join.on for join in source.join} | {schema.time} if option == "columns" else known
+        unknown = sorted(set(getattr(source, option)) - allowed)
         if unknown:
             raise SchemaError(
-                f"{label}: {option} names {', '.join(unknown)}, which the schema does not have; its fields: "
+                f"{label}: {option} names {', '.join(unknown)}, not a field of the schema that can have them; fields: "
                 f"{', '.join(schema.field_names)}"
             )
     return joined

@@ -125,10 +125,10 @@ def _number(kind: Kind, places: Places, columns: list[Column], read: tuple[str, 
     constants: dict[str, int] = {}
     owners: list[np.ndarray] = []
     drops_all = False
-    at = {column.bound.want.field + column.bound.want.role: i for i, column in enumerate(columns)}
+    at = {(column.bound.want.field, column.bound.want.role): i for i, column in enumerate(columns)}
     for bound in kind.bounds:
         place = places.of.get(bound.want.field) if bound.want.role not in ("time", "join key") else None
-        column = at.get(bound.want.field + bound.want.role, -1)
+        column = at.get((bound.want.field, bound.want.role), -1)
         if direct and column >= 0:
             column = read.index(columns[column].name or "")
         drops_all |= bound.origin == "partition" and bound.value is None

@@ -12,7 +12,7 @@ from fsdata.sources.discover import FileRef
 Result = TypeVar("Result")
 
 # Answers, not accidents: asking again gives the same.
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FreeScaleError)
 
 
 @dataclass(slots=True)
@@ -32,17 +32,29 @@ class Retry:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def call(self, read: Callable[[], Result], file: FileRef) -> Result:
-        """`read()`; its last error is raised. Local files are read once: a local error does not go away."""
-        for delay in () if file.local else self.delays_s:
+        """`read()`. Local files are read once: a local error does not go away.
+
+        Raises:
+            ConnectionError: the last error, naming the file, if it is about reaching it.
+            OSError: any other last error as it is.
+        """
+        delays = () if file.local else self.delays_s
+        for tries in range(len(delays) + 1):
             try:
                 return read()
             except OSError as error:
-                if isinstance(error, _FINAL | FreeScaleError):
+                if isinstance(error, _FINAL):
+                    raise
+                if tries == len(delays):
+                    if unreachable(error):
+                        raise ConnectionError(
+                            f"{file.path}: cannot be read after {tries + 1} tries: {type(error).__name__}: {error}"
+                        ) from error
                     raise
             with self._lock:
                 self.count += 1
-            self.sleep(delay)
-        return read()
+            self.sleep(delays[tries])
+        raise AssertionError("unreachable: the last try returns or raises")
 
 
 def unreachable(error: BaseException) -> bool:

@@ -13,6 +13,16 @@ from fsdata.schema import Schema
 Number = Literal["id", "value", "time"]
 Shape = Literal["scalar", "list", "either"]
 
+_TEXT = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -84,7 +94,7 @@ def _number_objection(want: Want, item: pa.DataType, kind: pa.DataType) -> str |
         if want.number == "time" and not (types.is_timestamp(item) or types.is_date(item)):
             return f"is {kind}: time takes integers, timestamps and dates"
         return None
-    if types.is_string(item) or types.is_large_string(item) or types.is_string_view(item) or types.is_binary(item):
+    if any(test(item) for test in _TEXT):
         return (
             f"is {kind}: text is never turned into numbers silently. Give an expression, e.g. "
             f"columns={{{want.field!r}: {_text_example(want, kind)}}}"
