@@ -58,5 +58,5 @@ def test_the_command_runs_on_a_folder_with_histories_of_no_and_one_event(tmp_pat
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["demo", "--data", str(tmp_path), "--steps", "4", "--folder", str(out)])
     assert done.exit_code == 0, done.output
-    assert "straggler planned at 8 ranks" in done.stdout
+    assert "planned straggler, 8 ranks" in done.stdout
     assert (out / "freescale-demo.png").read_bytes().startswith(b"\x89PNG")

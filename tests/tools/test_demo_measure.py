@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from freescale_tools.demo.measure import WARMUP, Planned, Run, Step, check_same_samples, planned, straggler, summarize
+from freescale_tools.demo.measure import WARMUP, Planner, Run, Step, check_same_samples, straggler, summarize
 
 
 def step(*, compute=1.0, wall=2.0, lengths=(3, 4), checksum=7):
@@ -40,16 +40,30 @@ def linear(lengths):
     return lengths["history"]
 
 
+def planner(*lengths, batch_size=2):
+    return Planner(lengths=np.array(lengths, np.int64), cost=linear, name="history", batch_size=batch_size)
+
+
 def test_planned_shares_of_a_set_small_enough_to_check_by_hand():
-    lengths = np.array([1, 1, 9, 9, 5, 5, 5, 5, 100], np.int64)
-    found = planned(lengths, linear, name="history", world_size=2, batch_size=2)
-    assert found == Planned(
-        world_size=2, plain=pytest.approx(1 - 20 / 28), balanced=pytest.approx(0.0), floor=pytest.approx(0.0)
-    )
-    assert planned(lengths, linear, name="history", world_size=5, batch_size=2) is None
+    found = planner(1, 1, 9, 9, 5, 5, 5, 5, 100).plan(2)
+    assert found.plain == pytest.approx(1 - 20 / 28)
+    assert found.balanced == pytest.approx(0.0)
+    assert found.floor == pytest.approx(0.0)
+    assert planner(1, 1, 9).plan(2) is None
 
 
-def test_one_giant_sample_is_a_floor():
-    found = planned(np.array([1, 1, 1, 97]), linear, name="history", world_size=2, batch_size=2)
-    assert found.floor == pytest.approx(1 - 50 / 98)
+def test_one_giant_sample_is_a_floor_until_it_is_cut():
+    giant = planner(40, 40, 40, 640)
+    found = giant.plan(2)
+    assert found.floor == pytest.approx(1 - 380 / 680)
     assert found.balanced == pytest.approx(found.floor)
+    cut = giant.plan_cut(2)
+    assert cut.max_length == 32
+    assert cut.balanced == pytest.approx(0.0)
+
+
+def test_floors_of_a_run_do_not_depend_on_where_samples_were_trained():
+    one = Run(name="a", ranks=[[step(lengths=(640, 40))], [step(lengths=(40, 40))]])
+    other = Run(name="b", ranks=[[step(lengths=(40, 40))], [step(lengths=(40, 640))]])
+    for run in (one, other):
+        assert planner(1, 1).floors(run) == pytest.approx([1 - 380 / 680])

@@ -87,9 +87,9 @@ SPEC = ModelSpec(
 
 
 def batch_of(*samples):
-    """Batch of (user, items): times 10 s apart."""
+    """Batch of (user, items): times 10 s apart, later users later."""
     items = [item for _, events in samples for item in events]
-    times = [1_700_000_000 + 10 * place for _, events in samples for place in range(len(events))]
+    times = [1_700_000_000 + 1_000 * user + 10 * place for user, events in samples for place in range(len(events))]
     lengths = [len(events) for _, events in samples]
     features = KeyedJaggedTensor(
         keys=["user", "item", "time"],

@@ -16,7 +16,7 @@ from rich.console import Console
 from . import report
 from .data import HISTORY, DemoData
 from .job import Job, Outcome
-from .measure import check_same_samples, planned
+from .measure import NO_FLOOR, Planned, Planner, check_same_samples
 
 PLANNED_RANKS = (8, 64)  # besides those of the job
 
@@ -29,7 +29,7 @@ class DemoFailed(RuntimeError):
 class Launch:
     """How to run the demo. `picture`: where the PNG goes."""
 
-    steps: int = 40
+    steps: int = 30
     ranks: int = 2
     seed: int = 0
     picture: Path = Path("freescale-demo.png")
@@ -45,25 +45,38 @@ def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
     began = time.monotonic()
     rows = data.rows
     steps = min(launch.steps, rows // (launch.ranks * data.batch_size))
-    console.print(f"[bold]{data.name}[/]: {rows:,} samples, {steps} steps of {launch.ranks} x {data.batch_size}")
-    for note in data.notes:
-        console.print(f"  {note}", markup=False, highlight=False)
+    size = f"{rows:,} samples, {steps} steps of {launch.ranks} x {data.batch_size}"
+    for line in (f"{data.name}: {size}", *(f"  {note}" for note in data.notes)):
+        _say(console, line)
     outcome = _torchrun(data, steps, launch)
     check_same_samples(outcome.plain, outcome.balanced)
-    lengths = history_lengths(data)
-    sizes = sorted({launch.ranks, *PLANNED_RANKS} - {1})
-    plans = [
-        planned(lengths, outcome.cost, name=HISTORY, world_size=ranks, batch_size=data.batch_size) for ranks in sizes
-    ]
-    console.print(report.table(outcome.plain, outcome.balanced, [plan for plan in plans if plan is not None]))
-    for ranks, plan in zip(sizes, plans, strict=True):
-        if plan is None:
-            console.print(f"no plan for {ranks} ranks: {rows:,} samples do not fill {ranks} x {data.batch_size}")
+    planner = Planner(lengths=history_lengths(data), cost=outcome.cost, name=HISTORY, batch_size=data.batch_size)
+    console.print(report.table(outcome.plain, outcome.balanced, _plans(planner, launch.ranks)))
     launch.picture.parent.mkdir(parents=True, exist_ok=True)
-    report.picture(outcome.plain, outcome.balanced, launch.picture, title=f"Time of every rank and step, {data.name}")
-    console.print(f"cost model fitted on the first run: {outcome.cost}", markup=False, highlight=False)
-    console.print(f"picture: {launch.picture}   ({time.monotonic() - began:.0f} s)", markup=False, highlight=False)
+    floors = planner.floors(outcome.plain)
+    title = f"Time of every rank and step, {data.name}"
+    report.picture(outcome.plain, outcome.balanced, floors, launch.picture, title=title)
+    for line in (
+        "floor: what no plan can beat, because one sample outweighs a rank's fair share",
+        f"cost of a sample, fitted on the first run: {outcome.cost}",
+        f"picture: {launch.picture}   ({time.monotonic() - began:.0f} s)",
+    ):
+        _say(console, line)
     return outcome
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _plans(planner: Planner, ranks: int) -> list[Planned]:
+    """The job's own number of ranks and others; with shorter histories where one sample stands in the way."""
+    plans = [planner.plan(world_size) for world_size in sorted({ranks, *PLANNED_RANKS} - {1})]
+    found = [plan for plan in plans if plan is not None]
+    if found and found[-1].floor > NO_FLOOR:
+        cut = planner.plan_cut(found[-1].world_size)
+        found += [] if cut is None else [cut]
+    return found
 
 
 def _torchrun(data: DemoData, steps: int, launch: Launch) -> Outcome:

@@ -42,7 +42,7 @@ def _on_terminal(bars: RichProgress, steps: int) -> Progress:
     def show(name: str, done: int, loss: float) -> None:
         if name not in tasks:
             tasks[name] = bars.add_task(name, total=steps, loss="")
-        bars.update(tasks[name], completed=done, loss=f"loss {loss:.3f}")
+        bars.update(tasks[name], completed=done, loss=f"loss of rank 0: {loss:.3f}")
 
     return show
 
@@ -52,6 +52,6 @@ def _in_log(console: Console, steps: int) -> Progress:
 
     def show(name: str, done: int, loss: float) -> None:
         if done % every == 0 or done == steps:
-            console.print(f"{name:<12} {done:>4} / {steps} steps   loss {loss:.3f}", highlight=False)
+            console.print(f"{name:<12} {done:>4} / {steps} steps   loss of rank 0: {loss:.3f}", highlight=False)
 
     return show

@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
-from .measure import WARMUP, Planned, Run, Summary, straggler, summarize
+from .measure import NO_FLOOR, WARMUP, Planned, Run, Summary, straggler, summarize
 
 _COLORS = ("#3b6ea5", "#d9822b", "#5b8f4a", "#8a5a9e", "#b04a4a", "#4a9a9a", "#8f7a3a", "#666666")
 _IDLE = "#e8b4b0"
+_FLOOR_LABEL = "one sample outweighs a rank's share"
 
 
 def table(plain: Run, balanced: Run, plans: list[Planned]) -> Table:
@@ -22,21 +23,25 @@ def table(plain: Run, balanced: Run, plans: list[Planned]) -> Table:
     before, after = summarize(plain), summarize(balanced)
     made = Table(title=f"{len(plain.ranks)} ranks, {len(plain.losses)} steps, the same samples", title_justify="left")
     made.add_column("")
-    for name in (plain.name, balanced.name, "change"):
+    for name in (plain.name, balanced.name, ""):
         made.add_column(name, justify="right")
     for row in _measured(before, after):
         made.add_row(*row)
     made.add_section()
     for plan in plans:
-        label = f"straggler planned at {plan.world_size} ranks (floor {plan.floor:.1%})"
-        made.add_row(label, f"{plan.plain:.1%}", f"{plan.balanced:.1%}", _points(plan.plain, plan.balanced))
+        made.add_row(_plan_label(plan), f"{plan.plain:.1%}", f"{plan.balanced:.1%}", f"floor {plan.floor:.1%}")
     return made
+
+
+def _plan_label(plan: Planned) -> str:
+    cut = "" if plan.max_length is None else f", histories cut at {plan.max_length:,}"
+    return f"planned straggler, {plan.world_size} ranks{cut}"
 
 
 def _measured(before: Summary, after: Summary) -> list[tuple[str, str, str, str]]:
     return [
         (
-            "straggler, compute measured",
+            "straggler, measured",
             f"{before.straggler:.1%}",
             f"{after.straggler:.1%}",
             _points(before.straggler, after.straggler),
@@ -62,15 +67,20 @@ def _ratio(before: float, after: float) -> str:
     return f"{after / before - 1:+.0%}" if before else ""
 
 
-def picture(plain: Run, balanced: Run, path: Path, *, title: str) -> None:
-    """Compute time of every rank and step before and after, as PNG; what a rank waits for the slowest is shaded."""
+def picture(plain: Run, balanced: Run, floors: np.ndarray, path: Path, *, title: str) -> None:
+    """Compute time of every rank and step before and after, as PNG; what a rank waits for the slowest is shaded.
+
+    floors [S]: the lowest straggler share any plan can have; steps where it matters are marked.
+    """
     figure, axes = plt.subplots(2, 1, figsize=(11, 7), sharex=True, sharey=True, layout="constrained")
     for axis, run in zip(axes, (plain, balanced), strict=True):
         _panel(axis, run)
+    _mark_floors(axes[1], balanced, floors)
     axes[1].set_xlabel("step")
+    axes[1].set_xlim(WARMUP - 1, len(floors))
     axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(handles), 4), frameon=False)
     figure.suptitle(title, fontsize=13)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -81,18 +91,25 @@ def _panel(axis: Axes, run: Run) -> None:
     times = 1e3 * run.times("compute")[WARMUP:]
     steps, ranks = times.shape
     width = 0.84 / ranks
-    slowest = times.max(1)
     at = np.arange(WARMUP, WARMUP + steps)
     for rank in range(ranks):
         x = at + (rank - (ranks - 1) / 2) * width
-        axis.bar(x, times[:, rank], width, color=_COLORS[rank % len(_COLORS)], label=f"rank {rank} computes")
-        waits = slowest - times[:, rank]
-        axis.bar(
-            x, waits, width, bottom=times[:, rank], color=_IDLE, label="waits for the slowest" if not rank else None
-        )
-    share = straggler(times)
-    axis.set_title(f"{run.name}: {share:.1%} of all rank time is waiting for the slowest rank", loc="left", fontsize=11)
+        computes = times[:, rank]
+        axis.bar(x, computes, width, color=_COLORS[rank % len(_COLORS)], label=f"rank {rank} computes")
+        label = "waits for the slowest" if rank == ranks - 1 else None
+        axis.bar(x, times.max(1) - computes, width, bottom=computes, color=_IDLE, label=label)
+    share = f"{straggler(times):.1%} of all rank time is waiting for the slowest rank"
+    axis.set_title(f"{run.name}: {share}", loc="left", fontsize=11)
     axis.set_ylabel("compute time of a rank, ms")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
+
+
+def _mark_floors(axis: Axes, run: Run, floors: np.ndarray) -> None:
+    """Mark the steps in which one sample is dearer than a rank's fair share."""
+    marked = np.flatnonzero(floors > NO_FLOOR)
+    marked = marked[marked >= WARMUP]
+    if len(marked):
+        top = 1e3 * run.times("compute").max(1)
+        axis.scatter(marked, top[marked] + 0.04 * top.max(), marker="v", color="black", s=18, label=_FLOOR_LABEL)

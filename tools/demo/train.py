@@ -24,8 +24,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from fsdata import Balance, FreeScaleDataLoader, Polynomial, global_mean
-from fsdata.cost import fit
+from fsdata import Balance, FreeScaleDataLoader, Polynomial, fit, global_mean
 
 from .baseline import PlainLoader
 from .data import HISTORY, schema, sources
