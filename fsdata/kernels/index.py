@@ -81,7 +81,7 @@ def _report(report: np.ndarray, code: int, line: int, row: int, detail: int) -> 
 
 
 @njit(nogil=True, cache=True)
-def _index_scalars(child, spec, k, fallback, count, at, address, length, drop, report):  # type: ignore[no-untyped-def]
+def _index_scalars(child, spec, k, fallback, count, at, address, length, drop, report):
     field, _, _, _, itemsize, is_float, policy = spec[k]
     buffers = _word(child, _BUFFERS)
     offset = _word(child, _OFFSET)
@@ -105,7 +105,7 @@ def _index_scalars(child, spec, k, fallback, count, at, address, length, drop, r
 
 
 @njit(nogil=True, cache=True)
-def _bounds(child, buffers, kind, width, position):  # type: ignore[no-untyped-def]
+def _bounds(child, buffers, kind, width, position):
     if kind == LIST32:
         offsets = carray(_pointer(_word(buffers, 1)), (position + 2,), np.int32)
         return np.int64(offsets[position]), np.int64(offsets[position + 1])
@@ -116,7 +116,7 @@ def _bounds(child, buffers, kind, width, position):  # type: ignore[no-untyped-d
 
 
 @njit(nogil=True, cache=True)
-def _index_lists(child, spec, k, count, at, address, length, drop, report):  # type: ignore[no-untyped-def]
+def _index_lists(child, spec, k, count, at, address, length, drop, report):
     """Returns whether elements must be replaced by the default before the column can be used."""
     field, _, kind, width, itemsize, is_float, policy = spec[k]
     buffers = _word(child, _BUFFERS)
@@ -163,7 +163,7 @@ def _index_lists(child, spec, k, count, at, address, length, drop, report):  # t
 
 
 @njit(nogil=True, cache=True)
-def index_batch(batch, count, spec, fallback, at, address, length, drop, refill, report):  # type: ignore[no-untyped-def]
+def index_batch(batch, count, spec, fallback, at, address, length, drop, refill, report):
     """Write where the `count` rows of a record batch lie to rows [at, at + count) of the table.
 
     batch: int64, address of the batch's struct ArrowArray; spec: int64 [K, 7], one line per column that holds a field:
@@ -192,7 +192,7 @@ def index_batch(batch, count, spec, fallback, at, address, length, drop, refill,
 
 
 @njit(nogil=True, cache=True)
-def fill_dense(batch, count, spec, default, at, block, drop, report):  # type: ignore[no-untyped-def]
+def fill_dense(batch, count, spec, default, at, block, drop, report):
     """Interleave float32 columns into rows [at, at + count) of `block`.
 
     spec: int64 [K, 3], (dense column d, column in the batch or -1 for the default, policy); default: float32 [K];
@@ -226,7 +226,7 @@ def fill_dense(batch, count, spec, default, at, block, drop, report):  # type: i
 
 
 @njit(nogil=True, cache=True)
-def align_groups(address, length, itemsize, members, starts, limit, keep_last, drop, needed, report):  # type: ignore[no-untyped-def]
+def align_groups(address, length, itemsize, members, starts, limit, keep_last, drop, needed, report):
     """Give all lists of a group one length: check it, fill null lists, truncate.
 
     address, length: int64 [F, N], changed in place; members: int64, fields of group after group; starts: int64 [G+1];
@@ -245,7 +245,7 @@ def align_groups(address, length, itemsize, members, starts, limit, keep_last, d
                 elif count >= 0 and count != common:
                     _report(report, RAGGED, g, n, 0)
                     return
-            common = max(common, 0)
+            common = max(common, np.int64(0))
             cut = common if limit[g] < 0 else min(common, limit[g])
             skip = common - cut if keep_last[g] else 0
             for m in range(starts[g], starts[g + 1]):

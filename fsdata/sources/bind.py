@@ -67,7 +67,7 @@ def bind(
         key = (
             footer.schema.to_string(show_field_metadata=False, show_schema_metadata=False),
             tuple(sorted(partitions.items())),
-        )  # type: ignore[type-var]
+        )
         if key not in seen:
             seen[key] = len(kinds)
             bounds, fault = _bind_kind(source, wants, footer.schema, partitions)

@@ -50,7 +50,7 @@ class Slice:
     drop: np.ndarray
     dense: np.ndarray
     start: int
-    arrays: dict[str, tuple[np.ndarray, np.ndarray | None]] = field(default_factory=dict)
+    arrays: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     rows: np.ndarray | None = None
     owners: tuple[Any, ...] = ()
 

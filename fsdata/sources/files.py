@@ -64,7 +64,7 @@ class SourceFiles:
         self.retry = retry
         self._seen: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
-        files = discover(source.paths, source.filesystem)
+        files = discover(source.path_list, source.filesystem)
         at_once = threads or (os.cpu_count() or 1)
         self.footers = self._usable(
             read_footers(files, threads=at_once if files[0].local else max(at_once, _REMOTE_THREADS), retry=retry),

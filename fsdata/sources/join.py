@@ -102,7 +102,7 @@ def _sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, places: 
     alive = [np.flatnonzero(piece.drop == 0) for piece in slices]
     pairs = list(zip(slices, alive, strict=True))
     keys = _concatenate([piece.arrays[on][0][rows] for piece, rows in pairs], np.empty(0, np.int64))
-    nulls = sum(int(piece.arrays[on][1][rows].sum()) for piece, rows in pairs)
+    nulls = int(_concatenate([piece.arrays[on][1][rows] for piece, rows in pairs], np.empty(0, bool)).sum())
     if nulls:
         raise DataError(f"{files.label}: {nulls} rows have a null {on!r} and can never match; filter them out")
     order = np.argsort(keys, kind="stable")

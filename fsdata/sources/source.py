@@ -103,8 +103,13 @@ class ParquetSource:
     @property
     def label(self) -> str:
         """The first path, short enough for a message."""
-        paths = cast(tuple[str, ...], self.paths)
+        paths = self.path_list
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+    @property
+    def path_list(self) -> tuple[str, ...]:
+        """`paths` as given, always a tuple of strings."""
+        return cast(tuple[str, ...], self.paths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
