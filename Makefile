@@ -38,6 +38,7 @@ test-all: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	mkdir -p build/mypy && ln -sfn ../../tools build/mypy/freescale_tools
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_layers.py
 

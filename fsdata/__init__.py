@@ -14,6 +14,7 @@ from fsdata.errors import (
 )
 from fsdata.jagged import Jagged
 from fsdata.loader import FreeScaleDataLoader
+from fsdata.loss import global_mean
 from fsdata.packing import Plan, pack
 from fsdata.schema import Schema, Sequence
 from fsdata.sources import Join, ParquetSource
@@ -42,5 +43,6 @@ __all__ = [
     "StateError",
     "StepStats",
     "fit",
+    "global_mean",
     "pack",
 ]

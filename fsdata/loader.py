@@ -287,7 +287,7 @@ class _Options:
     pin: bool
     seed: int
     mix: str
-    uneven: str
+    uneven: Uneven
     timeout_s: float
 
     def __post_init__(self) -> None:

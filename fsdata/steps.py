@@ -130,7 +130,7 @@ class PlannedSteps(Steps):
         stats = self._stats(samples, int(counts.sum()), global_items=items)
         batch = self._batch(table, self._own_origin(samples), stats)
         passed = np.minimum(self.share.left, (self.step + 1) * self.share.batch_size)
-        return batch, self._progress(passed if self.step < self.share.full_steps else self.share.left)
+        return batch, self._progress((passed if self.step < self.share.full_steps else self.share.left).tolist())
 
 
 class AgreedSteps(Steps):
@@ -147,7 +147,7 @@ class AgreedSteps(Steps):
         if self.over:
             return None
         table, status = self._take(self._exchange)
-        statuses = (status,)
+        statuses: tuple[Status, ...] = (status,)
         if self._exchange is not None:
             statuses = self._agree(self._exchange, status)
         samples = [status.rows for status in statuses]

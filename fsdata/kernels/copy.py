@@ -10,10 +10,10 @@ from numba.extending import intrinsic
 
 
 @intrinsic
-def _pointer(typing_context, address):  # type: ignore[no-untyped-def]
+def _pointer(typing_context, address):
     """int64 address -> void pointer."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.int64), generate

@@ -1,6 +1,6 @@
 """Opened sources, and the order in which their rows make an epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -17,15 +17,22 @@ from fsdata.state import Progress
 class OpenSource(Protocol):
     """What the reading needs of a source whose footers have been read."""
 
-    label: str
-    groups: Sequence[Any]
-    list_labels: frozenset[str]
-    may_drop: bool
-    fingerprint: dict[str, str]
-    skipped: list[Any]
-    retries: int
-    weight: float | None
-
+    @property
+    def label(self) -> str: ...
+    @property
+    def groups(self) -> Sequence[Any]: ...
+    @property
+    def list_labels(self) -> frozenset[str]: ...
+    @property
+    def may_drop(self) -> bool: ...
+    @property
+    def fingerprint(self) -> Mapping[str, str]: ...
+    @property
+    def skipped(self) -> Sequence[Any]: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def weight(self) -> float | None: ...
     def read(self, group: Any, layout: Layout, start: int, stop: int) -> Any: ...
     def read_times(self, group: Any) -> Any: ...
 
@@ -90,7 +97,7 @@ class Dataset:
             order=order if self._shuffle else None,
             itemsize=self.layout.itemsize,
             executor=executor,
-            ahead=num_threads + (self._shuffle_window if self._shuffle else 1),
+            ahead=max(num_threads + 1, self._shuffle_window if self._shuffle else 0),
         )
 
 

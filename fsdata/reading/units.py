@@ -98,7 +98,7 @@ def merge_order(unit: Unit, keys: Sequence[np.ndarray]) -> np.ndarray:
 
     The k-way merge that always takes the smallest head is a stable sort by every source's running maximum.
     """
-    running = []
+    running: list[np.ndarray] = []
     for position, (part, part_keys) in enumerate(zip(unit.parts, keys, strict=True)):
         continued = position > 0 and unit.parts[position - 1].source == part.source
         floor = running[-1][-1:] if continued else part_keys[:0]
