@@ -158,8 +158,8 @@ def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: 
 
 
 def _check_default(want: Want, default: float) -> None:
-    if want.number == "id" and default != int(default):
-        raise SchemaError(f"the default {default!r} is not an integer, as ids are")
+    if want.number == "id" and (default != int(default) or not -(2**63) <= default < 2**63):
+        raise SchemaError(f"the default {default!r} is not an integer within int64, as ids are")
     if want.number == "value" and abs(default) > _MAX_FLOAT32:
         raise SchemaError(f"the default {default!r} is too large for float32")
 

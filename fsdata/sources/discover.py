@@ -83,10 +83,11 @@ def _resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
 def _as_arrow(filesystem: Any) -> pafs.FileSystem:
     if isinstance(filesystem, pafs.FileSystem):
         return filesystem
-    try:
-        return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
-    except TypeError as error:
-        raise SchemaError(f"filesystem must be a pyarrow or fsspec filesystem, got {filesystem!r}") from error
+    import fsspec
+
+    if not isinstance(filesystem, fsspec.AbstractFileSystem):
+        raise SchemaError(f"filesystem must be a pyarrow or fsspec filesystem, got {filesystem!r}")
+    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
 
 
 def _fixed_part(path: str) -> tuple[str, str]:
@@ -95,7 +96,7 @@ def _fixed_part(path: str) -> tuple[str, str]:
     if wild is None:
         return path, ""
     cut = path.rfind("/", 0, wild.start())
-    return path[:cut], path[cut:]
+    return path[: max(cut, 0)], path[max(cut, 0) :]
 
 
 def _expand(system: pafs.FileSystem, path: str, given: str) -> list[str]:
@@ -110,11 +111,13 @@ def _expand(system: pafs.FileSystem, path: str, given: str) -> list[str]:
     base, rest = _fixed_part(path)
     if not rest:
         raise FileNotFoundError(f"{given}: no such file or folder")
-    base = base or "/"
+    base = base or path[: path.startswith("/")]
     if system.get_file_info(base).type == pafs.FileType.NotFound:
         raise FileNotFoundError(f"{given}: no file matches; there is no folder {base}")
     pattern = _pattern(path)
-    files = [file for file in _below(system, base, recursive=rest.count("/") > 1) if pattern.fullmatch(file)]
+    files = [
+        file for file in _below(system, base, recursive=rest.count("/") > 1 or "**" in rest) if pattern.fullmatch(file)
+    ]
     if not files:
         raise FileNotFoundError(f"{given}: no file matches")
     return files
@@ -124,7 +127,7 @@ def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[str
     selector = pafs.FileSelector(folder, recursive=recursive)
     files = [info.path for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
     skip = len(folder.rstrip("/"))
-    return sorted(file for file in files if not re.search(r"/[._]", file[skip:]))
+    return sorted(file for file in files if not re.search(r"/[._]", "/" + file[skip:].lstrip("/")))
 
 
 def _pattern(glob: str) -> re.Pattern[str]:

@@ -64,20 +64,14 @@ def load_side_table(join: Join, wants: Sequence[Want], *, label: str, threads: i
     """
     fields = tuple(join.fields)
     served = [want for want in wants if want.field in fields]
-    for option in ("columns", "defaults", "nulls"):
-        known = {*fields, join.on} if option == "columns" else set(fields)
-        unknown = sorted(set(getattr(join.source, option)) - known)
-        if unknown:
-            raise SchemaError(
-                f"{label}, join on {join.on!r}: {option} names {', '.join(unknown)}, not a joined field: "
-                f"{', '.join(fields)}"
-            )
     label = f"{label}, side table {join.source.label}"
     files = SourceFiles(join.source, [*served, key_want(join.on)], index=0, label=label, threads=threads, retry=retry)
     places = _places(served, files)
     reader = files.reader(lambda want: True, places, filtered=True)
-    slices = [files.decode(reader, group, 0, group.rows) for group in files.groups]
-    files.close()
+    try:
+        slices = [files.decode(reader, group, 0, group.rows) for group in files.groups]
+    finally:
+        files.close()
     read = [piece for piece in slices if piece is not None]
     return _sorted_by_key(read, join, files, places)
 

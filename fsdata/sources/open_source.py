@@ -1,8 +1,10 @@
 """An opened source: main table and side tables together give the rows of a sample."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,8 @@ from fsdata.sources.align import Constants, Groups, align, groups_of
 from fsdata.sources.decode import Slice
 from fsdata.sources.files import RowGroup, SliceReader, SourceFiles
 from fsdata.sources.fingerprint import fingerprint
-from fsdata.sources.join import attach, load_side_table
+from fsdata.sources.footers import Skipped
+from fsdata.sources.join import SideTable, attach, load_side_table
 from fsdata.sources.plan import Places, places_of
 from fsdata.sources.retry import Retry
 from fsdata.sources.roles import key_want, time_want, wants_of
@@ -67,18 +70,8 @@ class OpenSource:
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retry()
-        joined = _check_joins(source, schema, self.label)
-        wants = [want for want in wants_of(schema) if want.field not in joined]
-        keys = [key_want(key) for key in dict.fromkeys(join.on for join in source.join)]
-        time = [] if schema.time is None else [time_want(schema.time)]
-        self._files = SourceFiles(
-            source, [*wants, *keys, *time], index=index, label=self.label, threads=threads, retry=self._retry
-        )
+        self._files, self._sides = self._open(source, schema, threads)
         self.groups = self._files.groups
-        self._sides = [
-            load_side_table(join, wants_of(schema), label=self.label, threads=threads, retry=self._retry)
-            for join in source.join
-        ]
         self._defaults = dict(source.defaults)
         for side in self._sides:
             self._defaults.update(side.source.defaults)
@@ -88,7 +81,7 @@ class OpenSource:
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.has_time = schema.time is not None
         self.time_unit = self._files.time_unit
-        self.may_drop = _may_drop(source, [want.field for want in wants]) or any(
+        self.may_drop = _may_drop(source, schema) or any(
             side.source.policy(name) == "drop" for side in self._sides for name in side.fields
         )
         self.fingerprint = fingerprint(source, self._files.footers, [side.fingerprint for side in self._sides])
@@ -98,8 +91,22 @@ class OpenSource:
             for filtered in (False, True)
         )
 
+    def _open(self, source: ParquetSource, schema: Schema, threads: int | None) -> tuple[SourceFiles, list[SideTable]]:
+        joined = _check_joins(source, schema, self.label)
+        wants = [want for want in wants_of(schema) if want.field not in joined]
+        wants += [key_want(key) for key in dict.fromkeys(join.on for join in source.join)]
+        wants += [] if schema.time is None else [time_want(schema.time)]
+        options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
+        files, *sides = _all_or_errors(
+            [
+                partial(SourceFiles, source, wants, index=self.index, **options),
+                *(partial(load_side_table, join, wants_of(schema), **options) for join in source.join),
+            ]
+        )
+        return files, sides
+
     @property
-    def skipped(self) -> list:
+    def skipped(self) -> list[Skipped]:
         """Files and row groups left out so far, those of side tables included."""
         return [*self._files.skipped, *(entry for side in self._sides for entry in side.skipped)]
 
@@ -189,8 +196,21 @@ def open_source(source: ParquetSource, schema: Schema, *, index: int, threads: i
     return OpenSource(source, schema, index=index, threads=threads)
 
 
-def _may_drop(source: ParquetSource, fields: Sequence[str]) -> bool:
-    drops = any(source.policy(name) == "drop" for name in fields)
+def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The result of every call, or one SchemaError with the messages of all that raised it."""
+    results, errors = [], []
+    for attempt in opens:
+        try:
+            results.append(attempt())
+        except SchemaError as error:
+            errors.append(error)
+    if errors:
+        raise SchemaError("\n".join(str(error) for error in errors)) from errors[0]
+    return results
+
+
+def _may_drop(source: ParquetSource, schema: Schema) -> bool:
+    drops = any(source.policy(name) == "drop" for name in schema.field_names)
     return drops or source.filter is not None or source.on_error == "skip"
 
 

@@ -144,6 +144,14 @@ class Join:
             raise SchemaError(f"Join(fields=...) names a field twice: {self.fields!r}")
         if self.source.join:
             raise SchemaError("the source of a Join cannot have joins itself: join both tables to the main source")
+        for option in ("columns", "defaults", "nulls"):
+            known = {*self.fields, self.on} if option == "columns" else set(self.fields)
+            unknown = sorted(set(getattr(self.source, option)) - known)
+            if unknown:
+                raise SchemaError(
+                    f"Join(on={self.on!r}): its source's {option} names {', '.join(unknown)}, not a joined field: "
+                    f"{', '.join(self.fields)}"
+                )
         if self.source.weight is not None:
             raise SchemaError("the source of a Join is not mixed: leave its weight out")
 
@@ -180,5 +188,5 @@ def _is_number(value: Any) -> bool:
 def _check_default(name: str, value: Any) -> None:
     if not _is_number(value):
         raise SchemaError(f"defaults={{{name!r}: ...}} must be a number, got {value!r}")
-    if not math.isfinite(value) or not -(2**63) <= value < 2**63:
-        raise SchemaError(f"defaults={{{name!r}: ...}} must be finite and within int64, got {value!r}")
+    if not math.isfinite(value):
+        raise SchemaError(f"defaults={{{name!r}: ...}} must be finite, got {value!r}")
