@@ -184,7 +184,10 @@ class Meeting:
             )
             return {"kind": "peer", "text": text}
         text = differences({rank: note["items"] for rank, note in given.items()})
-        return {"kind": "mismatch", "text": text} if text else {"kind": "same", "text": ""}
+        if not text:
+            return {"kind": "same", "text": ""}
+        remedy = "Pass the same arguments and files to every rank"
+        return {"kind": "mismatch", "text": f"ranks were not given the same job. {text}. {remedy}"}
 
 
 def differences(given: Mapping[int, Mapping[str, str]]) -> str:
@@ -202,11 +205,7 @@ def differences(given: Mapping[int, Mapping[str, str]]) -> str:
         mine = _short(reference.get(item, "(absent)"))
         others = ", ".join(f"{name_ranks(ranks)} {_short(value)}" for value, ranks in values.items())
         parts.append(f"{item}: rank {first} has {mine}, {others}")
-    if not parts:
-        return ""
-    return (
-        "ranks were not given the same job. " + "; ".join(parts) + ". Pass the same arguments and files to every rank"
-    )
+    return "; ".join(parts)
 
 
 def name_ranks(ranks: list[int]) -> str:

@@ -18,9 +18,16 @@ def _torchrec() -> Any:
     return torchrec
 
 
-def keyed_jagged_tensor(keys: tuple[str, ...], values: torch.Tensor, lengths: torch.Tensor, stride: int) -> Any:
-    """A KeyedJaggedTensor of values [sum of lengths] and lengths [len(keys) * stride], both key after key."""
-    return _torchrec().KeyedJaggedTensor(keys=list(keys), values=values, lengths=lengths, stride=stride)
+def keyed_jagged_tensor(
+    keys: tuple[str, ...],
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    stride: int,
+    weights: torch.Tensor | None = None,
+) -> Any:
+    """A KeyedJaggedTensor of values and weights [sum of lengths] and lengths [len(keys) * stride], key after key."""
+    make = _torchrec().KeyedJaggedTensor
+    return make(keys=list(keys), values=values, weights=weights, lengths=lengths, stride=stride)
 
 
 def is_keyed_jagged_tensor(value: object) -> bool:

@@ -100,11 +100,11 @@ class Step:
 class StepExchange:
     """Exchanges steps with the other ranks, in lock step.
 
-    `step`, `agree`, `fail` and `leave` block, in one thread at a time; every rank makes one such call per step.
+    `step`, `agree`, `gather`, `fail` and `leave` block, in one thread at a time; every rank makes one such call per step.
     `report`, `abort` and `close` may be called from any thread. Making it is collective and belongs into the
     constructor of the loader, after `Meeting.agree`.
 
-    Raises (step, agree): PeerError naming the rank that failed (with its message), left, died or did not come within
+    Raises (step, agree, gather): PeerError naming the rank that failed (with its message), left, died or did not come within
     `timeout_s`; MismatchError if ranks are at different steps or planned differently.
     """
 
@@ -124,6 +124,14 @@ class StepExchange:
     def agree(self, status: Status) -> tuple[Status, ...]:
         """Stage I alone: the statuses of all ranks. For loaders that keep their rows but must stop together."""
         return self._words(status, 0)
+
+    def gather(self, mine: bytes, status: Status) -> list[bytes]:
+        """What every rank has to say beside the statuses, any number of bytes each."""
+        statuses = self._words(replace(status, rows=len(mine)), 0)
+        padded = np.zeros(max(other.rows for other in statuses), np.uint8)
+        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        gathered = self._group.all_gather(padded)
+        return [gathered[rank, : other.rows].tobytes() for rank, other in enumerate(statuses)]
 
     def step(self, table: RowTable | None, spec: RecordSpec, planner: Planner, status: Status) -> Step:
         """Contribute the samples of `table` (None: none), receive this rank's share of the global batch.

@@ -65,7 +65,7 @@ def test_differences_name_ranks_and_items() -> None:
     text = differences({0: same, 1: {**same, "seed": "8"}, 2: {"seed": "8", "files": "ab", "new": "x" * 500}})
     assert "seed: rank 0 has '7', ranks 1, 2 '8'" in text
     assert "new: rank 0 has '(absent)', rank 2 'xxx" in text
-    assert "files" not in text.split("Pass")[0]
+    assert "files" not in text
     assert len(text) < 500
     assert name_ranks(list(range(64))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (64 in all)"
 
