@@ -193,21 +193,22 @@ def _compare_kinds(
 ) -> None:
     """Drift that widening cannot mend: a label that is a list only in some files, times in different units."""
     first: dict[str, Bound] = {}
-    for kind_index, footer in zip(kind_of, footers, strict=True):
-        for bound in kinds[kind_index].bounds:
+    for number, kind in enumerate(kinds):
+        for bound in kind.bounds:
             if bound.type is None:
                 continue
             reference = first.setdefault(bound.want.field, bound)
-            assert reference.type is not None
             if bound.is_list != reference.is_list:
                 what = f"is {bound.type} in some files and {reference.type} in the first: one of both is needed"
-                problems[bound.want.field, what].append(footer.file.name)
             elif bound.want.number == "id" and _unit(bound.type) != _unit(reference.type):
                 what = f"is {bound.type} in some files and {reference.type} in the first: units would be mixed"
-                problems[bound.want.field, what].append(footer.file.name)
+            else:
+                continue
+            problems[bound.want.field, what] += [footers[i].file.name for i, of in enumerate(kind_of) if of == number]
 
 
-def _unit(kind: pa.DataType) -> str:
+def _unit(kind: pa.DataType | None) -> str:
+    assert kind is not None
     item = plain(kind)
     item = plain(item.value_type) if is_list(item) else item
     if pa.types.is_date(item):

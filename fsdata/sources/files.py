@@ -65,7 +65,7 @@ class SourceFiles:
         self._seen: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         files = discover(source.path_list, source.filesystem)
-        at_once = threads or (os.cpu_count() or 1)
+        at_once = threads or len(os.sched_getaffinity(0))
         self.footers = self._usable(
             read_footers(files, threads=at_once if files[0].local else max(at_once, _REMOTE_THREADS), retry=retry),
             [file.name for file in files],

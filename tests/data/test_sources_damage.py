@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from parquet import column, opened, read_all, values, write
@@ -89,9 +90,8 @@ def test_files_without_a_footer_raise_or_are_listed(tmp_path, damage, message):
 @pytest.fixture
 def flipped(tmp_path):
     """Three row groups of 1,000 rows, the second damaged near its end."""
-    path = users(tmp_path / "a.parquet", 0, 3000, group=1000, use_dictionary=False, data_page_size=800)
-    import pyarrow.parquet as pq
-
+    pages = {"use_dictionary": False, "data_page_size": 800, "write_batch_size": 100}
+    path = users(tmp_path / "a.parquet", 0, 3000, group=1000, **pages)
     chunk = pq.read_metadata(path).row_group(1).column(0)
     flip(path, chunk.data_page_offset + chunk.total_compressed_size - 40)
     return path
