@@ -100,7 +100,7 @@ def main() -> None:
         ],
         rows,
         notes=[
-            f"Straggler, moved, crossing: mean over {len(SEEDS)} global batches (worst %: the worst of them). Crossing: "
+            f"Straggler, moved, crossing: mean over {len(SEEDS)} global batches, worst %: the worst of them. Crossing: "
             f"share of tokens that leave their node of {NODE} ranks.",
             "ms: best time of one complete pack() call, with its checks, sort and report; ratio: to the argsort.",
         ],

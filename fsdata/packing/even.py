@@ -20,15 +20,15 @@ def even_counts(home: np.ndarray, order: np.ndarray, *, num_ranks: int, ranks_pe
     for r in np.flatnonzero(counts > goal).tolist():
         extra = int(counts[r] - goal[r])
         surplus += [(r, int(rows[r][(2 * k + 1) * int(counts[r]) // (2 * extra)])) for k in range(extra)]
-    places = [r for r in np.flatnonzero(counts < goal).tolist() for _ in range(goal[r] - counts[r])]
+    places: list[list[int]] = [[] for _ in range(-(-num_ranks // ranks_per_node))]
+    for r in np.flatnonzero(counts < goal).tolist():
+        places[r // ranks_per_node] += [r] * int(goal[r] - counts[r])
     waiting: list[int] = []
     for r, sample in surplus:
-        near = next((place for place in places if place // ranks_per_node == r // ranks_per_node), None)
-        if near is None:
-            waiting.append(sample)
+        near = places[r // ranks_per_node]
+        if near:
+            rank[sample] = near.pop(0)
         else:
-            places.remove(near)
-            rank[sample] = near
-    for sample, place in zip(waiting, places, strict=True):
-        rank[sample] = place
+            waiting.append(sample)
+    rank[waiting] = [place for node in places for place in node]
     return rank

@@ -5,6 +5,7 @@ that breaks the token cap is first brought under it by exchanges that look at to
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -102,7 +103,8 @@ def hierarchical(problem: Problem) -> np.ndarray:
     span = problem.ranks_per_node
     rank = even_counts(problem.home, problem.order, num_ranks=problem.num_ranks, ranks_per_node=span)
     # The nodes may use up half of the tolerance, so that the ranks inside the fullest one need not be perfect.
-    node_target = problem.target.reshape(-1, span).sum(axis=1)
+    # fsum: numpy's sum of floats may add in another order on another CPU.
+    node_target = np.array([math.fsum(node) for node in problem.target.reshape(-1, span).tolist()])
     _exchange(problem, rank, node_target, limit=1.0 / (1.0 - problem.tolerance / 2))
     _under_cap(problem, rank, span)
     # Inside a node the aim is what the node holds now, but no rank need be better than the whole job asks for.

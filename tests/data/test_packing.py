@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdata.packing import Plan, pack, reference
+from fsdata.packing.even import even_counts
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 EQUAL = ("fbs", "fbs+swap", "repair", "hierarchical")
@@ -201,6 +202,21 @@ def test_uneven_homes_are_evened_out(method):
     assert plan.straggler < 0.02
 
 
+@untimed
+@given(st.lists(st.integers(0, 5), max_size=60))
+def test_evening_out_moves_no_more_than_it_must(home):
+    home = np.array(home, np.int32)
+    order = np.arange(home.size, dtype=np.int32)
+    rank = even_counts(home, order, num_ranks=6, ranks_per_node=2)
+    counts = np.bincount(rank, minlength=6)
+    assert counts.max() - counts.min() <= 1
+    before = np.sort(np.bincount(home, minlength=6))
+    fewest = np.maximum(before - np.sort(counts), 0).sum()
+    assert (rank != home).sum() == fewest
+    nodes, held = np.bincount(home // 2, minlength=3), np.bincount(rank // 2, minlength=3)
+    assert (rank // 2 != home // 2).sum() == np.maximum(nodes - held, 0).sum()
+
+
 def test_repair_leaves_an_even_batch_alone():
     home = np.repeat(np.arange(4), 8)
     assert pack([5] * 32, 4, method="repair", home=home).rank.tolist() == home.tolist()
@@ -241,7 +257,14 @@ def test_permuting_nothing_but_ties_changes_nothing_in_the_loads(method):
     assert sorted(plan.load.tolist()) == [18, 18]
 
 
-GOLDEN = {"fbs": 4141902517, "fbs+swap": 4112216156, "vbs": 2526504984, "vbs-contiguous": 2495540079, "repair": 2094392216, "hierarchical": 3252285991}
+GOLDEN = {
+    "fbs": 4141902517,
+    "fbs+swap": 4112216156,
+    "vbs": 2526504984,
+    "vbs-contiguous": 2495540079,
+    "repair": 2094392216,
+    "hierarchical": 3252285991,
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
