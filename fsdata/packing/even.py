@@ -27,7 +27,7 @@ def even_counts(home: np.ndarray, order: np.ndarray, *, num_ranks: int, ranks_pe
     for r, sample in surplus:
         near = places[r // ranks_per_node]
         if near:
-            rank[sample] = near.pop(0)
+            rank[sample] = near.pop()
         else:
             waiting.append(sample)
     rank[waiting] = [place for node in places for place in node]
