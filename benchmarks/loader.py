@@ -34,8 +34,8 @@ OUR_BATCHES = (512, 128)
 # No OpenMP threads anywhere: they spin while waiting, which would be counted as loading.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 COLUMNS = (
-    "way", "shuffled", "batch", "CPU s", "CPU / raw", "", "wall s", "wall / raw", " ", "rows/s", "first batch s",
-    "peak MiB", "note",
+    "way", "shuffled", "batch", "CPU s", "CPU / raw", "CPU range", "wall s", "wall / raw", "wall range", "rows/s",
+    "first batch s", "peak MiB",
 )  # fmt: skip
 
 
@@ -73,12 +73,15 @@ def main() -> None:
     if arguments.peers and importlib.util.find_spec("datasets") is None:
         parser.error("the peers need Hugging Face datasets: pip install -e '.[bench]', or pass --no-peers")
     rounds = min(arguments.rounds, 2) if arguments.quick else arguments.rounds
-    print(f"reference set in {arguments.data} ...", file=sys.stderr)
-    paths = [str(path) for path in reference_set(arguments.data)][: 2 if arguments.quick else None]
+    data = arguments.data.resolve()
+    print(f"reference set in {data} ...", file=sys.stderr)
+    paths = [str(path) for path in reference_set(data)][: 2 if arguments.quick else None]
     entries = list(_entries(rounds, arguments.peers, arguments.only))
-    child = Child(paths=paths, cache=str(arguments.data / f"hf-cache-{len(paths)}"))
-    for way in {entry.way.name: entry.way for entry in entries if entry.way.role == "peer"}.values():
-        child.run(way, PEER_BATCH, "--only", "prepare")
+    child = Child(paths=paths, cache=str(data / f"hf-cache-{len(paths)}"))
+    for path in paths:
+        Path(path).read_bytes()  # into the page cache
+    if arguments.peers:
+        child.call("-m", "ways.huggingface", child.cache, *paths)
     _play(entries, child, rounds)
     _check_equal(entries)
     cold = {} if arguments.quick or arguments.only else _cold(child)
@@ -105,20 +108,25 @@ class Child:
     cache: str
 
     def run(self, way: Way, batch_size: int, *options: str, environment: dict[str, str] | None = None) -> Any:
-        """What it printed, or None. RuntimeError with the end of its stderr if it failed."""
-        command = [sys.executable, str(HERE / "loader_ways.py"), way.name, "--batch-size", str(batch_size)]
-        command += ["--cache", self.cache, *options, "--paths", *self.paths]
-        # HF writes hashes and locks below HF_HOME: keep them beside the data.
+        """The JSON line it printed."""
+        command = [str(HERE / "loader_ways.py"), way.name, "--batch-size", str(batch_size), "--cache", self.cache]
+        out = self.call(*command, *options, "--paths", *self.paths, environment=environment)
+        return json.loads(out.splitlines()[-1])
+
+    def call(self, *command: str, environment: dict[str, str] | None = None) -> str:
+        """What a Python process printed. RuntimeError with the end of its stderr if it failed."""
+        # HF writes locks below HF_HOME: keep them beside the data.
         home = {"HF_HOME": str(Path(self.cache).with_name("hf-home"))}
         done = subprocess.run(
-            command,
+            [sys.executable, *command],
+            cwd=HERE,
             env={**os.environ, **ENVIRONMENT, **home, **(environment or {})},
             capture_output=True,
             text=True,
         )
         if done.returncode:
-            raise RuntimeError(f"{way.name} failed with status {done.returncode}:\n{done.stderr[-4000:]}")
-        return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+            raise RuntimeError(f"{command} failed with status {done.returncode}:\n{done.stderr[-4000:]}")
+        return done.stdout
 
 
 def _play(entries: Sequence[Entry], child: Child, rounds: int) -> None:
@@ -157,7 +165,7 @@ def _cold(child: Child) -> dict[str, float]:
     for way in WAYS:
         if way.role == "ours":
             with tempfile.TemporaryDirectory() as empty:
-                result = child.run(way, PEER_BATCH, "--only", "first", environment={"NUMBA_CACHE_DIR": empty})
+                result = child.run(way, PEER_BATCH, "--only-first", environment={"NUMBA_CACHE_DIR": empty})
             cold[way.name] = result["first_batch_s"]
     return cold
 
@@ -180,10 +188,10 @@ def _report(entries: Sequence[Entry], cold: dict[str, float], size: str, *, name
             round(entry.runs[0]["rows"] / entry.median("wall_s")),
             entry.median("first_batch_s"),
             round(entry.median("peak_mib")),
-            entry.way.note,
         ))  # fmt: skip
     notes = [
         "Medians of the rounds. CPU: user + system, workers included. Peak: resident memory over what imports left.",
+        *(f"{entry.way.name}: {entry.way.note}." for entry in entries if entry.way.note),
         *(f"First batch with an empty numba cache, {way}: {seconds:.1f} s." for way, seconds in cold.items()),
         *_goals(entries, raw),
     ]

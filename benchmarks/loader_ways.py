@@ -28,28 +28,15 @@ def main() -> None:
     parser.add_argument("--paths", nargs="+", required=True)
     parser.add_argument("--cache", required=True)
     parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--only", choices=("first", "prepare"), help="stop after the first batch, or only prepare")
+    parser.add_argument("--only-first", action="store_true", help="stop after the first batch")
     parser.add_argument("--checksum", action="store_true", help="read a second, untimed epoch and hash it")
     arguments = parser.parse_args()
     way = way_named(arguments.way)
     run = Run(paths=arguments.paths, batch_size=arguments.batch_size, cache=arguments.cache)
-    if arguments.only == "prepare":
-        prepare(way, run)
-        return
-    result = measure(way, run, only_first=arguments.only == "first")
+    result = measure(way, run, only_first=arguments.only_first)
     if arguments.checksum:
         result["checksum"] = sum(checksum.of(batch) for batch in way.load()(run, **way.options)) % 2**64
     print(json.dumps(result), flush=True)
-
-
-def prepare(way: Way, run: Run) -> None:
-    """Bring the files into the page cache and write what the way reads instead of Parquet."""
-    for path in run.paths:
-        Path(path).read_bytes()
-    if way.name == "HF datasets, arrow cache":
-        from ways import huggingface
-
-        huggingface.prepare(run)
 
 
 def measure(way: Way, run: Run, *, only_first: bool) -> dict[str, Any]:

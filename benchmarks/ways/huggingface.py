@@ -1,5 +1,7 @@
 """Hugging Face `datasets`, in Arrow format, which is its fastest; batches are converted as `from_arrow` does."""
 
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +25,15 @@ def cached_shuffled(run: Run) -> Iterator[Delivered]:
         yield from_table(table)
 
 
-def prepare(run: Run) -> None:
+def prepare(paths: list[str], cache: str) -> None:
     """Write the cache that `cached_shuffled` reads, unless it is there."""
-    folder = Path(run.cache)
+    folder = Path(cache)
     if (folder / "state.json").exists():
         return
-    rows = datasets.load_dataset(
-        "parquet", data_files=run.paths, split="train", columns=READ, cache_dir=str(folder.with_name("hf-builder"))
-    )
-    rows.save_to_disk(folder)
-    rows.cleanup_cache_files()
+    with tempfile.TemporaryDirectory(dir=folder.parent) as builder:
+        rows = datasets.load_dataset("parquet", data_files=paths, split="train", columns=READ, cache_dir=builder)
+        rows.save_to_disk(folder)
+
+
+if __name__ == "__main__":
+    prepare(sys.argv[2:], sys.argv[1])
