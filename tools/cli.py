@@ -69,7 +69,7 @@ def demo(
     batch_size: Annotated[
         int | None, typer.Option(help="Samples of a rank and step. Default: by history length.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 30,
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 24,
     ranks: Annotated[int, typer.Option(help="Processes that train, one core each.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the synthetic set and the model.")] = 0,
     folder: Annotated[Path, typer.Option(help="Where the synthetic set and the picture go.")] = Path("freescale-demo"),

@@ -29,7 +29,7 @@ class DemoFailed(RuntimeError):
 class Launch:
     """How to run the demo. `picture`: where the PNG goes."""
 
-    steps: int = 30
+    steps: int = 24
     ranks: int = 2
     seed: int = 0
     picture: Path = Path("freescale-demo.png")
@@ -57,6 +57,7 @@ def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
     title = f"Time of every rank and step, {data.name}"
     report.picture(outcome.plain, outcome.balanced, floors, launch.picture, title=title)
     for line in (
+        "straggler: from the CPU time of each rank's training thread; waiting for another rank costs none",
         "floor: what no plan can beat, because one sample outweighs a rank's fair share",
         f"cost of a sample, fitted on the first run: {outcome.cost}",
         f"picture: {launch.picture}   ({time.monotonic() - began:.0f} s)",

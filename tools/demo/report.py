@@ -34,8 +34,9 @@ def table(plain: Run, balanced: Run, plans: list[Planned]) -> Table:
 
 
 def _plan_label(plan: Planned) -> str:
-    cut = "" if plan.max_length is None else f", histories cut at {plan.max_length:,}"
-    return f"planned straggler, {plan.world_size} ranks{cut}"
+    if plan.max_length is not None:
+        return f"  histories cut at {plan.max_length:,} events"
+    return f"planned straggler, {plan.world_size} ranks"
 
 
 def _measured(before: Summary, after: Summary) -> list[tuple[str, str, str, str]]:
