@@ -100,12 +100,12 @@ class Step:
 class StepExchange:
     """Exchanges steps with the other ranks, in lock step.
 
-    `step`, `agree`, `gather`, `fail` and `leave` block, in one thread at a time; every rank makes one such call per step.
-    `report`, `abort` and `close` may be called from any thread. Making it is collective and belongs into the
+    `step`, `agree`, `gather`, `fail` and `leave` block, in one thread at a time; every rank makes one such call per
+    step. `report`, `abort` and `close` may be called from any thread. Making it is collective and belongs into the
     constructor of the loader, after `Meeting.agree`.
 
-    Raises (step, agree, gather): PeerError naming the rank that failed (with its message), left, died or did not come within
-    `timeout_s`; MismatchError if ranks are at different steps or planned differently.
+    Raises (step, agree, gather): PeerError naming the rank that failed (with its message), left, died or did not come
+    within `timeout_s`; MismatchError if ranks are at different steps or planned differently.
     """
 
     def __init__(self, place: Place, *, timeout_s: float = 300.0) -> None:

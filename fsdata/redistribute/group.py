@@ -5,11 +5,14 @@ a note on the board, looks who else does, and reports those who do not. The grou
 torch.distributed: making it cannot cross with groups that other packages make, and only its members take part.
 """
 
+import atexit
 import contextlib
 import datetime
+import functools
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +49,7 @@ class ControlGroup:
         self._grace_s = min(_GRACE_S, timeout_s)
         self._board = board_of(place.group, "group", timeout_s)
         self._lock = threading.Lock()
+        self._busy = threading.Lock()
         self._posted = False
         self._reason: str | None = None
         try:
@@ -57,6 +61,9 @@ class ControlGroup:
             )
         except RuntimeError as error:
             raise PeerError(f"the ranks could not connect to each other over gloo: {error}") from error
+        # A daemon thread that is inside gloo when the interpreter ends would end the process by std::terminate.
+        self._at_exit = functools.partial(_end_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
@@ -95,6 +102,7 @@ class ControlGroup:
 
     def close(self, reason: str) -> None:
         """Give up the group; no collective may be under way. Leaves no thread and no connection."""
+        atexit.unregister(self._at_exit)
         with self._lock:
             gloo, self._gloo = self._gloo, None
             self._reason = self._reason or reason
@@ -103,6 +111,16 @@ class ControlGroup:
                 self._post(reason)
             self._board.close()
 
+    def end_at_exit(self) -> None:
+        """Let a collective that is under way end, but not for long, and close."""
+        reason = "ended its process without closing its loader"
+        with self._lock:
+            self._reason = self._reason or reason
+        if not self._busy.acquire(timeout=self._grace_s):
+            self.abort(reason)
+            self._busy.acquire(timeout=self._grace_s)
+        self.close(reason)
+
     def _run(self, issue: Callable[[Any], dist.Work]) -> None:
         with self._lock:
             gloo, reason = self._gloo, self._reason
@@ -110,16 +128,17 @@ class ControlGroup:
             raise PeerError(f"the exchange between the ranks is over on rank {self.rank}: {reason}")
         start = time.monotonic()
         try:
-            issue(gloo).wait()
+            with self._busy:
+                issue(gloo).wait()
         except RuntimeError as error:
             waited_s = time.monotonic() - start
             with self._lock:
                 reason = self._reason
             if reason is None:
                 try:
-                    reason = f"{self._diagnose(waited_s)}. gloo said: {error}"
+                    reason = f"{self._diagnose(waited_s)}. gloo said: {_brief(error)}"
                 except StoreLost as lost:
-                    reason = f"{lost}. gloo said: {error}"
+                    reason = f"{lost}. gloo said: {_brief(error)}"
                 with self._lock:
                     self._reason = reason
             raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
@@ -151,3 +170,14 @@ class ControlGroup:
         if max(waits.values()) >= 0.9 * self.timeout_s and late:
             return f"{name_ranks(late)} came after the others had waited {self.timeout_s:g} s. {remedy}"
         return "the connections broke although all ranks are alive"
+
+
+def _brief(error: RuntimeError) -> str:
+    """What gloo says, without its source line and advice."""
+    return str(error).partition("] ")[2].partition(". This is")[0] or str(error)
+
+
+def _end_at_exit(group: weakref.ref[ControlGroup]) -> None:
+    found = group()
+    if found is not None:
+        found.end_at_exit()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from samples import SPEC, lengths_of, read, sample, table_of
 from worlds import shared_world
 
@@ -265,3 +266,21 @@ def leaving(rank: int, world_size: int) -> int:
 
 def test_after_leaving_an_epoch_the_next_one_works() -> None:
     assert shared_world(3).run(leaving) == [2, 2, 2]
+
+
+def some_ranks(rank: int, world_size: int) -> list[list[int]]:
+    """Ranks 0 and 2 of three share their batches; the group is theirs alone."""
+    pair = dist.new_group([0, 2])
+    if rank == 1:
+        return []
+    place = resolve(process_group=pair)
+    exchange = StepExchange(place, timeout_s=20)
+    table = table_of(0, place.rank, 3, lengths_of(0, place.rank, 3))
+    step = exchange.step(table, SPEC, lambda batch: Assignment(rank=1 - batch.home), Status(epoch=0, step=0))
+    exchange.close()
+    assert read(step.table, 2) == sample(0, 1 - place.rank, 2, lengths_of(0, 1 - place.rank, 3))
+    return step.origin.tolist()
+
+
+def test_some_ranks_of_a_job_can_share_batches() -> None:
+    assert shared_world(3).run(some_ranks) == [[[1, row] for row in range(3)], [], [[0, row] for row in range(3)]]
