@@ -3,6 +3,7 @@
 `Balance` is what the user passes; `StepPlanner` turns one step's lengths into ranks, with AutoTune's speeds.
 """
 
+import re
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, get_args
 
@@ -19,7 +20,7 @@ _NO_SPEED = ("fbs",)
 _NO_CAP = ("fbs", "vbs-contiguous")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Balance:
     """Redistribute every global batch so that all ranks have the same work.
 
@@ -44,7 +45,7 @@ class Balance:
     max_tokens: int | None = None
     ranks_per_node: int | None = None
     autotune: bool = False
-    process_group: dist.ProcessGroup | None = field(default=None, repr=False)
+    process_group: dist.ProcessGroup | None = None
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -69,6 +70,12 @@ class Balance:
             raise ValueError(f"method={self.method!r} cannot follow the speed of ranks: use 'vbs' or 'fbs+swap'")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
+
+    def __repr__(self) -> str:
+        """What ranks compare: without the process group, and without the addresses that plain functions show."""
+        names = ("method", "cost", "max_tokens", "ranks_per_node", "autotune", "timeout_s")
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return re.sub(r" at 0x[0-9a-f]+", "", f"Balance({shown})")
 
 
 class StepPlanner:

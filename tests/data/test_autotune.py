@@ -160,3 +160,10 @@ def test_bad_options_are_refused(options: dict, match: str) -> None:
         Balance(**options)
     with pytest.raises(TypeError, match="cost must be a cost model"):
         Balance(cost=3)  # type: ignore[arg-type]
+
+
+def test_a_plain_function_can_be_the_cost_on_all_ranks() -> None:
+    one, other = (Balance(cost=lambda lengths: lengths["uih"]) for _ in range(2))
+    assert repr(one) == repr(other)
+    assert repr(one).startswith("Balance(method='fbs+swap', cost=<function test_a_plain_function")
+    assert repr(Balance(max_tokens=5)) != repr(Balance())
