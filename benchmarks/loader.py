@@ -223,9 +223,10 @@ def _goals(entries: Sequence[Entry], raw: Entry) -> Iterator[str]:
     peers = [e for e in entries if e.way.role == "peer"]
     for key, what in (("cpu_s", "CPU"), ("wall_s", "wall")):
         for entry in ours if peers else ():
-            best = min(peers, key=lambda peer, key=key: peer.ratio(key, raw))
-            share = entry.ratio(key, raw) / best.ratio(key, raw)
-            yield _goal(f"{entry.way.name}, batch {PEER_BATCH}: {what} / best peer ({best.way.name})", share, 1.0)
+            best, name = min((peer.ratio(key, raw), peer.way.name) for peer in peers)
+            yield _goal(
+                f"{entry.way.name}, batch {PEER_BATCH}: {what} / best peer ({name})", entry.ratio(key, raw) / best, 1.0
+            )
 
 
 def _goal(what: str, value: float, limit: float) -> str:
