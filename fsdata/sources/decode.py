@@ -1,11 +1,12 @@
 """Decoding a slice of a row group into references (orchestration; the kernels are in `fsdata.kernels.index`).
 
-A row group is decoded in small record batches: Arrow then reuses the pages it has just given back, where one
-table per row group would touch fresh memory for every column.
+A row group is decoded in record batches whose widest column has a few MiB: Arrow then reuses the pages it has just
+given back, where one table per row group would touch fresh memory for every column. Smaller batches pay for every
+column of every batch.
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,12 @@ import pyarrow.parquet as pq
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import index
 from fsdata.sources import convert, expressions
+from fsdata.sources.batch_rows import batch_rows
 from fsdata.sources.bind import Kind, partition_column
 from fsdata.sources.plan import Places, SlicePlan
 
 if TYPE_CHECKING:
     import polars as pl
-
-BATCH_ROWS = 512
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
@@ -69,11 +69,12 @@ class Expressions:
 
 def decode(
     file: pq.ParquetFile, row_group: int, start: int, stop: int, *,
-    plan: SlicePlan, kind: Kind, places: Places, exprs: Expressions, whole: bool, where: str,
+    wide: Sequence[int], plan: SlicePlan, kind: Kind, places: Places, exprs: Expressions, whole: bool, where: str,
 ) -> Slice:  # fmt: skip
     """Decode rows [start, stop) of a row group.
 
     Args:
+        wide: see `fsdata.sources.batch_rows`.
         whole: decode to the end of the row group even if `stop` is before it, so that damage is found or not
             whatever part of the group is asked for.
         where: source, file and row group, for messages.
@@ -83,17 +84,18 @@ def decode(
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
     builder = _Builder(plan, kind, places, exprs, stop - start, start, where)
-    for first, batch in _batches(file, row_group, plan.read, start, stop, whole=whole):
+    rows = batch_rows(file.metadata.row_group(row_group), wide)
+    for first, batch in _batches(file, row_group, plan.read, start, stop, rows=rows, whole=whole):
         builder.add(batch, first)
     return builder.finish()
 
 
 def _batches(
-    file: pq.ParquetFile, row_group: int, columns: Iterable[str], start: int, stop: int, *, whole: bool
+    file: pq.ParquetFile, row_group: int, columns: Iterable[str], start: int, stop: int, *, rows: int, whole: bool
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(first row, batch) of everything inside [start, stop), cut to it."""
     begin = 0
-    for batch in file.iter_batches(BATCH_ROWS, row_groups=[row_group], columns=list(columns), use_threads=False):
+    for batch in file.iter_batches(rows, row_groups=[row_group], columns=list(columns), use_threads=False):
         end = begin + batch.num_rows
         lo, hi = max(start, begin), min(stop, end)
         if lo < hi:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 from fsdata.sources import expressions
+from fsdata.sources.batch_rows import wide_columns
 from fsdata.sources.bind import Kind, bind
 from fsdata.sources.decode import Expressions, Slice, decode
 from fsdata.sources.discover import discover
@@ -38,6 +39,7 @@ class SliceReader:
 
     kinds: tuple[Kind, ...]
     plans: tuple[SlicePlan, ...]
+    wide: tuple[tuple[int, ...], ...]  # see `fsdata.sources.decode.wide_columns`
     places: Places
     expressions: Expressions
 
@@ -101,7 +103,9 @@ class SourceFiles:
         roots = {name: expressions.roots(expression) for name, expression in exprs.items()}
         filter_roots = () if condition is None else expressions.roots(condition)
         plans = [plan_slices(kind, places, filter_roots=filter_roots, roots=roots) for kind in kinds]
-        return SliceReader(tuple(kinds), tuple(plans), places, Expressions(exprs, condition))
+        firsts = [self.footers[self._kind_of.index(number)] for number in range(len(kinds))]
+        wide = [wide_columns(first.metadata, plan.read) for first, plan in zip(firsts, plans, strict=True)]
+        return SliceReader(tuple(kinds), tuple(plans), tuple(wide), places, Expressions(exprs, condition))
 
     def where(self, group: RowGroup) -> str:
         return f"{self.label}, {self.footers[group.file].file.name}, row group {group.index}"
@@ -121,9 +125,9 @@ class SourceFiles:
             handle = self._handles.take(footer)
             try:
                 result = decode(
-                    handle.parquet, group.index, start, stop, plan=reader.plans[kind], kind=reader.kinds[kind],
-                    places=reader.places, exprs=reader.expressions, whole=self.source.on_error == "skip",
-                    where=self.where(group),
+                    handle.parquet, group.index, start, stop, wide=reader.wide[kind], plan=reader.plans[kind],
+                    kind=reader.kinds[kind], places=reader.places, exprs=reader.expressions,
+                    whole=self.source.on_error == "skip", where=self.where(group),
                 )  # fmt: skip
             except BaseException:
                 handle.discard()

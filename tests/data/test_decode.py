@@ -12,6 +12,7 @@ from parquet import column, lists, opened, read, read_all, values, write
 from fsdata import Schema, Sequence
 from fsdata.errors import DataError
 from fsdata.sources import ParquetSource
+from fsdata.sources.batch_rows import batch_rows, wide_columns
 
 ID_TYPES = [pa.int64(), pa.int32(), pa.int16(), pa.uint8(), pa.uint64(), pa.bool_(), pa.timestamp("ms"), pa.date32()]
 VALUE_TYPES = [pa.float32(), pa.float64(), pa.float16(), pa.int32(), pa.int64(), pa.bool_()]
@@ -123,9 +124,14 @@ def rounded(samples: list[dict]) -> list[dict]:
     ]
 
 
+def in_batches_of(monkeypatch, rows: int) -> None:
+    monkeypatch.setattr("fsdata.sources.decode.batch_rows", lambda *_: rows)
+
+
 @pytest.mark.parametrize("seed", range(16))
-def test_random_files_read_as_pyarrow_reads_them(seed, tmp_path):
+def test_random_files_read_as_pyarrow_reads_them(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)
+    in_batches_of(monkeypatch, int(rng.integers(1, 700)))
     names = list(SCHEMA.field_names)
     policy = {name: str(rng.choice(["default", "default", "drop"])) for name in names}
     share = {name: 0.0 if rng.random() < 0.5 else (0.3 if policy[name] == "default" else 0.05) for name in names}
@@ -141,8 +147,9 @@ def test_random_files_read_as_pyarrow_reads_them(seed, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_slice_is_a_part_of_the_whole(seed, tmp_path):
+def test_a_slice_is_a_part_of_the_whole(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(100 + seed)
+    in_batches_of(monkeypatch, 200)
     rows = 1300
     share = dict.fromkeys(SCHEMA.field_names, 0.02)
     path = write(tmp_path / "a.parquet", random_columns(rng, rows, share), group=rows)
@@ -159,7 +166,8 @@ def test_a_slice_is_a_part_of_the_whole(seed, tmp_path):
         assert values(part.table, layout) == [everything[row] for row in everything if start <= row < stop]
 
 
-def test_threads_do_not_disturb_each_other(tmp_path):
+def test_threads_do_not_disturb_each_other(tmp_path, monkeypatch):
+    in_batches_of(monkeypatch, 32)
     rng = np.random.default_rng(5)
     share = dict.fromkeys(SCHEMA.field_names, 0.01)
     table = pa.table(random_columns(rng, 1200, share))
@@ -334,3 +342,17 @@ def test_rows_outlive_the_source(tmp_path):
     del source
     pa.default_memory_pool().release_unused()
     assert column(values(rows.table, layout), "item") == [[n, n] for n in range(2000)]
+
+
+def test_batches_are_sized_by_their_widest_column(tmp_path):
+    def rows_for(columns: dict, read: list[str]) -> int:
+        metadata = pq.read_metadata(write(tmp_path / "a.parquet", columns))
+        return batch_rows(metadata.row_group(0), wide_columns(metadata, read))
+
+    short = lists(pa.int64(), *[[1] * 40] * 100)
+    long = lists(pa.int64(), *[[1] * 900] * 100)
+    assert rows_for({"user": pa.array(range(100))}, ["user"]) == 8192
+    assert rows_for({"short": short, "user": pa.array(range(100))}, ["short", "user"]) == 8192
+    assert rows_for({"long": long}, ["long"]) == 512
+    assert rows_for({"short": short, "long": long}, ["short"]) == 8192
+    assert rows_for({"middle": lists(pa.int64(), *[[1] * 300] * 100)}, ["middle"]) == 1024
