@@ -31,7 +31,7 @@ class Board:
     """
 
     def __init__(self, store: Any, prefix: str, timeout_s: float) -> None:
-        clone: dist.Store = _bounded(store.clone, timeout_s)
+        clone: dist.Store = _bounded(store.clone, timeout_s + _PATIENCE_S)
         self.store = dist.PrefixStore(prefix, clone)
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class Board:
 
     def post(self, key: str, text: str, timeout_s: float) -> None:
         store = self.store
-        _bounded(lambda: store.set(key, text), timeout_s)
+        _bounded(lambda: store.set(key, text), timeout_s + _PATIENCE_S)
 
     def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
         """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
@@ -58,7 +58,7 @@ class Board:
         return _bounded(ask, timeout_s + _PATIENCE_S)
 
 
-_PATIENCE_S = 2.0
+_PATIENCE_S = 3.0  # what a store that is alive may take for an answer on a busy machine
 
 
 def _bounded(function: Callable[[], T], timeout_s: float) -> T:

@@ -119,7 +119,7 @@ def miss(rank: int, world_size: int, absent: int) -> str:
     if rank == absent:
         return ""
     start = time.monotonic()
-    with pytest.raises(PeerError) as caught, Meeting(resolve(), what="test", timeout_s=1) as meeting:
+    with pytest.raises(PeerError) as caught, Meeting(resolve(), what="test", timeout_s=3) as meeting:
         meeting.agree({"seed": "7"})
     assert time.monotonic() - start < 20
     return str(caught.value)
@@ -131,7 +131,7 @@ def test_a_rank_that_never_comes_is_named(absent: int) -> None:
         answers = world.run(miss, absent)
     for rank, text in enumerate(answers):
         assert (rank == absent) == (text == "")
-        assert rank == absent or f"rank {absent} did not come within 1 s" in text
+        assert rank == absent or f"rank {absent} did not come within 3 s" in text
 
 
 def stop(rank: int, world_size: int) -> str:
