@@ -65,8 +65,8 @@ class SlicePlan:
         read: columns to decode, in the file's order.
         columns: columns of the batch that the kernels see; if `direct` they are those of the decoded batch.
         spec, fallback, dense_spec, dense_default: see `fsdata.kernels.index`.
-        spec_column: column (index into `columns`) of every line of spec, -1 for none.
-        arrays: (name, index into `columns`) of time and keys.
+        spec_fields, dense_fields: the field of every line; defaults: its default.
+        arrays: (want, column of the batch, -1 for one of `constants`) of time and keys.
         drops_all: a partition value is null under the policy `drop`.
         owners: keeps `fallback` alive.
     """
@@ -114,54 +114,37 @@ def plan_slices(
 
 
 def _number(kind: Kind, places: Places, columns: list[Column], read: tuple[str, ...], direct: bool) -> SlicePlan:
-    spec: list[tuple[int, ...]] = []
-    fields: list[str] = []
-    defaults: list[float] = []
-    dense_fields: list[str] = []
-    fallback: list[int] = []
-    dense: list[tuple[int, int, int]] = []
-    default: list[float] = []
-    arrays: list[tuple[Want, int]] = []
-    constants: dict[str, int] = {}
-    owners: list[np.ndarray] = []
-    drops_all = False
     at = {(column.bound.want.field, column.bound.want.role): i for i, column in enumerate(columns)}
+    if direct:
+        at = {key: read.index(columns[i].name or "") for key, i in at.items()}
+    rows: list[tuple[Bound, Place, int]] = []
+    dense: list[tuple[Bound, Place, int]] = []
+    arrays: list[tuple[Bound, int]] = []
     for bound in kind.bounds:
-        place = places.of.get(bound.want.field) if bound.want.role not in ("time", "join key") else None
         column = at.get((bound.want.field, bound.want.role), -1)
-        if direct and column >= 0:
-            column = read.index(columns[column].name or "")
-        drops_all |= bound.origin == "partition" and bound.value is None
-        if place is None:
-            arrays.append((bound.want, column))
-            if column < 0:
-                constants[bound.want.field] = int(bound.value or 0)
-        elif place.kind == "dense":
-            dense.append((place.index, column, POLICY[bound.policy]))
-            dense_fields.append(bound.want.field)
-            default.append(bound.value if bound.value is not None else 0.0)
+        if bound.want.role in ("time", "join key"):
+            arrays.append((bound, column))
         else:
-            block = np.full(1, bound.value or 0, np.int64 if place.itemsize == 8 else np.float32)
-            owners.append(block)
-            spec.append(_line(bound, place, column))
-            fields.append(bound.want.field)
-            defaults.append(bound.value or 0)
-            fallback.append(0 if place.is_list else block.ctypes.data)
+            place = places.of[bound.want.field]
+            (dense if place.kind == "dense" else rows).append((bound, place, column))
+    blocks = [np.full(1, bound.value or 0, np.int64 if place.itemsize == 8 else np.float32) for bound, place, _ in rows]
+    fallback = [0 if place.is_list else block.ctypes.data for (_, place, _), block in zip(rows, blocks, strict=True)]
+    dense_spec = [(place.index, column, POLICY[bound.policy]) for bound, place, column in dense]
     return SlicePlan(
         read=read,
         columns=tuple(columns),
         direct=direct,
-        spec=np.array(spec, np.int64).reshape(-1, 7),
-        spec_fields=tuple(fields),
-        defaults=tuple(defaults),
+        spec=np.array([_line(*row) for row in rows], np.int64).reshape(-1, 7),
+        spec_fields=tuple(bound.want.field for bound, _, _ in rows),
+        defaults=tuple(bound.value or 0 for bound, _, _ in rows),
         fallback=np.array(fallback, np.int64),
-        dense_spec=np.array(dense, np.int64).reshape(-1, 3),
-        dense_fields=tuple(dense_fields),
-        dense_default=np.array(default, np.float32),
-        arrays=tuple(arrays),
-        constants=constants,
-        drops_all=drops_all,
-        owners=tuple(owners),
+        dense_spec=np.array(dense_spec, np.int64).reshape(-1, 3),
+        dense_fields=tuple(bound.want.field for bound, _, _ in dense),
+        dense_default=np.array([bound.value or 0.0 for bound, _, _ in dense], np.float32),
+        arrays=tuple((bound.want, column) for bound, column in arrays),
+        constants={bound.want.field: int(bound.value or 0) for bound, column in arrays if column < 0},
+        drops_all=any(bound.origin == "partition" and bound.value is None for bound in kind.bounds),
+        owners=tuple(blocks),
     )
 
 
