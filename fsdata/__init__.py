@@ -16,8 +16,9 @@ from fsdata.jagged import Jagged
 from fsdata.loader import FreeScaleDataLoader
 from fsdata.loss import global_mean
 from fsdata.packing import Plan, pack
+from fsdata.rebalance import rebalance
 from fsdata.schema import Schema, Sequence
-from fsdata.sources import Join, ParquetSource
+from fsdata.sources import Join, ParquetSource, sources_from_toml
 
 __version__ = "0.1.0"
 
@@ -45,4 +46,6 @@ __all__ = [
     "fit",
     "global_mean",
     "pack",
+    "rebalance",
+    "sources_from_toml",
 ]

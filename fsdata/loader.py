@@ -216,6 +216,7 @@ class FreeScaleDataLoader:
         self._closed = True
         self._end_steps()
         self._executor.shutdown(cancel_futures=True)
+        self._data.close()
         if self._exchange is not None:
             self._exchange.close()
 

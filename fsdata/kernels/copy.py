@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 
 @intrinsic
-def _pointer(typing_context, address):
+def pointer(typing_context, address):
     """int64 address -> void pointer."""
 
     def generate(context, builder, signature, arguments):
@@ -21,24 +21,24 @@ def _pointer(typing_context, address):
 
 @njit(nogil=True, cache=True)
 def _copy8(target: int, source: int, count: int) -> None:
-    to = carray(_pointer(target), (count,), np.int64)
-    of = carray(_pointer(source), (count,), np.int64)
+    to = carray(pointer(target), (count,), np.int64)
+    of = carray(pointer(source), (count,), np.int64)
     for i in range(count):
         to[i] = of[i]
 
 
 @njit(nogil=True, cache=True)
 def _copy4(target: int, source: int, count: int) -> None:
-    to = carray(_pointer(target), (count,), np.int32)
-    of = carray(_pointer(source), (count,), np.int32)
+    to = carray(pointer(target), (count,), np.int32)
+    of = carray(pointer(source), (count,), np.int32)
     for i in range(count):
         to[i] = of[i]
 
 
 @njit(nogil=True, cache=True)
 def _copy1(target: int, source: int, count: int) -> None:
-    to = carray(_pointer(target), (count,), np.uint8)
-    of = carray(_pointer(source), (count,), np.uint8)
+    to = carray(pointer(target), (count,), np.uint8)
+    of = carray(pointer(source), (count,), np.uint8)
     for i in range(count):
         to[i] = of[i]
 

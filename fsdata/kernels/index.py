@@ -9,7 +9,7 @@ Letters: F fields, N rows of the table, D dense columns.
 import numpy as np
 from numba import carray, njit
 
-from fsdata.kernels.copy import _pointer
+from fsdata.kernels.copy import pointer
 
 # Field kinds: how a column holds a field.
 SCALAR = 0  # one value per row
@@ -41,12 +41,12 @@ _LARGEST = np.float32(3.4028235e38)
 
 @njit(nogil=True, cache=True, inline="always")
 def _word(address: int, index: int) -> int:
-    return carray(_pointer(address), (index + 1,), np.int64)[index]
+    return carray(pointer(address), (index + 1,), np.int64)[index]
 
 
 @njit(nogil=True, cache=True)
 def _is_null(validity: int, position: int) -> bool:
-    byte = carray(_pointer(validity), ((position >> 3) + 1,), np.uint8)[position >> 3]
+    byte = carray(pointer(validity), ((position >> 3) + 1,), np.uint8)[position >> 3]
     return (byte >> (position & 7)) & 1 == 0
 
 
@@ -60,7 +60,7 @@ def _first_null(validity: int, begin: int, end: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _first_not_finite(values: int, begin: int, end: int) -> int:
-    elements = carray(_pointer(values), (end,), np.float32)
+    elements = carray(pointer(values), (end,), np.float32)
     bad = 0
     for i in range(begin, end):  # counts without a branch: this loop is on the path of every float list
         bad += not (abs(elements[i]) <= _LARGEST)
@@ -107,10 +107,10 @@ def _index_scalars(child, spec, k, fallback, count, at, address, length, drop, r
 @njit(nogil=True, cache=True)
 def _bounds(child, buffers, kind, width, position):
     if kind == LIST32:
-        offsets = carray(_pointer(_word(buffers, 1)), (position + 2,), np.int32)
+        offsets = carray(pointer(_word(buffers, 1)), (position + 2,), np.int32)
         return np.int64(offsets[position]), np.int64(offsets[position + 1])
     if kind == LIST64:
-        wide = carray(_pointer(_word(buffers, 1)), (position + 2,), np.int64)
+        wide = carray(pointer(_word(buffers, 1)), (position + 2,), np.int64)
         return wide[position], wide[position + 1]
     return position * width, (position + 1) * width
 
@@ -210,7 +210,7 @@ def fill_dense(batch, count, spec, default, at, block, drop, report):
         offset = _word(child, _OFFSET)
         validity = _word(buffers, 0)
         has_nulls = validity != 0 and _word(child, _NULL_COUNT) != 0
-        values = carray(_pointer(_word(buffers, 1)), (offset + count,), np.float32)
+        values = carray(pointer(_word(buffers, 1)), (offset + count,), np.float32)
         for i in range(count):
             n = at + i
             value = values[offset + i]

@@ -24,6 +24,10 @@ class OpenSource(Protocol):
     @property
     def list_labels(self) -> frozenset[str]: ...
     @property
+    def default_labels(self) -> frozenset[str]: ...
+    @property
+    def time_unit(self) -> str | None: ...
+    @property
     def may_drop(self) -> bool: ...
     @property
     def fingerprint(self) -> Mapping[str, str]: ...
@@ -35,6 +39,7 @@ class OpenSource(Protocol):
     def weight(self) -> float | None: ...
     def read(self, group: Any, layout: Layout, start: int, stop: int) -> Any: ...
     def read_times(self, group: Any) -> Any: ...
+    def close(self) -> None: ...
 
 
 class Dataset:
@@ -54,7 +59,7 @@ class Dataset:
         seed: int,
     ) -> None:
         self.sources = sources
-        self.layout = layout_of(schema, _list_labels(sources))
+        self.layout = layout_of(schema, _list_labels(sources, schema))
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
         self._seed = seed
@@ -71,6 +76,11 @@ class Dataset:
         for number, source in enumerate(sources):
             for item, value in source.fingerprint.items():
                 self.fingerprint[f"source {number} {item}"] = value
+
+    def close(self) -> None:
+        """Close the files that decoding threads keep open."""
+        for source in self.sources:
+            source.close()
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """What every rank still has to read of the epoch."""
@@ -101,16 +111,19 @@ class Dataset:
         )
 
 
-def _list_labels(sources: Sequence[OpenSource]) -> frozenset[str]:
-    first = sources[0]
-    for source in sources[1:]:
-        unequal = first.list_labels ^ source.list_labels
-        if unequal:
-            raise SchemaError(
-                f"label {sorted(unequal)[0]!r} is a list in one of {first.label} and {source.label} and a scalar in "
-                "the other: map one of them with a polars expression"
-            )
-    return first.list_labels
+def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
+    """The labels that are lists. A source that has a label only by default follows the others."""
+    form: dict[str, tuple[bool, str]] = {}
+    for source in sources:
+        for name in (name for name in schema.labels if name not in source.default_labels):
+            is_list = name in source.list_labels
+            was_list, first = form.setdefault(name, (is_list, source.label))
+            if is_list != was_list:
+                raise SchemaError(
+                    f"label {name!r} is a list in one of {first} and {source.label} and a scalar in the other: map one "
+                    "of them with a polars expression"
+                )
+    return frozenset(name for name, (is_list, _) in form.items() if is_list)
 
 
 def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[list[Unit], Keys | None]:
@@ -123,6 +136,13 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[lis
     else:
         if schema.time is None:
             raise SchemaError("mix='time' merges by Schema(time=...), which is not set")
+        units_of_time = {source.time_unit: source.label for source in sources}
+        if len(units_of_time) > 1:
+            named = ", ".join(f"{unit} in {label}" for unit, label in units_of_time.items())
+            raise SchemaError(
+                f"mix='time' cannot compare {schema.time!r}: {named} (timestamps and dates count as ns). Map one of "
+                "them with a polars expression"
+            )
 
         def keys(source: int, group: int) -> Any:
             return sources[source].read_times(groups[source][group])

@@ -39,6 +39,8 @@ class FakeSource:
     skipped: list = field(default_factory=list)
     retries: int = 0
     list_labels: frozenset[str] = frozenset()
+    default_labels: frozenset[str] = frozenset()
+    time_unit: str = "integer"
 
     @property
     def label(self) -> str:

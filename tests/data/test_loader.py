@@ -3,11 +3,12 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from sets import SCHEMA, expected, same, samples_of, two_sources
 
-from fsdata import FreeScaleDataLoader, ParquetSource, StateError
+from fsdata import FreeScaleDataLoader, ParquetSource, SchemaError, StateError
 
 MIXES = ("sequential", "weighted", "time")
 
@@ -256,3 +257,32 @@ def test_the_batch_carries_what_pipelines_need(loader_of):
     assert same(batch.to("cpu"), batch)
     assert batch.loss_weight == 1.0
     assert batch.features is batch.features
+
+
+def test_a_source_without_a_list_label_follows_the_others(loader_of, folder, tmp_path):
+    import pyarrow.parquet as pq
+
+    path = folder / "own" / "part-0.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["click"]), tmp_path / "unlabelled.parquet")
+    sources = [ParquetSource(str(tmp_path / "unlabelled.parquet"), defaults={"click": 0.5}), ParquetSource(str(path))]
+    batches = list(loader_of(sources=sources))
+    assert all(len(batch.labels["click"]) == len(batch) for batch in batches)
+    clicks = [sample["click"] for sample in samples_of(batches[0])]
+    candidates = [sample["candidate"] for sample in samples_of(batches[0])]
+    assert clicks == [[0.5] * len(of) for of in candidates]
+
+
+def test_times_that_cannot_be_compared_are_refused(loader_of, folder, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / "own" / "part-0.parquet"
+    table = pq.read_table(path)
+    when = table["row"].cast(pa.timestamp("s"))
+    pq.write_table(table.append_column("when", when), tmp_path / "when.parquet")
+    schema = replace(SCHEMA, time="when")
+    one = ParquetSource(str(path), columns={"when": "row"})
+    with pytest.raises(SchemaError, match=r"integer in .*ns in"):
+        loader_of(sources=[one, ParquetSource(str(tmp_path / "when.parquet"))], schema=schema, mix="time")
+    with pytest.raises(SchemaError, match="which is not set"):
+        loader_of(sources=[ParquetSource(str(path))] * 2, schema=replace(SCHEMA, time=None), mix="time")

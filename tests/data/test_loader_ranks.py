@@ -324,3 +324,36 @@ def test_explicit_ranks_that_are_those_of_the_group(folder):
     (one, rank_0), (two, rank_1) = shared_world(2).run(explicit_ranks, folder)
     assert sorted(one + two) == ALL
     assert (rank_0, rank_1) == (0, 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("mix", ["sequential", "weighted", "time"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_resume_at_every_batch_sweep(folder, world_size, mix, shuffle):
+    methods = [
+        {"shuffle": shuffle, "mix": mix, "balance": Balance(method, cost=COST, **more), "prefetch": prefetch}
+        for method, more, prefetch in (
+            ("fbs", {}, 2),
+            ("fbs+swap", {}, 1),
+            ("vbs", {}, 3),
+            ("vbs-contiguous", {}, 2),
+            ("repair", {}, 0),
+            ("hierarchical", {"ranks_per_node": 1 if world_size == 3 else 2}, 2),
+        )
+    ]
+    by_rank = shared_world(world_size).run(resume_balanced, folder, methods, timeout_s=170)
+    assert all(states == by_rank[0] for states in by_rank)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+@pytest.mark.parametrize("mix", ["sequential", "weighted", "time"])
+def test_resume_on_other_ranks_sweep(folder, before, after, mix):
+    options = {"shuffle": True, "mix": mix, "shuffle_window": 3, "batch_size": 2}
+    for steps in (1, 2, 5):
+        first = shared_world(before).run(first_steps, folder, options, steps)
+        rest = shared_world(after).run(steps_from, folder, options, first[0][1])
+        seen = [row for rows, _ in first for row in rows] + [row for rows in rest for row in rows]
+        assert sorted(seen) == ALL
