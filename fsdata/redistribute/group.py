@@ -52,6 +52,7 @@ class ControlGroup:
         self._busy = threading.Lock()
         self._posted = False
         self._reason: str | None = None
+        self._board.post(f"here/{self.rank}", "", self._grace_s)
         try:
             self._gloo: Any = dist.ProcessGroupGloo(
                 dist.PrefixStore("gloo", self._board.store),
@@ -60,7 +61,7 @@ class ControlGroup:
                 datetime.timedelta(seconds=timeout_s),
             )
         except RuntimeError as error:
-            raise PeerError(f"the ranks could not connect to each other over gloo: {error}") from error
+            raise PeerError(f"the ranks could not connect over gloo: {self._who_is_absent()}{_brief(error)}") from error
         # A daemon thread that is inside gloo when the interpreter ends would end the process by std::terminate.
         self._at_exit = functools.partial(_end_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -151,6 +152,12 @@ class ControlGroup:
             self._posted = True
         note = json.dumps({"reason": reason, "waited_s": waited_s})
         self._board.post(f"note/{self.rank}", note, self._grace_s)
+
+    def _who_is_absent(self) -> str:
+        keys = {f"here/{rank}": rank for rank in range(self.world_size)}
+        here = self._board.wait(keys, self._grace_s)
+        absent = [rank for key, rank in keys.items() if key not in here]
+        return f"{name_ranks(absent)} did not come within {self.timeout_s:g} s. gloo said: " if absent else ""
 
     def _diagnose(self, waited_s: float) -> str:
         """In words, which rank is the reason that a collective failed here after `waited_s`."""

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from samples import SPEC, lengths_of, table_of
 from worlds import World, shared_world
 
@@ -33,6 +34,7 @@ def warm_up(rank: int) -> None:
     exchange = StepExchange(resolve(), timeout_s=60)
     steps(exchange, rank, 0, 1)
     exchange.close()
+    dist.barrier()
 
 
 def lose(rank: int, world_size: int, lost: int, how: signal.Signals) -> tuple[str, float, str, list[str]]:
@@ -75,6 +77,22 @@ def test_a_lost_rank_is_named_by_all_others(how: signal.Signals, lost: int) -> N
         assert f"rank {lost}" in again
         if not (lost == 0 and how == signal.SIGSTOP):  # a store that is stopped keeps the one who asks it
             assert threads == ["MainThread"]
+
+
+def do_not_come(rank: int, world_size: int) -> str:
+    if rank == 1:
+        time.sleep(4)
+        return ""
+    with pytest.raises(PeerError) as caught:
+        StepExchange(resolve(), timeout_s=1)
+    return str(caught.value)
+
+
+def test_a_rank_that_makes_no_exchange_is_named() -> None:
+    with World(3) as world:
+        first, _, third = world.run(do_not_come)
+    assert "rank 1 did not come within 1 s" in first
+    assert "rank 1 did not come within 1 s" in third
 
 
 def be_late(rank: int, world_size: int, delay: float) -> str:
