@@ -26,6 +26,7 @@ from fsdata.reading.units import Mix
 from fsdata.redistribute import StepExchange
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
+from fsdata.sources.open_source import open_source
 from fsdata.state import Progress, from_state, to_state
 from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
 
@@ -109,7 +110,7 @@ class FreeScaleDataLoader:
         with Meeting(self._place, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
             _check_types(sources, schema, balance)
             opened = [
-                source.open(schema, index=index, threads=self._options.num_threads)
+                open_source(source, schema, index=index, threads=self._options.num_threads)
                 for index, source in enumerate(sources)
             ]
             self._data = Dataset(
