@@ -92,7 +92,8 @@ class StepPlanner:
     def __call__(self, batch: GlobalBatch) -> Assignment:
         """Raises ValueError where no plan keeps `max_tokens` (naming the longest sample) or AutoTune has no reports."""
         balance, tune = self._balance, self._tune
-        cost = np.asarray(balance.cost(batch.lengths))
+        cost, tokens = np.asarray(balance.cost(batch.lengths)), _tokens(batch)
+        _check_fits(tokens, batch, balance.max_tokens)
         speed = None
         if tune is not None:
             tune.observe([(status.compute_step, status.compute_ns) for status in batch.statuses])
@@ -102,7 +103,7 @@ class StepPlanner:
             self._world_size,
             method=balance.method,
             home=batch.home,
-            tokens=_tokens(batch),
+            tokens=tokens,
             max_tokens=balance.max_tokens,
             ranks_per_node=balance.ranks_per_node,
             speed=speed,
@@ -130,3 +131,16 @@ def _tokens(batch: GlobalBatch) -> np.ndarray:
     """int64 [N]: elements of all groups of each sample; 1 where nothing is jagged."""
     lengths = list(batch.lengths.values())
     return np.sum(lengths, axis=0) if lengths else np.ones(len(batch.home), np.int64)
+
+
+def _check_fits(tokens: np.ndarray, batch: GlobalBatch, max_tokens: int | None) -> None:
+    longest = int(tokens.argmax())
+    if max_tokens is None or tokens[longest] <= max_tokens:
+        return
+    home = int(batch.home[longest])
+    row = longest - int(np.searchsorted(batch.home, home))
+    raise ValueError(
+        f"max_tokens={max_tokens} is below the longest sample of this step: {tokens[longest]} elements, row {row} of "
+        f"rank {home}'s batch (step {batch.statuses[home].step}). Raise max_tokens, or truncate with "
+        "Sequence(max_length=...)"
+    )

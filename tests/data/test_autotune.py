@@ -167,3 +167,17 @@ def test_a_plain_function_can_be_the_cost_on_all_ranks() -> None:
     assert repr(one) == repr(other)
     assert repr(one).startswith("Balance(method='fbs+swap', cost=<function test_a_plain_function")
     assert repr(Balance(max_tokens=5)) != repr(Balance())
+
+
+def test_a_sample_above_max_tokens_is_named() -> None:
+    batch = GlobalBatch(
+        number=0,
+        lengths={"uih": np.array([5, 6, 7, 90, 8]), "candidates": np.array([1, 1, 1, 2, 1])},
+        home=np.array([0, 0, 1, 1, 1]),
+        statuses=(Status(epoch=0, step=4),) * 2,
+    )
+    with pytest.raises(
+        ValueError, match=r"longest sample of this step: 92 elements, row 1 of rank 1's batch \(step 4\)"
+    ):
+        StepPlanner(Balance(max_tokens=91), 2)(batch)
+    assert StepPlanner(Balance("vbs", max_tokens=92), 2)(batch).rank.tolist().count(1) in (1, 4)
