@@ -1,10 +1,10 @@
 """From references to tensors: one copy of every value to its final place in a `Batch`."""
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from fsdata.batch import Batch, StepStats
+from fsdata.buffers import Pool
 from fsdata.jagged import Jagged
 from fsdata.kernels.copy import gather_fields
 from fsdata.layout import Layout
@@ -12,22 +12,12 @@ from fsdata.rows import RowTable
 from fsdata.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 
 
-def allocate(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor [count] in Arrow's memory pool, which reuses pages that the decoder has just given back.
-
-    Fresh pages from the operating system cost more than the copy into them.
-    """
-    if count == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype=dtype)
-
-
-def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: StepStats) -> Batch:
-    """Copy the rows of `table` into a Batch; `origin` is int64 [N, 2]."""
+def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: StepStats, pool: Pool) -> Batch:
+    """Copy the rows of `table` into a Batch in buffers of `pool`; `origin` is int64 [N, 2]."""
     counts = table.length.sum(axis=1)
     num_keys = layout.num_keys
-    values = allocate(int(counts[:num_keys].sum()), torch.int64)
-    rest = [allocate(int(count), torch.float32) for count in counts[num_keys:]]
+    values = pool.tensor(int(counts[:num_keys].sum()), torch.int64)
+    rest = [pool.tensor(int(count), torch.float32) for count in counts[num_keys:]]
     target = np.empty(len(counts), np.int64)
     target[:num_keys] = values.data_ptr() + 8 * (np.cumsum(counts[:num_keys]) - counts[:num_keys])
     target[num_keys:] = [tensor.data_ptr() for tensor in rest]

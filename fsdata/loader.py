@@ -18,6 +18,7 @@ import torch
 
 from fsdata.balance import Balance, StepPlanner
 from fsdata.batch import Batch
+from fsdata.buffers import Pool
 from fsdata.prefetch import Ahead
 from fsdata.ranks import Meeting, resolve
 from fsdata.reading.dataset import Dataset
@@ -107,10 +108,12 @@ class FreeScaleDataLoader:
         )
         sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
         self._place = resolve(rank, world_size, balance.process_group if isinstance(balance, Balance) else None)
+        self._pool = Pool()
+        pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         with Meeting(self._place, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
             _check_types(sources, schema, balance)
             opened = [
-                open_source(source, schema, index=index, threads=self._options.num_threads)
+                open_source(source, schema, index=index, threads=self._options.num_threads, pool=pool)
                 for index, source in enumerate(sources)
             ]
             self._data = Dataset(
@@ -258,7 +261,7 @@ class FreeScaleDataLoader:
             thread.join()
 
     def _make_steps(self, progress: Progress) -> Steps:
-        options, place, data = self._options, self._place, self._data
+        options, place, data, pool = self._options, self._place, self._data, self._pool
         streams = data.streams(progress, place.world_size)
         share = Share(
             rank=place.rank,
@@ -272,10 +275,12 @@ class FreeScaleDataLoader:
         )
         if self._exchange is not None and self._planner is not None:
             self._planner.load_state_dict(progress.tuning)
-            return BalancedSteps(share, reader, data.layout, self._exchange, self._planner, sure=not data.may_drop)
+            return BalancedSteps(
+                share, reader, data.layout, pool, self._exchange, self._planner, sure=not data.may_drop
+            )
         if data.may_drop:
-            return AgreedSteps(share, reader, data.layout, self._exchange, options.uneven)
-        return PlannedSteps(share, reader, data.layout)
+            return AgreedSteps(share, reader, data.layout, pool, self._exchange, options.uneven)
+        return PlannedSteps(share, reader, data.layout, pool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import numpy as np
 from fsdata.assemble import assemble
 from fsdata.balance import StepPlanner
 from fsdata.batch import Batch, StepStats
+from fsdata.buffers import Pool
 from fsdata.layout import Layout
 from fsdata.reading.reader import Reader
 from fsdata.redistribute import RecordSpec, Status, StepExchange
@@ -57,10 +58,11 @@ class Share:
 class Steps(ABC):
     """An iterator over (batch, progress after it)."""
 
-    def __init__(self, share: Share, reader: Reader, layout: Layout) -> None:
+    def __init__(self, share: Share, reader: Reader, layout: Layout, pool: Pool) -> None:
         self.share = share
         self.reader = reader
         self.layout = layout
+        self.pool = pool
         self.step = 0
         self.over = False
         self.dropped = 0
@@ -88,7 +90,7 @@ class Steps(ABC):
         return Status(epoch=before.epoch, step=before.step + self.step, **known)
 
     def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats) -> Batch:
-        return assemble(table, self.layout, origin=origin, stats=stats)
+        return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
 
     def _progress(self, positions: Sequence[int], tuning: dict | None = None) -> Progress:
         """Progress after the step in hand, and on to the next."""
@@ -137,9 +139,9 @@ class AgreedSteps(Steps):
     """Steps whose sizes nobody knows beforehand: every rank takes what is left after filters and null policies."""
 
     def __init__(
-        self, share: Share, reader: Reader, layout: Layout, exchange: StepExchange | None, uneven: Uneven
+        self, share: Share, reader: Reader, layout: Layout, pool: Pool, exchange: StepExchange | None, uneven: Uneven
     ) -> None:
-        super().__init__(share, reader, layout)
+        super().__init__(share, reader, layout, pool)
         self._exchange = exchange
         self._uneven = uneven
 
@@ -176,10 +178,18 @@ class BalancedSteps(Steps):
     """Steps whose global batch is dealt out anew over the ranks; ranks that ran out of rows still get their share."""
 
     def __init__(
-        self, share: Share, reader: Reader, layout: Layout, exchange: StepExchange, planner: StepPlanner, *, sure: bool
+        self,
+        share: Share,
+        reader: Reader,
+        layout: Layout,
+        pool: Pool,
+        exchange: StepExchange,
+        planner: StepPlanner,
+        *,
+        sure: bool,
     ) -> None:
         """`sure`: no row can drop out, so that sizes are known beforehand and the last step's rows are dealt evenly."""
-        super().__init__(share, reader, layout)
+        super().__init__(share, reader, layout, pool)
         self._exchange = exchange
         self._planner = planner
         self._spec = RecordSpec.of_layout(layout)

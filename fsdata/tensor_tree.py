@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsdata.assemble import allocate
 from fsdata.errors import DataError
 from fsdata.jagged import Jagged
 from fsdata.kernels.copy import gather_fields
@@ -261,7 +260,7 @@ class _Builder:
         for parts in _buffers(template.root):
             first = template.parts[parts[0]]
             total = int(counts[list(parts)].sum())
-            flat = allocate(total * first.itemsize, torch.uint8).view(first.dtype).view(total, *first.shape)
+            flat = torch.empty(total * first.itemsize, dtype=torch.uint8).view(first.dtype).view(total, *first.shape)
             self._flat[parts[0]] = flat
             before = np.cumsum(counts[list(parts)]) - counts[list(parts)]
             target[list(parts)] = flat.data_ptr() + first.itemsize * before

@@ -44,7 +44,7 @@ def _copy1(target: int, source: int, count: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _copy(target: int, source: int, count: int, itemsize: int) -> None:
+def copy(target: int, source: int, count: int, itemsize: int) -> None:
     if itemsize == 8:
         _copy8(target, source, count)
     elif itemsize == 4:
@@ -64,7 +64,7 @@ def gather_fields(address: np.ndarray, length: np.ndarray, itemsize: np.ndarray,
         for n in range(address.shape[1]):
             count = length[f, n]
             if count > 0:
-                _copy(to, address[f, n], count, itemsize[f])
+                copy(to, address[f, n], count, itemsize[f])
                 to += count * itemsize[f]
 
 
@@ -82,5 +82,5 @@ def gather_samples(
         for f in range(address.shape[0]):
             count = length[f, n]
             if count > 0:
-                _copy(to, address[f, n], count, itemsize[f])
+                copy(to, address[f, n], count, itemsize[f])
                 to += count * itemsize[f]

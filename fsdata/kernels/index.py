@@ -9,7 +9,7 @@ Letters: F fields, N rows of the table, D dense columns.
 import numpy as np
 from numba import carray, njit
 
-from fsdata.kernels.copy import pointer
+from fsdata.kernels.copy import copy, pointer
 
 # Field kinds: how a column holds a field.
 SCALAR = 0  # one value per row
@@ -223,6 +223,44 @@ def fill_dense(batch, count, spec, default, at, block, drop, report):
                     drop[n] = 1
                 value = default[k]
             block[n, d] = value
+
+
+@njit(nogil=True, cache=True)
+def packed_bytes(length, itemsize, fields, limit, drop, at, count):
+    """Bytes that `pack_rows` writes for rows [at, at + count)."""
+    total = 0
+    for n in range(at, at + count):
+        if drop[n]:
+            continue
+        for f in fields:
+            if length[f, n] > 0:
+                total += (length[f, n] if limit[f] < 0 else min(length[f, n], limit[f])) * itemsize[f]
+        total = (total + 7) & ~7
+    return total
+
+
+@njit(nogil=True, cache=True)
+def pack_rows(address, length, itemsize, fields, limit, keep_last, drop, at, count, target):
+    """Copy rows [at, at + count) to `target`, field after field of one row after another, and address them there.
+
+    address, length: int64 [F, N], addresses changed in place; fields: int64, which of them, in order of falling item
+    size; limit: int64 [F], most elements, -1 for all; keep_last: uint8 [F]; drop: uint8 [N]; target: int64, byte
+    address, a multiple of 8. Of a longer list only the end that truncation will keep is copied: its address is where
+    the whole list would begin, as `align_groups` expects.
+    """
+    to = target
+    for n in range(at, at + count):
+        if drop[n]:
+            continue
+        for f in fields:
+            elements = length[f, n]
+            if elements > 0:
+                kept = elements if limit[f] < 0 else min(elements, limit[f])
+                skip = (elements - kept) * itemsize[f] if keep_last[f] else 0
+                copy(to, address[f, n] + skip, kept, itemsize[f])
+                address[f, n] = to - skip
+                to += kept * itemsize[f]
+        to = target + ((to - target + 7) & ~7)
 
 
 @njit(nogil=True, cache=True)

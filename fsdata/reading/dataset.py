@@ -107,7 +107,7 @@ class Dataset:
             order=order if self._shuffle else None,
             itemsize=self.layout.itemsize,
             executor=executor,
-            ahead=max(num_threads + 1, self._shuffle_window if self._shuffle else 0),
+            ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),
         )
 
 

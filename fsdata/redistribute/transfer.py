@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fsdata.assemble import allocate
+from fsdata.buffers import Pool
 from fsdata.errors import DataError
 from fsdata.kernels.copy import gather_samples
 from fsdata.redistribute.group import ControlGroup
@@ -67,6 +67,7 @@ class Transfer:
 
     def __init__(self, group: ControlGroup) -> None:
         self._group = group
+        self._pool = Pool()
         self._send = torch.empty(0, dtype=torch.uint8)
 
     def move(
@@ -77,7 +78,7 @@ class Transfer:
         lengths: int64 [G, N] of the global batch; counts: int64 [W] before; rank: int64 [N].
         """
         way = route(rank, counts, spec.record_bytes(lengths), self._group.rank)
-        received = allocate(int(way.received.sum()), torch.uint8)
+        received = self._pool.tensor(int(way.received.sum()), torch.uint8)
         sent = self._gather(table, way)
         self._group.all_to_all(received, sent, way.received.tolist(), way.sent.tolist())
         length = spec.field_lengths(lengths[:, way.sample])

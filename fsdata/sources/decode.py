@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fsdata.buffers import Pool
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import index
 from fsdata.sources import convert, expressions
@@ -69,7 +70,8 @@ class Expressions:
 
 def decode(
     file: pq.ParquetFile, row_group: int, start: int, stop: int, *,
-    wide: Sequence[int], plan: SlicePlan, kind: Kind, places: Places, exprs: Expressions, whole: bool, where: str,
+    wide: Sequence[int], plan: SlicePlan, kind: Kind, places: Places, exprs: Expressions, whole: bool,
+    pool: Pool | None, where: str,
 ) -> Slice:  # fmt: skip
     """Decode rows [start, stop) of a row group.
 
@@ -77,13 +79,14 @@ def decode(
         wide: see `fsdata.sources.batch_rows`.
         whole: decode to the end of the row group even if `stop` is before it, so that damage is found or not
             whatever part of the group is asked for.
+        pool: copy the values there, for rows that stay long; None leaves them where Arrow has decoded them.
         where: source, file and row group, for messages.
 
     Raises:
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    builder = _Builder(plan, kind, places, exprs, stop - start, start, where)
+    builder = _Builder(plan, kind, places, exprs, pool, stop - start, start, where)
     rows = batch_rows(file.metadata.row_group(row_group), wide)
     for first, batch in _batches(file, row_group, plan.read, start, stop, rows=rows, whole=whole):
         builder.add(batch, first)
@@ -111,11 +114,21 @@ class _Builder:
     """Adds record batches one after another to a table of known size."""
 
     def __init__(
-        self, plan: SlicePlan, kind: Kind, places: Places, exprs: Expressions, rows: int, start: int, where: str
+        self,
+        plan: SlicePlan,
+        kind: Kind,
+        places: Places,
+        exprs: Expressions,
+        pool: Pool | None,
+        rows: int,
+        start: int,
+        where: str,
     ) -> None:
         self._plan = plan
         self._kind = kind
+        self._places = places
         self._exprs = exprs
+        self._pool = pool
         self._where = where
         self._at = 0
         self._owners: list[Any] = [plan.owners]
@@ -146,7 +159,10 @@ class _Builder:
             self._index(batch)
         for want, column in self._plan.arrays:
             self._arrays[want.field].append(self._array(batch, want.field, column))
-        self._owners.append(batch)
+        if self._pool is None:
+            self._owners.append(batch)
+        else:
+            self._pack(batch.num_rows, self._pool)
         self._at += batch.num_rows
 
     def finish(self) -> Slice:
@@ -214,6 +230,19 @@ class _Builder:
             )
             if self._report[0] != index.OK:
                 self._fail(plan.dense_fields)
+
+    def _pack(self, rows: int, pool: Pool) -> None:
+        """Copy what the batch holds into a pooled buffer, so that Arrow can decode the next one into hot memory."""
+        table, places, fields = self._slice, self._places, self._plan.packed
+        size = index.packed_bytes(table.length, places.itemsize, fields, places.limit, table.drop, self._at, rows)
+        if size == 0:
+            return
+        lease = pool.take(size)
+        index.pack_rows(
+            table.address, table.length, places.itemsize, fields, places.limit, places.keep_last, table.drop, self._at,
+            rows, lease.address,
+        )  # fmt: skip
+        self._owners.append(lease)
 
     def _fail(self, fields: tuple[str, ...]) -> None:
         code, field, row, detail = self._report.tolist()

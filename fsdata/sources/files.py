@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from fsdata.buffers import Pool
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 from fsdata.sources import expressions
 from fsdata.sources.batch_rows import wide_columns
@@ -58,7 +59,15 @@ class SourceFiles:
     """
 
     def __init__(
-        self, source: ParquetSource, wants: Sequence[Want], *, index: int, label: str, threads: int | None, retry: Retry
+        self,
+        source: ParquetSource,
+        wants: Sequence[Want],
+        *,
+        index: int,
+        label: str,
+        threads: int | None,
+        retry: Retry,
+        pool: Pool | None = None,
     ) -> None:
         self.source = source
         self.label = label
@@ -79,6 +88,7 @@ class SourceFiles:
             for group, rows in enumerate(footer.row_groups)
             if rows > 0
         )
+        self._pool = pool
         self._handles = Handles(keep=max(at_once, 2) + 1)
 
     def _usable(self, answers: list[Footer | CorruptFileError], names: list[str]) -> list[Footer]:
@@ -127,7 +137,7 @@ class SourceFiles:
                 result = decode(
                     handle.parquet, group.index, start, stop, wide=reader.wide[kind], plan=reader.plans[kind],
                     kind=reader.kinds[kind], places=reader.places, exprs=reader.expressions,
-                    whole=self.source.on_error == "skip", where=self.where(group),
+                    whole=self.source.on_error == "skip", pool=self._pool, where=self.where(group),
                 )  # fmt: skip
             except BaseException:
                 handle.discard()

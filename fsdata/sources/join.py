@@ -87,8 +87,9 @@ def _places(served: Sequence[Want], files: SourceFiles) -> Places:
         else:
             is_list = want.shape == "list" or want.field in lists
             places[want.field] = Place("row", len(places) - dense, is_list, 4 if want.number == "value" else 8)
-    itemsize = [place.itemsize for place in places.values() if place.kind == "row"]
-    return Places(places, len(places) - dense, dense, np.array(itemsize, np.int64))
+    itemsize = np.array([place.itemsize for place in places.values() if place.kind == "row"], np.int64)
+    whole = np.full_like(itemsize, -1)
+    return Places(places, len(itemsize), dense, itemsize, whole, np.zeros(len(itemsize), np.uint8))
 
 
 def _sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, places: Places) -> SideTable:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fsdata.buffers import Pool
 from fsdata.errors import DataError, SchemaError
 from fsdata.layout import Layout
 from fsdata.rows import RowTable, empty
@@ -18,7 +19,7 @@ from fsdata.sources.files import RowGroup, SliceReader, SourceFiles
 from fsdata.sources.fingerprint import fingerprint
 from fsdata.sources.footers import Skipped
 from fsdata.sources.join import SideTable, attach, load_side_table
-from fsdata.sources.plan import Places, places_of
+from fsdata.sources.plan import no_places, places_of
 from fsdata.sources.retry import Retry
 from fsdata.sources.roles import key_want, time_want, wants_of
 from fsdata.sources.source import ParquetSource
@@ -64,13 +65,14 @@ class OpenSource:
         index: int,
         threads: int | None = None,
         retry: Retry | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.index = index
         self.label = f"source {index} ({source.label})"
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retry()
-        self._files, self._sides = self._open(source, schema, threads)
+        self._files, self._sides = self._open(source, schema, threads, pool)
         self.groups = self._files.groups
         self._defaults = dict(source.defaults)
         for side in self._sides:
@@ -85,13 +87,15 @@ class OpenSource:
             side.source.policy(name) == "drop" for side in self._sides for name in side.fields
         )
         self.fingerprint = fingerprint(source, self._files.footers, [side.fingerprint for side in self._sides])
-        nowhere = Places({}, 0, 0, np.empty(0, np.int64))
+        nowhere = no_places()
         self._times, self._filtered_times = (
             self._files.reader(lambda want: want.role == "time", nowhere, filtered=filtered)
             for filtered in (False, True)
         )
 
-    def _open(self, source: ParquetSource, schema: Schema, threads: int | None) -> tuple[SourceFiles, list[SideTable]]:
+    def _open(
+        self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None
+    ) -> tuple[SourceFiles, list[SideTable]]:
         joined = _check_joins(source, schema, self.label)
         wants = [want for want in wants_of(schema) if want.field not in joined]
         wants += [key_want(key) for key in dict.fromkeys(join.on for join in source.join)]
@@ -99,7 +103,7 @@ class OpenSource:
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
         files, *sides = _all_or_errors(
             [
-                partial(SourceFiles, source, wants, index=self.index, **options),
+                partial(SourceFiles, source, wants, index=self.index, pool=pool, **options),
                 *(partial(load_side_table, join, wants_of(schema), **options) for join in source.join),
             ]
         )
@@ -174,7 +178,7 @@ class OpenSource:
         with self._lock:
             plan = self._plans.get(layout)
             if plan is None:
-                places = places_of(layout, self._schema.dense)
+                places = places_of(layout, self._schema)
                 dense = [row for row, field in enumerate(layout.fields) if field.kind == "dense"]
                 reader = self._files.reader(lambda want: want.role != "time", places, filtered=True)
                 plan = _LayoutPlan(reader, groups_of(self._schema, layout), dense[0] if dense else -1)
@@ -192,8 +196,11 @@ class OpenSource:
         return lists, frozenset(name for name, found in forms.items() if found == {None})
 
 
-def open_source(source: ParquetSource, schema: Schema, *, index: int, threads: int | None) -> OpenSource:
-    return OpenSource(source, schema, index=index, threads=threads)
+def open_source(
+    source: ParquetSource, schema: Schema, *, index: int, threads: int | None, pool: Pool | None = None
+) -> OpenSource:
+    """`ParquetSource.open`; with `pool` the values of all rows are copied there, for rows that stay long."""
+    return OpenSource(source, schema, index=index, threads=threads, pool=pool)
 
 
 def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:

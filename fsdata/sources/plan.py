@@ -10,6 +10,7 @@ import pyarrow as pa
 from fsdata.errors import SchemaError
 from fsdata.kernels import index
 from fsdata.layout import Layout
+from fsdata.schema import Schema
 from fsdata.sources.bind import Bound, Kind
 from fsdata.sources.convert import is_native
 from fsdata.sources.roles import Want, is_list, plain
@@ -29,22 +30,47 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The fields of a table: `rows` F and `dense` D count what is to be allocated."""
+    """The fields of a table.
+
+    Attributes:
+        of: field -> its place.
+        rows, dense: F and D, what is to be allocated.
+        itemsize: int64 [F], bytes per element.
+        limit: int64 [F], most elements that anybody will want, -1 for all.
+        keep_last: uint8 [F], whether those are the last.
+    """
 
     of: Mapping[str, Place]
     rows: int
     dense: int
     itemsize: np.ndarray
+    limit: np.ndarray
+    keep_last: np.ndarray
 
 
-def places_of(layout: Layout, dense: Sequence[str]) -> Places:
-    """Fields of a sample go where the layout says; `dense` are the columns of its one dense field."""
+def places_of(layout: Layout, schema: Schema) -> Places:
+    """Fields of a sample go where the layout says, the dense ones into the columns of its one dense field."""
+    groups = {group.name: group for group in schema.groups}
+    of_row = [None if field.group is None else groups[field.group] for field in layout.fields]
     places: dict[str, Place] = {}
     for row, field in enumerate(layout.fields):
         if field.kind != "dense":
             places[field.name] = Place("row", row, field.group is not None, field.itemsize)
-    places.update({name: Place("dense", column) for column, name in enumerate(dense)})
-    return Places(places, len(layout.fields), len(dense), layout.itemsize)
+    places.update({name: Place("dense", column) for column, name in enumerate(schema.dense)})
+    return Places(
+        places,
+        len(layout.fields),
+        len(schema.dense),
+        layout.itemsize,
+        limit=np.array([group.max_length if group and group.max_length else -1 for group in of_row], np.int64),
+        keep_last=np.array([group is not None and group.keep == "last" for group in of_row], np.uint8),
+    )
+
+
+def no_places() -> Places:
+    """For reading times and keys alone."""
+    none = np.empty(0, np.int64)
+    return Places({}, 0, 0, none, none, none.astype(np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +90,7 @@ class SlicePlan:
     Attributes:
         read: columns to decode, in the file's order.
         columns: columns of the batch that the kernels see; if `direct` they are those of the decoded batch.
+        packed: int64, the rows of the table that the columns fill, in order of falling item size.
         spec, fallback, dense_spec, dense_default: see `fsdata.kernels.index`.
         spec_fields, dense_fields: the field of every line; defaults: its default.
         arrays: (want, column of the batch, -1 for one of `constants`) of time and keys.
@@ -74,6 +101,7 @@ class SlicePlan:
     read: tuple[str, ...]
     columns: tuple[Column, ...]
     direct: bool
+    packed: np.ndarray
     spec: np.ndarray
     spec_fields: tuple[str, ...]
     defaults: tuple[float, ...]
@@ -134,6 +162,7 @@ def _number(kind: Kind, places: Places, columns: list[Column], read: tuple[str, 
         read=read,
         columns=tuple(columns),
         direct=direct,
+        packed=np.array([place.index for _, place, _ in sorted(rows, key=lambda row: -row[1].itemsize)], np.int64),
         spec=np.array([_line(*row) for row in rows], np.int64).reshape(-1, 7),
         spec_fields=tuple(bound.want.field for bound, _, _ in rows),
         defaults=tuple(bound.value or 0 for bound, _, _ in rows),
