@@ -5,7 +5,6 @@ This file wires the parts together: `sources` open files, `reading` plans and de
 """
 
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -218,7 +217,7 @@ class FreeScaleDataLoader:
         if self._closed:
             return
         self._closed = True
-        self._end_steps()
+        self._end_steps(_GRACE_S)
         self._executor.shutdown(cancel_futures=True)
         self._data.close()
         if self._exchange is not None:
@@ -239,26 +238,25 @@ class FreeScaleDataLoader:
         if resumed and not yielded:
             yield from iter(self)
 
-    def _end_steps(self) -> None:
-        """End the threads of the epoch under way, if there is one, and tell the other ranks."""
+    def _end_steps(self, grace_s: float | None = None) -> None:
+        """End the threads of the epoch under way, if there is one, and tell the other ranks.
+
+        Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
+        """
         steps, ahead = self._steps, self._ahead
         self._steps = self._ahead = None
         if steps is None or ahead is None:
             return
         ahead.stop()
         for thread in ahead.threads:
-            self._end_thread(thread)
+            if self._exchange is None or grace_s is None:
+                thread.join()
+            else:
+                self._exchange.end(thread, grace_s)
         steps.reader.close()
         self._dropped += steps.dropped
         if self._exchange is not None and not steps.over:
-            self._exchange.leave(_GRACE_S)
-
-    def _end_thread(self, thread: threading.Thread) -> None:
-        """Wait for a thread that makes its last step; if it waits for peers that do not come, break the exchange."""
-        thread.join(None if self._exchange is None else _GRACE_S)
-        if thread.is_alive() and self._exchange is not None:
-            self._exchange.abort()
-            thread.join()
+            self._exchange.leave(grace_s)
 
     def _make_steps(self, progress: Progress) -> Steps:
         options, place, data, pool = self._options, self._place, self._data, self._pool

@@ -13,6 +13,8 @@ from fsdata.reading.units import Keys, Mix, Unit, merged_units, sequential_units
 from fsdata.schema import Schema
 from fsdata.state import Progress
 
+_FIRST_ROWS = 512
+
 
 class OpenSource(Protocol):
     """What the reading needs of a source whose footers have been read."""
@@ -98,6 +100,9 @@ class Dataset:
     def reader(self, stream: Stream, *, epoch: int, executor: Executor, num_threads: int) -> Reader:
         """Reads a stream; decodes ahead by enough pieces to fill the next window while this one is used."""
 
+        if not self._shuffle:
+            stream = _begin_small(stream)
+
         def order(window: Any) -> Any:
             return window_order(window, seed=self._seed, epoch=epoch)
 
@@ -109,6 +114,13 @@ class Dataset:
             executor=executor,
             ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),
         )
+
+
+def _begin_small(stream: Stream) -> Stream:
+    """The same rows, the first few as a window of their own: the first batch need not wait for a whole row group."""
+    if not stream or stream[0].rows <= 2 * _FIRST_ROWS:
+        return stream
+    return (*stream[0].cut(_FIRST_ROWS), *stream[1:])
 
 
 def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
