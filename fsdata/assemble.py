@@ -38,7 +38,7 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
             rows = Jagged.from_lengths(tensor, torch.from_numpy(table.length[num_keys + index]))
             (labels if field.kind == "label_list" else jagged)[field.name] = rows
     return Batch(
-        features=keyed_jagged_tensor(layout.names[:num_keys], values, lengths, table.num_rows),
+        features=keyed_jagged_tensor(layout.keys, values, lengths, table.num_rows),
         dense=dense,
         labels=labels,
         jagged=jagged,

@@ -41,6 +41,10 @@ class Layout:
         return tuple(field.name for field in self.fields)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields[: self.num_keys])
+
+    @property
     def groups(self) -> dict[str, int]:
         """Sequence name -> index of the first field that has its lengths."""
         first: dict[str, int] = {}

@@ -8,7 +8,7 @@ Three ways to make a step, by what the ranks have to tell each other:
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ class Share:
         rank, world_size, batch_size: of the job; `batch_size` samples per rank and step.
         left: int64 [W], planned rows that each rank still has to pass.
         progress: where the job stands before the first of these steps.
+        full_steps: steps in which every rank delivers `batch_size` samples, if no row drops out.
     """
 
     rank: int
@@ -42,9 +43,10 @@ class Share:
     left: np.ndarray
     progress: Progress
 
-    @property
-    def full_steps(self) -> int:
-        return int(self.left.sum()) // (self.world_size * self.batch_size)
+    full_steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "full_steps", int(self.left.sum()) // (self.world_size * self.batch_size))
 
     def counts(self, step: int) -> np.ndarray:
         """int64 [W]: samples of every rank in step `step` of this stretch, if no row drops out.
@@ -115,7 +117,10 @@ class Steps(ABC):
         )
 
     def _own_origin(self, samples: int) -> np.ndarray:
-        return np.stack([np.full(samples, self.share.rank), np.arange(samples)], axis=1)
+        origin = np.empty((samples, 2), np.int64)
+        origin[:, 0] = self.share.rank
+        origin[:, 1] = np.arange(samples)
+        return origin
 
 
 class PlannedSteps(Steps):
@@ -229,4 +234,5 @@ class BalancedSteps(Steps):
 
 def group_items(table: RowTable, layout: Layout) -> dict[str, int]:
     """Group name -> elements of the group in these rows."""
-    return {name: int(table.length[index].sum()) for name, index in layout.groups.items()}
+    groups = layout.groups
+    return dict(zip(groups, table.length[list(groups.values())].sum(axis=1).tolist(), strict=True))

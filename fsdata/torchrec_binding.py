@@ -37,6 +37,7 @@ def is_keyed_jagged_tensor(value: object) -> bool:
     return isinstance(value, _torchrec().KeyedJaggedTensor)
 
 
+@functools.cache
 def register_pipelineable(batch_type: type) -> None:
     """Let TorchRec's pipelines accept `batch_type`, which has `to`, `record_stream` and `pin_memory`."""
     _torchrec()
