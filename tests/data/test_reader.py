@@ -93,3 +93,14 @@ def test_an_error_comes_at_the_row_concerned():
     assert numbers_in(reader.take(8)) == list(range(8))
     with pytest.raises(ValueError, match="broken group"):
         reader.take(1)
+
+
+@pytest.mark.parametrize("position", [0, 1, 511, 512, 513, 1400])
+def test_the_small_first_window_changes_nothing(position):
+    data = dataset([FakeSource([1500, 300])])
+    progress = Progress(epoch=0, step=0, history=(), positions=(position,))
+    reader = data.reader(data.streams(progress, 1)[0], epoch=0, executor=EXECUTORS[3], num_threads=2)
+    assert numbers_in(reader.take(100)) == list(range(position, position + 100))
+    assert reader.position == 100
+    assert numbers_in(reader.take(5000)) == list(range(position + 100, 1800))
+    assert reader.position == 1800 - position
