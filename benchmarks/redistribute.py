@@ -32,9 +32,9 @@ from freescale_tools.synth import reference_set
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource
 from fsdata.balance import StepPlanner
 from fsdata.packing import Method
-from fsdata.ranks import resolve
 from fsdata.redistribute import Assignment, GlobalBatch, RecordSpec, Status, StepExchange
 from fsdata.rows import RowTable
+from fsranks.place import resolve
 
 WORLDS = (2, 4)
 STEP_S = 0.2

@@ -4,9 +4,17 @@ Every class takes one message and keeps no other state, so an error raised in a 
 from another rank arrives with its text intact.
 """
 
+from fsranks.errors import FreeScaleError, MismatchError, PeerError
 
-class FreeScaleError(Exception):
-    """Base of every error that fsdata raises for reasons outside the caller's arguments."""
+__all__ = [
+    "CorruptFileError",
+    "DataError",
+    "FreeScaleError",
+    "MismatchError",
+    "PeerError",
+    "SchemaError",
+    "StateError",
+]
 
 
 class SchemaError(FreeScaleError, ValueError):
@@ -23,11 +31,3 @@ class CorruptFileError(FreeScaleError, OSError):
 
 class StateError(FreeScaleError, ValueError):
     """A saved state that does not belong to this loader."""
-
-
-class MismatchError(FreeScaleError, ValueError):
-    """Ranks of one job were given different files, schemas, arguments or versions."""
-
-
-class PeerError(FreeScaleError, RuntimeError):
-    """Another rank failed, left or did not answer in time; the message names it."""

@@ -19,7 +19,6 @@ from fsdata.balance import Balance, StepPlanner
 from fsdata.batch import Batch
 from fsdata.buffers import Pool
 from fsdata.prefetch import Ahead
-from fsdata.ranks import Meeting, resolve
 from fsdata.reading.dataset import Dataset
 from fsdata.reading.plan import stream_rows
 from fsdata.reading.units import Mix
@@ -29,6 +28,7 @@ from fsdata.sources import ParquetSource
 from fsdata.sources.open_source import open_source
 from fsdata.state import Progress, from_state, to_state
 from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
+from fsranks.place import Meeting, resolve
 
 _GRACE_S = 5.0
 _NO_GROUP = (

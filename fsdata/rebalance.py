@@ -15,10 +15,10 @@ import torch
 from fsdata.balance import Balance, StepPlanner
 from fsdata.errors import DataError
 from fsdata.prefetch import Ahead
-from fsdata.ranks import Meeting, resolve
 from fsdata.rebalance_steps import Last, Made, RebalanceSteps, Source
 from fsdata.redistribute import StepExchange
 from fsdata.tensor_tree import Measure
+from fsranks.place import Meeting, resolve
 
 BatchT = TypeVar("BatchT")
 Lengths = str | Mapping[str, str] | Callable[[Any], Any]

@@ -13,9 +13,9 @@ import torch
 from fsdata.balance import StepPlanner
 from fsdata.batch import StepStats, loss_weight
 from fsdata.errors import DataError, MismatchError
-from fsdata.ranks import differences
 from fsdata.redistribute import Assignment, GlobalBatch, Status, Step, StepExchange
 from fsdata.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
+from fsranks.place import differences
 
 _REMEDY = "Pad to a fixed shape, or use jagged tensors"
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"fsdata": ROOT / "fsdata", "freescale_tools": ROOT / "tools"}
-OURS = ("fsdata", "fscomm", "freescale_tools")
+PACKAGES = {
+    "fscomm": ROOT / "fscomm",
+    "fsdata": ROOT / "fsdata",
+    "fsranks": ROOT / "fsranks",
+    "freescale_tools": ROOT / "tools",
+}
+OURS = ("fsdata", "fscomm", "fsranks", "freescale_tools")
 
 
 def imports(path: Path) -> set[str]:
@@ -44,6 +49,8 @@ def violations(paths: list[Path], *, forbidden: tuple[str, ...], allowed: tuple[
     ("package", "under", "forbidden", "allowed"),
     [
         ("fsdata", "", ("fscomm", "freescale_tools"), ()),
+        ("fscomm", "", ("fsdata", "freescale_tools"), ()),
+        ("fsranks", "", ("fsdata", "fscomm", "freescale_tools", "torchrec"), ()),
         ("fsdata", "kernels", OURS, ("fsdata.kernels",)),
         ("fsdata", "packing", (*OURS, "torch", "pyarrow", "polars"), ("fsdata.packing", "fsdata.kernels")),
         ("fsdata", "redistribute", ("fsdata.packing", "fsdata.cost", "fsdata.loader", "fsdata.sources"), ()),

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fsdata.errors import MismatchError, PeerError
-from fsdata.ranks import Place, describe
 from fsdata.redistribute import word
-from fsdata.redistribute.group import ControlGroup
 from fsdata.redistribute.record import RecordSpec
 from fsdata.redistribute.transfer import Transfer, check_lengths
 from fsdata.redistribute.word import Status
 from fsdata.rows import RowTable, empty
+from fsranks.group import ControlGroup
+from fsranks.place import Place, describe
 
 _MESSAGE_BYTES = 2048
 _LEFT = "left the loop (its loader was closed)"

@@ -12,9 +12,9 @@ import torch
 from fsdata.buffers import Pool
 from fsdata.errors import DataError
 from fsdata.kernels.copy import gather_samples
-from fsdata.redistribute.group import ControlGroup
 from fsdata.redistribute.record import RecordSpec
 from fsdata.rows import RowTable
+from fsranks.group import ControlGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

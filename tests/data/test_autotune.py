@@ -11,9 +11,9 @@ from fsdata.autotune import UNIT, AutoTune
 from fsdata.balance import Balance, StepPlanner
 from fsdata.errors import StateError
 from fsdata.packing import Method
-from fsdata.ranks import resolve
 from fsdata.redistribute import GlobalBatch, RecordSpec, Status, StepExchange
 from fsdata.rows import RowTable
+from fsranks.place import resolve
 
 SLOW = np.array([1.0, 1.5, 1.0, 1.0])
 AHEAD = 3  # steps between the plan and the report that reaches the next plan: two prefetched, one on its way

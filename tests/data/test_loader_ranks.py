@@ -10,7 +10,7 @@ from sets import SCHEMA, expected, same, samples_of, two_sources, write
 from worlds import shared_world
 
 from fsdata import Balance, CorruptFileError, FreeScaleDataLoader, MismatchError, ParquetSource, PeerError, Polynomial
-from fsdata.ranks import resolve
+from fsranks.place import resolve
 
 COST = Polynomial(linear=1, quadratic=1, candidate=1)
 ALL = [*range(40), *range(100, 123)]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from worlds import World, shared_world
 
 from fsdata.errors import MismatchError, PeerError
-from fsdata.ranks import Meeting, Place, differences, name_ranks, resolve
+from fsranks.place import Meeting, Place, differences, name_ranks, resolve
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from worlds import shared_world
 from fsdata.balance import Balance, StepPlanner
 from fsdata.errors import DataError, MismatchError, PeerError
 from fsdata.packing import Method
-from fsdata.ranks import resolve
 from fsdata.redistribute import Assignment, GlobalBatch, RecordSpec, Status, Step, StepExchange
 from fsdata.rows import RowTable, empty
+from fsranks.place import resolve
 
 METHODS: tuple[Method, ...] = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 

@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fsdata.board import Board, StoreLost
-from fsdata.errors import MismatchError, PeerError
+from fsranks.board import Board, StoreLost
+from fsranks.errors import MismatchError, PeerError
 
 _SHOWN = 120
 _boards: collections.Counter[str] = collections.Counter()
@@ -179,7 +179,7 @@ class Meeting:
         missing = [rank for rank in range(world_size) if rank not in given]
         if missing:
             text = (
-                f"{name_ranks(missing)} did not come within {self._timeout_s:g} s. Every rank must build its loaders "
+                f"{name_ranks(missing)} did not come within {self._timeout_s:g} s. Every rank must come here "
                 "in the same order; look at the log of the missing rank"
             )
             return {"kind": "peer", "text": text}
@@ -225,7 +225,7 @@ def board_of(group: dist.ProcessGroup, purpose: str, timeout_s: float) -> Board:
     """The next board for `purpose` that the ranks of `group`, and no others, share: each rank asks equally often."""
     ranks = dist.get_process_group_ranks(group)
     members = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
-    name = f"fsdata/{members}/{purpose}"
+    name = f"freescale/{members}/{purpose}"
     _boards[name] += 1
     return Board(distributed_c10d._get_default_store(), f"{name}/{_boards[name]}", timeout_s)
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fsdata.board import StoreLost
-from fsdata.errors import PeerError
-from fsdata.ranks import Place, board_of, name_ranks
+from fsranks.board import StoreLost
+from fsranks.errors import PeerError
+from fsranks.place import Place, board_of, name_ranks
 
 _NEVER_SENT = 0x7F5D  # the tag of a message that nobody sends
 _GRACE_S = 3.0  # in which survivors of a failed collective, which all fail at about the same time, say so
@@ -114,7 +114,7 @@ class ControlGroup:
 
     def end_at_exit(self) -> None:
         """Let a collective that is under way end, but not for long, and close."""
-        reason = "ended its process without closing its loader"
+        reason = "ended its process without closing what it used"
         with self._lock:
             self._reason = self._reason or reason
         if not self._busy.acquire(timeout=self._grace_s):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from fsdata.errors import PeerError
+from fsranks.errors import PeerError
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def _bounded(function: Callable[[], T], timeout_s: float) -> T:
         except (RuntimeError, OSError) as error:
             outcome.append((False, error))
 
-    thread = threading.Thread(target=call, name="fsdata-board", daemon=True)
+    thread = threading.Thread(target=call, name="freescale-board", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if not outcome:

@@ -1,0 +1,1 @@
+"""fscomm: prioritized, overlapped embedding communication for TorchRec models, exact to the bit."""
