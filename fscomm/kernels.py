@@ -18,7 +18,7 @@ _TABLE = types.int64[:, ::1]
 
 
 @njit(types.uint64(types.int64), nogil=True, cache=True)
-def _mix(key: int) -> int:
+def _mix(key: int) -> np.uint64:
     """Spread a key over all 64 bits (finalizer of SplitMix64, Steele et al. 2014): strided ids must not cluster."""
     x = np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -27,7 +27,7 @@ def _mix(key: int) -> int:
 
 
 @njit(types.int64(_TABLE, types.int64, types.int64), nogil=True, cache=True)
-def _place(table: np.ndarray, key: int, floor: int) -> int:
+def _place(table: np.ndarray, key: int, floor: int) -> np.int64:
     """Index of the pair that holds `key`, or of the empty pair where it belongs."""
     mask = np.uint64(table.shape[0] - 1)
     at = _mix(key) & mask
