@@ -27,8 +27,8 @@ _SPANS_PER_STEP = 64
 class Recorder:
     """Events of one rank. Methods may be called from any thread; the thread that makes it is the one that trains.
 
-    Keeps the details of the last `keep` steps, with at most 64 spans each on average; sums go on for ever. `clock` gives
-    seconds.
+    Keeps the details of the last `keep` steps, with at most 64 spans each on average; sums go on for ever.
+    `clock` gives seconds.
     """
 
     def __init__(self, *, rank: int = 0, keep: int = 1000, clock: Callable[[], float] = time.perf_counter) -> None:
