@@ -1,0 +1,194 @@
+"""Where in a batch the features of a module lie, and whether they are still those that were announced.
+
+A KJT here is whatever has the reading methods of TorchRec's KeyedJaggedTensor; TorchRec is not imported. Batches are
+walked by what they store (items, instance attributes, slots): no property or `__getattr__` of the user runs.
+"""
+
+import operator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+_DEEPEST = 6
+_MOST_NODES = 10_000
+_METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
+_LEAVES = (type(None), Tensor, torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
+
+
+class KJT(Protocol):
+    """The part of a KeyedJaggedTensor that is read here."""
+
+    def keys(self) -> list[str]: ...
+    def values(self) -> Tensor: ...
+    def lengths(self) -> Tensor: ...
+    def weights_or_none(self) -> Tensor | None: ...
+    def stride(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attribute:
+    name: str
+
+    def __str__(self) -> str:
+        return f".{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    key: Any
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Path:
+    """The way from a batch to one of its parts; `str` gives it as Python would: batch.features, batch['x'][0].y."""
+
+    steps: tuple[Attribute | Item, ...] = ()
+
+    def __str__(self) -> str:
+        return "batch" + "".join(map(str, self.steps))
+
+
+def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
+    """Every KJT in a batch with its path, nearest first: at most six steps deep and the first 10,000 objects.
+
+    Enters mappings, lists, tuples and what instances store; not tensors, modules, functions, classes. A container that
+    is met again, cycles included, is entered once.
+    """
+    entered: set[int] = set()
+    queue = deque([(Path(), batch)])
+    for _ in range(_MOST_NODES):
+        if not queue:
+            return
+        path, value = queue.popleft()
+        if _is_kjt(value):
+            yield path, value
+        elif len(path.steps) < _DEEPEST and id(value) not in entered:
+            entered.add(id(value))
+            inner = ((step, child) for step, child in _children(value) if not isinstance(child, _LEAVES))
+            queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(inner, _MOST_NODES))
+
+
+def find(batch: Any, kjt: KJT) -> Path | None:
+    """Where `kjt` lies in the batch: the same object first, then one of the same tensors, then one of equal contents.
+
+    Off the CPU, comparing contents waits for the device.
+    """
+    held = list(walk(batch))
+    for alike in (operator.is_, _shares_tensors, same):
+        for path, other in held:
+            if alike(other, kjt):
+                return path
+    return None
+
+
+def read(batch: Any, path: Path) -> KJT:
+    """The KJT at `path`. Raises ValueError, naming path and step, where this batch has none."""
+    value = batch
+    for depth, step in enumerate(path.steps):
+        try:
+            value = value[step.key] if isinstance(step, Item) else getattr(value, step.name)
+        except (AttributeError, LookupError, TypeError) as error:
+            at = Path(steps=path.steps[:depth])
+            raise ValueError(
+                f"features were found at {path} in the first batch, but in this one {at}, a {type(value).__name__}, "
+                f"has no {step}: every batch must have the structure of the first"
+            ) from error
+    if not _is_kjt(value):
+        raise ValueError(
+            f"features were found at {path} in the first batch, but in this one a {type(value).__name__} lies there: "
+            "every batch must have the structure of the first"
+        )
+    return value
+
+
+def same(a: KJT, b: KJT) -> bool:
+    """Do two KJTs hold the same keys, strides, values, lengths and weights.
+
+    Shared tensors are not compared; others are by content, which off the CPU waits for the device. Tensors on different
+    devices or of different types are not the same.
+    """
+    return a is b or (_shape(a) == _shape(b) and all(map(_equal, _tensors(a), _tensors(b))))
+
+
+class Snapshot:
+    """What a KJT held when it was announced, to recognise it, or a change to it, when a module gets it.
+
+    Keeps the tensors, not copies: a tensor written in place since then is told by its version, and is not the same
+    even if its contents are.
+    """
+
+    __slots__ = ("_shape", "_tensors", "_versions")
+
+    def __init__(self, kjt: KJT) -> None:
+        self._shape = _shape(kjt)
+        self._tensors = _tensors(kjt)
+        self._versions = [_version(tensor) for tensor in self._tensors]
+
+    def matches(self, kjt: KJT) -> bool:
+        """Is `kjt` what was announced: `same`, and nothing of it written to in between."""
+        return (
+            self._versions == [_version(tensor) for tensor in self._tensors]
+            and self._shape == _shape(kjt)
+            and all(map(_equal, self._tensors, _tensors(kjt)))
+        )
+
+
+def _children(value: Any) -> Iterator[tuple[Attribute | Item, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((Item(key=key), child) for key, child in value.items())
+    elif isinstance(value, tuple) and (names := getattr(type(value), "_fields", None)):
+        yield from ((Attribute(name=name), child) for name, child in zip(names, value, strict=True))
+    elif isinstance(value, list | tuple):
+        yield from ((Item(key=index), child) for index, child in enumerate(value))
+    yield from ((Attribute(name=name), child) for name, child in _stored(value))
+
+
+def _stored(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an instance keeps in its `__dict__` and in its slots, by the name that reads it."""
+    with suppress(AttributeError):  # it has slots only
+        yield from dict(object.__getattribute__(value, "__dict__")).items()
+    for base in reversed(type(value).__mro__):
+        for name, member in vars(base).items():
+            if isinstance(member, MemberDescriptorType) and not name.endswith("__"):
+                with suppress(AttributeError):  # this slot was never set
+                    yield name, member.__get__(value)
+
+
+def _is_kjt(value: Any) -> bool:
+    return all(callable(getattr(type(value), method, None)) for method in _METHODS)
+
+
+def _shape(kjt: KJT) -> tuple[list[str], int, list[int]]:
+    """Keys and strides; strides per key where they vary."""
+    per_key = getattr(kjt, "stride_per_key", None)
+    return list(kjt.keys()), kjt.stride(), list(per_key()) if per_key is not None else []
+
+
+def _tensors(kjt: KJT) -> tuple[Tensor, Tensor, Tensor | None]:
+    return kjt.values(), kjt.lengths(), kjt.weights_or_none()
+
+
+def _shares_tensors(a: KJT, b: KJT) -> bool:
+    return _shape(a) == _shape(b) and all(x is y for x, y in zip(_tensors(a), _tensors(b), strict=True))
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is b:
+        return True
+    if a is None or b is None or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return torch.equal(a, b)
+
+
+def _version(tensor: Tensor | None) -> int:
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
