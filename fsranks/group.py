@@ -13,7 +13,8 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ import torch.distributed as dist
 from fsranks.board import StoreLost
 from fsranks.errors import PeerError
 from fsranks.place import Place, board_of, name_ranks
+
+Part = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
 
 _NEVER_SENT = 0x7F5D  # the tag of a message that nobody sends
 _GRACE_S = 3.0  # in which survivors of a failed collective, which all fail at about the same time, say so
@@ -76,14 +79,29 @@ class ControlGroup:
         return out
 
     def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
-        """Exchange bytes; `received` and `sent` are the bytes from and to each rank.
+        """Exchange tensors of equal dtype and trailing shape; `received` and `sent` count entries of the first dimension.
 
         A size that disagrees with the peer's would abort the process inside gloo: callers derive both from the same
         gathered lengths, and what can be checked alone is checked here.
         """
-        if sum(received) != len(out) or sum(sent) != len(mine):
-            raise AssertionError(f"splits {received}, {sent} for {len(out)} and {len(mine)} bytes")
-        self._run(lambda gloo: gloo.alltoall_base(out, mine, received, sent))
+        self.all_to_all_many([(out, mine, received, sent)], in_flight=1)
+
+    def all_to_all_many(self, parts: Iterable[Part], *, in_flight: int) -> None:
+        """Exchange `parts` in order, at most `in_flight` of them under way at a time.
+
+        A part is (out, mine, received, sent): tensors of equal dtype and trailing shape, and the entries of their first
+        dimension from and to each rank. Parts are asked for one by one, each just before it is issued.
+        """
+
+        def issue(gloo: Any) -> "_Queue":
+            queue = _Queue(in_flight)
+            for out, mine, received, sent in parts:
+                if sum(received) != len(out) or sum(sent) != len(mine):
+                    raise AssertionError(f"splits {received}, {sent} for {len(out)} and {len(mine)} entries")
+                queue.add(gloo.alltoall_base(out, mine, received, sent))
+            return queue
+
+        self._run(issue)
 
     def abort(self, reason: str) -> None:
         """Close all connections: a collective that blocks here raises at once, the other ranks' next one too.
@@ -122,7 +140,7 @@ class ControlGroup:
             self._busy.acquire(timeout=self._grace_s)
         self.close(reason)
 
-    def _run(self, issue: Callable[[Any], dist.Work]) -> None:
+    def _run(self, issue: Callable[[Any], "dist.Work | _Queue"]) -> None:
         with self._lock:
             gloo, reason = self._gloo, self._reason
         if gloo is None or reason is not None:
@@ -177,6 +195,23 @@ class ControlGroup:
         if max(waits.values()) >= 0.9 * self.timeout_s and late:
             return f"{name_ranks(late)} came after the others had waited {self.timeout_s:g} s. {remedy}"
         return "the connections broke although all ranks are alive"
+
+
+class _Queue:
+    """Collectives under way, oldest first."""
+
+    def __init__(self, in_flight: int) -> None:
+        self._in_flight = in_flight
+        self._works: deque[dist.Work] = deque()
+
+    def add(self, work: dist.Work) -> None:
+        self._works.append(work)
+        if len(self._works) >= self._in_flight:
+            self._works.popleft().wait()
+
+    def wait(self) -> None:
+        while self._works:
+            self._works.popleft().wait()
 
 
 def _brief(error: RuntimeError) -> str:

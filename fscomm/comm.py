@@ -1,0 +1,280 @@
+"""`fscomm.enable`: prioritized embedding communication for the sharded modules of a model, inside a `with`."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from fscomm import torchrec_binding as binding
+from fscomm.engine import Engine
+from fscomm.errors import NotServedError
+from fscomm.finder import Finder
+from fscomm.flushing import install
+from fscomm.lookahead import Lookahead
+from fscomm.record import Recorder
+from fscomm.report import Report
+from fsranks.place import Meeting, Place, resolve
+
+log = logging.getLogger("fscomm")
+T = TypeVar("T")
+TRANSPORTS = ("auto", "gloo")
+
+
+class enable:
+    """Serve the sharded modules of `model` inside a `with`; results stay bitwise those of the plain loop.
+
+    model: a DistributedModelParallel or any module that holds sharded TorchRec modules. Nothing of it is replaced but
+    the `forward` attribute of the served instances, for as long as the block lasts. What cannot be served exactly runs
+    plainly, with the reason in `comm.report().fallbacks`; with `strict=True` that raises instead.
+
+    features: for modules whose input is not found in the batch by itself, a function from the batch to the
+    KeyedJaggedTensor that the module will get, by the module's name in the model.
+
+    Entering is collective over the ranks of the model's process group and blocks until all are there; `timeout_s` bounds
+    that and every exchange. Leaving completes all updates.
+
+    Raises:
+        ValueError: no process group, no sharded module, a module that another block already serves, unknown names.
+        NotServedError: with `strict`, something would run plainly.
+        MismatchError, PeerError: the ranks do not agree or do not come.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        transport: str = "auto",
+        strict: bool = False,
+        features: Mapping[str, Callable[[Any], Any]] | None = None,
+        timeout_s: float = 300,
+    ) -> None:
+        if transport not in TRANSPORTS:
+            raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, got {transport!r}")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
+        self._model = model
+        self._strict = strict
+        self._features = dict(features or {})
+        self._timeout_s = timeout_s
+        self._comm: Comm | None = None
+
+    def __enter__(self) -> "Comm":
+        if self._comm is not None:
+            raise ValueError("this enable() was entered before: make a new one for every block")
+        self._comm = Comm(self._model, self._features, strict=self._strict, timeout_s=self._timeout_s)
+        return self._comm
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._comm is not None
+        self._comm._leave(error)
+
+
+class Comm:
+    """What `with fscomm.enable(model) as comm` gives."""
+
+    def __init__(
+        self, model: nn.Module, features: Mapping[str, Callable[[Any], Any]], *, strict: bool, timeout_s: float
+    ) -> None:
+        place = resolve()
+        if place.group is None:
+            raise ValueError(
+                "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
+            )
+        self._lookahead: Lookahead[Any] | None = None
+        self._batch: Any = None
+        self._over = False
+        self._undo = contextlib.ExitStack()
+        self._recorder = Recorder(rank=place.rank)
+        with Meeting(place, what="fscomm.enable", timeout_s=timeout_s) as meeting:
+            modules = self._choose(model, place, strict=strict)
+            self._finder = Finder([module.name for module in modules], features, binding.servable)
+            meeting.agree(_fingerprint(modules, self._recorder.report().fallbacks))
+        self._engine: Engine | None = None
+        if modules:
+            self._engine = Engine(modules, place, self._recorder, explicit=self._finder.explicit, timeout_s=timeout_s)
+            for m, module in enumerate(modules):
+                self._take_over(m, module)
+
+    def lookahead(self, loader: Iterable[T], device: torch.device | None = None) -> "Lookahead[T]":
+        """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
+
+        Moves batches to `device` itself. The iterator's `state_dict()` is the loader's own as of the batch that the user
+        holds.
+        """
+        if self._over:
+            raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
+        self._lookahead = Lookahead(loader, listener=_Listener(self), device=device)
+        return self._lookahead
+
+    def flush(self) -> None:
+        """Complete all deferred updates of this rank, as before reading tables. No collective.
+
+        What was fetched ahead is dropped, so tables may also be written by hand now: the next step runs plainly.
+        """
+        if self._engine is not None and not self._over:
+            self._engine.flush()
+            self._engine.mark_stale(range(len(self._engine.modules)), "comm.flush() was called")
+
+    def report(self) -> Report:
+        """What happened so far on this rank."""
+        return self._recorder.report()
+
+    @property
+    def unconsumed(self) -> Any:
+        """The batch that was fetched ahead and never handed out, or None."""
+        return self._lookahead.unconsumed if self._lookahead is not None else None
+
+    def _choose(self, model: nn.Module, place: Place, *, strict: bool) -> list[binding.Binding]:
+        found = list(binding.sharded_modules(model))
+        if not found:
+            raise ValueError(
+                f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
+            )
+        whole = binding.version_problem()
+        modules = []
+        for name, module in found:
+            if "forward" in vars(module) and isinstance(vars(module)["forward"], _Forward):
+                raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
+            why = whole or binding.problem(module) or binding.problem_here(module) or _elsewhere(module, place)
+            if why is None:
+                modules.append(binding.bind(name, module))
+                continue
+            self._recorder.fallback(name, why)
+            log.warning("fscomm: %s runs plainly: %s", name, why)
+        fallbacks = self._recorder.report().fallbacks
+        if strict and fallbacks:
+            raise NotServedError("; ".join(f"{name}: {why}" for name, why in fallbacks.items()))
+        return modules
+
+    def _take_over(self, m: int, module: binding.Binding) -> None:
+        assert self._engine is not None
+        engine, target = self._engine, module.module
+        before = vars(target).get("forward")
+        target.forward = _Forward(self, m)
+
+        def give_back() -> None:
+            if before is None:
+                del target.forward
+            else:
+                target.forward = before
+
+        self._undo.callback(give_back)
+        for undo in install(
+            target,
+            binding.fused_optimizers(target),
+            engine.flush,
+            lambda: engine.mark_stale([m], "its tables were loaded"),
+        ):
+            self._undo.callback(undo)
+
+    def _forward(self, m: int, features: Any) -> Any:
+        engine = self._engine
+        assert engine is not None
+        if self._batch is not None and torch.is_grad_enabled():
+            self._finder.learn(m, self._batch, features)
+            if m in self._finder.lost:
+                self._recorder.fallback(engine.modules[m].name, self._finder.lost[m])
+        return engine.forward(m, features)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Complete updates, end threads and groups, put every attribute back."""
+        if self._over:
+            return
+        self._over = True
+        engine = self._engine
+        try:
+            if engine is not None:
+                if error is None:
+                    self._end(engine)
+                else:
+                    self._end_after(engine, error)
+        finally:
+            self._undo.close()
+            if self._lookahead is not None:
+                self._lookahead.close()
+
+    def _end(self, engine: Engine) -> None:
+        try:
+            engine.flush()
+        except BaseException as error:
+            engine.abort(f"failed: {error}")
+            raise
+        finally:
+            engine.close("left the fscomm block")
+
+    def _end_after(self, engine: Engine, error: BaseException) -> None:
+        """The user's loop raised: that error is what the user shall see."""
+        try:
+            engine.flush()
+        except BaseException as lost:
+            error.add_note(f"fscomm could not complete deferred updates: {lost}")
+        engine.abort(f"raised {type(error).__name__}: {error}")
+        engine.close(f"raised {type(error).__name__}")
+
+
+class _Forward:
+    """In the place of a sharded module's `forward`."""
+
+    def __init__(self, comm: Comm, m: int) -> None:
+        self._comm = comm
+        self._m = m
+
+    def __call__(self, features: Any) -> Any:
+        return self._comm._forward(self._m, features)
+
+
+class _Listener(Generic[T]):
+    """Tells the engine of batches as the look-ahead fetches and hands them out."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def begin(self) -> None:
+        if (engine := self._comm._engine) is not None:
+            engine.begin()
+
+    def announce(self, batch: T) -> None:
+        if (engine := self._comm._engine) is not None:
+            engine.announce(self._comm._finder.read(batch))
+
+    def hold(self, batch: T) -> None:
+        self._comm._batch = batch
+        if (engine := self._comm._engine) is not None:
+            engine.hold()
+
+    def end(self) -> None:
+        if (engine := self._comm._engine) is not None:
+            engine.end()
+
+    def fail(self, error: BaseException) -> None:
+        del error
+        if (engine := self._comm._engine) is not None:
+            engine.end(failed=True)
+
+    def finish(self) -> None:
+        self._comm._batch = None
+        if (engine := self._comm._engine) is not None:
+            engine.finish()
+
+
+def _elsewhere(module: Any, place: Place) -> str | None:
+    group = module._env.process_group
+    if group.size() == place.world_size and group.rank() == place.rank:
+        return None
+    return f"it is sharded over {group.size()} of {place.world_size} ranks"
+
+
+def _fingerprint(modules: list[binding.Binding], fallbacks: Mapping[str, str]) -> dict[str, str]:
+    layouts = {
+        module.name: str([(each.sharding, each.dim, each.runs) for each in module.layouts]) for module in modules
+    }
+    return {**{f"module {name}": text for name, text in layouts.items()}, "run plainly": str(dict(fallbacks))}
+
+
+__all__ = ["Comm", "enable"]

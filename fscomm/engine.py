@@ -1,0 +1,424 @@
+"""The engine: takes batches one step ahead, forwards and backwards as they come, and keeps the order of updates.
+
+Four threads. The training thread runs hooks of the user's loop and never touches a table or a socket but for one control
+word per forward. The ids lane exchanges ids one step ahead. The urgent lane carries collision traffic, the bulk lane
+exclusive traffic.
+
+Order, for step n (R_n the rows that all ranks use in it):
+- exclusive rows of n+1 (not in R_n) are looked up after all gradients of n-1 and before: same lane, in this order;
+- collision rows of n+1 (in R_n) are looked up after the collision gradients of n: one piece of work of the urgent lane;
+- deferred gradients of n (rows not in R_n+1) are applied before the exclusive rows of n+2 are looked up: same lane.
+Work that may run at the same time in both lanes is on disjoint rows. Whatever does not fit this order (a backward pass
+that comes late, a forward that was not announced, tables loaded by hand) is done after all that is pending, and what was
+fetched ahead is marked stale: the steps concerned run plainly, on all ranks, by the control word of their forward.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+
+from fscomm import torchrec_binding as binding
+from fscomm.errors import AnnouncementError
+from fscomm.features import Snapshot
+from fscomm.ids import BATCH, END, FAILED, IdsStage
+from fscomm.lane import Lane
+from fscomm.record import Recorder
+from fscomm.schedule import Gate
+from fscomm.step import Step, Verdict
+from fscomm.tables import take_hyper
+from fscomm.traffic import Gradients, Traffic
+from fscomm.transports.gloo import Channel, channel
+from fsranks.errors import MismatchError
+from fsranks.place import Place, name_ranks
+
+FAST, PLAIN, WRONG = 0, 1, 2
+CHANNELS = ("control", "ids", "urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
+
+
+class Engine:
+    """Serves `modules` on the ranks of `place`. Making it is collective.
+
+    Public methods are called by the training thread. Errors of a lane are raised by the next call that needs it.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[binding.Binding],
+        place: Place,
+        recorder: Recorder,
+        *,
+        explicit: frozenset[int],
+        timeout_s: float,
+    ) -> None:
+        self.modules = modules
+        self._explicit = explicit  # modules whose features the user names
+        self.recorder = recorder
+        self._world_size = place.world_size
+        self._first = [0]
+        for module in modules:
+            self._first.append(self._first[-1] + len(module.layouts))
+        self._layouts = [layout for module in modules for layout in module.layouts]
+        self._kernels = [kernels for module in modules for kernels in module.kernels]
+        self._module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
+        self._gate = Gate()
+        self._channels: dict[str, Channel] = {name: channel(place, timeout_s=timeout_s) for name in CHANNELS}
+        self._control = self._channels["control"]
+        self._stage = IdsStage(self._channels["ids"], self._gate, self._layouts, self._module_of)
+        self._urgent = self._traffic("urgent", "collision", None)
+        self._bulk = self._traffic("bulk", "exclusive", self._gate)
+        self._lanes = {name: Lane(name, self._failed) for name in ("ids", "urgent", "bulk")}
+        self._anchor = torch.zeros(0, requires_grad=True)
+        self._updates: list[Future[None]] = []
+        self._announced: deque[Step] = deque()
+        self._newest: Step | None = None
+        self._ended: Future[Verdict] | None = None
+        self._number = 0
+        self._error: BaseException | None = None
+        self.current: Step | None = None
+        self.forward_step: Step | None = None
+
+    # Batches
+
+    def begin(self) -> None:
+        """A loader is started: what was announced before and never used is forgotten."""
+        self._announced.clear()
+        self._newest = None
+        self._ended = None
+
+    def announce(self, given: list[Any]) -> None:
+        """The next batch: the KJT for each module, or None where it cannot be prefetched. Does not block."""
+        self._check()
+        features = [None if kjt is None else Snapshot(kjt) for kjt in given]
+        modules = len(self.modules)
+        step = Step(
+            number=self._number,
+            features=features,
+            parts=[None] * modules,
+            groups=[],
+            stale=[None] * modules,
+            collision=[None] * modules,
+            used=[False] * modules,
+            backwards=[0] * modules,
+        )
+        self._number += 1
+        before, self._newest = self._newest, step
+        self._announced.append(step)
+        pending = [] if before is not None else list(self._updates)
+        self._lanes["ids"].submit(lambda: self._exchange_ids(before, step, BATCH, given))
+        step.exclusive = self._lanes["bulk"].submit(lambda: self._fetch_exclusive(step, pending))
+
+    def end(self, *, failed: bool = False) -> None:
+        """There is no next batch: the loader ended, or raised. Does not block."""
+        before, self._newest = self._newest, None
+        status = FAILED if failed else END
+        self._ended = self._lanes["ids"].submit(lambda: self._exchange_ids(before, None, status, []))
+
+    def hold(self) -> None:
+        """The user is about to get the oldest announced batch. Blocks until all ranks have theirs.
+
+        Raises:
+            MismatchError: some ranks have no batch, or failed to load it.
+        """
+        step = self._announced.popleft()
+        with self.recorder.wait("ids", step=step.number):
+            verdict = self._await(step.arrived)
+        self.current = step
+        if verdict.stop is not None:
+            raise MismatchError(verdict.stop)
+
+    def finish(self) -> None:
+        """The user is about to learn that there is no more batch. Blocks until all ranks said so."""
+        self.current = None
+        if self._ended is not None:
+            verdict = self._await(self._ended)
+            if verdict.stop is not None:
+                raise MismatchError(verdict.stop)
+
+    def _exchange_ids(self, before: Step | None, step: Step | None, status: int, given: list[Any]) -> Verdict:
+        """In the ids lane."""
+        number = step.number if step is not None else before.number if before is not None else None
+        requests: list[Any] = [None] * len(self._layouts)
+        with self.recorder.span("ids", step=number):
+            if step is not None:
+                for m, kjt in enumerate(given):
+                    if kjt is not None:
+                        step.parts[m], found = self.modules[m].prepare(kjt)
+                        requests[self._first[m] : self._first[m + 1]] = found
+            try:
+                verdict = self._stage.run(before, step, status, requests)
+            except BaseException as error:
+                for future in [step.arrived if step else None, before.planned if before else None]:
+                    if future is not None:
+                        future.set_exception(error)
+                raise
+        if before is not None:
+            before.planned.set_result(None)
+        if step is not None:
+            self._count(step)
+            step.arrived.set_result(verdict)
+        return verdict
+
+    def _fetch_exclusive(self, step: Step, pending: list[Future[None]]) -> None:
+        """In the bulk lane."""
+        for update in pending:
+            update.result()
+        verdict = step.arrived.result()
+        if verdict.stop is None:
+            groups = [g for g, ahead in enumerate(step.groups) if ahead is not None]
+            self._bulk.send_rows(step, groups, collision=False)
+
+    # Forward
+
+    def forward(self, m: int, features: Any) -> Any:
+        """The output of module m, bitwise that of its own forward."""
+        self._check()
+        module = self.modules[m]
+        if not torch.is_grad_enabled():
+            self.flush()
+            return module.plain(features)
+        step = self.current
+        if torch._C._current_graph_task_id() != -1:
+            return self._run_plainly(m, None, features, "it is called again inside backward (activation checkpointing)")
+        if step is None or step.used[m]:
+            why = "no batch was announced for it: use comm.lookahead(loader)" if step is None else None
+            self._agree(m, None, PLAIN)
+            return self._run_plainly(m, None, features, why or "it is used more than once in a forward")
+        step.used[m] = True
+        if step.groups[self._first[m]] is None:
+            return self._run_plainly(m, step, features, None)
+        return self._run_announced(m, step, features)
+
+    def _run_announced(self, m: int, step: Step, features: Any) -> Any:
+        announced = step.features[m]
+        foreign = announced is None or not announced.matches(features)
+        why = "it got other features than the batch holds" if foreign else step.stale[m]
+        modes = self._agree(m, step, WRONG if foreign and m in self._explicit else PLAIN if why else FAST)
+        if not modes.any():
+            self.forward_step = step
+            return self._run_fast(m, step)
+        why = why or f"{name_ranks(np.nonzero(modes)[0].tolist())} could not use what was fetched ahead"
+        return self._run_plainly(m, step, features, f"step {step.number}: {why}", foreign=foreign)
+
+    def _agree(self, m: int, step: Step | None, mode: int) -> np.ndarray:
+        """All ranks say where they are; returns their modes, int64[W].
+
+        Raises:
+            MismatchError: on all ranks, if they are at different steps, modules or numbers of backward passes.
+        """
+        number = step.number if step is not None else -1
+        before = self.forward_step
+        passes = before.backwards[m] if before is not None else 0
+        word = np.array([number, m, int(step is not None and step.collision[m] is not None), passes, mode])
+        with self.recorder.wait("agreement", step=number):
+            words = self._control.all_gather(word)
+        self._gate.settle()
+        for i, what in enumerate(("step", "module", "collision rows sent", "backward passes")):
+            values = words[:, i].tolist()
+            if len(set(values)) > 1:
+                raise MismatchError(
+                    f"the ranks do not do the same: {what} by rank is {values} at the forward of "
+                    f"{self.modules[m].name}. Every rank must run the same forwards and backwards"
+                )
+        if (words[:, 4] == WRONG).any():
+            raise AnnouncementError(
+                f"{self.modules[m].name}: on {name_ranks(np.nonzero(words[:, 4] == WRONG)[0].tolist())} features= gave "
+                "other ids than the module got"
+            )
+        return words[:, 4]
+
+    def _run_fast(self, m: int, step: Step) -> Any:
+        module = self.modules[m]
+        groups = range(self._first[m], self._first[m + 1])
+        if step.collision[m] is None:
+            self._send_collision(step, {}, None, [m])
+        for g in groups:
+            step.hypers[g] = [take_hyper(kernel) for kernel in self._kernels[g]]
+        with self.recorder.wait("exclusive rows", step=step.number):
+            assert step.exclusive is not None
+            self._await(step.exclusive)
+        with self.recorder.wait("collision rows", step=step.number):
+            self._await(step.collision[m])
+        step.nodes.update(groups)
+        rows = [MergeRows.apply(self._anchor, self, step, g) for g in groups]
+        return module.output(step.parts[m], rows)
+
+    def _run_plainly(self, m: int, step: Step | None, features: Any, why: str | None, *, foreign: bool = False) -> Any:
+        """The module's own forward, after all that is pending; its update is the module's own, at backward.
+
+        `foreign`: the features are not those of which the other ranks were told.
+        """
+        module = self.modules[m]
+        if why is not None:
+            self.recorder.fallback(module.name, why)
+        self.flush()
+        if step is not None:
+            self.forward_step = step
+        result = module.plain(features)
+
+        def watch(output: dict[str, Any]) -> None:
+            for tensor in {id(jagged.values()): jagged.values() for jagged in output.values()}.values():
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: self._plain_gradient(m, step, foreign))
+
+        binding.on_result(result, watch)
+        return result
+
+    # Backward
+
+    def gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
+        """The gradient of one group is here; the last of a pass sends all of them."""
+        if not step.gradients:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._send_gradients(step))
+        step.gradients[group] = gradient
+        if len(step.gradients) == len(step.nodes):
+            self._send_gradients(step)
+
+    def _send_gradients(self, step: Step) -> None:
+        if not step.gradients:
+            return
+        self._check()
+        gradients, step.gradients = step.gradients, {}
+        for m in {self._module_of[g] for g in step.nodes}:
+            step.backwards[m] += 1
+        with self.recorder.wait("ids", step=step.number):
+            self._await(step.planned)
+        groups = sorted(step.nodes)
+        if self._is_late(step):
+            self.flush()
+            self._updates.append(self._lanes["bulk"].submit(lambda: self._update_late(step, gradients, groups)))
+            self.mark_stale(range(len(self.modules)), "a backward pass came after the next forward")
+            return
+        successor = step.successor
+        if successor is not None:
+            modules = sorted({self._module_of[g] for g in groups})
+            self._send_collision(successor, gradients, step, modules)
+        self._updates.append(
+            self._lanes["bulk"].submit(lambda: self._bulk.update(step, gradients, groups, collision=False))
+        )
+
+    def _send_collision(self, step: Step, gradients: Gradients, before: Step | None, modules: list[int]) -> None:
+        """Start the urgent work: collision gradients of `before`, then the collision rows of `step`."""
+        groups = [g for g, ahead in enumerate(step.groups) if ahead is not None and self._module_of[g] in modules]
+
+        def work() -> None:
+            try:
+                if before is not None:
+                    self._urgent.update(before, gradients, sorted(before_groups), collision=True)
+                self._urgent.send_rows(step, groups, collision=True)
+            finally:
+                self._gate.leave(expecting=True)
+
+        before_groups = set(before.nodes) if before is not None else set()
+        self._gate.enter()
+        future = self._lanes["urgent"].submit(work)
+        for m in modules:
+            step.collision[m] = future
+        if before is not None:
+            self._updates.append(future)
+
+    def _update_late(self, step: Step, gradients: Gradients, groups: list[int]) -> None:
+        for collision in (True, False):
+            self._bulk.update(step, gradients, groups, collision=collision)
+
+    def _is_late(self, step: Step) -> bool:
+        """A later forward has read the tables, or rows that this step updates were fetched after it."""
+        newest = self._newest
+        return self.forward_step is not step or (newest is not None and newest not in (step, step.successor))
+
+    def _plain_gradient(self, m: int, step: Step | None, foreign: bool) -> None:
+        """A module is about to update its tables itself."""
+        if step is None or foreign or self._is_late(step):
+            self.mark_stale([m], "its tables were updated after rows had been fetched ahead")
+
+    # Order and end
+
+    def mark_stale(self, modules: Sequence[int], why: str) -> None:
+        """What was fetched ahead for `modules` and not yet used must not be used."""
+        steps = [*self._announced, *([self.current] if self.current is not None else [])]
+        for step in steps:
+            for m in modules:
+                if not step.used[m]:
+                    step.stale[m] = step.stale[m] or why
+
+    def flush(self) -> None:
+        """Wait until all gradients that came back are applied to the tables of this rank. No new collective."""
+        self._gate.settle()
+        if self._updates:
+            with self.recorder.wait("exclusive gradients"):
+                for update in self._updates:
+                    self._await(update)
+            self._updates.clear()
+
+    def close(self, reason: str) -> None:
+        """End lanes and groups; work that is under way ends first, within its deadlines."""
+        self._gate.stop()
+        try:
+            for lane in self._lanes.values():
+                lane.close()
+        finally:
+            for each in self._channels.values():
+                each.close(reason)
+
+    def abort(self, reason: str) -> None:
+        """Get everything that blocks out; the other ranks are given `reason`."""
+        self._gate.stop()
+        for each in self._channels.values():
+            each.abort(reason)
+
+    def _failed(self, error: BaseException) -> None:
+        """In a lane."""
+        if self._error is None:
+            self._error = error
+            self.abort(f"lost the others: {error}")
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _await(self, future: Future[Any] | None) -> Any:
+        assert future is not None
+        return future.result()
+
+    def _traffic(self, lane: str, kind: str, gate: Gate | None) -> Traffic:
+        tables = [module.tables(g) for module in self.modules for g in range(len(module.layouts))]
+        return Traffic(
+            kind,
+            self._layouts,
+            tables,
+            gradients=self._channels[f"{lane} gradients"],
+            rows=self._channels[f"{lane} rows"],
+            gate=gate,
+            recorder=self.recorder,
+        )
+
+    def _count(self, step: Step) -> None:
+        for layout, ahead in zip(self._layouts, step.groups, strict=False):
+            if ahead is not None:
+                self.recorder.count(
+                    layout.module,
+                    step.number,
+                    occurrences=len(ahead.served.keys),
+                    colliding=ahead.colliding,
+                    unique=len(ahead.exclusive.ids) + len(ahead.collision.ids),
+                    unique_colliding=len(ahead.collision.ids),
+                )
+
+
+class MergeRows(torch.autograd.Function):
+    """The rows of one group, [N, D], from what was received in both classes."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, engine: Engine, step: Step, group: int) -> torch.Tensor:
+        ahead = step.groups[group]
+        assert ahead is not None
+        ctx.engine, ctx.step, ctx.group = engine, step, group
+        return ahead.buffer.index_select(0, ahead.merge.index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.engine.gradient(ctx.step, ctx.group, gradient)
+        return None, None, None, None

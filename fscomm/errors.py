@@ -1,0 +1,13 @@
+"""The errors of fscomm; those that concern several ranks are fsranks'."""
+
+from fsranks.errors import FreeScaleError, MismatchError, PeerError
+
+__all__ = ["AnnouncementError", "FreeScaleError", "MismatchError", "NotServedError", "PeerError"]
+
+
+class AnnouncementError(FreeScaleError, ValueError):
+    """A module got other features than `features=` had announced for it."""
+
+
+class NotServedError(FreeScaleError, ValueError):
+    """With `strict=True`: a module would run plainly; the message says which and why."""

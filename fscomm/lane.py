@@ -1,0 +1,48 @@
+"""A thread that does what it is given in order, and hands results or errors to those who wait for them."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Lane:
+    """One worker thread. After an error nothing more runs: later work fails with the same error.
+
+    `on_error` is called in the thread with the first error, before anybody who waits sees it.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
+        self.name = name
+        self._on_error = on_error
+        self._error: BaseException | None = None
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"fscomm {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._queue.put((future, work))
+        return future
+
+    def close(self) -> None:
+        """End the thread once everything submitted is done. Blocks."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            future, work = item
+            if self._error is None:
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    self._error = error
+                    self._on_error(error)
+                    future.set_exception(error)
+            else:
+                future.set_exception(self._error)
+            del future, work, item

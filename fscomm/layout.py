@@ -1,0 +1,51 @@
+"""How the tables of one sharding group lie on the ranks: all that planning needs to know about a sharded module.
+
+A *group* is what TorchRec fuses into one exchange: the tables of one module that have one sharding type. A rank is a
+*requester* of rows that its samples name and an *owner* of the rows that it holds.
+
+W ranks, F features of one owner, T tables of one owner.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLayout:
+    """One sharding group as seen from `rank`.
+
+    Attributes:
+        module: name of the sharded module inside the model.
+        sharding: TorchRec's sharding type, such as `row_wise`.
+        dim: columns of a row as it travels (those of one shard if column-wise).
+        dtype: of a row as it travels.
+        runs: [W][T] for every owner and each of its tables, in the order in which ids are sent to it, the number of
+            consecutive features that read the table.
+        rows: [T] rows of the tables that this rank owns.
+    """
+
+    module: str
+    sharding: str
+    rank: int
+    world_size: int
+    dim: int
+    dtype: torch.dtype
+    runs: tuple[tuple[int, ...], ...]
+    rows: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):
+            raise ValueError(
+                f"{self.module}: {len(self.runs)} owners with {len(self.rows)} tables here for world size "
+                f"{self.world_size} and runs {self.runs}"
+            )
+
+    @property
+    def features_to(self) -> list[int]:
+        """[W] features whose ids go to each owner."""
+        return [sum(runs) for runs in self.runs]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dim * self.dtype.itemsize

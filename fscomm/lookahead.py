@@ -1,0 +1,254 @@
+"""One batch ahead: the next batch is on the device, and announced, before the user gets the one before it.
+
+States, as the user sees them: nothing fetched -> (held n, ahead n+1) -> ... -> (held last, ahead the end) -> ended.
+"""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Listener(Protocol):
+    """Who is told what is fetched and what is handed out. What it raises reaches the user at once."""
+
+    def announce(self, batch: Any) -> None:
+        """The next batch, on the device, right after it was pulled; the one before it is not handed out yet."""
+
+    def hold(self, batch: Any) -> None:
+        """The user is about to get this batch."""
+
+    def end(self) -> None:
+        """The loader is exhausted, or the batch announced last will never be held: the user starts anew."""
+
+    def fail(self, error: Exception) -> None:
+        """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value(Generic[T]):
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    pass
+
+
+class Lookahead(Generic[T]):
+    """Iterates over a loader, one batch ahead, with batches moved to `device` (None: left where they are).
+
+    Every loop calls `iter(loader)` again, as a loop over the loader itself would. Only an iterator, which a loop over it
+    goes on with, goes on here too, with the batch that was fetched ahead. To leave a loop and go on with it in another,
+    keep `it = iter(lookahead)` and loop over that.
+    """
+
+    def __init__(self, loader: Iterable[T], *, listener: Listener, device: torch.device | None) -> None:
+        self._loader = loader
+        self._listener = listener
+        self._device = device
+        self._epoch: _Epoch[T] | None = None
+        self._closed = False
+
+    def __iter__(self) -> Iterator[T]:
+        """Raises RuntimeError after `close`, and where the loader is an iterator of which one cannot tell if it goes on
+        or starts over."""
+        self._check_open()
+        epoch = self._epoch
+        if epoch is not None and epoch.iterator is self._loader and epoch.unconsumed is not None:
+            if inspect.isfunction(type(self._loader).__iter__):
+                raise RuntimeError(
+                    f"a second loop over the lookahead, but {type(self._loader).__name__}.__iter__ returns itself: it "
+                    "may start over or go on, and a batch was already fetched from it. To go on, keep "
+                    "`it = iter(lookahead)` and loop over that; to start over, make a new lookahead"
+                )
+            return epoch
+        self._give_up()
+        self._epoch = _Epoch(iter(self._loader), self._loader, self._listener, self._device)
+        return self._epoch
+
+    def __next__(self) -> T:
+        """The next batch of the epoch that is running; the first call starts one. Blocks on the loader for the batch
+        after it.
+
+        What the loader raises while it fetches ahead is raised by the call after the one that gives the batch before.
+        Raises ValueError at once where the loader yields one object twice in a row.
+        """
+        self._check_open()
+        return next(self._epoch if self._epoch is not None else iter(self))
+
+    def __len__(self) -> int:
+        """Steps of an epoch. Raises TypeError where the loader does not know."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    @property
+    def unconsumed(self) -> T | None:
+        """The batch that was fetched ahead and not handed out; None if there is none. Also after `close`."""
+        return None if self._epoch is None else self._epoch.unconsumed
+
+    def state_dict(self) -> Any:
+        """The loader's `state_dict()` as of the batch the user holds, a copy. Raises TypeError if the loader has none."""
+        state = _Value(_method(self._loader, "state_dict")()) if self._epoch is None else self._epoch.state()
+        if isinstance(state, _Failed):
+            raise state.error
+        return copy.deepcopy(state.value)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Hand a state to the loader for the next loop; a loop that runs cannot go on. Raises TypeError if it takes none."""
+        load = _method(self._loader, "load_state_dict")
+        self._give_up()
+        self._epoch = None
+        load(state)
+
+    def close(self) -> None:
+        """End the epoch and close its iterator, unless that is the loader itself. Idempotent."""
+        if not self._closed and self._epoch is not None:
+            self._epoch.leave()
+        self._closed = True
+
+    def _give_up(self) -> None:
+        if self._epoch is not None:
+            if self._epoch.unconsumed is not None:
+                self._listener.end()
+            self._epoch.leave()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "this lookahead is closed: it ends with its `fscomm.enable` block. Outside, iterate over the loader; "
+                "the batch that was fetched ahead is `unconsumed`"
+            )
+
+
+class _Epoch(Generic[T]):
+    """One pass over the loader's iterator."""
+
+    def __init__(
+        self, iterator: Iterator[T], loader: Iterable[T], listener: Listener, device: torch.device | None
+    ) -> None:
+        self.iterator = iterator
+        self._loader = loader
+        self._listener = listener
+        self._device = device
+        self._ahead: _Value[T] | _Failed | _End | None = None
+        self._last: Any = _End()  # as it was pulled, before it moved to the device
+        self._state: _Value[Any] | _Failed | None = None  # None: nothing was fetched ahead, the loader itself knows
+        self._left = False
+
+    @property
+    def unconsumed(self) -> T | None:
+        return self._ahead.value if isinstance(self._ahead, _Value) else None
+
+    def __iter__(self) -> "_Epoch[T]":
+        return self
+
+    def __next__(self) -> T:
+        if self._left:
+            raise RuntimeError(
+                "this loop cannot go on: a newer one was started over the same lookahead, a state was loaded, or its "
+                "`fscomm.enable` block has ended. Only the newest loop of a lookahead runs"
+            )
+        if self._ahead is None:
+            self._ahead = self._pull()
+        if isinstance(self._ahead, _End):
+            self._state = None
+            raise StopIteration
+        if isinstance(self._ahead, _Failed):
+            error, self._ahead, self._state = self._ahead.error, None, None
+            raise error
+        batch = self._ahead.value
+        state = self._save()
+        self._ahead = self._pull()  # interrupted, the batch before it is still there
+        self._state = state
+        self._listener.hold(batch)
+        return batch
+
+    def state(self) -> "_Value[Any] | _Failed":
+        if self._state is not None:
+            return self._state
+        return _Value(_method(self._loader, "state_dict")())
+
+    def leave(self) -> None:
+        """Pull no more; what was fetched stays to be asked for."""
+        self._left = True
+        close = getattr(self.iterator, "close", None)
+        if close is not None and self.iterator is not self._loader:
+            close()
+
+    def _pull(self) -> "_Value[T] | _Failed | _End":
+        try:
+            pulled = next(self.iterator)
+            if pulled is not self._last:
+                value = to_device(pulled, self._device)
+        except StopIteration:
+            self._listener.end()
+            return _End()
+        except Exception as error:
+            self._listener.fail(error)
+            return _Failed(error)
+        if pulled is self._last:
+            raise ValueError(
+                f"the loader yielded the same {type(pulled).__name__} object twice in a row: with a batch fetched ahead, "
+                "the one being trained on would be overwritten or trained on twice. Yield a new object for every batch, "
+                "for example copy.copy(batch)"
+            )
+        self._last = pulled
+        self._listener.announce(value)
+        return _Value(value)
+
+    def _save(self) -> "_Value[Any] | _Failed":
+        """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""
+        try:
+            return _Value(copy.deepcopy(_method(self._loader, "state_dict")()))
+        except Exception as error:
+            return _Failed(error)
+
+
+def to_device(value: Any, device: torch.device | None) -> Any:
+    """A batch on `device`, copies not waited for: by its own `to`, else through mappings, sequences and dataclasses.
+
+    What holds no tensors of these kinds stays as it is. None: leave all where it is.
+    """
+    if device is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if callable(getattr(value, "to", None)):
+        takes = inspect.signature(value.to).parameters
+        return value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)
+    if isinstance(value, Mapping):
+        moved = copy.copy(value)
+        for key, item in value.items():
+            moved[key] = to_device(item, device)  # type: ignore[index]
+        return moved
+    if isinstance(value, list | tuple):
+        items = [to_device(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        moved = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(moved, field.name, to_device(getattr(value, field.name), device))
+        return moved
+    return value
+
+
+def _method(loader: Any, name: str) -> Any:
+    method = getattr(loader, name, None)
+    if not callable(method):
+        raise TypeError(
+            f"the lookahead has the {name}() of its loader, but a {type(loader).__name__} has none: give lookahead() a "
+            "loader that can save where it is (not an iterator over it)"
+        )
+    return method

@@ -1,0 +1,95 @@
+"""The state of one training step while it passes through the engine."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fscomm.features import Snapshot
+from fscomm.plan import Apply, Lookup, Merge, Request, SendGradients, Served
+from fscomm.tables import Hyper
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupAhead:
+    """One sharding group of a step whose ids were exchanged ahead.
+
+    Attributes:
+        request, served: this rank as requester and as owner.
+        merge, exclusive, collision: how the rows of the step travel.
+        buffer: [E + C, D] rows received, exclusive ones first.
+        colliding: occurrences in the collision class that this owner serves.
+    """
+
+    request: Request
+    served: Served
+    merge: Merge
+    exclusive: Lookup
+    collision: Lookup
+    buffer: torch.Tensor
+    colliding: int
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupBack:
+    """How the gradients of one group travel, known once the next step's ids are."""
+
+    urgent_send: SendGradients
+    urgent_apply: Apply
+    deferred_send: SendGradients
+    deferred_apply: Apply
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """What all ranks said of one batch.
+
+    Attributes:
+        stop: why there is no batch that all can train on, though some have one.
+        served: bits of the modules that every rank can serve.
+        ended: no rank has one.
+    """
+
+    stop: str | None = None
+    served: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Step:
+    """Step `number`; lists are by module [M] or by group [G].
+
+    Attributes:
+        features: [M] what was announced, to recognise it, or None where a module cannot be served this time.
+        parts: [M] the KJTs by group that the module's output needs.
+        groups: [G] set by the ids lane; None where the module is not served in this step.
+        arrived: the verdict of all ranks on this batch; set by the ids lane.
+        back: [G] set by the ids lane at the next batch, with the successor.
+        planned: done when `back` and `successor` are set.
+        exclusive: the exclusive rows are here.
+        collision: [M] the collision rows are here; None while nobody has sent them.
+        stale: [M] rows fetched ahead are not to be used, and why.
+        used: [M] its forward ran, in either way.
+        backwards: [M] backward passes that reached it.
+        hypers: by group and kernel, taken at the forward.
+        nodes: groups whose rows were handed out, and whose gradients come back.
+        gradients: those that came in this backward pass.
+    """
+
+    number: int
+    features: list[Snapshot | None]
+    parts: list[Any]
+    groups: list[GroupAhead | None]
+    stale: list[str | None]
+    collision: list[Future[None] | None]
+    used: list[bool]
+    backwards: list[int]
+    arrived: Future[Verdict] = field(default_factory=Future)
+    planned: Future[None] = field(default_factory=Future)
+    exclusive: Future[None] | None = None
+    back: list[GroupBack | None] = field(default_factory=list)
+    successor: "Step | None" = None
+    hypers: dict[int, list[Hyper]] = field(default_factory=dict)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    nodes: set[int] = field(default_factory=set)

@@ -1,0 +1,74 @@
+"""Rows over TCP by gloo: for CPU tensors, one connection of its own per class, direction and thread."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fsranks.group import ControlGroup, Part
+from fsranks.place import Place
+
+IN_FLIGHT = 2
+
+
+class Channel(Protocol):
+    """Collectives of one class in one direction, for one thread at a time. They block until done.
+
+    Raises PeerError if a rank dies, leaves or is later than the time limit; the message names it.
+    """
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        """[W, ...] from the same shape and dtype on every rank."""
+
+    def all_to_all_v(self, parts: Iterable[Part]) -> None:
+        """Exchange (out, mine, received, sent) in order; each part is asked for just before it is issued."""
+
+    def abort(self, reason: str) -> None:
+        """From any thread: end what blocks here; the other ranks' next exchange raises and gives `reason`."""
+
+    def close(self, reason: str) -> None:
+        """Leave no connection and no thread."""
+
+
+class GlooChannel:
+    def __init__(self, place: Place, *, timeout_s: float) -> None:
+        self._group = ControlGroup(place, timeout_s=timeout_s)
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        return self._group.all_gather(mine)
+
+    def all_to_all_v(self, parts: Iterable[Part]) -> None:
+        self._group.all_to_all_many(parts, in_flight=IN_FLIGHT)
+
+    def abort(self, reason: str) -> None:
+        self._group.abort(reason)
+
+    def close(self, reason: str) -> None:
+        self._group.close(reason)
+
+
+class AloneChannel:
+    """The only rank: what it sends to itself."""
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        return mine[None].copy()
+
+    def all_to_all_v(self, parts: Iterable[Part]) -> None:
+        for out, mine, _, _ in parts:
+            out.copy_(mine)
+
+    def abort(self, reason: str) -> None:
+        del reason
+
+    def close(self, reason: str) -> None:
+        del reason
+
+
+def channel(place: Place, *, timeout_s: float) -> Channel:
+    """Collective: every rank of `place` makes its channels in the same order."""
+    if place.world_size == 1:
+        return AloneChannel()
+    return GlooChannel(place, timeout_s=timeout_s)
+
+
