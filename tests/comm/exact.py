@@ -1,0 +1,267 @@
+"""Run a training loop with and without fscomm and say by name which tensors differ. Nothing here is approximate.
+
+`compare(rank, size, config, loop)` is a case for `shared_world(n).run`: it trains the same model twice on every rank
+and returns the names of everything that is not bitwise equal (`torch.equal`): outputs of every step, whatever the loop
+recorded, tables, optimizer state and counters in the lookups' own memory, dense weights and their optimizer state.
+"""
+
+import contextlib
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from exact_data import batches
+from exact_model import RATE, Batch, Config, build
+from torch.distributed.distributed_c10d import _world
+from torch.distributed.tensor import DTensor
+from torchrec.distributed.shards_wrapper import LocalShardsWrapper
+
+import fscomm
+
+Mode = Literal["plain", "fscomm"]
+TIMEOUT_S = 20
+
+
+class Comm(Protocol):
+    unconsumed: Any
+
+    def lookahead(self, loader: Iterable[Batch]) -> Iterator[Batch]: ...
+
+    def flush(self) -> None: ...
+
+
+class PlainComm:
+    """What a loop gets where fscomm is off."""
+
+    unconsumed = None
+
+    def lookahead(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        return iter(loader)
+
+    def flush(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Run:
+    """One training run: the loops use it as a user would use model, optimizer and loader."""
+
+    config: Config
+    rank: int
+    size: int
+    mode: Mode
+    model: Any
+    optimizer: Any
+    log: dict[str, Any] = field(default_factory=dict)
+    reports: list[Any] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def enable(self) -> Iterator[Any]:
+        if self.mode == "plain":
+            yield PlainComm()
+            return
+        before = _attachments(self.model, self.optimizer)
+        with fscomm.enable(self.model, timeout_s=TIMEOUT_S, **self.options) as comm:
+            try:
+                yield comm
+            finally:
+                self.reports.append(comm)
+        after = _attachments(self.model, self.optimizer)
+        left = [
+            f"{name}: {before.get(name)} -> {after.get(name)}"
+            for name in before | after
+            if before.get(name) != after.get(name)
+        ]
+        assert not left, f"left behind by the block: {left}"
+
+    @property
+    def ddp(self) -> Any:
+        """The wrapper that averages dense gradients."""
+        return self.model._dmp_wrapped_module
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps
+
+    def loader(self, start: int = 0, stop: int | None = None) -> list[Batch]:
+        return batches(self.config, self.rank, self.size, start, self.config.steps if stop is None else stop)
+
+    def train(self, step: int, batch: Batch) -> None:
+        self.set_rate(step)
+        self.optimizer.zero_grad()
+        self.loss(step, batch).backward()
+        self.optimizer.step()
+
+    def set_rate(self, step: int) -> None:
+        """Another learning rate at every step, through the optimizer, as a scheduler does."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE * group.setdefault("scale", group["lr"] / RATE) * (1 + (step * 7 % 5) / 4)
+
+    def loss(self, step: int | str, batch: Batch) -> torch.Tensor:
+        output = self.model(batch)
+        self.record(f"output {step}", output)
+        return ((output - batch.target) ** 2 * batch.weight).mean()
+
+    def record(self, name: str, value: Any) -> None:
+        assert name not in self.log, name
+        self.log[name] = flat(value)
+
+    def record_raw(self, name: str) -> None:
+        self.record(name, raw_state(self.model, self.optimizer))
+
+
+Loop = Callable[[Run], None]
+
+
+def raw_state(model: Any, optimizer: Any) -> dict[str, Any]:
+    """The lookups' own memory, read without asking any state_dict; dense weights and their optimizer's state."""
+    state: dict[str, Any] = {}
+    for path, lookup, tbe in lookups(model):
+        name = f"{path}[{lookup}]"
+        state[f"{name} weights"] = list(tbe.split_embedding_weights())
+        state[f"{name} optimizer"] = [list(part) for part in tbe.split_optimizer_states()]
+        state[f"{name} iter"] = [int(getattr(tbe, key)) for key in ("iter", "iter_cpu") if hasattr(tbe, key)]
+        state[f"{name} rate"] = float(tbe.get_learning_rate())
+    for name, parameter in model.module.named_parameters():
+        if not name.startswith("embeddings."):
+            state[f"dense {name}"] = parameter.detach()
+    for name, keyed in optimizer.optimizers:
+        if name == "dense":
+            state["dense optimizer"] = {key: dict(value) for key, value in keyed.state_dict()["state"].items()}
+    return state
+
+
+def lookups(model: Any) -> Iterator[tuple[str, str, Any]]:
+    """Every table-batched lookup of the model: path of its module, place in it, the operator itself."""
+    for path, module in model.module.named_modules():
+        for number, lookup in enumerate(getattr(module, "_lookups", ())):
+            for place, kernel in enumerate(getattr(lookup, "_emb_modules", ())):
+                if hasattr(kernel, "_emb_module"):
+                    yield path, f"{number}.{place}", kernel._emb_module
+
+
+def flat(value: Any) -> Any:
+    """A copy of `value` with sharded tensors taken apart into what this rank holds."""
+    if isinstance(value, DTensor):
+        return flat(value.to_local())
+    if isinstance(value, LocalShardsWrapper):
+        return [flat(shard) for shard in value.local_shards()]
+    if hasattr(value, "local_shards"):
+        return [[flat(shard.tensor), str(shard.metadata)] for shard in value.local_shards()]
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {str(key): flat(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [flat(item) for item in value]
+    return value
+
+
+def differences(plain: Any, other: Any, name: str = "") -> list[str]:
+    """Names of the leaves that are not the same to the bit."""
+    if isinstance(plain, dict) and isinstance(other, dict):
+        only = [f"{name}/{key}: on one side only" for key in plain.keys() ^ other.keys()]
+        return only + [
+            line for key in plain if key in other for line in differences(plain[key], other[key], f"{name}/{key}")
+        ]
+    if isinstance(plain, list) and isinstance(other, list) and len(plain) == len(other):
+        return [
+            line
+            for key, pair in enumerate(zip(plain, other, strict=True))
+            for line in differences(*pair, f"{name}/{key}")
+        ]
+    if isinstance(plain, torch.Tensor) and isinstance(other, torch.Tensor):
+        if plain.shape == other.shape and plain.dtype == other.dtype and torch.equal(plain, other):
+            return []
+        if plain.shape != other.shape or plain.dtype != other.dtype:
+            return [f"{name}: {plain.dtype} {tuple(plain.shape)} against {other.dtype} {tuple(other.shape)}"]
+        wrong = plain != other
+        return [
+            f"{name}: {int(wrong.sum())} of {wrong.numel()} differ, by up to {float((plain - other).abs().max()):.3g}"
+        ]
+    return [] if type(plain) is type(other) and plain == other else [f"{name}: {plain} against {other}"]
+
+
+def train(rank: int, size: int, config: Config, loop: Loop, mode: Mode, options: dict[str, Any] | None = None) -> Run:
+    """One whole run; `log` of the result holds everything there is to compare."""
+    model, optimizer = build(config, size)
+    run = Run(config=config, rank=rank, size=size, mode=mode, model=model, optimizer=optimizer, options=options or {})
+    threads, groups = set(threading.enumerate()), set(_world.pg_map)
+    loop(run)
+    run.record_raw("end")
+    run.record("model.state_dict", model.state_dict())
+    run.record("optimizer.state_dict", optimizer.state_dict())
+    left = [thread.name for thread in set(threading.enumerate()) - threads]
+    assert not left, f"threads left: {left}"
+    assert set(_world.pg_map) == groups, "process groups left"
+    return run
+
+
+def build_again(run: Run) -> Run:
+    """Another model of the same kind beside that of `run`."""
+    model, optimizer = build(run.config, run.size)
+    return Run(
+        config=run.config,
+        rank=run.rank,
+        size=run.size,
+        mode=run.mode,
+        model=model,
+        optimizer=optimizer,
+        options=run.options,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _plain(rank: int, size: int, key: str, loop: Loop) -> dict[str, Any]:
+    return train(rank, size, _configs[key], loop, "plain").log
+
+
+_configs: dict[str, Config] = {}
+
+
+def plain(rank: int, size: int, config: Config, loop: Loop) -> dict[str, Any]:
+    """The log of the plain run; a rank keeps it, so that mutations need not run it again."""
+    _configs[repr(config)] = config
+    return _plain(rank, size, repr(config), loop)
+
+
+def compare(
+    rank: int, size: int, config: Config, loop: Loop, mode: Mode = "fscomm", options: dict[str, Any] | None = None
+) -> tuple[list[str], dict[str, Any]]:
+    """What differs on this rank between the plain run and the run in `mode`, and what fscomm said of itself."""
+    expected = plain(rank, size, config, loop)
+    run = train(rank, size, config, loop, mode, options)
+    said = summary(run)
+    found = differences(expected, run.log)
+    del run
+    gc.collect()
+    dist.barrier()
+    return found, said
+
+
+def summary(run: Run) -> dict[str, Any]:
+    if not run.reports:
+        return {}
+    report = run.reports[-1].report()
+    return {"fallbacks": dict(report.fallbacks), "report": report.to_dict()}
+
+
+def _attachments(model: Any, optimizer: Any) -> dict[str, Any]:
+    """Hooks and callables on instances of the model and its optimizers: what a block has to put back."""
+    found: dict[str, Any] = {}
+    owners = [(f"model.{name}", module) for name, module in model.named_modules()]
+    owners += [("optimizer", optimizer), *((f"optimizer.{name}", part) for name, part in optimizer.optimizers)]
+    owners += [(f"fused.{name}", part) for name, part in model.fused_optimizer.optimizers]
+    for name, owner in owners:
+        for key, value in vars(owner).items():
+            if callable(value) and not isinstance(value, torch.nn.Module):
+                found[f"{name}.{key}"] = id(getattr(value, "__func__", value))
+            elif key.endswith("hooks"):
+                found[f"{name}.{key}"] = [id(hook) for hook in value.values()]
+    return found

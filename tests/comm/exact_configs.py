@@ -1,0 +1,78 @@
+"""The models that the exactness tests train, by name."""
+
+from exact_model import Config, Table, mixed
+
+
+def _second() -> tuple[Table, ...]:
+    return (
+        Table(name="s", rows=33, sharding="row", features=("s0", "s1")),
+        Table(name="u", rows=21, sharding="column", features=("u0",), home=1),
+    )
+
+
+def _kinds(sharding: str, half: bool = False) -> dict[str, tuple[Table, ...]]:
+    """One sharding group of two tables, three features."""
+    return {
+        "a": (
+            Table(name="x", rows=41, sharding=sharding, features=("x0", "x1"), half=half),
+            Table(name="y", rows=30, sharding=sharding, features=("y0",), half=half, home=1),
+        )
+    }
+
+
+CONFIGS: dict[str, Config] = {
+    "several": Config(modules={"a": mixed(), "b": _second()}, static_graph=False),
+    "loops": Config(
+        modules={
+            "a": (
+                Table(name="r", rows=40, sharding="row", features=("r0", "r1")),
+                Table(name="t", rows=37, sharding="table", features=("t0", "t1"), home=1),
+            ),
+            "b": (Table(name="s", rows=33, sharding="row", features=("s0",)),),
+        },
+        weight_decay=0.01,
+        static_graph=False,
+    ),
+    "row": Config(modules=_kinds("row"), optimizer="adagrad", steps=22),
+    "table": Config(modules=_kinds("table"), optimizer="sgd", steps=22),
+    "column": Config(modules=_kinds("column"), optimizer="rowwise", weight_decay=0.02, steps=22),
+    "row sgd": Config(modules=_kinds("row"), optimizer="sgd", weight_decay=0.01),
+    "row rowwise": Config(modules=_kinds("row"), weight_decay=0.03),
+    "column adagrad": Config(modules=_kinds("column"), optimizer="adagrad", weight_decay=0.01),
+    "table rowwise": Config(modules=_kinds("table"), weight_decay=0.02),
+    "half sgd": Config(modules={"a": mixed(half=True)}, optimizer="sgd"),
+    "half adagrad": Config(modules={"a": mixed(half=True)}, optimizer="adagrad"),
+    "half rowwise": Config(modules={"a": mixed(half=True)}, weight_decay=0.01),
+    "half and full": Config(
+        modules={
+            "a": (
+                Table(name="h", rows=31, sharding="row", features=("h0",), half=True),
+                Table(name="f", rows=33, sharding="row", features=("f0", "f1")),
+            )
+        }
+    ),
+    "two rates": Config(
+        modules={
+            "a": (
+                Table(name="h", rows=31, sharding="row", features=("h0",), rate=0.5),
+                Table(name="f", rows=33, sharding="row", features=("f0", "f1")),
+                Table(name="g", rows=33, sharding="table", features=("g0", "g1"), rate=2, home=1),
+            )
+        }
+    ),
+    "shared kjt": Config(modules={"a": mixed(), "b": _second()}, one_kjt=True),
+    "tiny": Config(modules={"a": mixed(12)}, spread=1.0),  # a few rows a rank, everything collides
+    "nothing shared": Config(modules={"a": mixed(4000)}, spread=0.01),
+    "frozen": Config(
+        modules={
+            "a": (
+                Table(name="x", rows=40, sharding="row", features=("x0",), frozen=True),
+                Table(name="y", rows=40, sharding="row", features=("y0",)),
+                Table(name="z", rows=40, sharding="table", features=("z0",), frozen=True),
+            )
+        }
+    ),
+    "no ddp": Config(modules={"a": mixed()}, data_parallel=False),
+    "one sample": Config(modules={"a": mixed()}, max_batch=1, max_length=2),
+    "long": Config(modules={"a": mixed(200)}, max_batch=12, max_length=20, steps=20),
+}

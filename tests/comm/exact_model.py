@@ -1,0 +1,224 @@
+"""Models for exactness tests: an ordinary `DistributedModelParallel` on CPU, built by a plan given by hand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+WIDTH = 8
+DENSE = 3
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise": RowWiseAdagrad,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    name: str
+    rows: int
+    sharding: str  # "row", "table", "column", "data"
+    features: tuple[str, ...]
+    half: bool = False
+    home: int = 0  # first rank of a table- or column-wise table
+    rate: float = 1.0  # its learning rate over that of the others
+    frozen: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """A model, its optimizer and the shape of its data."""
+
+    modules: Mapping[str, tuple[Table, ...]]
+    optimizer: str = "rowwise"
+    weight_decay: float = 0.0
+    data_parallel: bool = True  # dense parameters under DDP
+    static_graph: bool = True
+    one_kjt: bool = False  # all modules read the same KJT, its keys in another order than theirs
+    steps: int = 8
+    max_batch: int = 5
+    max_length: int = 4
+    spread: float = 0.5  # which part of a table one batch draws from
+    seed: int = 1
+
+    def but(self, **changes: Any) -> "Config":
+        return replace(self, **changes)
+
+    @property
+    def features(self) -> dict[str, Table]:
+        return {feature: table for tables in self.modules.values() for table in tables for feature in table.features}
+
+
+def mixed(rows: int = 40, half: bool = False) -> tuple[Table, ...]:
+    """Three sharding groups in one module; two features share the row-wise table, two the table-wise one."""
+    return (
+        Table(name="r", rows=rows, sharding="row", features=("r0", "r1"), half=half),
+        Table(name="q", rows=rows + 3, sharding="row", features=("q0",), half=half),
+        Table(name="t", rows=rows + 5, sharding="table", features=("t0", "t1"), half=half, home=1),
+        Table(name="c", rows=rows + 1, sharding="column", features=("c0",), half=half),
+    )
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a loader yields: one KJT per module (or one for all), dense inputs, targets, weights of samples."""
+
+    ids: dict[str, KeyedJaggedTensor]
+    dense: torch.Tensor
+    target: torch.Tensor
+    weight: torch.Tensor
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return self
+
+
+class Net(nn.Module):
+    """Dense parameters before, beside and after the embeddings; every occurrence has a gradient of its own."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.before = nn.Linear(DENSE, WIDTH)
+        self.embeddings = nn.ModuleDict(
+            {
+                name: EmbeddingCollection(tables=_tables(tables), device=torch.device("meta"))
+                for name, tables in config.modules.items()
+            }
+        )
+        self.beside = nn.Linear(DENSE, 1)
+        self.hidden = nn.Linear(WIDTH * len(config.features), WIDTH)
+        self.after = nn.Linear(WIDTH, 1)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """-> one number per sample, [B]."""
+        gate = torch.tanh(self.before(batch.dense))
+        found = self.find(batch)
+        beside = self.beside(batch.dense).squeeze(1)
+        pooled = torch.cat([_pool(found[name], gate) for name in sorted(found)], dim=1)
+        return self.after(torch.tanh(self.hidden(pooled)) + gate).squeeze(1) + beside
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        asked = [
+            module(_ids(batch, name))
+            for name, module in self.embeddings.items()
+            if name not in batch.extra.get("skip", ())
+        ]
+        found = {feature: jagged for answer in asked for feature, jagged in answer.items()}
+        for feature in self.config.features:
+            if feature not in found or feature in batch.extra.get("unused", ()):
+                found[feature] = None
+        return found
+
+
+def _ids(batch: Batch, module: str) -> KeyedJaggedTensor:
+    return batch.ids[module] if module in batch.ids else batch.ids["all"]
+
+
+def _pool(jagged: Any, gate: torch.Tensor) -> torch.Tensor:
+    """Sum over a sample's occurrences, each weighted by its place and the sample's gate: [B, WIDTH]."""
+    if jagged is None:
+        return torch.zeros_like(gate)
+    values = jagged.values().float()
+    sample = torch.repeat_interleave(torch.arange(len(gate)), jagged.lengths().long())
+    weight = 1 + 0.1 * torch.sin(torch.arange(len(values), dtype=torch.float32) + 1)
+    return torch.zeros_like(gate).index_add(0, sample, values * weight[:, None] * (1 + gate[sample]) * 0.3)
+
+
+def _tables(tables: tuple[Table, ...]) -> list[EmbeddingConfig]:
+    return [
+        EmbeddingConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=WIDTH,
+            feature_names=list(table.features),
+            data_type=DataType.FP16 if table.half else DataType.FP32,
+        )
+        for table in tables
+    ]
+
+
+def sharding_of(table: Table, size: int) -> ParameterShardingGenerator:
+    home = table.home % size
+    match table.sharding:
+        case "row":
+            return row_wise()
+        case "table":
+            return table_wise(rank=home)
+        case "column":
+            return column_wise(ranks=[home, (home + 1) % size])
+        case "data":
+            return data_parallel()
+    raise ValueError(table.sharding)
+
+
+RATE = 0.05
+
+
+def build(
+    config: Config, size: int, net: nn.Module | None = None
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """The model of `config`, the same at every call, and the optimizer of all of it."""
+    torch.manual_seed(config.seed)
+    net = Net(config) if net is None else net
+    sharder = EmbeddingCollectionSharder()
+    plan = {}
+    for name, tables in config.modules.items():
+        collection = net.embeddings[name]  # type: ignore[index]
+        for table in tables:
+            parameter = collection.embeddings[table.name].weight
+            options = {"lr": RATE * table.rate, "weight_decay": config.weight_decay}
+            apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [parameter], options)
+            parameter.requires_grad_(not table.frozen)
+        plan[f"embeddings.{name}"] = construct_module_sharding_plan(
+            collection,
+            {table.name: sharding_of(table, size) for table in tables},
+            sharder=sharder,  # type: ignore[arg-type]
+            local_size=size,
+            world_size=size,
+            device_type="cpu",
+        )
+    return wrap(config, net, ShardingPlan(plan), [sharder])
+
+
+def wrap(
+    config: Config, net: nn.Module, plan: ShardingPlan, sharders: list[Any]
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    world = dist.group.WORLD
+    assert world is not None
+    model = DistributedModelParallel(
+        net,
+        env=ShardingEnv.from_process_group(world),
+        device=torch.device("cpu"),
+        plan=plan,
+        sharders=sharders,
+        init_data_parallel=config.data_parallel,
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=config.static_graph),
+    )
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=0.9),
+    )
+    return model, CombinedOptimizer([("fused", model.fused_optimizer), ("dense", dense)])
