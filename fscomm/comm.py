@@ -109,6 +109,10 @@ class Comm:
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
+        if self._lookahead is not None:
+            if self._lookahead.unconsumed is not None and self._engine is not None:
+                self._engine.end()
+            self._lookahead.close()
         self._lookahead = Lookahead(loader, listener=_Listener(self), device=device)
         return self._lookahead
 
@@ -234,10 +238,6 @@ class _Listener(Generic[T]):
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-
-    def begin(self) -> None:
-        if (engine := self._comm._engine) is not None:
-            engine.begin()
 
     def announce(self, batch: T) -> None:
         if (engine := self._comm._engine) is not None:

@@ -83,12 +83,6 @@ class Engine:
 
     # Batches
 
-    def begin(self) -> None:
-        """A loader is started: what was announced before and never used is forgotten."""
-        self._announced.clear()
-        self._newest = None
-        self._ended = None
-
     def announce(self, given: list[Any]) -> None:
         """The next batch: the KJT for each module, or None where it cannot be prefetched. Does not block."""
         self._check()
@@ -96,6 +90,7 @@ class Engine:
         modules = len(self.modules)
         step = Step(
             number=self._number,
+            follows=self._newest.number if self._newest is not None else None,
             features=features,
             parts=[None] * modules,
             groups=[],
@@ -106,6 +101,8 @@ class Engine:
         )
         self._number += 1
         before, self._newest = self._newest, step
+        if before is None:
+            self._announced.clear()  # a loop that was left, and another one starts
         self._announced.append(step)
         pending = [] if before is not None else list(self._updates)
         self._lanes["ids"].submit(lambda: self._exchange_ids(before, step, BATCH, given))
@@ -327,7 +324,9 @@ class Engine:
     def _is_late(self, step: Step) -> bool:
         """A later forward has read the tables, or rows that this step updates were fetched after it."""
         newest = self._newest
-        return self.forward_step is not step or (newest is not None and newest not in (step, step.successor))
+        return self.forward_step is not step or (
+            newest is not None and newest is not step and newest.follows != step.number
+        )
 
     def _plain_gradient(self, m: int, step: Step | None, foreign: bool) -> None:
         """A module is about to update its tables itself."""

@@ -6,7 +6,7 @@ States, as the user sees them: nothing fetched -> (held n, ahead n+1) -> ... -> 
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,6 +26,9 @@ class Listener(Protocol):
 
     def end(self) -> None:
         """The loader is exhausted, or the batch announced last will never be held: the user starts anew."""
+
+    def finish(self) -> None:
+        """The user is about to learn that there is no further batch."""
 
     def fail(self, error: Exception) -> None:
         """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
@@ -49,9 +52,9 @@ class _End:
 class Lookahead(Generic[T]):
     """Iterates over a loader, one batch ahead, with batches moved to `device` (None: left where they are).
 
-    Every loop calls `iter(loader)` again, as a loop over the loader itself would. Only an iterator, which a loop over it
-    goes on with, goes on here too, with the batch that was fetched ahead. To leave a loop and go on with it in another,
-    keep `it = iter(lookahead)` and loop over that.
+    Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
+    new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
+    `it = iter(lookahead)` and loop over that.
     """
 
     def __init__(self, loader: Iterable[T], *, listener: Listener, device: torch.device | None) -> None:
@@ -66,7 +69,7 @@ class Lookahead(Generic[T]):
         or starts over."""
         self._check_open()
         epoch = self._epoch
-        if epoch is not None and epoch.iterator is self._loader and epoch.unconsumed is not None:
+        if epoch is not None and epoch.iterator is self._loader and epoch.pending:
             if inspect.isfunction(type(self._loader).__iter__):
                 raise RuntimeError(
                     f"a second loop over the lookahead, but {type(self._loader).__name__}.__iter__ returns itself: it "
@@ -98,14 +101,14 @@ class Lookahead(Generic[T]):
         return None if self._epoch is None else self._epoch.unconsumed
 
     def state_dict(self) -> Any:
-        """The loader's `state_dict()` as of the batch the user holds, a copy. Raises TypeError if the loader has none."""
+        """A copy of the loader's `state_dict()` as of the batch the user holds. Raises TypeError if it has none."""
         state = _Value(_method(self._loader, "state_dict")()) if self._epoch is None else self._epoch.state()
         if isinstance(state, _Failed):
             raise state.error
         return copy.deepcopy(state.value)
 
     def load_state_dict(self, state: Any) -> None:
-        """Hand a state to the loader for the next loop; a loop that runs cannot go on. Raises TypeError if it takes none."""
+        """Hand the loader a state for the next loop; a running one cannot go on. Raises TypeError if it takes none."""
         load = _method(self._loader, "load_state_dict")
         self._give_up()
         self._epoch = None
@@ -147,6 +150,11 @@ class _Epoch(Generic[T]):
         self._left = False
 
     @property
+    def pending(self) -> bool:
+        """Is there a batch, or an error, that the user has not got."""
+        return isinstance(self._ahead, _Value | _Failed)
+
+    @property
     def unconsumed(self) -> T | None:
         return self._ahead.value if isinstance(self._ahead, _Value) else None
 
@@ -163,6 +171,7 @@ class _Epoch(Generic[T]):
             self._ahead = self._pull()
         if isinstance(self._ahead, _End):
             self._state = None
+            self._listener.finish()
             raise StopIteration
         if isinstance(self._ahead, _Failed):
             error, self._ahead, self._state = self._ahead.error, None, None
@@ -199,9 +208,9 @@ class _Epoch(Generic[T]):
             return _Failed(error)
         if pulled is self._last:
             raise ValueError(
-                f"the loader yielded the same {type(pulled).__name__} object twice in a row: with a batch fetched ahead, "
-                "the one being trained on would be overwritten or trained on twice. Yield a new object for every batch, "
-                "for example copy.copy(batch)"
+                f"the loader yielded the same {type(pulled).__name__} object twice in a row: fetched ahead, it would "
+                "overwrite the batch that is still being trained on. Yield a new object for every batch, for example "
+                "copy.copy(batch)"
             )
         self._last = pulled
         self._listener.announce(value)
@@ -216,7 +225,7 @@ class _Epoch(Generic[T]):
 
 
 def to_device(value: Any, device: torch.device | None) -> Any:
-    """A batch on `device`, copies not waited for: by its own `to`, else through mappings, sequences and dataclasses.
+    """A batch on `device`, copies not waited for: by its own `to`, else through mappings, lists, tuples, dataclasses.
 
     What holds no tensors of these kinds stays as it is. None: leave all where it is.
     """
@@ -227,10 +236,10 @@ def to_device(value: Any, device: torch.device | None) -> Any:
     if callable(getattr(value, "to", None)):
         takes = inspect.signature(value.to).parameters
         return value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)
-    if isinstance(value, Mapping):
-        moved = copy.copy(value)
+    if isinstance(value, MutableMapping):
+        moved: Any = copy.copy(value)
         for key, item in value.items():
-            moved[key] = to_device(item, device)  # type: ignore[index]
+            moved[key] = to_device(item, device)
         return moved
     if isinstance(value, list | tuple):
         items = [to_device(item, device) for item in value]

@@ -61,6 +61,7 @@ class Step:
     """Step `number`; lists are by module [M] or by group [G].
 
     Attributes:
+        follows: number of the step of the same loop before it; None for the first.
         features: [M] what was announced, to recognise it, or None where a module cannot be served this time.
         parts: [M] the KJTs by group that the module's output needs.
         groups: [G] set by the ids lane; None where the module is not served in this step.
@@ -78,6 +79,7 @@ class Step:
     """
 
     number: int
+    follows: int | None
     features: list[Snapshot | None]
     parts: list[Any]
     groups: list[GroupAhead | None]
