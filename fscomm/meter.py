@@ -56,6 +56,7 @@ class BubbleMeter:
         self._step = 0
         self._begin: Any = None
         self._pulled: Any = None
+        self._left: Any = None
         self._open: deque[Timeline] = deque()
         self._done: deque[Timeline] = deque(maxlen=keep)
 
@@ -116,15 +117,21 @@ class BubbleMeter:
     def _end(self, now: Any) -> None:
         """The current step, if its batch came, is complete."""
         if self._pulled is not None:
-            self._open.append(Timeline(self._step, self._begin, self._pulled, now, tuple(self._waits.found)))
+            end = now if self._left is None else self._left
+            self._open.append(Timeline(self._step, self._begin, self._pulled, end, tuple(self._waits.found)))
             self._step += 1
         self._drop()
         self._resolve()
 
+    def _leave(self) -> None:
+        """The loop was left in mid-step: on purpose, or by an error, which the block's end will tell."""
+        self._waits.leave_step()
+        self._left = self._clock.mark()
+
     def _drop(self) -> None:
         self._waits.leave_step()
         self._waits.found.clear()
-        self._pulled = None
+        self._pulled = self._left = None
 
     def _resolve(self) -> None:
         while self._open and self._clock.reached(self._open[0].end):
@@ -155,8 +162,8 @@ class Watched(Generic[T]):
                 meter._got()
                 yield batch
                 meter._ask()
-        except GeneratorExit:  # the loop was left
-            meter._end(meter._clock.mark())
+        except GeneratorExit:
+            meter._leave()
             raise
 
 

@@ -60,11 +60,10 @@ class Waits:
         """Wrap and hook; on an error nothing is left wrapped."""
         try:
             self._wrap(Recorder, "wait", self._recorder_wait)
-            if dist.is_available():
-                self._wrap(dist.Work, "wait", self._work_wait)
-                for name in _ISSUING:
-                    if name in vars(dist.ProcessGroup):
-                        self._wrap(dist.ProcessGroup, name, self._issue)
+            self._wrap(dist.Work, "wait", self._work_wait)
+            for name in _ISSUING:
+                if name in vars(dist.ProcessGroup):  # some are of later versions of torch
+                    self._wrap(dist.ProcessGroup, name, self._issue)
             for module in self._model.modules():
                 if isinstance(module, DistributedDataParallel):
                     self._hook(module)
@@ -73,7 +72,7 @@ class Waits:
             raise
 
     def remove(self) -> None:
-        """Put everything back. RuntimeError if somebody has wrapped the same since; that stays, the rest is put back."""
+        """Put everything back. RuntimeError if somebody has wrapped the same since: that stays, all else goes back."""
         self._step = None
         foreign = []
         while self._restore:
