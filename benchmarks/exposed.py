@@ -1,0 +1,183 @@
+"""How much embedding communication does a training step still pay for? (The paper's Fig. 9 and 11, in namespaces.)
+
+    python benchmarks/exposed.py [--rounds 5] [--steps 6] [--modes compute,plain,fscomm] [--only TEXT] [--quick]
+
+Ranks live in network namespaces whose links are held to a rate. Every mode trains the same model, from the same
+weights, on the same batches: short blocks of steps behind a barrier, all modes once per round, the order turned by one
+in each. Three measures stand side by side:
+
+1. exposed: a step minus the step of the same model without embeddings (compute only), in the same round;
+2. shaped - unshaped: a step minus the step of the same mode on links that are not held to a rate;
+3. blocked: milliseconds in which the thread that trains waits for communication, waits for other threads included.
+
+Compute is emulated by sleeping (a GPU leaves the CPU idle too) except where a row says otherwise. Needs root.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from _table import emit
+from exposed_figures import Blocks, collision_table, cost_notes, headline_table, kinds_table
+from exposed_shape import Shape
+from network.namespaces import why_not
+from network.world import World
+
+MODES = ("compute", "plain", "sparse dist", "pec", "fscomm")
+RATE_MBIT = 200.0
+COLLISION = 0.12
+SWEEP = (0.0, 0.05, 0.12, 0.25, 0.5)
+WARM = 2
+USUAL = Shape(sharding=("row", "row"), rows=100_000, width=128, samples=32, ids_per_sample=112)
+MIXED = Shape(
+    sharding=("row", "row", "table", "column"), rows=60_000, width=64, samples=16, ids_per_sample=100,
+    dense_parameters=20_000_000,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """Blocks of steps under one condition."""
+
+    name: str
+    ranks: int = 4
+    shape: Shape = USUAL
+    rate_mbit: float | None = RATE_MBIT
+    compute_ms: float = 400
+    real: bool = False
+    collision: float = COLLISION
+    skew: float = 0.0
+    modes: tuple[str, ...] = MODES
+    rounds: int = 5
+    steps: int = 6
+
+
+def plan(rounds: int, steps: int) -> list[Section]:
+    """All that a full run measures. Sections of the same ranks and shape, one after another, share a world."""
+    usual = Section(name="", rounds=rounds, steps=steps)
+    few = max(2, rounds // 2)
+    fast = replace(usual, rate_mbit=None, rounds=few)
+    own = ("compute", "fscomm")
+    return [
+        replace(usual, name="400 ms"),
+        replace(usual, name="270 ms", compute_ms=270),
+        replace(fast, name="400 ms, unshaped"),
+        replace(fast, name="270 ms, unshaped", compute_ms=270),
+        *(replace(usual, name=f"collision {share:.0%}", collision=share, modes=own, rounds=few) for share in SWEEP),
+        Section(name="real compute, 2 ranks", ranks=2, real=True, rounds=few, steps=steps),
+        Section(
+            name="8 ranks, 3 groups, skewed ids, 20 M DDP", ranks=8, shape=MIXED, rate_mbit=1000, skew=0.8,
+            modes=("compute", "plain", "sparse dist", "fscomm"), rounds=2, steps=4,
+        ),
+    ]  # fmt: skip
+
+
+def measure(sections: Sequence[Section]) -> tuple[list[Blocks], dict[str, list[str]]]:
+    """The blocks of sections that share a world, and per mode the ranks whose tables are not the plain loop's."""
+    first = sections[0]
+    modes = tuple(mode for mode in MODES if any(mode in section.modes for section in sections))
+    found, different = [], {}
+    with World(ranks=first.ranks, module="exposed_rank") as world:
+        world.call("prepare", shape=asdict(first.shape), modes=modes)
+        comparable = True
+        for section in sections:
+            # Tables stay comparable while every mode has trained on the same batches.
+            comparable = comparable and section.modes == first.modes
+            found.append(_section(world, section))
+            if comparable and "plain" in modes:
+                different = _different(world.call("digests"))
+    return found, different
+
+
+def _section(world: World, section: Section) -> Blocks:
+    start = time.monotonic()
+    world.network.shape(section.rate_mbit)
+    steps = section.rounds * (WARM + section.steps + 2)
+    data = world.call("data", rate=section.collision, skew=section.skew, steps=steps)[0]
+    products = world.call("pace")[0] if section.real else 0.0
+    blocks = Blocks(condition=asdict(section) | {"shape": asdict(section.shape)}, data=data)
+    for number in range(section.rounds):
+        turn = number % len(section.modes)
+        for mode in section.modes[turn:] + section.modes[:turn]:
+            answers = world.call(
+                "block", mode=mode, warm=WARM, steps=section.steps, compute_s=section.compute_ms / 1e3,
+                products=products,
+            )  # fmt: skip
+            blocks.add(number, mode, answers)
+    print(f"[{time.monotonic() - start:4.0f} s] {section.name}: {blocks.line()}", file=sys.stderr, flush=True)
+    return blocks
+
+
+def _different(digests: Sequence[dict[str, str]]) -> dict[str, list[str]]:
+    return {
+        mode: [str(rank) for rank, mine in enumerate(digests) if mine[mode] != mine["plain"]]
+        for mode in digests[0]
+        if mode != "plain"
+    }
+
+
+def memory(shape: Shape, modes: Sequence[str], rate_mbit: float) -> dict[str, int]:
+    """Peak resident bytes of rank 0 in worlds that run one mode each."""
+    found = {}
+    for mode in modes:
+        with World(ranks=4, module="exposed_rank") as world:
+            world.network.shape(rate_mbit)
+            world.call("prepare", shape=asdict(shape), modes=[mode])
+            world.call("data", rate=COLLISION, skew=0, steps=12)
+            world.call("block", mode=mode, warm=WARM, steps=8, compute_s=0.2)
+            found[mode] = world.call("peak")[0]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of a block")
+    parser.add_argument("--modes", default=",".join(MODES), help="some of: %(default)s; always with compute")
+    parser.add_argument("--only", help="sections whose name contains this; not for the record")
+    parser.add_argument("--quick", action="store_true", help="270 ms only, 1 round of 3 steps; not for the record")
+    arguments = parser.parse_args()
+    wanted = {"compute", *arguments.modes.split(",")}
+    if unknown := wanted - set(MODES):
+        parser.error(f"--modes has {', '.join(sorted(unknown))}; there are {', '.join(MODES)}")
+    if reason := why_not():
+        print(f"skipped: {reason}")
+        return
+    sections = plan(1, 3) if arguments.quick else plan(arguments.rounds, arguments.steps)
+    only = "270 ms" if arguments.quick and not arguments.only else arguments.only
+    sections = [
+        replace(section, modes=tuple(mode for mode in section.modes if mode in wanted))
+        for section in sections
+        if not only or only in section.name
+    ]
+    if not sections:
+        parser.error(f"--only {only!r} leaves nothing")
+    complete = not only and wanted == set(MODES)
+    run(sections, name="exposed" if complete else "exposed-partial", with_memory=complete)
+
+
+def run(sections: Sequence[Section], *, name: str, with_memory: bool) -> None:
+    """Measure, print the tables, write `results/<name>*.json`."""
+    blocks: list[Blocks] = []
+    different: dict[str, dict[str, list[str]]] = {}
+    worlds: dict[tuple[int, Shape, bool], list[Section]] = {}
+    for section in sections:
+        worlds.setdefault((section.ranks, section.shape, section.real), []).append(section)
+    for shared in worlds.values():
+        found, unlike = measure(shared)
+        blocks += found
+        different[shared[0].name] = unlike
+    peaks = memory(USUAL, ("plain", "fscomm"), RATE_MBIT) if with_memory else {}
+    raw: dict[str, Any] = {"blocks": [block.raw() for block in blocks], "peak_bytes": peaks}
+    emit(name, *headline_table(blocks), notes=cost_notes(blocks, different, peaks), extra=raw)
+    emit(f"{name}_kinds", *kinds_table(blocks))
+    if any(block.condition["name"].startswith("collision") for block in blocks):
+        title, columns, rows, notes = collision_table(blocks)
+        emit(f"{name}_collisions", title, columns, rows, notes=notes)
+
+
+if __name__ == "__main__":
+    main()

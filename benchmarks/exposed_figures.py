@@ -1,0 +1,236 @@
+"""From blocks of steps to the tables of `exposed.py`: medians and quartiles over rounds, no measuring."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GOODPUT = 1448 / 1514  # payload of a full TCP packet
+TITLES = {
+    "compute": "compute only",
+    "plain": "plain loop",
+    "sparse dist": "TrainPipelineSparseDist",
+    "pec": "TrainPipelinePEC, stubbed (wrong updates)",
+    "fscomm": "fscomm",
+}
+Table = tuple[str, list[str], list[list[Any]]]
+
+
+@dataclass(kw_only=True, slots=True)
+class Blocks:
+    """What all ranks measured in one section: per mode and round, one answer of `exposed_rank.block` per rank."""
+
+    condition: dict[str, Any]
+    data: dict[str, float]
+    answers: dict[str, dict[int, list[dict[str, Any]]]] = field(default_factory=dict)
+
+    def add(self, number: int, mode: str, answers: list[dict[str, Any]]) -> None:
+        self.answers.setdefault(mode, {})[number] = answers
+
+    def steps_ms(self, mode: str) -> list[float]:
+        """Mean step of all ranks, per round."""
+        return [statistics.mean(1e3 * answer["step_s"] for answer in ranks) for ranks in self._rounds(mode)]
+
+    def exposed_ms(self, mode: str) -> list[float]:
+        """Step minus the compute-only step of the same round."""
+        return [step - alone for step, alone in zip(self.steps_ms(mode), self.steps_ms("compute"), strict=True)]
+
+    def times_ms(self, mode: str, what: str = "exposed_ms") -> dict[str, float]:
+        """Mean per step over rounds and ranks, by kind; only fscomm tells what was hidden or done inline."""
+        by_rank = [_times(answer, what) for ranks in self._rounds(mode) for answer in ranks]
+        kinds = sorted({kind for times in by_rank for kind in times})
+        return {kind: statistics.mean(times.get(kind, 0.0) for times in by_rank) for kind in kinds}
+
+    def blocked_ms(self, mode: str) -> list[float]:
+        """Milliseconds per step in which the training thread waited, per round."""
+        return [
+            statistics.mean(sum(_times(answer, "exposed_ms").values()) for answer in ranks)
+            for ranks in self._rounds(mode)
+        ]
+
+    def mean(self, mode: str, key: str) -> float:
+        return statistics.mean(answer[key] for ranks in self._rounds(mode) for answer in ranks)
+
+    def bytes_by_kind(self, mode: str) -> dict[str, float]:
+        """Bytes a rank sends per step, as fscomm counts them."""
+        sums: dict[str, list[float]] = {}
+        answers = [answer for ranks in self._rounds(mode) for answer in ranks if answer["said"]]
+        for answer in answers:
+            for step in answer["said"]:
+                for by_kind in step["bytes"].values():
+                    for kind, traffic in by_kind.items():
+                        sums.setdefault(kind, []).append(traffic["sent"] / len(answer["said"]))
+        return {kind: sum(values) / len(answers) for kind, values in sorted(sums.items())}
+
+    def floor_ms(self) -> float | None:
+        """Wire time of a step's collisions, one after the other; None where links are not held to a rate."""
+        if self.condition["rate_mbit"] is None or set(self.condition["shape"]["sharding"]) != {"row"}:
+            return None
+        size = self.data["gradient bytes"] + self.data["row bytes"]
+        return 8e3 * size / (self.condition["rate_mbit"] * 1e6 * GOODPUT)
+
+    def line(self) -> str:
+        return ", ".join(
+            f"{mode} {statistics.median(self.exposed_ms(mode)):.0f}" for mode in self.answers if mode != "compute"
+        )
+
+    def raw(self) -> dict[str, Any]:
+        """Everything, without the details of single steps."""
+        answers = {
+            mode: {
+                str(number): [{**answer, "said": len(answer["said"])} for answer in ranks]
+                for number, ranks in rounds.items()
+            }
+            for mode, rounds in self.answers.items()
+        }
+        return {"condition": self.condition, "data": self.data, "answers": answers}
+
+    def _rounds(self, mode: str) -> Iterator[list[dict[str, Any]]]:
+        for _, ranks in sorted(self.answers[mode].items()):
+            yield ranks
+
+
+def _times(answer: dict[str, Any], what: str) -> dict[str, float]:
+    """Milliseconds per step by kind: as fscomm says, else waits for collectives as they were intercepted."""
+    if not answer["said"]:
+        return answer["blocked_ms"] if what == "exposed_ms" else {}
+    kinds = {kind for step in answer["said"] for kind in step[what]}
+    return {kind: statistics.mean(step[what].get(kind, 0.0) for step in answer["said"]) for kind in kinds}
+
+
+def headline_table(blocks: Sequence[Blocks]) -> Table:
+    """One line per section and mode: the three measures."""
+    unshaped = {block.condition["compute_ms"]: block for block in blocks if block.condition["rate_mbit"] is None}
+    rows = []
+    for block in blocks:
+        if block.condition["name"].startswith("collision"):
+            continue
+        other = unshaped.get(block.condition["compute_ms"])
+        comparable = other is not None and other is not block and other.condition["shape"] == block.condition["shape"]
+        plain = statistics.median(block.exposed_ms("plain")) if "plain" in block.answers else None
+        for mode in block.answers:
+            exposed = statistics.median(block.exposed_ms(mode))
+            shaped = None
+            if comparable and other is not None and block.condition["ranks"] == other.condition["ranks"]:
+                shaped = statistics.median(block.steps_ms(mode)) - statistics.median(other.steps_ms(mode))
+            rows.append([
+                block.condition["name"],
+                TITLES[mode],
+                statistics.median(block.steps_ms(mode)),
+                None if mode == "compute" else exposed,
+                "" if mode == "compute" else _quartiles(block.exposed_ms(mode)),
+                None if mode == "compute" or not plain else round(100 * (exposed / plain - 1), 1),
+                shaped,
+                statistics.median(block.blocked_ms(mode)),
+                block.mean(mode, "sent_bytes") / 1e6,
+                1e3 * block.mean(mode, "cpu_s"),
+            ])  # fmt: skip
+    columns = [
+        "section", "mode", "step ms", "(1) exposed ms", "quartiles", "vs plain %", "(2) shaped - unshaped ms",
+        "(3) blocked ms", "sent MB/step", "CPU ms/step",
+    ]  # fmt: skip
+    return "Embedding communication that a step still pays for (per rank and step)", columns, rows
+
+
+def kinds_table(blocks: Sequence[Blocks]) -> Table:
+    """Blocked and hidden milliseconds and bytes by kind."""
+    rows = []
+    for block in blocks:
+        for mode in block.answers:
+            exposed, hidden = block.times_ms(mode), block.times_ms(mode, "hidden_ms")
+            inline, moved = block.times_ms(mode, "inline_ms"), block.bytes_by_kind(mode)
+            for kind in sorted({*exposed, *hidden, *inline, *moved}):
+                times = [found.get(kind) for found in (exposed, inline, hidden)]
+                if any(times) or kind in moved:
+                    sent = moved[kind] / 1e3 if kind in moved else None
+                    rows.append([block.condition["name"], TITLES[mode], kind, *times, sent])
+    columns = ["section", "mode", "kind", "blocked ms", "inline ms", "hidden ms", "sent KB/step"]
+    return "Communication by kind (means per rank and step)", columns, rows
+
+
+def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list[Any]], list[str]]:
+    """Exposed time over the collision rate, and its slope."""
+    rows = []
+    for block in blocks:
+        if not block.condition["name"].startswith("collision"):
+            continue
+        data = block.data
+        for mode in block.answers:
+            if mode != "compute":
+                exposed = block.exposed_ms(mode)
+                rows.append([
+                    100 * data["by occurrence"], 100 * data["by distinct row"], TITLES[mode],
+                    statistics.median(exposed), _quartiles(exposed), statistics.median(block.blocked_ms(mode)),
+                    block.floor_ms(),
+                ])  # fmt: skip
+    notes = []
+    ours = [row for row in rows if row[2] == TITLES["fscomm"]]
+    if len(ours) > 2:
+        line = statistics.linear_regression([row[0] for row in ours], [row[3] for row in ours])
+        fit = statistics.correlation([row[0] for row in ours], [row[3] for row in ours])
+        notes = [
+            f"fscomm: {line.intercept:.1f} ms + {line.slope:.2f} ms per percent of collisions (correlation {fit:.3f})."
+        ]
+    columns = ["% of ids", "% of rows", "mode", "(1) exposed ms", "quartiles", "(3) blocked ms", "floor ms"]
+    return "Exposed time over the collision rate, 400 ms emulated compute", columns, rows, notes
+
+
+def cost_notes(
+    blocks: Sequence[Blocks], different: dict[str, dict[str, list[str]]], peaks: dict[str, int]
+) -> list[str]:
+    """What the headline table needs to be read: the floor, whether tables are equal, memory, goals."""
+    notes = [
+        "Medians over rounds of block means. Compute is emulated by sleeping except in sections named real compute.",
+        "Compute only: the same dense network under DDP, rows constant. (3) of fscomm: its report; of the others: the "
+        "training thread in torch.distributed.Work.wait; DDP's own waits are in neither.",
+    ]
+    for block in blocks:
+        floor = block.floor_ms()
+        if floor is not None and not block.condition["name"].startswith("collision"):
+            data = block.data
+            notes.append(
+                f"{block.condition['name']}: {data['by occurrence']:.1%} of ids collide ({data['by distinct row']:.1%} "
+                f"of distinct rows); floor, every collision byte exposed: {floor:.1f} ms."
+            )
+    for section, modes in different.items():
+        for mode, ranks in modes.items():
+            if mode != "compute":
+                verdict = (
+                    f"DIFFER from the plain loop's on ranks {', '.join(ranks)}" if ranks else "are the plain loop's"
+                )
+                notes.append(f"World of {section!r}, {TITLES[mode]}: tables and dense weights {verdict}.")
+    if peaks:
+        over = {mode: peak - peaks["plain"] for mode, peak in peaks.items() if mode != "plain"}
+        notes += [f"{TITLES[mode]}: peak memory over the plain loop {more:,} bytes." for mode, more in over.items()]
+    return [*notes, *_goals(blocks)]
+
+
+def _goals(blocks: Sequence[Blocks]) -> Iterator[str]:
+    """One line per figure to reach."""
+    found = {block.condition["name"]: block for block in blocks if "fscomm" in block.answers}
+    for name, limit in (("400 ms", 0.07), ("270 ms", 0.13)):
+        if name in found:
+            ours = statistics.median(found[name].exposed_ms("fscomm"))
+            for mode, most in (("plain", limit), ("pec", 0.4)):
+                if mode in found[name].answers:
+                    theirs = statistics.median(found[name].exposed_ms(mode))
+                    yield _goal(f"{name}: (1) over {TITLES[mode]}'s", ours / theirs, most)
+            yield _goal(f"{name}: (3), ms", statistics.median(found[name].blocked_ms("fscomm")), 30)
+    for name in ("400 ms, unshaped", "270 ms, unshaped"):
+        if name in found:
+            yield _goal(f"{name}: (1), ms", statistics.median(found[name].exposed_ms("fscomm")), 10)
+    if "real compute, 2 ranks" in found:
+        ours = statistics.median(found["real compute, 2 ranks"].exposed_ms("fscomm"))
+        yield _goal("real compute, 2 ranks: (1), ms", ours, 60)
+
+
+def _goal(what: str, value: float, limit: float) -> str:
+    verdict = "reached" if value <= limit else "NOT reached"
+    return f"Goal {what}: {value:.3g}, at most {limit:g}: {verdict}"
+
+
+def _quartiles(values: Sequence[float]) -> str:
+    if len(values) < 3:
+        return f"[{min(values):.1f}..{max(values):.1f}]"
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"[{low:.1f}..{high:.1f}]"
