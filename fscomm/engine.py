@@ -128,8 +128,9 @@ class Engine:
             raise MismatchError(verdict.stop)
 
     def finish(self) -> None:
-        """The user is about to learn that there is no more batch. Blocks until all ranks said so."""
+        """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
         self.current = None
+        self.flush()
         if self._ended is not None:
             verdict = self._await(self._ended)
             if verdict.stop is not None:
