@@ -34,8 +34,8 @@ class enable:
     features: for modules whose input is not found in the batch by itself, a function from the batch to the
     KeyedJaggedTensor that the module will get, by the module's name in the model.
 
-    Entering is collective over the ranks of the model's process group and blocks until all are there; `timeout_s` bounds
-    that and every exchange. Leaving completes all updates.
+    Entering is collective over all ranks and blocks until they are there; `timeout_s` bounds that and every exchange.
+    Leaving completes all updates.
 
     Raises:
         ValueError: no process group, no sharded module, a module that another block already serves, unknown names.
@@ -104,8 +104,8 @@ class Comm:
     def lookahead(self, loader: Iterable[T], device: torch.device | None = None) -> "Lookahead[T]":
         """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
 
-        Moves batches to `device` itself. The iterator's `state_dict()` is the loader's own as of the batch that the user
-        holds.
+        Moves batches to `device` itself. The iterator's `state_dict()` is the loader's own as of the batch that the
+        user holds.
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")

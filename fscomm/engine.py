@@ -1,6 +1,6 @@
 """The engine: takes batches one step ahead, forwards and backwards as they come, and keeps the order of updates.
 
-Four threads. The training thread runs hooks of the user's loop and never touches a table or a socket but for one control
+Four threads. The training thread runs hooks of the user's loop; it touches no table, and no socket but for one control
 word per forward. The ids lane exchanges ids one step ahead. The urgent lane carries collision traffic, the bulk lane
 exclusive traffic.
 
@@ -9,8 +9,8 @@ Order, for step n (R_n the rows that all ranks use in it):
 - collision rows of n+1 (in R_n) are looked up after the collision gradients of n: one piece of work of the urgent lane;
 - deferred gradients of n (rows not in R_n+1) are applied before the exclusive rows of n+2 are looked up: same lane.
 Work that may run at the same time in both lanes is on disjoint rows. Whatever does not fit this order (a backward pass
-that comes late, a forward that was not announced, tables loaded by hand) is done after all that is pending, and what was
-fetched ahead is marked stale: the steps concerned run plainly, on all ranks, by the control word of their forward.
+that comes late, a forward that was not announced, tables loaded by hand) is done after all that is pending, and what
+was fetched ahead is marked stale: the steps concerned run plainly, on all ranks, by the control word of their forward.
 """
 
 from collections import deque

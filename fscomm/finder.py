@@ -19,7 +19,7 @@ class Finder:
         unknown = sorted(set(given) - set(names))
         if unknown:
             raise ValueError(
-                f"features= names {', '.join(unknown)}, but the modules that are served are {', '.join(names) or 'none'}"
+                f"features= names {', '.join(unknown)}, but the modules served are {', '.join(names) or 'none'}"
             )
         self._names = names
         self._given = [given.get(name) for name in names]

@@ -57,7 +57,7 @@ class IdsStage:
             step, requests = None, [None] * len(self._layouts)
         self._gate.enter()
         try:
-            served = self._ids(requests, counts, verdict.served) if step is not None else [None] * len(self._layouts)
+            served = self._ids(requests, counts, verdict.served)
             shared = [self._detect(group, before, served[group]) for group in range(len(self._layouts))]
             given = self._answers(before, requests, served, shared)
         finally:
@@ -239,8 +239,8 @@ def judge(words: np.ndarray) -> Verdict:
     ended = np.nonzero(status == END)[0].tolist()
     if 0 < len(ended) < len(words):
         return Verdict(
-            stop=f"the loader of {name_ranks(ended)} ended after {int(numbers[0])} batches, the others have more. Every "
-            "rank must take the same number of steps: make the loaders equally long"
+            stop=f"the loader of {name_ranks(ended)} ended after {int(numbers[0])} batches, the others have more. "
+            "Every rank must take the same number of steps: make the loaders equally long"
         )
     return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended))
 

@@ -1,9 +1,9 @@
 """Look-ups and updates of this rank's tables from worker threads, beside the model's own fused kernels.
 
-A worker calls a *shadow* of the fused kernel (FBGEMM's TBE): the same tables and optimizer state, but a learning rate and
-an iteration counter of its own, so that an update that runs late uses those of the step it belongs to, and nothing
+A worker calls a *shadow* of the fused kernel (FBGEMM's TBE): the same tables and optimizer state, but a learning rate
+and an iteration counter of its own, so that an update that runs late uses those of the step it belongs to, and nothing
 races with the optimizer, which writes the kernel's while workers run. Looking rows up again and running backward is
-bitwise the fused update, and so are calls on disjoint rows instead of one (FACTS, TBE).
+bitwise the fused update, and so are calls on disjoint rows instead of one.
 """
 
 import copy

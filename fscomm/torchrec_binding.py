@@ -1,7 +1,7 @@
 """The one file that knows TorchRec: finds sharded modules, says which can be served, and stands in for their forward.
 
-Nothing is wrapped: `bind` describes a module and keeps its own copies of what a prefetch needs (input bucketizing), so the
-module itself, its parameter names and its process group stay as they are.
+Nothing is wrapped: `bind` describes a module and keeps its own copies of what a prefetch needs (input bucketizing), so
+the module itself, its parameter names and its process group stay as they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def sharded_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield ".".join(parts) or "model", module
 
 
-def problem(module: nn.Module) -> str | None:
+def problem(module: Any) -> str | None:
     """Why `module` cannot be served exactly, or None. Looks at plans and configurations only: equal on all ranks."""
     if type(module) is not ShardedEmbeddingCollection:
         return f"{type(module).__name__} is not served (only ShardedEmbeddingCollection is)"
@@ -72,7 +72,7 @@ def problem(module: nn.Module) -> str | None:
     return None
 
 
-def problem_here(module: nn.Module) -> str | None:
+def problem_here(module: Any) -> str | None:
     """What only the rank itself can see, such as devices and trackers set on instances."""
     device = module._device or torch.device("cpu")
     if device.type != "cpu":

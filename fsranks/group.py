@@ -79,7 +79,7 @@ class ControlGroup:
         return out
 
     def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
-        """Exchange tensors of equal dtype and trailing shape; `received` and `sent` count entries of the first dimension.
+        """Exchange entries of the first dimension, `received` from and `sent` to each rank; all else of the shapes is equal.
 
         A size that disagrees with the peer's would abort the process inside gloo: callers derive both from the same
         gathered lengths, and what can be checked alone is checked here.

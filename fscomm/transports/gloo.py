@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from fsranks.group import ControlGroup, Part
 from fsranks.place import Place
@@ -70,5 +69,3 @@ def channel(place: Place, *, timeout_s: float) -> Channel:
     if place.world_size == 1:
         return AloneChannel()
     return GlooChannel(place, timeout_s=timeout_s)
-
-
