@@ -1,0 +1,93 @@
+"""The same engine behind the interface of TorchRec's train pipelines, for loops that are written for those."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+from torch import nn
+
+from fscomm.comm import Comm, enable
+
+T = TypeVar("T")
+
+
+class TrainPipelineFreeScale(Generic[T]):
+    """One training step per `progress`, with prioritized communication; results are bitwise those of the plain loop.
+
+    model: holds sharded modules, gives (losses, output). optimizer: of its dense parameters, or a CombinedOptimizer.
+    Building one is collective and serves the model until `close`. `timeout_s` and errors are those of `fscomm.enable`.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, *, timeout_s: float = 300
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._enabled = enable(model, timeout_s=timeout_s)
+        self.comm: Comm = self._enabled.__enter__()
+        self._source: _Source[T] = _Source()
+        self._batches = self.comm.lookahead(self._source, device)
+        self._closed = False
+
+    def progress(self, dataloader_iter: Iterator[T]) -> Any:
+        """Train on the next batch, or only run the model where it is in eval mode; the model's output.
+
+        Given another iterator than last time, it first trains on the batch that it had fetched from that one. Blocks on
+        the iterator for the batch after the next. Raises StopIteration, at every call, once the iterator is exhausted.
+        """
+        self._source.use(dataloader_iter)
+        batch = self._next()
+        if not self._model.training:
+            _, output = self._model(batch)
+            return output
+        self._optimizer.zero_grad()
+        losses, output = self._model(batch)
+        losses.sum().backward()
+        self._optimizer.step()
+        return output
+
+    def close(self) -> None:
+        """Complete all updates and give the model back. Idempotent; not collective."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._closed:
+            self._closed = True
+            self._enabled.__exit__(kind, error, trace)
+
+    def _next(self) -> T:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            if self._source.exhausted:
+                raise
+        return next(iter(self._batches))  # the last iterator ended, and here is another
+
+
+class _Source(Generic[T]):
+    """One endless iterator over the iterators that the user gives one after the other."""
+
+    def __init__(self) -> None:
+        self._iterator: Iterator[T] | None = None
+        self.exhausted = False
+
+    def use(self, iterator: Iterator[T]) -> None:
+        if iterator is not self._iterator:
+            self._iterator, self.exhausted = iterator, False
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        assert self._iterator is not None
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self.exhausted = True
+            raise
