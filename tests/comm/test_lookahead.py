@@ -7,13 +7,17 @@ from collections import OrderedDict, defaultdict, namedtuple
 from types import MappingProxyType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.lookahead import Lookahead, to_device
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 
 META = torch.device("meta")  # another device that every machine has
 
@@ -564,3 +568,44 @@ def test_an_error_of_moving_is_the_loader_s():
     assert told.events[1] == ("fail", "out of memory")
     with pytest.raises(MemoryError):
         next(batches)
+
+
+def shuffled(folder: Any) -> FreeScaleDataLoader:
+    rows = pa.table({"user": range(60), "items": [[n] * (n % 5) for n in range(60)]})
+    pq.write_table(rows, folder / "rows.parquet", row_group_size=10)
+    schema = Schema(sequences=[Sequence("history", fields=("items",))], context=("user",))
+    source = ParquetSource(folder / "rows.parquet")
+    return FreeScaleDataLoader([source], schema, batch_size=8, shuffle=True, seed=3, rank=0, world_size=1)
+
+
+def numbered(_: Any) -> StatefulDataLoader:
+    return StatefulDataLoader(list(range(60)), batch_size=8, collate_fn=list)
+
+
+def users(batch: Any) -> list[int]:
+    return batch if isinstance(batch, list) else batch.features["user"].values().tolist()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own
+@pytest.mark.parametrize("make", [shuffled, numbered])
+@pytest.mark.parametrize("stop", [1, 4, 7, 8])
+def test_states_of_real_loaders(make, stop, tmp_path):
+    def run(loader: Any, batches: Any) -> tuple[list, Any]:
+        seen: list = []
+        state = None
+        while len(seen) < 12:
+            for batch in batches:
+                seen.append(users(batch))
+                if len(seen) == stop:
+                    state = copy.deepcopy(batches.state_dict())
+        return seen, state
+
+    plain, plain_state = run(loader := make(tmp_path), loader)
+    followed, state = run(loader := make(tmp_path), ahead(loader))
+    assert followed == plain
+    assert state == plain_state
+    resumed = ahead(make(tmp_path))
+    resumed.load_state_dict(state)
+    rest = [users(batch) for batch in resumed] or [users(batch) for batch in resumed]
+    assert rest == plain[stop : stop + len(rest)]
+    assert len(rest) == (8 - stop or 8)
