@@ -294,6 +294,38 @@ def test_a_torchrec_model_trains_to_the_same_bits(size: int, static: bool) -> No
         assert min([step["compute_s"], step["data_s"], step["straggler_s"], *step["exposed_s"].values()]) >= -1e-9
 
 
+def metered_inside(run: Run) -> None:
+    with run.enable() as comm, BubbleMeter(run.model) as meter:
+        for step, batch in enumerate(meter.watch(comm.lookahead(run.loader()))):
+            run.train(step, batch)
+    run.reports.append(meter.report())
+
+
+def metered_around(run: Run) -> None:
+    with BubbleMeter(run.model) as meter, run.enable() as comm:
+        for step, batch in enumerate(meter.watch(comm.lookahead(run.loader()))):
+            run.train(step, batch)
+    run.reports.append(meter.report())
+
+
+def case_with_fscomm(rank: int, size: int, loop: Any) -> Any:
+    expected = train(rank, size, CONFIG, plain_loop, "plain")
+    before = wrapped()
+    metered = train(rank, size, CONFIG, loop, "fscomm")
+    assert all(before[name] is value for name, value in wrapped().items())
+    comm, report = metered.reports
+    assert comm.report().fallbacks == {}
+    return differences(expected.log, metered.log), [parts(step) for step in report.steps if step.rank == rank]
+
+
+@pytest.mark.parametrize("loop", [metered_inside, metered_around])
+def test_a_loop_with_fscomm_is_measured_and_stays_exact(loop: Any) -> None:
+    for found, steps in shared_world(2).run(case_with_fscomm, loop):
+        assert found == []
+        assert len(steps) == CONFIG.steps
+        assert all({"ids", "embeddings", "dense", "compute"} <= set(step) for step in steps)
+
+
 class Slow:
     """Makes waits of one kind take `seconds` more by `clock`: wraps `Work.wait` below the meter, told by its caller."""
 
