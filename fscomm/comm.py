@@ -86,6 +86,7 @@ class Comm:
             raise ValueError(
                 "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
             )
+        self._strict = strict
         self._lookahead: Lookahead[Any] | None = None
         self._batch: Any = None
         self._over = False
@@ -183,7 +184,9 @@ class Comm:
         if self._batch is not None and torch.is_grad_enabled():
             self._finder.learn(m, self._batch, features)
             if m in self._finder.lost:
-                self._recorder.fallback(engine.modules[m].name, self._finder.lost[m])
+                if self._strict:
+                    raise NotServedError(f"{engine.modules[m].name}: {self._finder.lost[m]}")
+                engine.report_plain(m, self._finder.lost[m])
         return engine.forward(m, features)
 
     def _leave(self, error: BaseException | None) -> None:

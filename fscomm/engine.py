@@ -13,8 +13,9 @@ that comes late, a forward that was not announced, tables loaded by hand) is don
 was fetched ahead is marked stale: the steps concerned run plainly, on all ranks, by the control word of their forward.
 """
 
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -35,6 +36,7 @@ from fscomm.transports.gloo import Channel, channel
 from fsranks.errors import MismatchError
 from fsranks.place import Place, name_ranks
 
+log = logging.getLogger("fscomm")
 FAST, PLAIN, WRONG = 0, 1, 2
 CHANNELS = ("control", "ids", "urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
 
@@ -72,12 +74,13 @@ class Engine:
         self._bulk = self._traffic("bulk", "exclusive", self._gate)
         self._lanes = {name: Lane(name, self._failed) for name in ("ids", "urgent", "bulk")}
         self._anchor = torch.zeros(0, requires_grad=True)
-        self._updates: list[Future[None]] = []
+        self._last_update: dict[str, Future[None]] = {}  # by lane: those before it are done when it is
         self._announced: deque[Step] = deque()
         self._newest: Step | None = None
         self._ended: Future[Verdict] | None = None
         self._number = 0
         self._error: BaseException | None = None
+        self._reported: set[int] = set()
         self.current: Step | None = None
         self.forward_step: Step | None = None
 
@@ -104,8 +107,10 @@ class Engine:
         if before is None:
             self._announced.clear()  # a loop that was left, and another one starts
         self._announced.append(step)
-        pending = [] if before is not None else list(self._updates)
-        self._lanes["ids"].submit(lambda: self._exchange_ids(before, step, BATCH, given))
+        pending = [] if before is not None else list(self._last_update.values())
+        step.arrived = self._lanes["ids"].submit(lambda: self._exchange_ids(before, step, BATCH, given))
+        if before is not None:
+            before.planned = step.arrived
         step.exclusive = self._lanes["bulk"].submit(lambda: self._fetch_exclusive(step, pending))
 
     def end(self, *, failed: bool = False) -> None:
@@ -113,6 +118,8 @@ class Engine:
         before, self._newest = self._newest, None
         status = FAILED if failed else END
         self._ended = self._lanes["ids"].submit(lambda: self._exchange_ids(before, None, status, []))
+        if before is not None:
+            before.planned = self._ended
 
     def hold(self) -> None:
         """The user is about to get the oldest announced batch. Blocks until all ranks have theirs.
@@ -146,25 +153,16 @@ class Engine:
                     if kjt is not None:
                         step.parts[m], found = self.modules[m].prepare(kjt)
                         requests[self._first[m] : self._first[m + 1]] = found
-            try:
-                verdict = self._stage.run(before, step, status, requests)
-            except BaseException as error:
-                for future in [step.arrived if step else None, before.planned if before else None]:
-                    if future is not None:
-                        future.set_exception(error)
-                raise
-        if before is not None:
-            before.planned.set_result(None)
+            verdict = self._stage.run(before, step, status, requests)
         if step is not None:
             self._count(step)
-            step.arrived.set_result(verdict)
         return verdict
 
     def _fetch_exclusive(self, step: Step, pending: list[Future[None]]) -> None:
         """In the bulk lane."""
         for update in pending:
             update.result()
-        verdict = step.arrived.result()
+        verdict = self._await(step.arrived)
         if verdict.stop is None:
             groups = [g for g, ahead in enumerate(step.groups) if ahead is not None]
             self._bulk.send_rows(step, groups, collision=False)
@@ -196,7 +194,7 @@ class Engine:
         why = "it got other features than the batch holds" if foreign else step.stale[m]
         modes = self._agree(m, step, WRONG if foreign and m in self._explicit else PLAIN if why else FAST)
         if not modes.any():
-            self.forward_step = step
+            self._begin_forward(step)
             return self._run_fast(m, step)
         why = why or f"{name_ranks(np.nonzero(modes)[0].tolist())} could not use what was fetched ahead"
         return self._run_plainly(m, step, features, f"step {step.number}: {why}", foreign=foreign)
@@ -211,8 +209,10 @@ class Engine:
         before = self.forward_step
         passes = before.backwards[m] if before is not None else 0
         word = np.array([number, m, int(step is not None and step.collision[m] is not None), passes, mode])
+        start = self.recorder.clock()
         with self.recorder.wait("agreement", step=number):
             words = self._control.all_gather(word)
+        self.recorder.straggler(number, 1e3 * (self.recorder.clock() - start))
         self._gate.settle()
         for i, what in enumerate(("step", "module", "collision rows sent", "backward passes")):
             values = words[:, i].tolist()
@@ -251,10 +251,10 @@ class Engine:
         """
         module = self.modules[m]
         if why is not None:
-            self.recorder.fallback(module.name, why)
+            self.report_plain(m, why)
         self.flush()
         if step is not None:
-            self.forward_step = step
+            self._begin_forward(step)
         result = module.plain(features)
 
         def watch(output: dict[str, Any]) -> None:
@@ -264,6 +264,11 @@ class Engine:
 
         binding.on_result(result, watch)
         return result
+
+    def _begin_forward(self, step: Step) -> None:
+        if self.forward_step is not None and self.forward_step is not step:
+            self.forward_step.successor = None  # a graph that the user keeps shall not keep all steps after it
+        self.forward_step = step
 
     # Backward
 
@@ -287,16 +292,14 @@ class Engine:
         groups = sorted(step.nodes)
         if self._is_late(step):
             self.flush()
-            self._updates.append(self._lanes["bulk"].submit(lambda: self._update_late(step, gradients, groups)))
+            self._submit_update("bulk", lambda: self._update_late(step, gradients, groups))
             self.mark_stale(range(len(self.modules)), "a backward pass came after the next forward")
             return
         successor = step.successor
         if successor is not None:
             modules = sorted({self._module_of[g] for g in groups})
             self._send_collision(successor, gradients, step, modules)
-        self._updates.append(
-            self._lanes["bulk"].submit(lambda: self._bulk.update(step, gradients, groups, collision=False))
-        )
+        self._submit_update("bulk", lambda: self._bulk.update(step, gradients, groups, collision=False))
 
     def _send_collision(self, step: Step, gradients: Gradients, before: Step | None, modules: list[int]) -> None:
         """Start the urgent work: collision gradients of `before`, then the collision rows of `step`."""
@@ -312,11 +315,14 @@ class Engine:
 
         before_groups = set(before.nodes) if before is not None else set()
         self._gate.enter()
-        future = self._lanes["urgent"].submit(work)
+        future = self._submit_update("urgent", work)
         for m in modules:
             step.collision[m] = future
-        if before is not None:
-            self._updates.append(future)
+
+    def _submit_update(self, lane: str, work: Callable[[], None]) -> Future[None]:
+        future = self._lanes[lane].submit(work)
+        self._last_update[lane] = future
+        return future
 
     def _update_late(self, step: Step, gradients: Gradients, groups: list[int]) -> None:
         for collision in (True, False):
@@ -336,6 +342,14 @@ class Engine:
 
     # Order and end
 
+    def report_plain(self, m: int, why: str) -> None:
+        """Module m runs plainly, at least once; said in the log the first time."""
+        name = self.modules[m].name
+        if m not in self._reported:
+            log.warning("fscomm: %s runs plainly: %s", name, why)
+        self._reported.add(m)
+        self.recorder.fallback(name, why)
+
     def mark_stale(self, modules: Sequence[int], why: str) -> None:
         """What was fetched ahead for `modules` and not yet used must not be used."""
         steps = [*self._announced, *([self.current] if self.current is not None else [])]
@@ -347,11 +361,10 @@ class Engine:
     def flush(self) -> None:
         """Wait until all gradients that came back are applied to the tables of this rank. No new collective."""
         self._gate.settle()
-        if self._updates:
-            with self.recorder.wait("exclusive gradients"):
-                for update in self._updates:
-                    self._await(update)
-            self._updates.clear()
+        with self.recorder.wait("exclusive gradients"):
+            for update in self._last_update.values():
+                self._await(update)
+        self._last_update.clear()
 
     def close(self, reason: str) -> None:
         """End lanes and groups; work that is under way ends first, within its deadlines."""

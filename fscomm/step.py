@@ -65,9 +65,10 @@ class Step:
         features: [M] what was announced, to recognise it, or None where a module cannot be served this time.
         parts: [M] the KJTs by group that the module's output needs.
         groups: [G] set by the ids lane; None where the module is not served in this step.
-        arrived: the verdict of all ranks on this batch; set by the ids lane.
-        back: [G] set by the ids lane at the next batch, with the successor.
-        planned: done when `back` and `successor` are set.
+        arrived: the verdict of all ranks on this batch; done when `groups` are set.
+        planned: the verdict on the batch after it; done when `back` and `successor` are set.
+        back: [G] how gradients travel.
+        successor: the next step, as long as it is the last that was announced.
         exclusive: the exclusive rows are here.
         collision: [M] the collision rows are here; None while nobody has sent them.
         stale: [M] rows fetched ahead are not to be used, and why.
@@ -87,8 +88,8 @@ class Step:
     collision: list[Future[None] | None]
     used: list[bool]
     backwards: list[int]
-    arrived: Future[Verdict] = field(default_factory=Future)
-    planned: Future[None] = field(default_factory=Future)
+    arrived: Future[Verdict] | None = None
+    planned: Future[Verdict] | None = None
     exclusive: Future[None] | None = None
     back: list[GroupBack | None] = field(default_factory=list)
     successor: "Step | None" = None

@@ -79,7 +79,7 @@ class ControlGroup:
         return out
 
     def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
-        """Exchange entries of the first dimension, `received` from and `sent` to each rank; all else of the shapes is equal.
+        """Exchange entries of the first dimension, `received` from and `sent` to each rank; other sizes are equal.
 
         A size that disagrees with the peer's would abort the process inside gloo: callers derive both from the same
         gathered lengths, and what can be checked alone is checked here.
