@@ -194,7 +194,7 @@ class IdsStage:
             served=served,
             merge=merge,
             exclusive=plan.lookup(served, ~rows, answer.largest_exclusive, layout),
-            collision=plan.lookup(served, rows, 0, layout),
+            collision=plan.lookup(served, rows, None, layout),
             buffer=torch.empty(merge.exclusive_total + merge.collision_total, layout.dim, dtype=layout.dtype),
             colliding=int(shared.after.sum()),
         )
@@ -206,8 +206,8 @@ class IdsStage:
         bytes_, largest = self._layouts[group].row_bytes, answer.largest_deferred
         mine = answer.before[old.request.wire.slots]
         return GroupBack(
-            urgent_send=plan.send_gradients(old.request, mine, 0, bytes_),
-            urgent_apply=plan.apply(old.served, shared.before, 0, bytes_),
+            urgent_send=plan.send_gradients(old.request, mine, None, bytes_),
+            urgent_apply=plan.apply(old.served, shared.before, None, bytes_),
             deferred_send=plan.send_gradients(old.request, ~mine, largest, bytes_),
             deferred_apply=plan.apply(old.served, ~shared.before, largest, bytes_),
         )

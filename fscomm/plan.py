@@ -1,7 +1,7 @@
 """What travels where: pure planning of one step of one sharding group, from ids and masks to index tensors.
 
-Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. Inside the ids
-that one pair of ranks exchanges, a table row is sent only once; both sides number these *distinct rows* alike, by first
+Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. Inside the
+ids that one pair of ranks exchanges, a table row is sent only once; both sides number these *distinct rows* alike, by first
 occurrence, because both see the same ids. Forward, distinct rows travel; backward, the gradient of every occurrence
 does, as summing them before would change the order of additions.
 
@@ -147,8 +147,13 @@ class Chunks:
     splits: list[list[int]]
 
 
-def chunks(counts: list[int], largest: int, row_bytes: int) -> Chunks:
-    """Cut `counts` rows by peer; `largest` is the most rows of this class between any pair of all ranks."""
+def chunks(counts: list[int], largest: int | None, row_bytes: int) -> Chunks:
+    """Cut `counts` rows by peer; `largest` is the most rows of this class between any pair of all ranks.
+
+    With None they stay in one piece: collision rows, for which nothing has to wait.
+    """
+    if largest is None:
+        return Chunks(order=None, splits=[counts])
     step = max(CHUNK_BYTES // row_bytes, 1)
     number = max(math.ceil(largest / step), 1)
     splits = [[min(max(count - k * step, 0), step) for count in counts] for k in range(number)]
@@ -210,7 +215,7 @@ class Lookup:
     splits: list[list[int]]
 
 
-def send_gradients(request: Request, chosen: torch.Tensor, largest: int, row_bytes: int) -> SendGradients:
+def send_gradients(request: Request, chosen: torch.Tensor, largest: int | None, row_bytes: int) -> SendGradients:
     """`chosen`: bool[N] which occurrences, in wire order."""
     places = chosen.nonzero().squeeze(1)
     index = places if request.to_wire is None else request.to_wire[places]
@@ -218,7 +223,7 @@ def send_gradients(request: Request, chosen: torch.Tensor, largest: int, row_byt
     return SendGradients(index=index if cut.order is None else index[cut.order], splits=cut.splits)
 
 
-def apply(served: Served, chosen: torch.Tensor, largest: int, row_bytes: int) -> Apply:
+def apply(served: Served, chosen: torch.Tensor, largest: int | None, row_bytes: int) -> Apply:
     """`chosen`: bool[N] which occurrences, in wire order."""
     cut = chunks(per_peer(chosen, served.wire.occurrences), largest, row_bytes)
     place = torch.cumsum(chosen, 0) - 1
@@ -233,7 +238,7 @@ def apply(served: Served, chosen: torch.Tensor, largest: int, row_bytes: int) ->
     return Apply(splits=cut.splits, index=place[order], ids=served.wire.ids[order], offsets=before[served.ends])
 
 
-def lookup(served: Served, chosen: torch.Tensor, largest: int, layout: GroupLayout) -> Lookup:
+def lookup(served: Served, chosen: torch.Tensor, largest: int | None, layout: GroupLayout) -> Lookup:
     """`chosen`: bool[U] which distinct rows."""
     places = served.wire.positions[chosen]
     cut = chunks(per_peer(chosen, served.wire.rows), largest, layout.row_bytes)
