@@ -1,0 +1,144 @@
+"""The state of a loader, one batch ahead: that of the batch the user holds."""
+
+import copy
+import itertools
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lookaheads import Loader, Told, ahead
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+
+
+def test_states_are_those_of_a_loop_without_lookahead():
+    plain, states = Loader(4), []
+    for _ in range(2):
+        for _ in plain:
+            states.append(copy.deepcopy(plain.state_dict()))
+        states.append(copy.deepcopy(plain.state_dict()))
+    batches, seen = ahead(Loader(4)), []
+    assert batches.state_dict() == Loader(4).state_dict()
+    for _ in range(2):
+        for _ in batches:
+            seen.append(batches.state_dict())
+        seen.append(batches.state_dict())
+    assert seen == states
+
+
+@pytest.mark.parametrize("stop", range(1, 6))
+def test_a_state_resumes_after_the_batch_held(stop):
+    batches = ahead(Loader(5))
+    assert list(itertools.islice(batches, stop))[-1] == f"0.{stop - 1}"
+    state = batches.state_dict()
+    batches.close()
+    assert batches.state_dict() == state, "closing does not move the state"
+    resumed = ahead(Loader(5))
+    resumed.load_state_dict(state)
+    expected = [f"0.{n}" for n in range(stop, 5)] or [f"1.{n}" for n in range(5)]
+    assert list(resumed) == expected
+
+
+def test_a_state_does_not_change_afterwards_and_is_the_user_s():
+    batches = ahead(Loader(5))
+    next(batches)
+    state = batches.state_dict()
+    kept = copy.deepcopy(state)
+    next(batches)
+    assert state == kept
+    batches.state_dict()["inner"]["at"] = 99
+    assert batches.state_dict()["inner"]["at"] == 2
+
+
+def test_a_state_is_loaded_in_mid_epoch():
+    told = Told()
+    batches = ahead(Loader(5), told)
+    it = iter(batches)
+    next(it)
+    state = batches.state_dict()
+    next(it), next(it)
+    batches.load_state_dict(state)
+    assert told.events[-1] == ("end",)
+    assert batches.unconsumed is None
+    with pytest.raises(RuntimeError, match="a state was loaded"):
+        next(it)
+    assert list(batches) == ["0.1", "0.2", "0.3", "0.4"]
+
+
+def test_a_loader_without_state():
+    batches = ahead([1, 2, 3])
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"state_dict\(\) of its loader, but a list has none"):
+            batches.state_dict()
+        next(batches)
+    with pytest.raises(TypeError, match=r"load_state_dict\(\) of its loader, but a list has none"):
+        batches.load_state_dict({})
+    assert next(batches) == 3, "a state that cannot be loaded disturbs nothing"
+
+
+def test_a_state_that_cannot_be_saved_is_an_error_only_for_who_asks():
+    class Broken(Loader):
+        def state_dict(self):
+            raise NotImplementedError("worker processes")
+
+    batches = ahead(Broken(2))
+    assert next(batches) == "0.0"
+    with pytest.raises(NotImplementedError, match="worker processes"):
+        batches.state_dict()
+    assert next(batches) == "0.1"
+
+
+def test_the_state_is_taken_before_the_next_batch_is_pulled():
+    events: list = []
+
+    class Watched(Loader):
+        def state_dict(self):
+            events.append(("state", self.at))
+            return super().state_dict()
+
+    batches = ahead(Watched(3, events=events))
+    next(batches)
+    assert events == [("pulled", 0), ("state", 1), ("pulled", 1)]
+
+
+def shuffled(folder: Any) -> FreeScaleDataLoader:
+    rows = pa.table({"user": range(60), "items": [[n] * (n % 5) for n in range(60)]})
+    pq.write_table(rows, folder / "rows.parquet", row_group_size=10)
+    schema = Schema(sequences=[Sequence("history", fields=("items",))], context=("user",))
+    source = ParquetSource(folder / "rows.parquet")
+    return FreeScaleDataLoader([source], schema, batch_size=8, shuffle=True, seed=3, rank=0, world_size=1)
+
+
+def numbered(_: Any) -> StatefulDataLoader:
+    return StatefulDataLoader(list(range(60)), batch_size=8, collate_fn=list)
+
+
+def users(batch: Any) -> list[int]:
+    return batch if isinstance(batch, list) else batch.features["user"].values().tolist()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own
+@pytest.mark.parametrize("make", [shuffled, numbered])
+@pytest.mark.parametrize("stop", [1, 4, 7, 8])
+def test_states_of_real_loaders(make, stop, tmp_path):
+    def run(loader: Any, batches: Any) -> tuple[list, Any]:
+        seen: list = []
+        state = None
+        while len(seen) < 12:
+            for batch in batches:
+                seen.append(users(batch))
+                if len(seen) == stop:
+                    state = copy.deepcopy(batches.state_dict())
+        return seen, state
+
+    plain, plain_state = run(loader := make(tmp_path), loader)
+    followed, state = run(loader := make(tmp_path), ahead(loader))
+    assert followed == plain
+    assert state == plain_state
+    resumed = ahead(make(tmp_path))
+    resumed.load_state_dict(state)
+    rest = [users(batch) for batch in resumed] or [users(batch) for batch in resumed]
+    assert rest == plain[stop : stop + len(rest)]
+    assert len(rest) == (8 - stop or 8)
