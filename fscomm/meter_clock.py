@@ -77,10 +77,11 @@ class StreamClock:
         return mark.query()
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        found = [self._base_s + self._base.elapsed_time(mark) / 1e3 for mark in marks]
         # Events give float32 milliseconds: measured from the start of a long run they would be too coarse.
-        self._base, self._base_s = marks[0], found[0]
-        return found
+        first = marks[0]
+        self._base_s += self._base.elapsed_time(first) / 1e3
+        self._base = first
+        return [self._base_s + first.elapsed_time(mark) / 1e3 for mark in marks]
 
     def settle(self) -> None:
         torch.cuda.synchronize(self._device)

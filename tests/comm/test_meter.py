@@ -4,7 +4,8 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from worlds import World, shared_world
 
 from fscomm.meter import BubbleMeter
+from fscomm.meter_clock import StreamClock
 from fscomm.meter_steps import KINDS, BubbleReport, StepTimes, Timeline, Wait, align, attribute
 from fscomm.record import Recorder
 from fsranks.errors import PeerError
@@ -250,6 +252,57 @@ def test_what_others_wrapped_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch)
     assert all(before[name] is value for name, value in wrapped().items())
 
 
+class FakeEvent:
+    """A CUDA event on a stream whose time the test sets; like CUDA's it tells differences as float32 milliseconds."""
+
+    now_ms = 0.0
+    done = True
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: str) -> None:
+        assert stream == "stream of cuda:3"
+        self.at_ms = FakeEvent.now_ms
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return FakeEvent.done
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        return float(np.float32(later.at_ms - self.at_ms))
+
+
+def test_on_cuda_time_is_that_of_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    clock = StreamClock(torch.device("cuda:3"))
+    start = clock.seconds([clock.mark()])[0]
+    for step in range(1, 200):
+        FakeEvent.now_ms += 123_456.0  # two minutes a step
+        begin = clock.mark()
+        FakeEvent.now_ms += 0.001
+        seconds = clock.seconds([begin, clock.mark()])
+        assert seconds[1] - seconds[0] == pytest.approx(1e-6, abs=1e-9), "hours later still exact"
+        assert seconds[0] - start == pytest.approx(123.456 * step + 1e-6 * (step - 1))
+
+
+def test_steps_of_a_stream_are_read_when_it_has_passed_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream of cuda:3")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: setattr(FakeEvent, "done", True))
+    meter = BubbleMeter(nn.Linear(1, 1))
+    meter._clock = StreamClock(torch.device("cuda:3"))
+    monkeypatch.setattr(FakeEvent, "done", False)
+    with meter:
+        for _ in meter.watch(range(3)):
+            FakeEvent.now_ms += 2.0
+    assert len(meter._done) == 0
+    assert [step.compute for step in meter.report().steps] == pytest.approx([0.002] * 3)
+
+
 # Ranks
 
 CONFIG = Config(modules={"a": mixed()}, steps=6, static_graph=False)
@@ -298,14 +351,14 @@ def metered_inside(run: Run) -> None:
     with run.enable() as comm, BubbleMeter(run.model) as meter:
         for step, batch in enumerate(meter.watch(comm.lookahead(run.loader()))):
             run.train(step, batch)
-    run.reports.append(meter.report())
+    run.reports.append(meter.report(local=True))  # kinds with their stragglers: none is 0
 
 
 def metered_around(run: Run) -> None:
     with BubbleMeter(run.model) as meter, run.enable() as comm:
         for step, batch in enumerate(meter.watch(comm.lookahead(run.loader()))):
             run.train(step, batch)
-    run.reports.append(meter.report())
+    run.reports.append(meter.report(local=True))  # kinds with their stragglers: none is 0
 
 
 def case_with_fscomm(rank: int, size: int, loop: Any) -> Any:
@@ -315,7 +368,7 @@ def case_with_fscomm(rank: int, size: int, loop: Any) -> Any:
     assert all(before[name] is value for name, value in wrapped().items())
     comm, report = metered.reports
     assert comm.report().fallbacks == {}
-    return differences(expected.log, metered.log), [parts(step) for step in report.steps if step.rank == rank]
+    return differences(expected.log, metered.log), [parts(step) for step in report.steps]
 
 
 @pytest.mark.parametrize("loop", [metered_inside, metered_around])
@@ -329,28 +382,22 @@ def test_a_loop_with_fscomm_is_measured_and_stays_exact(loop: Any) -> None:
 class Slow:
     """Makes waits of one kind take `seconds` more by `clock`: wraps `Work.wait` below the meter, told by its caller."""
 
+    WHERE: ClassVar = {
+        "ids": ("torchrec.distributed.dist_data", "_wait_impl"),
+        "embeddings": ("torchrec.distributed.comm_ops", "forward"),
+        "gradients": ("torchrec.distributed.comm_ops", "backward"),
+    }
+
     def __init__(self, clock: Clock, kind: str, seconds: float) -> None:
         self.calls = 0
+        self._clock, self._kind, self._seconds = clock, kind, seconds
         self._original = vars(dist.Work)["wait"]
-        self._where = {
-            "ids": ("dist_data", "_wait_impl"),
-            "embeddings": ("comm_ops", "forward"),
-            "gradients": ("comm_ops", "backward"),
-        }.get(kind)
-        self._clock, self._seconds = clock, seconds
 
     def __enter__(self) -> "Slow":
         def slow(work: Any, *args: Any) -> Any:
-            caller = sys._getframe(1)
-            while self._where and not caller.f_globals["__name__"].startswith("torchrec."):
-                caller = caller.f_back
-                if caller is None:
-                    break
-            if self._where and caller is not None:
-                module = caller.f_globals["__name__"].rpartition(".")[2]
-                if (module, caller.f_code.co_name) == self._where:
-                    self.calls += 1
-                    self._clock.tick(self._seconds)
+            if self._is_wanted(sys._getframe(1)):
+                self.calls += 1
+                self._clock.tick(self._seconds)
             return self._original(work, *args)
 
         dist.Work.wait = slow  # type: ignore[method-assign, assignment]
@@ -358,6 +405,11 @@ class Slow:
 
     def __exit__(self, *_: object) -> None:
         dist.Work.wait = self._original  # type: ignore[method-assign]
+
+    def _is_wanted(self, frame: FrameType | None) -> bool:
+        while frame is not None and not frame.f_globals["__name__"].startswith("torchrec."):
+            frame = frame.f_back
+        return frame is not None and (frame.f_globals["__name__"], frame.f_code.co_name) == self.WHERE[self._kind]
 
 
 def case_delay(rank: int, size: int, kind: str) -> Any:
