@@ -78,7 +78,11 @@ class BubbleMeter:
         self._waits.remove()
 
     def watch(self, loader: Iterable[T]) -> "Watched[T]":
-        """The same batches; a step lasts from asking for its batch until asking for the next."""
+        """The same batches; a step lasts from asking for its batch until asking for the next.
+
+        Of a pipeline that fetches ahead, too: `pipeline.progress(iter(meter.watch(loader)))`, but for the batches that
+        it still works on after the last was fetched.
+        """
         return Watched(self, loader)
 
     def report(self, *, local: bool = False, skip: int = 0) -> BubbleReport:
