@@ -30,12 +30,10 @@ MODES = ("compute", "plain", "sparse dist", "pec", "fscomm")
 RATE_MBIT = 200.0
 COLLISION = 0.12
 SWEEP = (0.0, 0.05, 0.12, 0.25, 0.5)
-WARM = 2
+WARM = 4  # the first steps of a block have nothing fetched ahead
 USUAL = Shape(sharding=("row", "row"), rows=100_000, width=128, samples=32, ids_per_sample=112)
-MIXED = Shape(
-    sharding=("row", "row", "table", "column"), rows=60_000, width=64, samples=16, ids_per_sample=100,
-    dense_parameters=20_000_000,
-)  # fmt: skip
+MIXED = Shape(sharding=("row", "row", "table", "column"), rows=60_000, width=64, samples=16, ids_per_sample=100)
+WIDE = replace(USUAL, dense_parameters=20_000_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +45,7 @@ class Section:
     shape: Shape = USUAL
     rate_mbit: float | None = RATE_MBIT
     compute_ms: float = 400
+    after_ms: float = 0
     real: bool = False
     collision: float = COLLISION
     skew: float = 0.0
@@ -60,18 +59,20 @@ def plan(rounds: int, steps: int) -> list[Section]:
     usual = Section(name="", rounds=rounds, steps=steps)
     few = max(2, rounds // 2)
     fast = replace(usual, rate_mbit=None, rounds=few)
-    own = ("compute", "fscomm")
+    own, loops = ("compute", "fscomm"), ("compute", "plain", "fscomm")
     return [
         replace(usual, name="400 ms"),
         replace(usual, name="270 ms", compute_ms=270),
         replace(fast, name="400 ms, unshaped"),
         replace(fast, name="270 ms, unshaped", compute_ms=270),
+        replace(usual, name="400 ms, 20 after the backward", after_ms=20, modes=loops, rounds=few),
         *(replace(usual, name=f"collision {share:.0%}", collision=share, modes=own, rounds=few) for share in SWEEP),
         Section(name="real compute, 2 ranks", ranks=2, real=True, rounds=few, steps=steps),
         Section(
-            name="8 ranks, 3 groups, skewed ids, 20 M DDP", ranks=8, shape=MIXED, rate_mbit=1000, skew=0.8,
-            modes=("compute", "plain", "sparse dist", "fscomm"), rounds=2, steps=4,
+            name="8 ranks, 3 groups, skewed ids", ranks=8, shape=MIXED, skew=0.8,
+            modes=("compute", "plain", "sparse dist", "fscomm"), rounds=few, steps=steps,
         ),
+        Section(name="20 M under DDP, 1 Gbit", shape=WIDE, rate_mbit=1000, modes=loops, rounds=1, steps=steps),
     ]  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def _section(world: World, section: Section) -> Blocks:
         for mode in section.modes[turn:] + section.modes[:turn]:
             answers = world.call(
                 "block", mode=mode, warm=WARM, steps=section.steps, compute_s=section.compute_ms / 1e3,
-                products=products,
+                after_s=section.after_ms / 1e3, products=products,
             )  # fmt: skip
             blocks.add(number, mode, answers)
     print(f"[{time.monotonic() - start:4.0f} s] {section.name}: {blocks.line()}", file=sys.stderr, flush=True)
@@ -126,7 +127,7 @@ def memory(shape: Shape, modes: Sequence[str], rate_mbit: float) -> dict[str, in
         with World(ranks=4, module="exposed_rank") as world:
             world.network.shape(rate_mbit)
             world.call("prepare", shape=asdict(shape), modes=[mode])
-            world.call("data", rate=COLLISION, skew=0, steps=12)
+            world.call("data", rate=COLLISION, skew=0, steps=WARM + 10)
             world.call("block", mode=mode, warm=WARM, steps=8, compute_s=0.2)
             found[mode] = world.call("peak")[0]
     return found

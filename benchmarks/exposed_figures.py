@@ -164,10 +164,10 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
                     block.floor_ms(),
                 ])  # fmt: skip
     notes = []
-    ours = [row for row in rows if row[2] == TITLES["fscomm"]]
-    if len(ours) > 2:
-        line = statistics.linear_regression([row[0] for row in ours], [row[3] for row in ours])
-        fit = statistics.correlation([row[0] for row in ours], [row[3] for row in ours])
+    points: list[Any] = [(row[0], row[3]) for row in rows if row[2] == TITLES["fscomm"]]
+    if len(points) > 2:
+        percent, cost = zip(*points, strict=True)
+        line, fit = statistics.linear_regression(percent, cost), statistics.correlation(percent, cost)
         notes = [
             f"fscomm: {line.intercept:.1f} ms + {line.slope:.2f} ms per percent of collisions (correlation {fit:.3f})."
         ]

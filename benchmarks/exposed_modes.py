@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from exposed_model import CPU, Batch
+from exposed_model import CPU, Batch, clock
 from torch import nn
 from torchrec.distributed.train_pipeline.pec_train_pipeline import TrainPipelinePEC
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
@@ -73,6 +73,8 @@ def _step(trained: Trained, batch: Batch) -> None:
     loss, _ = trained.model(batch)
     loss.backward()
     trained.optimizer.step()
+    if clock.after_s:
+        clock.spend(clock.after_s)
 
 
 def _pipeline(kind: Any, trained: Trained, batches: Sequence[Batch], stepped: Stepped) -> list[Any]:

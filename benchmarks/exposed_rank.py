@@ -61,8 +61,10 @@ class Stream:
         assert self._before is not None
         pairs = list(zip(self._before, whole, strict=True))
         self.rates += [rates(*pair) for pair in pairs]
-        size = {"ranks": dist.get_world_size(), "rows": self._shape.rows, "row_bytes": 4 * self._shape.width}
-        counted = np.array([collision_bytes(*pair, **size) for pair in pairs])
+        ranks, row_bytes = dist.get_world_size(), 4 * self._shape.width
+        counted = np.array(
+            [collision_bytes(*pair, ranks=ranks, rows=self._shape.rows, row_bytes=row_bytes) for pair in pairs]
+        )
         self.collision_bytes.append(tuple(counted.sum(0)))
 
 
@@ -99,14 +101,23 @@ def pace(state: dict[str, Any]) -> float:
 
 
 def block(
-    state: dict[str, Any], *, mode: str, warm: int, steps: int, compute_s: float, products: float = 0.0
+    state: dict[str, Any],
+    *,
+    mode: str,
+    warm: int,
+    steps: int,
+    compute_s: float,
+    after_s: float = 0.0,
+    products: float = 0.0,
 ) -> dict[str, Any]:
     """Train `warm + steps + TAIL` steps in one mode behind a barrier; the figures of the middle `steps`.
+
+    `after_s` is the part of the compute between the backward and the next step; TorchRec's pipelines do not take it.
 
     Returns seconds per step, milliseconds the main thread waited by kind and step, bytes sent per step, and what the
     mode says itself.
     """
-    clock.set(compute_s, products_per_s=products)
+    clock.set(compute_s, after_s=after_s, products_per_s=products)
     first = state["position"][mode]
     batches = state["stream"].batches(first, warm + steps + TAIL)
     state["position"][mode] = first + len(batches)

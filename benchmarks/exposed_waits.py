@@ -35,7 +35,7 @@ class Waits:
             finally:
                 seconds[_kind()] += time.perf_counter() - start
 
-        dist.Work.wait = timed
+        dist.Work.wait = timed  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(
@@ -50,7 +50,7 @@ class Waits:
     def stop(self) -> None:
         """Count no more. May be called twice."""
         if self._wait is not None:
-            dist.Work.wait, self._wait = self._wait, None
+            dist.Work.wait, self._wait = self._wait, None  # type: ignore[method-assign]
 
 
 def _kind() -> str:
