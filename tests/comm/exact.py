@@ -190,31 +190,27 @@ def differences(plain: Any, other: Any, name: str = "") -> list[str]:
 
 def train(rank: int, size: int, config: Config, loop: Loop, mode: Mode, options: dict[str, Any] | None = None) -> Run:
     """One whole run; `log` of the result holds everything there is to compare."""
-    model, optimizer = build(config, size)
-    run = Run(config=config, rank=rank, size=size, mode=mode, model=model, optimizer=optimizer, options=options or {})
+    run = new_run(rank, size, config, mode, options)
     threads, groups = set(threading.enumerate()), set(_world.pg_map)
     loop(run)
     run.record_raw("end")
-    run.record("model.state_dict", model.state_dict())
-    run.record("optimizer.state_dict", optimizer.state_dict())
+    run.record("model.state_dict", run.model.state_dict())
+    run.record("optimizer.state_dict", run.optimizer.state_dict())
     left = [thread.name for thread in set(threading.enumerate()) - threads]
     assert not left, f"threads left: {left}"
     assert set(_world.pg_map) == groups, "process groups left"
     return run
 
 
+def new_run(rank: int, size: int, config: Config, mode: Mode, options: dict[str, Any] | None = None) -> Run:
+    """A new model and all that a loop needs to train it."""
+    model, optimizer = build(config, size)
+    return Run(config=config, rank=rank, size=size, mode=mode, model=model, optimizer=optimizer, options=options or {})
+
+
 def build_again(run: Run) -> Run:
     """Another model of the same kind beside that of `run`."""
-    model, optimizer = build(run.config, run.size)
-    return Run(
-        config=run.config,
-        rank=run.rank,
-        size=run.size,
-        mode=run.mode,
-        model=model,
-        optimizer=optimizer,
-        options=run.options,
-    )
+    return new_run(run.rank, run.size, run.config, run.mode, run.options)
 
 
 @functools.lru_cache(maxsize=64)
@@ -262,6 +258,6 @@ def _attachments(model: Any, optimizer: Any) -> dict[str, Any]:
         for key, value in vars(owner).items():
             if callable(value) and not isinstance(value, torch.nn.Module):
                 found[f"{name}.{key}"] = id(getattr(value, "__func__", value))
-            elif key.endswith("hooks"):
+            elif key.endswith("hooks") and isinstance(value, dict):
                 found[f"{name}.{key}"] = [id(hook) for hook in value.values()]
     return found

@@ -13,6 +13,7 @@ def batch(config: Config, rank: int, size: int, step: int) -> Batch:
     """The batch of one rank and step, the same at every call."""
     random = torch.Generator().manual_seed((config.seed * 1009 + step) * 64 + rank)
     samples = 1 + int(torch.randint(0, config.max_batch, (1,), generator=random))
+    samples = config.max_batch if config.even else samples
     empty = size > 1 and (rank + step) % 7 == 6  # samples, but not one id
     ids: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
     for module, tables in config.modules.items():

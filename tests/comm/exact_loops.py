@@ -117,11 +117,16 @@ def left_between_forward_and_backward(run: Run) -> None:
 @loop
 def exception(run: Run) -> None:
     """An exception leaves the block unchanged and leaves nothing undone."""
-    with pytest.raises(KeyError, match="the user's own"), run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.train(step, batch)
-            if step == 3:
-                raise KeyError("the user's own")
+
+    def broken() -> None:
+        with run.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                run.train(step, batch)
+                if step == 3:
+                    raise KeyError("the user's own")
+
+    with pytest.raises(KeyError, match="the user's own"):
+        broken()
     run.record_raw("after the block")
     run.train(9, run.loader(9, 10)[0])
 
@@ -133,13 +138,17 @@ def exception_in_backward(run: Run) -> None:
     def refuse(_: torch.Tensor) -> None:
         raise KeyError("in backward")
 
-    with pytest.raises(KeyError, match="in backward"), run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            if step == 3:
-                loss = run.loss(step, batch)
-                loss.register_hook(refuse)
-                loss.backward()
-            run.train(step, batch)
+    def broken() -> None:
+        with run.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                if step == 3:
+                    loss = run.loss(step, batch)
+                    loss.register_hook(refuse)
+                    loss.backward()
+                run.train(step, batch)
+
+    with pytest.raises(KeyError, match="in backward"):
+        broken()
     run.record_raw("after the block")
 
 

@@ -1,6 +1,6 @@
 """Models for exactness tests: an ordinary `DistributedModelParallel` on CPU, built by a plan given by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,9 +59,11 @@ class Config:
     one_kjt: bool = False  # all modules read the same KJT, its keys in another order than theirs
     steps: int = 8
     max_batch: int = 5
+    even: bool = False  # every rank has `max_batch` samples at every step
     max_length: int = 4
     spread: float = 0.5  # which part of a table one batch draws from
     seed: int = 1
+    builder: Callable[["Config", int], tuple[Any, Any]] | None = None  # of another kind of model
 
     def but(self, **changes: Any) -> "Config":
         return replace(self, **changes)
@@ -160,11 +162,11 @@ def _tables(tables: tuple[Table, ...]) -> list[EmbeddingConfig]:
     ]
 
 
-def sharding_of(table: Table, size: int) -> ParameterShardingGenerator:
+def sharding_of(table: Table, size: int, kernel: str | None = None) -> ParameterShardingGenerator:
     home = table.home % size
     match table.sharding:
         case "row":
-            return row_wise()
+            return row_wise(compute_kernel=kernel)
         case "table":
             return table_wise(rank=home)
         case "column":
@@ -177,30 +179,37 @@ def sharding_of(table: Table, size: int) -> ParameterShardingGenerator:
 RATE = 0.05
 
 
-def build(
-    config: Config, size: int, net: nn.Module | None = None
-) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+def build(config: Config, size: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model of `config`, the same at every call, and the optimizer of all of it."""
     torch.manual_seed(config.seed)
-    net = Net(config) if net is None else net
-    sharder = EmbeddingCollectionSharder()
+    if config.builder is not None:
+        return config.builder(config, size)
+    return build_net(config, size, Net(config))
+
+
+def build_net(
+    config: Config, size: int, net: Net, sharders: Mapping[str, Any] | None = None, **kernels: str
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """`net` sharded as `config` says; `sharders`: of some modules; `kernels`: compute kernel of some tables."""
     plan = {}
+    found = {name: (sharders or {}).get(name) or EmbeddingCollectionSharder() for name in config.modules}
     for name, tables in config.modules.items():
-        collection = net.embeddings[name]  # type: ignore[index]
+        collection = net.embeddings[name]
         for table in tables:
-            parameter = collection.embeddings[table.name].weight
+            parameter = collection.embeddings[table.name].weight  # type: ignore[union-attr, index]
             options = {"lr": RATE * table.rate, "weight_decay": config.weight_decay}
-            apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [parameter], options)
+            if table.sharding != "data" and table.name not in kernels:
+                apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [parameter], options)
             parameter.requires_grad_(not table.frozen)
         plan[f"embeddings.{name}"] = construct_module_sharding_plan(
             collection,
-            {table.name: sharding_of(table, size) for table in tables},
-            sharder=sharder,  # type: ignore[arg-type]
+            {table.name: sharding_of(table, size, kernels.get(table.name)) for table in tables},
+            sharder=found[name],
             local_size=size,
             world_size=size,
             device_type="cpu",
         )
-    return wrap(config, net, ShardingPlan(plan), [sharder])
+    return wrap(config, net, ShardingPlan(plan), list({type(each): each for each in found.values()}.values()))
 
 
 def wrap(

@@ -1,0 +1,181 @@
+"""Models of which fscomm serves one module (`a`) and must leave another (`b`) to its plain path."""
+
+import copy
+from typing import Any
+
+import torch
+from exact_model import OPTIMIZERS, RATE, WIDTH, Batch, Config, Net, Table, build_net, wrap
+from torch.utils.checkpoint import checkpoint
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingEnv2D, ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+SERVED = Table(name="r", rows=40, sharding="row", features=("r0", "r1"))
+BESIDE = Table(name="s", rows=33, sharding="row", features=("s0", "s1"))
+TWO = {"a": (SERVED,), "b": (BESIDE,)}
+
+
+class Checkpointed(Net):
+    """Runs module b again in backward instead of keeping what it gave."""
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        found = dict(self.embeddings["a"](batch.ids["a"]).items())
+
+        def again(gate: torch.Tensor) -> list[torch.Tensor]:
+            return [jagged.values() * gate for jagged in self.embeddings["b"](batch.ids["b"]).values()]
+
+        values = checkpoint(again, torch.ones(1, requires_grad=True), use_reentrant=False)
+        for name, rows in zip(("s0", "s1"), values, strict=True):
+            found[name] = _Rows(rows, batch.ids["b"][name].lengths())
+        return found
+
+
+class _Rows:
+    def __init__(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        self._values, self._lengths = values, lengths
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def lengths(self) -> torch.Tensor:
+        return self._lengths
+
+
+class UsedTwice(Net):
+    """Calls module b twice, the second time with other ids."""
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        found = super().find(batch)
+        kjt = batch.ids["b"]
+        other = type(kjt)(keys=kjt.keys(), values=(kjt.values() + 1) % 33, lengths=kjt.lengths(), stride=kjt.stride())
+        for name, jagged in self.embeddings["b"](other).items():
+            found[name] = _Rows(found[name].values() + 0.5 * jagged.values(), jagged.lengths())
+        return found
+
+
+class Pooled(Net):
+    """An `EmbeddingBagCollection` beside module a."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        tables = [EmbeddingBagConfig(name="p", num_embeddings=30, embedding_dim=WIDTH, feature_names=["r0"])]
+        self.bag = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        kjt = batch.ids["a"]
+        small = type(kjt)(keys=kjt.keys(), values=kjt.values() % 30, lengths=kjt.lengths(), stride=kjt.stride())
+        pooled = self.bag(small)
+        return super().forward(batch) + pooled.values().sum(1)
+
+
+class WithoutGradients(Net):
+    """Looks module b up without gradients."""
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        found = dict(self.embeddings["a"](batch.ids["a"]).items())
+        with torch.no_grad():
+            found.update(
+                {
+                    name: _Rows(jagged.values(), jagged.lengths())
+                    for name, jagged in self.embeddings["b"](batch.ids["b"]).items()
+                }
+            )
+        return found
+
+
+class IdsMade(Net):
+    """Module b reads ids that the model makes itself: no batch holds them."""
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        found = dict(self.embeddings["a"](batch.ids["a"]).items())
+        kjt = batch.ids["b"]
+        made = type(kjt)(
+            keys=kjt.keys(), values=(kjt.values() * 7 + 1) % 33, lengths=kjt.lengths(), stride=kjt.stride()
+        )
+        found.update(self.embeddings["b"](made).items())
+        return found
+
+
+def checkpointed(config: Config, size: int) -> tuple[Any, Any]:
+    return build_net(config, size, Checkpointed(config))
+
+
+def used_twice(config: Config, size: int) -> tuple[Any, Any]:
+    return build_net(config, size, UsedTwice(config))
+
+
+def without_gradients(config: Config, size: int) -> tuple[Any, Any]:
+    return build_net(config, size, WithoutGradients(config))
+
+
+def ids_made(config: Config, size: int) -> tuple[Any, Any]:
+    return build_net(config, size, IdsMade(config))
+
+
+def quantised(config: Config, size: int) -> tuple[Any, Any]:
+    codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16))
+    sharder = EmbeddingCollectionSharder(qcomm_codecs_registry=codecs)
+    return build_net(config, size, Net(config), {"a": sharder, "b": sharder})
+
+
+def tracked(config: Config, size: int) -> tuple[Any, Any]:
+    model, optimizer = build_net(config, size, Net(config))
+    model.module.embeddings["b"].register_post_lookup_tracker_fn(lambda *_: None)
+    return model, optimizer
+
+
+def hooked(config: Config, size: int) -> tuple[Any, Any]:
+    """Hooks of the user on both modules: they run as ever."""
+    model, optimizer = build_net(config, size, Net(config))
+    for module in model.module.embeddings.values():
+        module.calls = []
+        module.register_forward_pre_hook(lambda module, _: module.calls.append("before"))
+        module.register_forward_hook(lambda module, *_: module.calls.append("after"))
+    return model, optimizer
+
+
+def pooled(config: Config, size: int) -> tuple[Any, Any]:
+    net = Pooled(config)
+    sharders: list[Any] = [EmbeddingCollectionSharder(), EmbeddingBagCollectionSharder()]
+    options = {"lr": RATE}
+    for parameter in (net.bag.embedding_bags["p"].weight, net.embeddings["a"].embeddings["r"].weight):  # type: ignore[union-attr, index]
+        apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [parameter], options)  # type: ignore[list-item]
+    places = {"local_size": size, "world_size": size, "device_type": "cpu"}
+    plan = {
+        "embeddings.a": construct_module_sharding_plan(
+            net.embeddings["a"], {"r": row_wise()}, sharder=sharders[0], **places
+        ),
+        "bag": construct_module_sharding_plan(net.bag, {"p": row_wise()}, sharder=sharders[1], **places),
+    }
+    return wrap(config, net, ShardingPlan(plan), sharders)
+
+
+# Below: what cannot be trained on CPU (missing or wrong operators in TorchRec or FBGEMM), only asked about.
+
+
+def index_dedup(config: Config, size: int) -> tuple[Any, Any]:
+    sharder = EmbeddingCollectionSharder(use_index_dedup=True)
+    return build_net(config, size, Net(config), {"a": sharder, "b": sharder})
+
+
+def dense_kernel(config: Config, size: int) -> tuple[Any, Any]:
+    return build_net(config, size, Net(config), s="dense")
+
+
+def compiled(config: Config, size: int) -> tuple[Any, Any]:
+    model, optimizer = build_net(config, size, Net(config))
+    model.module.embeddings["b"].compile(backend="eager")
+    return model, optimizer
+
+
+def two_dimensional(config: Config, size: int) -> tuple[Any, Any]:
+    """Module b says that it is sharded in two dimensions; `DMPCollection` itself asks for a GPU."""
+    model, optimizer = build_net(config, size, Net(config))
+    env = copy.copy(model.module.embeddings["b"]._env)
+    env.__class__ = ShardingEnv2D
+    model.module.embeddings["b"]._env = env
+    return model, optimizer

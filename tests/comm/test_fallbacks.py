@@ -1,0 +1,80 @@
+"""What cannot be served exactly runs plainly beside what can: same bits, and the reason stands in the report."""
+
+from dataclasses import replace
+from typing import Any
+
+import exact_kinds
+import pytest
+from exact import compare
+from exact_kinds import BESIDE, SERVED, TWO
+from exact_loops import LOOPS
+from exact_model import Config, build
+from worlds import shared_world
+
+import fscomm
+from fscomm.errors import NotServedError
+
+CONFIG = Config(modules=TWO, static_graph=False, even=True)
+
+TRAINED: list[tuple[str, dict[str, str]]] = [
+    ("checkpointed", {"embeddings.b": "checkpointing"}),
+    ("used_twice", {"embeddings.b": "more than once"}),
+    ("ids_made", {"embeddings.b": "not found in the batch"}),
+    ("quantised", {"embeddings.a": "quantised", "embeddings.b": "quantised"}),
+    ("tracked", {"embeddings.b": "tracker"}),
+    ("pooled", {"bag": "EmbeddingBagCollection"}),
+    ("hooked", {}),
+    ("without_gradients", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "reasons"), TRAINED, ids=[kind for kind, _ in TRAINED])
+def test_plain_beside_served(kind: str, reasons: dict[str, str]) -> None:
+    config = CONFIG.but(builder=getattr(exact_kinds, kind))
+    if kind == "pooled":
+        config = config.but(modules={"a": (SERVED,)})
+    for found, said in shared_world(2).run(compare, config, LOOPS["base"]):
+        assert found == []
+        assert said["fallbacks"].keys() == reasons.keys()
+        for module, reason in reasons.items():
+            assert reason in said["fallbacks"][module]
+
+
+ONE = replace(BESIDE, features=("s0",))
+ASKED: list[tuple[str, int, Config, str]] = [
+    ("index_dedup", 2, CONFIG, "index dedup"),
+    ("dense_kernel", 2, CONFIG, "kernel dense"),
+    ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
+    ("compiled", 2, CONFIG, "compiled"),
+    ("two_dimensional", 2, CONFIG, "2D"),
+]
+
+
+def ask(rank: int, size: int, config: Config, strict: bool) -> dict[str, str]:
+    model, _ = build(config, size)
+    if strict:
+        with pytest.raises(NotServedError, match=r"embeddings\.b"), fscomm.enable(model, strict=True):
+            pass
+        return {}
+    with fscomm.enable(model) as comm:
+        pass
+    return dict(comm.report().fallbacks)
+
+
+@pytest.mark.parametrize(("kind", "size", "config", "reason"), ASKED, ids=[each[0] for each in ASKED])
+def test_the_reason_is_reported(kind: str, size: int, config: Config, reason: str) -> None:
+    config = config.but(builder=getattr(exact_kinds, kind, None))
+    for fallbacks in shared_world(size).run(ask, config, False):
+        assert reason in fallbacks["embeddings.b"]
+    shared_world(size).run(ask, config, True)
+
+
+def served_alone(rank: int, size: int) -> Any:
+    model, _ = build(CONFIG, size)
+    with fscomm.enable(model, strict=True) as comm:
+        pass
+    return dict(comm.report().fallbacks)
+
+
+def test_nothing_to_report() -> None:
+    assert shared_world(2).run(served_alone) == [{}, {}]
