@@ -45,7 +45,7 @@ class Finder:
             return
         self._paths[m] = features.find(batch, kjt)
         if self._paths[m] is None:
-            tried = [f"batch{path}" for path, _ in features.walk(batch)]
+            tried = [str(path) for path, _ in features.walk(batch)]
             self.lost[m] = (
                 f"its features were not found in the batch ({type(batch).__name__}): they are none of "
                 f"{', '.join(tried) or 'its attributes, as it holds no KeyedJaggedTensor'}. Pass "

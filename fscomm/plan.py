@@ -1,8 +1,8 @@
 """What travels where: pure planning of one step of one sharding group, from ids and masks to index tensors.
 
 Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. In the ids of
-one pair of ranks a row counts once: both sides number these *distinct rows* alike, by first occurrence, because both see
-the same ids. Forward, distinct rows travel; backward, the gradient of every occurrence does, as summing them before
+one pair of ranks a row counts once: both sides number these *distinct rows* alike, by first occurrence, because both
+see the same ids. Forward, distinct rows travel; backward, the gradient of every occurrence does, as summing them before
 would change the order of additions.
 
 Between a step and its successor a row is *shared* if some rank uses it in the one and some rank in the other. Shared

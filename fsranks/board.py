@@ -5,7 +5,6 @@ ever, so every question is asked in a thread that is given up on after the limit
 connection.
 """
 
-import datetime
 import os
 import threading
 import time
@@ -26,17 +25,12 @@ class StoreLost(PeerError):
 class Board:
     """Notes under one prefix of a store.
 
-    Makes its own connection, so that waiting here blocks nobody else's use of the store. Methods raise StoreLost when
-    the store does not answer; they may be called from any thread.
+    Waiting asks again and again, so that boards may share a connection and none blocks another. Methods raise StoreLost
+    when the store does not answer; they may be called from any thread.
     """
 
-    def __init__(self, store: Any, prefix: str, timeout_s: float) -> None:
-        clone: dist.Store = _bounded(store.clone, timeout_s + _PATIENCE_S)
-        self.store = dist.PrefixStore(prefix, clone)
-
-    def close(self) -> None:
-        """Give up the connection, unless somebody else still uses `store`."""
-        del self.store
+    def __init__(self, connection: dist.Store, prefix: str) -> None:
+        self.store = dist.PrefixStore(prefix, connection)
 
     def post(self, key: str, text: str, timeout_s: float) -> None:
         store = self.store
@@ -48,17 +42,22 @@ class Board:
         end = time.monotonic() + timeout_s
 
         def ask() -> dict[str, str]:
-            try:
-                store.wait(keys, datetime.timedelta(seconds=max(end - time.monotonic(), 0.001)))
-            except (dist.DistStoreError, dist.DistNetworkError, RuntimeError):
-                # Some are missing, or the store is gone: the next line finds out which.
-                return {key: store.get(key).decode() for key in keys if store.check([key])}
+            while not store.check(keys):
+                if time.monotonic() >= end:
+                    return {key: store.get(key).decode() for key in keys if store.check([key])}
+                time.sleep(_ASK_AGAIN_S)
             return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True))
 
         return _bounded(ask, timeout_s + _PATIENCE_S)
 
 
+_ASK_AGAIN_S = 0.005
 _PATIENCE_S = 3.0  # what a store that is alive may take for an answer on a busy machine
+
+
+def connect(store: Any, timeout_s: float) -> dist.Store:
+    """A connection of its own to where `store` lies, which nobody blocks by waiting on it."""
+    return _bounded(store.clone, timeout_s + _PATIENCE_S)
 
 
 def _bounded(function: Callable[[], T], timeout_s: float) -> T:

@@ -128,7 +128,6 @@ class ControlGroup:
         if gloo is not None:
             with contextlib.suppress(StoreLost):
                 self._post(reason)
-            self._board.close()
 
     def end_at_exit(self) -> None:
         """Let a collective that is under way end, but not for long, and close."""

@@ -8,6 +8,7 @@ import collections
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,11 +17,12 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fsranks.board import Board, StoreLost
+from fsranks.board import Board, StoreLost, connect
 from fsranks.errors import MismatchError, PeerError
 
 _SHOWN = 120
 _boards: collections.Counter[str] = collections.Counter()
+_connections: weakref.WeakKeyDictionary[dist.Store, dist.Store] = weakref.WeakKeyDictionary()  # by default store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +229,15 @@ def board_of(group: dist.ProcessGroup, purpose: str, timeout_s: float) -> Board:
     members = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
     name = f"freescale/{members}/{purpose}"
     _boards[name] += 1
-    return Board(distributed_c10d._get_default_store(), f"{name}/{_boards[name]}", timeout_s)
+    return Board(_connection(timeout_s), f"{name}/{_boards[name]}")
+
+
+def _connection(timeout_s: float) -> dist.Store:
+    """The connection that all boards of this process share: each new one may cost the host a slow name look-up."""
+    store = distributed_c10d._get_default_store()
+    if store not in _connections:
+        _connections[store] = connect(store, timeout_s)
+    return _connections[store]
 
 
 def _short(text: str) -> str:
