@@ -23,7 +23,7 @@ class Preset(enum.StrEnum):
 
 @app.callback()
 def freescale() -> None:
-    """Tools around FreeScale: write test data, see what balancing brings."""
+    """Tools around FreeScale: write test data, see what FreeScale brings."""
 
 
 @app.command()
@@ -69,12 +69,12 @@ def demo(
     batch_size: Annotated[
         int | None, typer.Option(help="Samples of a rank and step. Default: by history length.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 24,
+    steps: Annotated[int, typer.Option(help="Steps of each of the four runs.")] = 14,
     ranks: Annotated[int, typer.Option(help="Processes that train, one core each.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the synthetic set and the model.")] = 0,
     folder: Annotated[Path, typer.Option(help="Where the synthetic set and the picture go.")] = Path("freescale-demo"),
 ) -> None:
-    """Train a small sequence model with a PyTorch DataLoader, then with FreeScale, on the same samples."""
+    """Train a small sequence model plainly, with FreeScale's loader, with its communication, and with both."""
     for name, value in {
         "--max-length": max_length,
         "--batch-size": batch_size,

@@ -31,7 +31,7 @@ def test_on_one_rank_both_loaders_train_alike(one_rank, tmp_path, balance):
     job = Job(data=data, steps=6, seed=0, out=tmp_path / "outcome")
 
     def run(loader):
-        return train(job, loader, "test", lambda name, done, loss: None)
+        return train(job, loader, "test", lambda name, done, loss: None).ranks[0]
 
     plain = run(PlainLoader(data, rank=0, world_size=1, workers=0))
     with FreeScaleDataLoader(
@@ -58,5 +58,7 @@ def test_the_command_runs_on_a_folder_with_histories_of_no_and_one_event(tmp_pat
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["demo", "--data", str(tmp_path), "--steps", "4", "--folder", str(out)])
     assert done.exit_code == 0, done.output
-    assert "planned straggler, 8 ranks" in done.stdout
+    assert "plain and prioritized equal to the bit: yes" in done.stdout
+    assert "balanced and both equal to the bit: yes" in done.stdout
+    assert "8 ranks" in done.stdout
     assert (out / "freescale-demo.png").read_bytes().startswith(b"\x89PNG")

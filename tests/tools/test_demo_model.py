@@ -11,6 +11,7 @@ from freescale_tools.demo.model import (
     SequenceModel,
     encode,
     next_item_loss,
+    rows_of,
 )
 from freescale_tools.demo.spec import TIME_BUCKETS, Feature, ModelSpec
 from fsdata.batch import Batch, StepStats
@@ -79,7 +80,7 @@ def test_next_item_loss_is_the_mean_over_a_samples_successors():
 
 SPEC = ModelSpec(
     history=(Feature(name="item", kind="item", rows=50), Feature(name="time", kind="time", rows=TIME_BUCKETS)),
-    context=(Feature(name="user", kind="id", rows=10),),
+    context=(Feature(name="user", kind="id", rows=2_000), Feature(name="place", kind="id", rows=10)),
     dense=1,
     width=8,
     negatives=3,
@@ -87,14 +88,14 @@ SPEC = ModelSpec(
 
 
 def batch_of(*samples):
-    """Batch of (user, items): times 10 s apart, later users later."""
+    """Batch of (user, items): times 10 s apart, later users later; everybody is at place 4."""
     items = [item for _, events in samples for item in events]
     times = [1_700_000_000 + 1_000 * user + 10 * place for user, events in samples for place in range(len(events))]
     lengths = [len(events) for _, events in samples]
     features = KeyedJaggedTensor(
-        keys=["user", "item", "time"],
-        values=torch.tensor([*(user for user, _ in samples), *items, *times], dtype=torch.int64),
-        lengths=torch.tensor([1] * len(samples) + 2 * lengths, dtype=torch.int64),
+        keys=["user", "place", "item", "time"],
+        values=torch.tensor([*(user for user, _ in samples), *[4] * len(samples), *items, *times], dtype=torch.int64),
+        lengths=torch.tensor([1] * 2 * len(samples) + 2 * lengths, dtype=torch.int64),
         stride=len(samples),
     )
     count = len(samples)
@@ -115,9 +116,12 @@ def model():
 
 
 def test_encoding_buckets_times_by_gap_and_keeps_rows_inside_the_tables():
-    encoded = encode(batch_of((3, [60, -1, 7]), (4, []), (5, [2, 2])).features, SPEC)
+    features = batch_of((3, [60, -1, 7]), (4, []), (2_005, [2, 2])).features
+    encoded = encode(features, SPEC)
+    assert encoded.keys() == ["user", "item", NEGATIVES]
+    assert encoded["user"].values().tolist() == [3, 4, 5]
     assert encoded["item"].values().tolist() == [10, 49, 7, 2, 2]
-    assert encoded["time"].values().tolist() == [0, 3, 3, 0, 3]
+    assert rows_of(features["time"], SPEC.history[1]).tolist() == [0, 3, 3, 0, 3]
     assert encoded[NEGATIVES].lengths().tolist() == [3, 3, 3]
     assert ((encoded[NEGATIVES].values() >= 0) & (encoded[NEGATIVES].values() < 50)).all()
 

@@ -21,6 +21,19 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
+    """Four runs of the same job: with neither, with one, and with both of balancing and prioritized communication."""
+
     plain: Run
     balanced: Run
+    prioritized: Run
+    both: Run
     cost: Polynomial
+
+    @property
+    def runs(self) -> tuple[Run, Run, Run, Run]:
+        return self.plain, self.balanced, self.prioritized, self.both
+
+    @property
+    def twins(self) -> tuple[tuple[Run, Run], ...]:
+        """Pairs that differ in communication alone, so must be equal to the bit."""
+        return (self.plain, self.prioritized), (self.balanced, self.both)

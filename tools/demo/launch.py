@@ -17,19 +17,20 @@ from . import report
 from .data import HISTORY, DemoData
 from .job import Job, Outcome
 from .measure import NO_FLOOR, Planned, Planner, check_same_samples
+from .picture import picture
 
 PLANNED_RANKS = (8, 64)  # besides those of the job
 
 
 class DemoFailed(RuntimeError):
-    """Training did not end; what went wrong stands in the ranks' output above."""
+    """Training did not end, or not as promised; what went wrong stands above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """How to run the demo. `picture`: where the PNG goes."""
 
-    steps: int = 24
+    steps: int = 14
     ranks: int = 2
     seed: int = 0
     picture: Path = Path("freescale-demo.png")
@@ -41,7 +42,8 @@ class Launch:
 
 
 def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
-    """Train on `launch.ranks` gloo ranks, print the table, write the picture. Raises DemoFailed if a rank fails."""
+    """Train on `launch.ranks` gloo ranks, print tables, write the picture. Raises DemoFailed if a rank fails or
+    runs differ that must not."""
     began = time.monotonic()
     rows = data.rows
     steps = min(launch.steps, rows // (launch.ranks * data.batch_size))
@@ -49,20 +51,25 @@ def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
     for line in (f"{data.name}: {size}", *(f"  {note}" for note in data.notes)):
         _say(console, line)
     outcome = _torchrun(data, steps, launch)
-    check_same_samples(outcome.plain, outcome.balanced)
+    check_same_samples(outcome.runs)
     planner = Planner(lengths=history_lengths(data), cost=outcome.cost, name=HISTORY, batch_size=data.batch_size)
-    console.print(report.table(outcome.plain, outcome.balanced, _plans(planner, launch.ranks)))
+    compared, equal = report.equality(outcome)
+    console.print(report.measured(outcome))
+    for line in compared:
+        _say(console, line)
+    console.print(report.planned(_plans(planner, launch.ranks)))
     launch.picture.parent.mkdir(parents=True, exist_ok=True)
     floors = planner.floors(outcome.plain)
-    title = f"Time of every rank and step, {data.name}"
-    report.picture(outcome.plain, outcome.balanced, floors, launch.picture, title=title)
+    picture(outcome, floors, launch.picture, title=f"Time of every rank and step, {data.name}")
     for line in (
-        "straggler: from the CPU time of each rank's training thread; waiting for another rank costs none",
+        *report.notes(outcome),
         "floor: what no plan can beat, because one sample outweighs a rank's fair share",
         f"cost of a sample, fitted on the first run: {outcome.cost}",
         f"picture: {launch.picture}   ({time.monotonic() - began:.0f} s)",
     ):
         _say(console, line)
+    if not equal:
+        raise DemoFailed("prioritized communication changed the results; see above where")
     return outcome
 
 

@@ -5,14 +5,20 @@ Waiting costs no CPU, so a rank that sits in an embedding exchange until its slo
 The straggler share is 1 - mean / max of the ranks' compute time, weighted by the length of the step: the share of all
 ranks' time that was spent waiting for the slowest one.
 
+*Exposed* communication and *late* are fscomm.BubbleMeter's, in every run alike: the wall time that the training thread
+was blocked on an exchange after, and before, every rank had issued its part of it.
+
+*NE*, normalized entropy, is the log loss over that of a guess: a next item among N negatives is guessed with ln(N + 1).
+
 Letters: S steps, W ranks.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from fscomm.meter_steps import KINDS, BubbleReport, StepTimes
 from fsdata import pack
 
 WARMUP = 2  # first steps left out of every time: allocations, first exchange, page faults
@@ -26,13 +32,12 @@ class Step:
     """One step of one rank.
 
     Times in seconds: `wall` from asking for the batch to the end of the update, `compute` CPU time of the training
-    thread without data loading, `wait` for the batch. `loss` sums over the samples. `lengths` int64 [samples].
+    thread without data loading. `loss` sums over the samples. `lengths` int64 [samples].
     `checksum` adds up all ids of the batch, so that it shows over all ranks which samples a step saw.
     """
 
     wall: float
     compute: float
-    wait: float
     loss: float
     lengths: np.ndarray
     checksum: int
@@ -40,19 +45,31 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Every rank's steps with one loader."""
+    """Every rank's steps, trained in one way.
+
+    `parts`: seconds of a step by part, from `typical`. `guess`: log loss of guessing.
+    `collisions`: share of the ids whose row the step before used too, None where nobody counted. `weights`: of each
+    rank, a fingerprint of all weights at the end. `fallbacks`: modules that ran plainly although they should not, and
+    why.
+    """
 
     name: str
     ranks: Sequence[Sequence[Step]]
+    parts: Mapping[str, float]
+    guess: float
+    collisions: float | None = None
+    weights: Sequence[str] = ()
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
 
-    def times(self, field: str) -> np.ndarray:
-        """float64 [S, W] of `wall`, `compute` or `wait`, in seconds."""
-        return np.array([[getattr(step, field) for step in steps] for steps in self.ranks]).T
+    def times(self, what: str) -> np.ndarray:
+        """float64 [S, W] of `wall` or `compute`, in seconds."""
+        return np.array([[getattr(step, what) for step in steps] for steps in self.ranks]).T
 
-    @property
-    def events(self) -> np.ndarray:
-        """int64 [S]: events of the global batch."""
-        return np.array([[step.lengths.sum() for step in steps] for steps in self.ranks]).sum(0)
+    def normalized_entropy(self, last: int | None = None) -> float:
+        """Over the samples of the last so many steps, or of all, that have an event to predict."""
+        steps = [step for of_rank in self.ranks for step in of_rank[-(last or 0) :]]
+        predicted = sum(int((step.lengths > 1).sum()) for step in steps)
+        return sum(step.loss for step in steps) / (max(predicted, 1) * self.guess)
 
     @property
     def losses(self) -> np.ndarray:
@@ -67,14 +84,26 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """One column of the demo's table."""
+    """One row of the demo's table."""
 
     straggler: float  # 0..1
+    exposed_ms: float
+    late_ms: float
     step_ms: float
-    tokens_per_s: float
-    wait_ms: float
-    first_loss: float
-    last_loss: float
+    last_loss: float  # of the last quarter, as is `ne`
+    ne: float
+
+
+def typical(report: BubbleReport) -> dict[str, float]:
+    """Seconds of each kind of exposed communication, and `late`: means over the ranks, medians over the steps."""
+    by_step: dict[int, list[StepTimes]] = {}
+    for times in report.steps:
+        by_step.setdefault(times.step, []).append(times)
+    parts = {
+        kind: [np.mean([each.exposed[kind] for each in of_step]) for of_step in by_step.values()] for kind in KINDS
+    }
+    parts["late"] = [np.mean([each.straggler or 0.0 for each in of_step]) for of_step in by_step.values()]
+    return {part: float(np.median(times)) if times else 0.0 for part, times in parts.items()}
 
 
 def straggler(load: np.ndarray) -> float:
@@ -87,19 +116,21 @@ def summarize(run: Run) -> Summary:
     tail = max(len(run.losses) // 4, 1)
     return Summary(
         straggler=straggler(run.times("compute")[WARMUP:]),
-        step_ms=1e3 * wall.mean(),
-        tokens_per_s=run.events[WARMUP:].sum() / wall.sum(),
-        wait_ms=1e3 * run.times("wait")[WARMUP:].mean(),
-        first_loss=run.losses[:tail].mean(),
+        exposed_ms=1e3 * sum(run.parts[kind] for kind in KINDS),
+        late_ms=1e3 * run.parts["late"],
+        step_ms=1e3 * float(np.median(wall)),
         last_loss=run.losses[-tail:].mean(),
+        ne=run.normalized_entropy(tail),
     )
 
 
-def check_same_samples(first: Run, second: Run) -> None:
-    """Raise if the two runs did not train on the same global batches."""
-    for step, (one, other) in enumerate(zip(first.checksums, second.checksums, strict=True)):
-        if one != other:
-            raise RuntimeError(f"step {step}: {first.name} and {second.name} trained on different samples")
+def check_same_samples(runs: Sequence[Run]) -> None:
+    """Raise if the runs did not train on the same global batches."""
+    first = runs[0]
+    for other in runs[1:]:
+        for step, (one, two) in enumerate(zip(first.checksums, other.checksums, strict=True)):
+            if one != two:
+                raise RuntimeError(f"step {step}: {first.name} and {other.name} trained on different samples")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,9 @@
 """A small HSTU-style recommender on a TorchRec `EmbeddingCollection`.
 
-The sparse half looks up every id of the batch; the dense half (`SequenceTower`) reads the history and predicts each
-next item against a few sampled ones. Letters: B samples, T events of all of them, E embedding width, N negatives of a
-sample.
+The sparse half looks up every id of the batch: large tables are sharded, small ones are replicated like any dense
+weight, since nearly all of their rows are used and updated in every step. The dense half (`SequenceTower`) reads the
+history and predicts each next item against a few sampled ones. Letters: B samples, T events of all of them, E embedding
+width, N negatives of a sample.
 
 Nothing in the forward pass looks at the other samples of the batch: negatives are hashed from the sample's own ids. So
 the loss of a sample is the same wherever it is trained, and a balanced run can be compared with a plain one.
@@ -17,7 +18,7 @@ from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
 from .attention import attention
-from .spec import ModelSpec
+from .spec import Feature, ModelSpec
 
 NEGATIVES = "negatives"
 _HASH = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, as a signed 64-bit number
@@ -30,15 +31,24 @@ class SequenceModel(nn.Module):
         super().__init__()
         self.spec = spec
         self.embeddings = EmbeddingCollection(tables=_tables(spec), device=torch.device("meta"))
+        self.small = nn.ModuleDict()
+        for feature in (*spec.history, *spec.context):
+            if feature.small:
+                self.small[f"table_{feature.name}"] = nn.Embedding(feature.rows, spec.width)
+                nn.init.normal_(self.small[f"table_{feature.name}"].weight, std=spec.width**-0.5)
         self.tower = SequenceTower(spec)
 
     def forward(self, batch: Any) -> torch.Tensor:
-        ids = encode(batch.features, self.spec)
-        found = self.embeddings(ids)
-        offsets = ids[self.spec.item.name].offsets().to(torch.int64).cpu()
-        events = torch.stack([found[feature.name].values() for feature in self.spec.history])
-        context = [found[feature.name].values() for feature in self.spec.context]
-        sample = torch.cat([*context, batch.dense], dim=1)
+        found = self.embeddings(encode(batch.features, self.spec))
+
+        def looked_up(feature: Feature) -> torch.Tensor:
+            if feature.small:
+                return self.small[f"table_{feature.name}"](rows_of(batch.features[feature.name], feature))
+            return found[feature.name].values()
+
+        offsets = batch.features[self.spec.item.name].offsets().to(torch.int64).cpu()
+        events = torch.stack([looked_up(feature) for feature in self.spec.history])
+        sample = torch.cat([*map(looked_up, self.spec.context), batch.dense], dim=1)
         return self.tower(events, sample, found[NEGATIVES].values(), offsets)
 
 
@@ -55,16 +65,17 @@ def _tables(spec: ModelSpec) -> list[EmbeddingConfig]:
             init_fn=spread,
         )
         for feature in (*spec.history, *spec.context)
+        if not feature.small
     ]
 
 
 def encode(features: KeyedJaggedTensor, spec: ModelSpec) -> KeyedJaggedTensor:
-    """Raw ids -> table rows, with the negatives as one more key. int64, keys in the order of the spec."""
-    order = (*spec.context, *spec.history)
+    """Raw ids -> rows of the large tables, with the negatives as one more key. int64, keys in the order of the spec."""
+    order = [feature for feature in (*spec.context, *spec.history) if not feature.small]
     values, lengths = [], []
     for feature in order:
         raw = features[feature.name]
-        values.append(_time_gaps(raw) if feature.kind == "time" else raw.values() % feature.rows)
+        values.append(rows_of(raw, feature))
         lengths.append(raw.lengths().to(torch.int64))
     items = features[spec.item.name]
     values.append(_negatives(items, spec))
@@ -75,6 +86,11 @@ def encode(features: KeyedJaggedTensor, spec: ModelSpec) -> KeyedJaggedTensor:
         lengths=torch.cat(lengths),
         stride=features.stride(),
     )
+
+
+def rows_of(raw: Any, feature: Feature) -> torch.Tensor:
+    """Raw ids -> rows of their table: int64, as many."""
+    return _time_gaps(raw) if feature.kind == "time" else raw.values() % feature.rows
 
 
 def _time_gaps(times: Any) -> torch.Tensor:

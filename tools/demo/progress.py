@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 Progress = Callable[[str, int, float], None]  # name of the run, steps done, loss of the last one
-_LOG_LINES = 5  # per run, where there is no terminal
+_LOG_LINES = 2  # per run, where there is no terminal
 
 
 @contextmanager

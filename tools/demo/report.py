@@ -1,116 +1,86 @@
-"""The demo's last screen: one table of what was measured and planned, and a picture of every step."""
+"""The demo's last screen: a table of what was measured, one of what is planned, and what to make of them."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .measure import NO_FLOOR, WARMUP, Planned, Run, Summary, straggler, summarize
+from .equal import difference
+from .job import Outcome
+from .measure import Planned, Run, summarize
 
-_COLORS = ("#3b6ea5", "#d9822b", "#5b8f4a", "#8a5a9e", "#b04a4a", "#4a9a9a", "#8f7a3a", "#666666")
-_IDLE = "#e8b4b0"
-_FLOOR_LABEL = "one sample outweighs a rank's share"
+_NOTES = (
+    "straggler: idle share by the CPU time of the training threads; waiting for another rank costs none",
+    "exposed: ms of a step in which the training thread is blocked on an exchange that all ranks have begun",
+    "late: ms in which it is blocked on a rank that has not come yet; step: ms of the slowest rank",
+    "collide: ids whose table row the step before uses too; their rows cannot travel ahead of its update",
+    "NE: log loss over that of guessing; it and the loss are those of the last quarter; times are medians",
+)
+_LOCAL = (
+    "all ranks run on this machine: an exchange is a copy in memory, and fscomm's threads share the cores that train",
+    "  seen here: that results are equal, and that what remains exposed is small on both sides",
+    "  not seen here: time saved; that takes links slower than memory: python benchmarks/exposed.py",
+)
 
 
-def table(plain: Run, balanced: Run, plans: list[Planned]) -> Table:
-    """Measured numbers of both runs, then the planned straggler share at other numbers of ranks."""
-    before, after = summarize(plain), summarize(balanced)
-    made = Table(title=f"{len(plain.ranks)} ranks, {len(plain.losses)} steps, the same samples", title_justify="left")
-    made.add_column("")
-    for name in (plain.name, balanced.name, ""):
-        made.add_column(name, justify="right")
-    for row in _measured(before, after):
-        made.add_row(*row)
-    made.add_section()
-    for plan in plans:
-        made.add_row(_plan_label(plan), f"{plan.plain:.1%}", f"{plan.balanced:.1%}", f"floor {plan.floor:.1%}")
+def measured(outcome: Outcome) -> Table:
+    """One row per run; loss and NE of the last quarter of the steps."""
+    plain = outcome.plain
+    made = _table(f"{len(plain.ranks)} ranks, {len(plain.losses)} steps, the same samples")
+    made.add_column("", no_wrap=True)
+    for name in ("straggler", "exposed", "late", "step", "collide", "loss", "NE"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for run in outcome.runs:
+        made.add_row(run.name, *_row(run))
     return made
+
+
+def _row(run: Run) -> Sequence[str]:
+    found = summarize(run)
+    return (
+        f"{found.straggler:.1%}",
+        f"{found.exposed_ms:.1f}",
+        f"{found.late_ms:.0f}",
+        f"{found.step_ms:,.0f}",
+        "" if run.collisions is None else f"{run.collisions:.0%}",
+        f"{found.last_loss:.5f}",
+        f"{found.ne:.5f}",
+    )
+
+
+def planned(plans: Sequence[Planned]) -> Table:
+    """The straggler share that the cost model predicts at other numbers of ranks."""
+    made = _table("straggler, planned")
+    made.add_column("")
+    for name in ("plain", "balanced", "floor"):
+        made.add_column(name, justify="right")
+    for plan in plans:
+        made.add_row(_plan_label(plan), f"{plan.plain:.1%}", f"{plan.balanced:.1%}", f"{plan.floor:.1%}")
+    return made
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, show_edge=False)
 
 
 def _plan_label(plan: Planned) -> str:
     if plan.max_length is not None:
         return f"  histories cut at {plan.max_length:,} events"
-    return f"planned straggler, {plan.world_size} ranks"
+    return f"{plan.world_size} ranks"
 
 
-def _measured(before: Summary, after: Summary) -> list[tuple[str, str, str, str]]:
-    return [
-        (
-            "straggler, measured",
-            f"{before.straggler:.1%}",
-            f"{after.straggler:.1%}",
-            _points(before.straggler, after.straggler),
-        ),
-        ("step, ms", f"{before.step_ms:,.0f}", f"{after.step_ms:,.0f}", _ratio(before.step_ms, after.step_ms)),
-        (
-            "events/s",
-            f"{before.tokens_per_s:,.0f}",
-            f"{after.tokens_per_s:,.0f}",
-            _ratio(before.tokens_per_s, after.tokens_per_s),
-        ),
-        ("data wait, ms a step", f"{before.wait_ms:.1f}", f"{after.wait_ms:.1f}", ""),
-        ("loss, first quarter", f"{before.first_loss:.5f}", f"{after.first_loss:.5f}", ""),
-        ("loss, last quarter", f"{before.last_loss:.5f}", f"{after.last_loss:.5f}", ""),
-    ]
+def equality(outcome: Outcome) -> tuple[list[str], bool]:
+    """(what was compared to the bit, in words; whether all of it is equal)."""
+    lines, equal = [], True
+    for one, other in outcome.twins:
+        found = difference(one, other)
+        equal &= found is None
+        lines.append(f"{one.name} and {other.name} equal to the bit: {'yes' if found is None else f'NO, {found}'}")
+    lines.append("  (loss of every rank and step, NE, and at the end all tables, dense weights and optimizer states)")
+    return lines, equal
 
 
-def _points(before: float, after: float) -> str:
-    return f"{100 * (after - before):+.1f} points"
-
-
-def _ratio(before: float, after: float) -> str:
-    return f"{after / before - 1:+.0%}" if before else ""
-
-
-def picture(plain: Run, balanced: Run, floors: np.ndarray, path: Path, *, title: str) -> None:
-    """Compute time of every rank and step before and after, as PNG; what a rank waits for the slowest is shaded.
-
-    floors [S]: the lowest straggler share any plan can have; steps where it matters are marked.
-    """
-    figure, axes = plt.subplots(2, 1, figsize=(11, 7), sharex=True, sharey=True, layout="constrained")
-    for axis, run in zip(axes, (plain, balanced), strict=True):
-        _panel(axis, run)
-    _mark_floors(axes[1], balanced, floors)
-    axes[1].set_xlabel("step")
-    axes[1].set_xlim(WARMUP - 1, len(floors))
-    axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles, labels = axes[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(handles), 4), frameon=False)
-    figure.suptitle(title, fontsize=13)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _panel(axis: Axes, run: Run) -> None:
-    """Bars side by side, one per rank; above each, up to the slowest rank, the time it waits."""
-    times = 1e3 * run.times("compute")[WARMUP:]
-    steps, ranks = times.shape
-    width = 0.84 / ranks
-    at = np.arange(WARMUP, WARMUP + steps)
-    for rank in range(ranks):
-        x = at + (rank - (ranks - 1) / 2) * width
-        computes = times[:, rank]
-        axis.bar(x, computes, width, color=_COLORS[rank % len(_COLORS)], label=f"rank {rank} computes")
-        label = "waits for the slowest" if rank == ranks - 1 else None
-        axis.bar(x, times.max(1) - computes, width, bottom=computes, color=_IDLE, label=label)
-    share = f"{straggler(times):.1%} of all rank time is waiting for the slowest rank"
-    axis.set_title(f"{run.name}: {share}", loc="left", fontsize=11)
-    axis.set_ylabel("compute time of a rank, ms")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", alpha=0.3)
-    axis.set_axisbelow(True)
-
-
-def _mark_floors(axis: Axes, run: Run, floors: np.ndarray) -> None:
-    """Mark the steps in which one sample is dearer than a rank's fair share."""
-    marked = np.flatnonzero(floors > NO_FLOOR)
-    marked = marked[marked >= WARMUP]
-    if len(marked):
-        top = 1e3 * run.times("compute").max(1)
-        axis.scatter(marked, top[marked] + 0.04 * top.max(), marker="v", color="black", s=18, label=_FLOOR_LABEL)
+def notes(outcome: Outcome) -> list[str]:
+    """What the columns mean, and what this machine cannot show."""
+    plainly = [f"{run.name}: {name} ran plainly: {why}" for run in outcome.runs for name, why in run.fallbacks.items()]
+    return [*_NOTES, *_LOCAL, *plainly]

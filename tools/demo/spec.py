@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+_SMALL = 1_024  # rows up to which a table is replicated
 TIME_BUCKETS = 64  # of log2 seconds; more than a 63-bit gap can reach
 
 
@@ -17,6 +18,11 @@ class Feature:
     name: str
     kind: Literal["item", "id", "time"]
     rows: int
+
+    @property
+    def small(self) -> bool:
+        """Its table is replicated, not sharded; that of the item never is, as negatives are looked up in it too."""
+        return self.kind != "item" and self.rows <= _SMALL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,15 +1,17 @@
-"""The training job: the same model, steps and samples with a plain DataLoader and with FreeScale.
+"""The training job: one model, the same steps and samples, plain, balanced, with prioritized communication, with both.
 
 Every rank runs this file under torchrun: `torchrun --nproc-per-node 2 -m freescale_tools.demo.train <job file>`.
-What a user of FreeScale writes is `train`: the loop is the one they have, only the loader is another.
+What a user of FreeScale writes is `train`: the loop is the one they have; fsdata is another loader, fscomm a `with`.
 """
 
 import logging
+import math
 import pickle
 import sys
 import time
 import warnings
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +26,76 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from fsdata import Balance, FreeScaleDataLoader, Polynomial, fit, global_mean
+import fscomm
+from fscomm.meter import BubbleMeter
+from fscomm.report import Collisions
+from fsdata import Balance, Batch, FreeScaleDataLoader, Polynomial, fit, global_mean
 
 from .baseline import PlainLoader
-from .data import HISTORY, schema, sources
+from .data import HISTORY, DemoData, schema, sources
 from .job import Job, Outcome
-from .measure import WARMUP, Run, Step
-from .model import SequenceModel
+from .measure import WARMUP, Run, Step, typical
+from .model import SequenceModel, encode
 from .progress import Progress, progress_of
 from .spec import ModelSpec
+from .weights import fingerprint
 
 ENOUGH_TO_FIT = 16  # measured steps of single ranks; with fewer the default cost model is used
 
 
 def compare(job: Job, progress: Progress) -> Outcome:
-    """Train twice and return what was measured; needs a process group. Collective."""
-    data, rank, world_size = job.data, dist.get_rank(), dist.get_world_size()
-    plain_loader = PlainLoader(data, rank=rank, world_size=world_size)
-    plain = _gather("DataLoader", train(job, plain_loader, "DataLoader", progress))
+    """Train four times and return what was measured; needs a process group. Collective.
+
+    Runs that are compared to the bit follow each other, so that a machine that gets slower does so for both.
+    """
+    plain = train(job, plain_loader(job.data), "plain", progress)
+    prioritized = train(job, plain_loader(job.data), "prioritized", progress, serve=True)
     cost = fit_cost(plain)
-    with FreeScaleDataLoader(
+    with balanced_loader(job.data, cost) as loader:
+        balanced = train(job, loader, "balanced", progress)
+    with balanced_loader(job.data, cost) as loader:
+        both = train(job, loader, "both", progress, serve=True)
+    return Outcome(plain=plain, balanced=balanced, prioritized=prioritized, both=both, cost=cost)
+
+
+def plain_loader(data: DemoData) -> PlainLoader:
+    return PlainLoader(data, rank=dist.get_rank(), world_size=dist.get_world_size())
+
+
+def balanced_loader(data: DemoData, cost: Polynomial) -> FreeScaleDataLoader:
+    """Collective, as every loader that balances."""
+    return FreeScaleDataLoader(
         sources(data),
         schema(data),
         batch_size=data.batch_size,
         mix="time" if data.time else "sequential",
         num_threads=1,
         balance=Balance(cost=cost),
-    ) as loader:
-        balanced = _gather("FreeScale", train(job, loader, "FreeScale", progress))
-    return Outcome(plain=plain, balanced=balanced, cost=cost)
+    )
 
 
-def train(job: Job, loader: Iterable[Any], name: str, progress: Progress) -> list[Step]:
-    """Train a fresh model for the job's steps and time them. Collective."""
-    model, optimizer = build(job.data.model, job.seed)
+def train(job: Job, loader: Iterable[Batch], name: str, progress: Progress, *, serve: bool = False) -> Run:
+    """Train a fresh model for the job's steps and time them; `serve`: with fscomm. Collective."""
+    spec = job.data.model
+    model, optimizer = build(spec, job.seed)
+    if not serve:
+        with BubbleMeter(model) as meter:
+            steps = _loop(job, model, optimizer, meter.watch(islice(loader, job.steps)), name, progress)
+        return _gather(name, spec, steps, meter, None, fingerprint(model, optimizer))
+    # The model makes its rows from the batch's ids, so it has to be told how: nobody else can find them in the batch.
+    ids = {"embeddings": lambda batch: encode(batch.features, spec)}
+    with fscomm.enable(model, features=ids) as comm, BubbleMeter(model) as meter:
+        batches = islice(comm.lookahead(loader), job.steps)
+        steps = _loop(job, model, optimizer, meter.watch(batches), name, progress)
+    return _gather(name, spec, steps, meter, comm.report(), fingerprint(model, optimizer))
+
+
+def _loop(job: Job, model: Any, optimizer: Any, batches: Iterable[Batch], name: str, progress: Progress) -> list[Step]:
     item = job.data.model.item.name
     steps: list[Step] = []
-    batches = iter(loader)
-    while len(steps) < job.steps:
-        asked = time.perf_counter()
-        batch = next(batches)
-        got, cpu = time.perf_counter(), time.thread_time()
+    asked = time.perf_counter()
+    for batch in batches:
+        cpu = time.thread_time()
 
         optimizer.zero_grad()
         losses = model(batch)
@@ -77,18 +108,18 @@ def train(job: Job, loader: Iterable[Any], name: str, progress: Progress) -> lis
             Step(
                 wall=done - asked,
                 compute=compute,
-                wait=got - asked,
                 loss=loss,
                 lengths=batch.features[item].lengths().to(torch.int64).numpy(),
                 checksum=int(batch.features.values().sum()),
             )
         )
         progress(name, len(steps), loss / max(len(losses), 1))
+        asked = time.perf_counter()
     return steps
 
 
 def build(spec: ModelSpec, seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """The model with row-wise sharded tables, updated in the backward pass, and a replicated dense half. Collective."""
+    """The model with row-wise sharded large tables, updated in the backward pass; all else replicated. Collective."""
     torch.manual_seed(seed)
     model = SequenceModel(spec)
     apply_optimizer_in_backward(RowWiseAdagrad, model.embeddings.parameters(), {"lr": 0.05})
@@ -116,10 +147,23 @@ def fit_cost(run: Run) -> Polynomial:
     return found[0]
 
 
-def _gather(name: str, steps: list[Step]) -> Run:
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, steps)
-    return Run(name=name, ranks=ranks)
+def _gather(
+    name: str, spec: ModelSpec, steps: list[Step], meter: BubbleMeter, report: fscomm.Report | None, weights: str
+) -> Run:
+    """What all ranks measured, on every rank. Collective."""
+    found: list[Any] = [None] * dist.get_world_size()
+    counted = [each for step in report.steps[1:] for each in step.collisions.values()] if report else []
+    dist.all_gather_object(found, (steps, weights, sum(counted, Collisions())))
+    collisions = sum((collisions for _, _, collisions in found), Collisions())
+    return Run(
+        name=name,
+        ranks=[steps for steps, _, _ in found],
+        parts=typical(meter.report(skip=WARMUP)),
+        guess=math.log(spec.negatives + 1),
+        collisions=collisions.rate if report else None,
+        weights=[weights for _, weights, _ in found],
+        fallbacks=report.fallbacks if report else {},
+    )
 
 
 def _quiet() -> None:

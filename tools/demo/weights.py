@@ -1,0 +1,28 @@
+"""A fingerprint of all that training has changed."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+
+def fingerprint(model: nn.Module, optimizer: Any) -> str:
+    """SHA-256 over this rank's part of every table, dense weight and optimizer state, names and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in (*_tensors("model", model.state_dict()), *_tensors("optimizer", optimizer.state_dict())):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, ShardedTensor):
+        yield from ((name, shard.tensor) for shard in value.local_shards())
+    elif isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            yield from _tensors(f"{name}.{key}", child)
