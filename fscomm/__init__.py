@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from fscomm.errors import AnnouncementError, FreeScaleError, MismatchError, NotServedError, PeerError
+from fscomm.meter import BubbleMeter
 from fscomm.report import Report
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnnouncementError",
+    "BubbleMeter",
     "Comm",
     "FreeScaleError",
     "MismatchError",

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fscomm import torchrec_binding as binding
-from fscomm.errors import AnnouncementError
+from fscomm.agreement import FAST, PLAIN, WRONG, Agreement
 from fscomm.features import Snapshot
 from fscomm.ids import BATCH, END, FAILED, IdsStage
 from fscomm.lane import Lane
@@ -37,7 +37,6 @@ from fsranks.errors import MismatchError
 from fsranks.place import Place, name_ranks
 
 log = logging.getLogger("fscomm")
-FAST, PLAIN, WRONG = 0, 1, 2
 CHANNELS = ("control", "ids", "urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
 
 
@@ -68,7 +67,7 @@ class Engine:
         self._module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
         self._gate = Gate()
         self._channels: dict[str, Channel] = {name: channel(place, timeout_s=timeout_s) for name in CHANNELS}
-        self._control = self._channels["control"]
+        self._agreement = Agreement(self._channels["control"], recorder)
         self._stage = IdsStage(self._channels["ids"], self._gate, self._layouts, self._module_of)
         self._urgent = self._traffic("urgent", "collision", None)
         self._bulk = self._traffic("bulk", "exclusive", self._gate)
@@ -200,33 +199,17 @@ class Engine:
         return self._run_plainly(m, step, features, f"step {step.number}: {why}", foreign=foreign)
 
     def _agree(self, m: int, step: Step | None, mode: int) -> np.ndarray:
-        """All ranks say where they are; returns their modes, int64[W].
-
-        Raises:
-            MismatchError: on all ranks, if they are at different steps, modules or numbers of backward passes.
-        """
-        number = step.number if step is not None else -1
         before = self.forward_step
-        passes = before.backwards[m] if before is not None else 0
-        word = np.array([number, m, int(step is not None and step.collision[m] is not None), passes, mode])
-        start = self.recorder.clock()
-        with self.recorder.wait("agreement", step=number):
-            words = self._control.all_gather(word)
-        self.recorder.straggler(number, 1e3 * (self.recorder.clock() - start))
+        modes = self._agreement.modes(
+            self.modules[m].name,
+            m,
+            step=step.number if step is not None else -1,
+            collision=step is not None and step.collision[m] is not None,
+            passes=before.backwards[m] if before is not None else 0,
+            mode=mode,
+        )
         self._gate.settle()
-        for i, what in enumerate(("step", "module", "collision rows sent", "backward passes")):
-            values = words[:, i].tolist()
-            if len(set(values)) > 1:
-                raise MismatchError(
-                    f"the ranks do not do the same: {what} by rank is {values} at the forward of "
-                    f"{self.modules[m].name}. Every rank must run the same forwards and backwards"
-                )
-        if (words[:, 4] == WRONG).any():
-            raise AnnouncementError(
-                f"{self.modules[m].name}: on {name_ranks(np.nonzero(words[:, 4] == WRONG)[0].tolist())} features= gave "
-                "other ids than the module got"
-            )
-        return words[:, 4]
+        return modes
 
     def _run_fast(self, m: int, step: Step) -> Any:
         module = self.modules[m]

@@ -150,6 +150,10 @@ class _Open:
 
     __slots__ = ("_range", "_recorder", "blocked", "kind", "module", "nested", "start", "step", "waited")
 
+    start: float
+    waited: float
+    nested: bool
+
     def __init__(self, recorder: Recorder, kind: str, step: int | None, module: str, *, blocked: bool) -> None:
         self._recorder = recorder
         self.kind = kind
