@@ -1,0 +1,120 @@
+"""A lane: work in order, errors that stay, an end that leaves no thread."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from fscomm.lane import Lane
+
+DEADLINE_S = 20
+
+
+class Payload:
+    """Something that a weak reference can point to."""
+
+
+@pytest.fixture
+def errors() -> list[BaseException]:
+    return []
+
+
+@pytest.fixture
+def lane(errors: list[BaseException]) -> Iterator[Lane]:
+    lane = Lane("test", errors.append)
+    yield lane
+    lane.close()
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def test_results_in_the_order_given(lane: Lane) -> None:
+    """The first piece of work is held until all the others are queued."""
+    go = threading.Event()
+    order: list[int] = []
+
+    def work(i: int) -> int:
+        assert go.wait(DEADLINE_S)
+        order.append(i)
+        return 10 * i
+
+    futures = [lane.submit(lambda i=i: work(i)) for i in range(20)]
+    assert not any(future.done() for future in futures)
+    go.set()
+    assert [future.result(DEADLINE_S) for future in futures] == [10 * i for i in range(20)]
+    assert order == list(range(20))
+
+
+def test_one_thread_of_its_own_with_its_name(lane: Lane) -> None:
+    threads = {lane.submit(threading.current_thread).result(DEADLINE_S) for _ in range(3)}
+    assert [thread.name for thread in threads] == ["fscomm test"]
+    assert threads.isdisjoint([threading.current_thread()])
+
+
+@pytest.mark.parametrize("error", [ValueError("a peer is gone"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_after_an_error_nothing_more_runs(lane: Lane, errors: list[BaseException], error: BaseException) -> None:
+    ran: list[int] = []
+    futures = [lane.submit(lambda: ran.append(0)), lane.submit(raising(error))]
+    futures += [lane.submit(lambda i=i: ran.append(i)) for i in (1, 2)]
+    futures[0].result(DEADLINE_S)
+    for future in futures[1:]:
+        assert future.exception(DEADLINE_S) is error
+    assert lane.submit(lambda: ran.append(3)).exception(DEADLINE_S) is error
+    assert ran == [0]
+    assert errors == [error]
+
+
+def test_the_error_is_told_before_anybody_sees_it() -> None:
+    """In the lane's thread, and once only."""
+    told: list[tuple[bool, str]] = []
+    futures: list[Future[Any]] = []
+    queued = threading.Event()
+
+    def on_error(_: BaseException) -> None:
+        assert queued.wait(DEADLINE_S)
+        told.append((any(future.done() for future in futures), threading.current_thread().name))
+
+    lane = Lane("test", on_error)
+    futures += [lane.submit(raising(ValueError("first"))), lane.submit(raising(ValueError("second")))]
+    queued.set()
+    assert [str(future.exception(DEADLINE_S)) for future in futures] == ["first", "first"]
+    assert told == [(False, "fscomm test")]
+    lane.close()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
+def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -> None:
+    lane = Lane("test", lambda _: None)
+    thread = lane.submit(threading.current_thread).result(DEADLINE_S)
+    if fails:
+        lane.submit(raising(ValueError("broken")))
+    done: list[int] = []
+    futures = [lane.submit(lambda i=i: done.append(i)) for i in range(50)]
+    lane.close()
+    assert all(future.done() for future in futures)
+    assert len(done) == (0 if fails else 50)
+    assert not thread.is_alive()
+
+
+def test_what_is_done_is_let_go(lane: Lane) -> None:
+    """Neither the work nor its result stays until the next piece of work comes: both hold tensors."""
+
+    def submitted() -> tuple[weakref.ref[Payload], weakref.ref[Payload]]:
+        held, result = Payload(), Payload()
+
+        def work(held: Payload = held, result: Payload = result) -> Payload:
+            return result
+
+        assert lane.submit(work).result(DEADLINE_S) is result
+        return weakref.ref(held), weakref.ref(result)
+
+    held, result = submitted()
+    assert lane.submit(lambda: (held(), result())).result(DEADLINE_S) == (None, None)
