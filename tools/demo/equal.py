@@ -18,7 +18,7 @@ def difference(one: Run, other: Run) -> str | None:
                 return f"step {step}, rank {rank}: losses {left.loss!r} and {right.loss!r}"
     if one.normalized_entropy() != other.normalized_entropy():
         return f"NE {one.normalized_entropy()!r} and {other.normalized_entropy()!r}"
-    for rank, (left, right) in enumerate(zip(one.weights, other.weights, strict=True)):
-        if left != right:
+    for rank, (mine, theirs) in enumerate(zip(one.weights, other.weights, strict=True)):
+        if mine != theirs:
             return f"rank {rank}: tables, dense weights or optimizer states at the end"
     return None

@@ -34,8 +34,9 @@ class SequenceModel(nn.Module):
         self.small = nn.ModuleDict()
         for feature in (*spec.history, *spec.context):
             if feature.small:
-                self.small[f"table_{feature.name}"] = nn.Embedding(feature.rows, spec.width)
-                nn.init.normal_(self.small[f"table_{feature.name}"].weight, std=spec.width**-0.5)
+                table = nn.Embedding(feature.rows, spec.width)
+                nn.init.normal_(table.weight, std=spec.width**-0.5)
+                self.small[f"table_{feature.name}"] = table
         self.tower = SequenceTower(spec)
 
     def forward(self, batch: Any) -> torch.Tensor:

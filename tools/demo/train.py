@@ -27,7 +27,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import fscomm
-from fscomm.meter import BubbleMeter
 from fscomm.report import Collisions
 from fsdata import Balance, Batch, FreeScaleDataLoader, Polynomial, fit, global_mean
 
@@ -79,12 +78,12 @@ def train(job: Job, loader: Iterable[Batch], name: str, progress: Progress, *, s
     spec = job.data.model
     model, optimizer = build(spec, job.seed)
     if not serve:
-        with BubbleMeter(model) as meter:
+        with fscomm.BubbleMeter(model) as meter:
             steps = _loop(job, model, optimizer, meter.watch(islice(loader, job.steps)), name, progress)
         return _gather(name, spec, steps, meter, None, fingerprint(model, optimizer))
     # The model makes its rows from the batch's ids, so it has to be told how: nobody else can find them in the batch.
     ids = {"embeddings": lambda batch: encode(batch.features, spec)}
-    with fscomm.enable(model, features=ids) as comm, BubbleMeter(model) as meter:
+    with fscomm.enable(model, features=ids) as comm, fscomm.BubbleMeter(model) as meter:
         batches = islice(comm.lookahead(loader), job.steps)
         steps = _loop(job, model, optimizer, meter.watch(batches), name, progress)
     return _gather(name, spec, steps, meter, comm.report(), fingerprint(model, optimizer))
@@ -148,7 +147,7 @@ def fit_cost(run: Run) -> Polynomial:
 
 
 def _gather(
-    name: str, spec: ModelSpec, steps: list[Step], meter: BubbleMeter, report: fscomm.Report | None, weights: str
+    name: str, spec: ModelSpec, steps: list[Step], meter: fscomm.BubbleMeter, report: fscomm.Report | None, weights: str
 ) -> Run:
     """What all ranks measured, on every rank. Collective."""
     found: list[Any] = [None] * dist.get_world_size()

@@ -14,7 +14,7 @@ def fingerprint(model: nn.Module, optimizer: Any) -> str:
     digest = hashlib.sha256()
     for name, tensor in (*_tensors("model", model.state_dict()), *_tensors("optimizer", optimizer.state_dict())):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
