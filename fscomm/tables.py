@@ -86,8 +86,9 @@ class Tables:
 
 def _shadow(kernel: Any) -> Any:
     shadow = copy.copy(kernel)
-    for name in ("_parameters", "_buffers", "_modules"):
-        shadow.__dict__[name] = dict(kernel.__dict__[name])
+    for name, value in vars(kernel).items():
+        if isinstance(value, list | dict | set):  # registries, and queues that every call writes to
+            shadow.__dict__[name] = copy.copy(value)
     for name in ("learning_rate_tensor", "iter", "iter_cpu"):
         setattr(shadow, name, getattr(kernel, name).clone())
     return shadow
