@@ -67,13 +67,22 @@ def test_cost_models_know_only_arrays():
     assert violations([ROOT / "fsdata/cost.py"], forbidden=(*OURS, "torch"), allowed=("fsdata.errors",)) == []
 
 
-def test_torchrec_is_imported_in_one_file():
-    inside = [path.name for path in files("fsdata") if any(name.split(".")[0] == "torchrec" for name in imports(path))]
+@pytest.mark.parametrize("package", ["fsdata", "fscomm"])
+def test_torchrec_is_imported_in_one_file(package):
+    theirs = {"torchrec", "fbgemm_gpu"}
+    inside = [path.name for path in files(package) if any(name.split(".")[0] in theirs for name in imports(path))]
     assert inside == ["torchrec_binding.py"]
 
 
-def test_importing_fsdata_needs_neither_torchrec_nor_triton_nor_cuda():
-    code = "import sys, fsdata; print({'torchrec', 'triton', 'fbgemm_gpu', 'pandas'} & set(sys.modules))"
+def test_planning_and_kernels_start_no_threads_and_send_nothing():
+    pure = [ROOT / "fscomm" / f"{name}.py" for name in ("plan", "answers", "layout", "overlap", "kernels")]
+    for path in pure:
+        assert not {"threading", "queue", "torch.distributed", "fscomm.engine", "fscomm.transports"} & imports(path), path
+
+
+@pytest.mark.parametrize("package", ["fsdata", "fscomm"])
+def test_importing_needs_neither_torchrec_nor_triton_nor_cuda(package):
+    code = f"import sys, {package}; print({{'torchrec', 'triton', 'fbgemm_gpu', 'pandas'}} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
 
