@@ -8,7 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+import torch.distributed as dist
+from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 
+import fscomm
 import fsdata
 
 README = Path(__file__).parents[1] / "README.md"
@@ -77,3 +82,46 @@ def test_the_schema_file_and_the_resume_example(here):
             pass
         exec(blocks("python")[4], {"loader": loader})
         assert [batch.features.values().tolist() for batch in loader] == whole[2:]
+
+
+class Popularity(torch.nn.Module):
+    """Something with a sharded table to train: a number for every user."""
+
+    def __init__(self):
+        super().__init__()
+        tables = [EmbeddingConfig(name="users", num_embeddings=50, embedding_dim=4, feature_names=["user_id"])]
+        self.embeddings = EmbeddingCollection(tables=tables, device=torch.device("meta"))
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, batch):
+        return self.embeddings(batch.features)["user_id"].values() @ self.weight
+
+
+@pytest.fixture
+def training(here):
+    """What the examples of fscomm take for granted: a sharded model, an optimizer, a loader."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    model = DistributedModelParallel(
+        Popularity(), device=torch.device("cpu"), sharders=[EmbeddingCollectionSharder({"learning_rate": 0.1})]
+    )
+    schema = fsdata.Schema(context=("user_id", "country"), labels=("click",))
+    with fsdata.FreeScaleDataLoader(fsdata.ParquetSource("impressions/*.parquet"), schema, batch_size=32) as loader:
+        optimizer = torch.optim.SGD([model.module.weight], lr=0.1)
+        yield {"model": model, "optimizer": optimizer, "loader": loader, "global_mean": fsdata.global_mean}
+    dist.destroy_process_group()
+
+
+def test_the_fscomm_example_is_served(training, capsys):
+    exec(blocks("python")[5], training)
+    report = training["comm"].report()
+    assert report.fallbacks == {}
+    assert report.num_steps == len(training["loader"])
+    assert report.total.collisions["embeddings"].colliding > 0
+    assert str(report) in capsys.readouterr().out
+
+
+def test_the_meter_example_counts_every_step(training, capsys):
+    model = training["model"]
+    exec(blocks("python")[6], {**training, "fscomm": fscomm, "train_step": lambda batch: model(batch).sum().backward()})
+    assert f"mean of {len(training['loader'])} steps" in capsys.readouterr().out

@@ -35,6 +35,9 @@ def picture(outcome: Outcome, floors: np.ndarray, path: Path, *, title: str) -> 
     for axis, run in ((first, outcome.plain), (second, outcome.balanced)):
         _panel(axis, run)
     _mark_floors(second, outcome.balanced, floors)
+    second.set_ylim(
+        top=1.08 * max(1e3 * run.times("compute")[WARMUP:].max() for run in (outcome.plain, outcome.balanced))
+    )
     second.set_xlabel("step")
     second.set_xlim(WARMUP - 1, len(floors))
     second.xaxis.set_major_locator(MaxNLocator(integer=True))
