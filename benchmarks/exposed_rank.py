@@ -19,8 +19,6 @@ from exposed_waits import Waits
 from network.namespaces import DEVICE
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-TAIL = 2  # steps at the end of a block that pipelines run without fetching ahead
-
 
 class Stream:
     """The batches of one rank, made when first asked for and kept: every mode trains on the same ones."""
@@ -106,11 +104,12 @@ def block(
     mode: str,
     warm: int,
     steps: int,
+    tail: int,
     compute_s: float,
     after_s: float = 0.0,
     products: float = 0.0,
 ) -> dict[str, Any]:
-    """Train `warm + steps + TAIL` steps in one mode behind a barrier; the figures of the middle `steps`.
+    """Train `warm + steps + tail` steps in one mode behind a barrier; the figures of the middle `steps`.
 
     `after_s` is the part of the compute between the backward and the next step; TorchRec's pipelines do not take it.
 
@@ -119,7 +118,7 @@ def block(
     """
     clock.set(compute_s, after_s=after_s, products_per_s=products)
     first = state["position"][mode]
-    batches = state["stream"].batches(first, warm + steps + TAIL)
+    batches = state["stream"].batches(first, warm + steps + tail)
     state["position"][mode] = first + len(batches)
     marks: list[tuple[float, int, float]] = []
     waits = Waits()
