@@ -74,5 +74,18 @@ CONFIGS: dict[str, Config] = {
     ),
     "no ddp": Config(modules={"a": mixed()}, data_parallel=False),
     "one sample": Config(modules={"a": mixed()}, max_batch=1, max_length=2),
+    "uniform": Config(  # a row comes back after one step as likely as after three
+        modules={
+            "a": (
+                Table(name="r", rows=150, sharding="row", features=("r0", "r1")),
+                Table(name="t", rows=150, sharding="table", features=("t0",), home=1),
+            ),
+            "b": (Table(name="s", rows=100, sharding="row", features=("s0",)),),
+        },
+        static_graph=False,
+        spread=1.0,
+        max_batch=8,
+        max_length=8,
+    ),
     "long": Config(modules={"a": mixed(200)}, max_batch=12, max_length=20, steps=20),
 }

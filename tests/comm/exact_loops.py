@@ -220,6 +220,15 @@ def without_forward(run: Run) -> None:
 
 
 @loop
+def two_steps_in_three_without_forward(run: Run) -> None:
+    """Updates may still be under way when rows of a batch two or three steps later are asked for."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step % 3 == 0:
+                run.train(step, batch)
+
+
+@loop
 def two_forwards_one_backward(run: Run) -> None:
     """Two batches go forward, the sum of their losses backward."""
     with run.enable() as comm:
