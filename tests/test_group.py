@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,48 @@ def exchange_many(rank: int, world_size: int, in_flight: int, number: int) -> No
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
 def test_parts_arrive_in_order(in_flight: int) -> None:
     shared_world(SIZE).run(exchange_many, in_flight, 14)
+
+
+class Counted:
+    """In the place of gloo's group: how many exchanges nobody has waited for yet."""
+
+    def __init__(self, gloo: Any) -> None:
+        self._gloo = gloo
+        self.under_way: list[int] = []
+        self.order: list[int] = []
+        self.most = 0
+
+    def alltoall_base(self, *args: Any) -> "CountedWork":
+        number = len(self.order) + len(self.under_way)
+        self.under_way.append(number)
+        self.most = max(self.most, len(self.under_way))
+        return CountedWork(self, number, self._gloo.alltoall_base(*args))
+
+
+class CountedWork:
+    def __init__(self, counted: Counted, number: int, work: Any) -> None:
+        self._counted, self._number, self._work = counted, number, work
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._counted.under_way.remove(self._number)
+        self._counted.order.append(self._number)
+
+
+def count_under_way(rank: int, world_size: int, in_flight: int) -> tuple[int, list[int], list[int]]:
+    group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
+    gloo, group._gloo = group._gloo, Counted(group._gloo)
+    counted = group._gloo
+    group.all_to_all_many((a_part(k, rank) for k in range(6)), in_flight=in_flight)
+    group._gloo = gloo
+    group.close("done")
+    return counted.most, counted.order, counted.under_way
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_no_more_under_way_than_allowed_and_the_oldest_waited_for_first(in_flight: int) -> None:
+    for found in shared_world(SIZE).run(count_under_way, in_flight):
+        assert found == (in_flight, list(range(6)), [])
 
 
 def exchange_one(rank: int, world_size: int) -> None:

@@ -86,6 +86,12 @@ def test_state_of_the_optimizer(recorded: Recorded, read: Callable[[Any], torch.
     assert "flush" in recorded.events
 
 
+def test_walking_over_the_state_flushes_it(recorded: Recorded) -> None:
+    recorded.install()
+    assert list(recorded.optimizer.state) == ["w"]
+    assert recorded.events == ["flush"]
+
+
 def test_values_are_flushed_before_they_are_copied(recorded: Recorded) -> None:
     recorded.install()
     assert [value.clone().item() for value in recorded.optimizer.state.values()] == [1]

@@ -1,13 +1,16 @@
 """A lane: work in order, errors that stay, an end that leaves no thread."""
 
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import fscomm.lane
 from fscomm.lane import Lane
 
 DEADLINE_S = 20
@@ -104,8 +107,14 @@ def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -
     assert not thread.is_alive()
 
 
-def test_what_is_done_is_let_go(lane: Lane) -> None:
+def test_what_is_done_is_let_go_while_the_lane_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the work nor its result stays until the next piece of work comes: both hold tensors."""
+    asks = threading.Semaphore(0)
+
+    class Watched(queue.SimpleQueue):
+        def get(self, *args: Any, **options: Any) -> Any:
+            asks.release()
+            return super().get(*args, **options)
 
     def submitted() -> tuple[weakref.ref[Payload], weakref.ref[Payload]]:
         held, result = Payload(), Payload()
@@ -116,5 +125,10 @@ def test_what_is_done_is_let_go(lane: Lane) -> None:
         assert lane.submit(work).result(DEADLINE_S) is result
         return weakref.ref(held), weakref.ref(result)
 
+    monkeypatch.setattr(fscomm.lane, "queue", SimpleNamespace(SimpleQueue=Watched))
+    lane = Lane("test", lambda _: None)
     held, result = submitted()
-    assert lane.submit(lambda: (held(), result())).result(DEADLINE_S) == (None, None)
+    for _ in range(2):
+        assert asks.acquire(timeout=DEADLINE_S)
+    assert (held(), result()) == (None, None)
+    lane.close()

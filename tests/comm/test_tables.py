@@ -217,13 +217,12 @@ def test_several_kernels_side_by_side() -> None:
     plain, served = [kernel(*kind) for kind in kinds], [kernel(*kind) for kind in kinds]
     tables = tables_of(*served)
     for step in range(2):
+        for number, target in [*enumerate(plain), *enumerate(served)]:
+            target.set_learning_rate(0.1 + step + 0.5 * number)
         both = [draw(step), draw(10 + step) if step == 0 else [torch.empty(0, dtype=torch.int64)] * len(FEATURES)]
         gradients = [gradients_of(ids, 100 + step) for ids in both]
         for target, ids, given in zip(plain, both, gradients, strict=True):
-            target.set_learning_rate(1.0 + step)
             plain_update(target, ids, given)
-        for target in served:
-            target.set_learning_rate(1.0 + step)
         update(tables, both[0] + both[1], gradients[0] + gradients[1], [take_hyper(target) for target in served])
     for a, b in zip(plain, served, strict=True):
         assert_same(a, b)
