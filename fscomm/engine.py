@@ -214,13 +214,14 @@ class Engine:
     def _run_fast(self, m: int, step: Step) -> Any:
         module = self.modules[m]
         groups = range(self._first[m], self._first[m + 1])
-        if step.collision[m] is None:
-            self._send_collision(step, {}, None, [m])
         for g in groups:
             step.hypers[g] = [take_hyper(kernel) for kernel in self._kernels[g]]
         with self.recorder.wait("exclusive rows", step=step.number):
-            assert step.exclusive is not None
             self._await(step.exclusive)
+        if step.collision[m] is None:
+            # The step before had no backward, maybe not even a forward: only now that the exclusive rows are here is
+            # it certain that the bulk lane has applied what came before them.
+            self._send_collision(step, {}, None, [m])
         with self.recorder.wait("collision rows", step=step.number):
             self._await(step.collision[m])
         step.nodes.update(groups)
