@@ -65,7 +65,7 @@ def by_pair(shape: Shape, asked: Asked, chosen: set[int], *, once: bool) -> int:
     return max(len([row for row in (set(pair) if once else pair) if row in chosen]) for pair in pairs)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(shape=shapes(), limit=LIMITS)
 @example(shape=BUSY, limit=None)
 @example(shape=BUSY, limit=1)
@@ -86,7 +86,7 @@ def test_rows_reach_the_outputs_that_asked_for_them(shape: Shape, limit: int | N
     check_forward(shape, asked, shared, (exclusive, collision), merges, limit)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(shape=shapes(), limit=LIMITS)
 @example(shape=BUSY, limit=None)
 @example(shape=BUSY, limit=1)
