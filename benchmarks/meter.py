@@ -3,9 +3,7 @@
     python benchmarks/meter.py [--delay-ms 40] [--rounds 3] [--steps 12] [--quick]
 
 Two ranks train a small TorchRec model under DDP, with 20 ms of emulated compute (a sleep). Blocks of steps with and
-without the delay alternate; *found* is the median of the part with it minus the median without. The last rows, where
-network namespaces can be made (root), slow the link itself down: there the delay is what a bare all-to-all of the same
-bytes takes on it.
+without the delay alternate; *found* is the median of the part with it minus the median without.
 """
 
 import argparse
@@ -18,16 +16,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch.distributed as dist
 from _table import emit
-from network.namespaces import why_not
-from network.world import World
 
 RANKS = 2
-SMALL, LARGE = 4, 1024
-LINK_MBIT = 200
 CASES = [  # what is delayed, on which rank it shows, in which part of the report
     ("data", 0, "data"),
     ("rank 1's data", 1, "data"),
@@ -39,10 +33,6 @@ CASES = [  # what is delayed, on which rank it shows, in which part of the repor
     ("gradients", 0, "gradients"),
     ("dense", 0, "dense"),
 ]
-
-
-class Ranks(Protocol):
-    def call(self, function: str, **arguments: Any) -> list[Any]: ...
 
 
 class Local:
@@ -89,54 +79,31 @@ def part_ms(step: dict[str, Any], part: str) -> float:
 class Blocks:
     """Steps of blocks that were run alike."""
 
-    def __init__(self, ranks: Ranks, *, steps: int, length: int = SMALL) -> None:
-        self._ranks, self._options = ranks, {"steps": steps, "length": length}
+    def __init__(self, ranks: Local, *, steps: int) -> None:
+        self._ranks, self._num_steps = ranks, steps
         self._steps: list[dict[str, Any]] = []
 
-    def run(self, what: str, delay_ms: float) -> None:
-        answers = self._ranks.call("block", what=what, delay_ms=delay_ms, **self._options)
-        self._steps += answers[0]
+    def run(self, what: str = "", delay_ms: float = 0) -> None:
+        self._steps += self._ranks.call("block", what=what, delay_ms=delay_ms, steps=self._num_steps)[0]
 
     def median_ms(self, part: str, rank: int) -> float:
         return statistics.median(part_ms(step, part) for step in self._steps if step["rank"] == rank)
 
 
-def injected(ranks: Ranks, *, delay_ms: float, rounds: int, steps: int) -> list[list[Any]]:
+def injected(ranks: Local, *, delay_ms: float, rounds: int, steps: int) -> list[list[Any]]:
     """One row per case."""
+    Blocks(ranks, steps=steps).run()  # warms the ranks up
     plain = Blocks(ranks, steps=steps)
     slow = {what: Blocks(ranks, steps=steps) for what, _, _ in CASES}
-    plain.run("", 0)
-    plain = Blocks(ranks, steps=steps)  # the first block warmed the ranks up
     for _ in range(rounds):
         for what, blocks in slow.items():
-            plain.run("", 0)
+            plain.run()
             blocks.run(what, delay_ms)
     rows = []
     for what, rank, part in CASES:
         without, found = plain.median_ms(part, rank), slow[what].median_ms(part, rank)
         rows.append(row(what, rank, part, delay_ms, without, found))
     return rows
-
-
-def slow_link(*, rounds: int, steps: int) -> list[list[Any]]:
-    """Rows for embeddings and gradients over a link of LINK_MBIT, against a bare all-to-all over the same link."""
-    with World(ranks=RANKS, module="meter_rank") as world:
-        plain, slow = (Blocks(world, steps=steps, length=LARGE) for _ in range(2))
-        bare = []
-        plain.run("", 0)
-        plain = Blocks(world, steps=steps, length=LARGE)
-        for _ in range(rounds):
-            world.network.shape(None)
-            plain.run("", 0)
-            bare.append(-world.call("exchange", steps=steps, length=LARGE)[0])
-            world.network.shape(LINK_MBIT)
-            slow.run("", 0)
-            bare[-1] += world.call("exchange", steps=steps, length=LARGE)[0]
-        delay = statistics.median(bare)
-        return [
-            row(f"link of {LINK_MBIT} Mbit/s", 0, part, delay, plain.median_ms(part, 0), slow.median_ms(part, 0))
-            for part in ("embeddings", "gradients")
-        ]
 
 
 def row(what: str, rank: int, part: str, delay: float, without: float, found: float) -> list[Any]:
@@ -153,9 +120,6 @@ def main() -> None:
     rounds, steps = (1, 4) if options.quick else (options.rounds, options.steps)
     with Local() as ranks:
         rows = injected(ranks, delay_ms=options.delay_ms, rounds=rounds, steps=steps)
-    reason = why_not()
-    if reason is None:
-        rows += slow_link(rounds=rounds, steps=steps)
     emit(
         "meter",
         "Delays injected and found again by the BubbleMeter, ms per step",
@@ -163,7 +127,7 @@ def main() -> None:
         rows,
         notes=[
             f"{RANKS} ranks, {rounds} rounds of {steps} steps with and without each delay, alternating; medians.",
-            *([f"Links were not slowed down: {reason}."] if reason else []),
+            "Every wait is delayed on both ranks, so that it is exposed and nobody late.",
         ],
     )
 

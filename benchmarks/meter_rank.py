@@ -1,6 +1,5 @@
 """One rank of benchmarks/meter.py: a small TorchRec model, and delays put into its loop under the meter."""
 
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from fscomm.meter import BubbleMeter
 
 WIDTH = 16
 SAMPLES = 64
+LENGTH = 4
 ROWS = 10_000
 COMPUTE_S = 0.02
 SKIPPED = 2
@@ -118,16 +118,16 @@ def late_waits(kind: str, delay_s: float) -> Iterator[None]:
         dist.Work.wait = original  # type: ignore[method-assign]
 
 
-def loader(rank: int, *, steps: int, length: int, delay_s: float) -> Iterator[KeyedJaggedTensor]:
+def loader(rank: int, *, steps: int, delay_s: float) -> Iterator[KeyedJaggedTensor]:
     random = torch.Generator().manual_seed(rank)
     for _ in range(steps):
         time.sleep(delay_s)
-        values = torch.randint(0, ROWS, (SAMPLES * length,), generator=random)
-        yield KeyedJaggedTensor(keys=["f"], values=values, lengths=torch.full((SAMPLES,), length), stride=SAMPLES)
+        values = torch.randint(0, ROWS, (SAMPLES * LENGTH,), generator=random)
+        yield KeyedJaggedTensor(keys=["f"], values=values, lengths=torch.full((SAMPLES,), LENGTH), stride=SAMPLES)
 
 
-def block(state: dict[str, Any], *, what: str, delay_ms: float, steps: int, length: int) -> list[dict[str, Any]]:
-    """Steps with `what` delayed and `length` ids a sample; the steps of all ranks as the meter reports them."""
+def block(state: dict[str, Any], *, what: str, delay_ms: float, steps: int) -> list[dict[str, Any]]:
+    """Steps with `what` delayed: those of all ranks as the meter reports them, without the first two."""
     if not state.get("model"):
         build(state)
     rank = dist.get_rank()
@@ -139,23 +139,6 @@ def block(state: dict[str, Any], *, what: str, delay_ms: float, steps: int, leng
     waits = late_waits(what, delay_s) if what in _PLACES else late_waits("ids", 0)
     dist.barrier()
     with waits, BubbleMeter(state["model"]) as meter:
-        for batch in meter.watch(loader(rank, steps=steps + SKIPPED, length=length, delay_s=data_s)):
+        for batch in meter.watch(loader(rank, steps=steps + SKIPPED, delay_s=data_s)):
             state["model"](batch).backward()
     return meter.report(skip=SKIPPED).to_dict()["steps"]
-
-
-def exchange(state: dict[str, Any], *, steps: int, length: int) -> float:
-    """Median milliseconds of an all-to-all of as many bytes as the rows of a batch.
-
-    The second of two: a link that rested sends its first bytes at once.
-    """
-    mine = torch.ones(SAMPLES * length * WIDTH)
-    out = torch.empty_like(mine)
-    taken = []
-    for _ in range(steps + SKIPPED):
-        dist.all_to_all_single(out, mine)
-        dist.barrier()
-        start = time.perf_counter()
-        dist.all_to_all_single(out, mine)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[SKIPPED:]) * 1e3
