@@ -22,6 +22,7 @@ from fsranks.place import Meeting, Place, resolve
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
 TRANSPORTS = ("auto", "gloo")
+_MOST_MODULES = 62  # a status word has one bit for each
 
 
 class enable:
@@ -86,7 +87,6 @@ class Comm:
             raise ValueError(
                 "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
             )
-        self._strict = strict
         self._lookahead: Lookahead[Any] | None = None
         self._batch: Any = None
         self._over = False
@@ -98,7 +98,9 @@ class Comm:
             meeting.agree(_fingerprint(modules, self._recorder.report().fallbacks))
         self._engine: Engine | None = None
         if modules:
-            self._engine = Engine(modules, place, self._recorder, explicit=self._finder.explicit, timeout_s=timeout_s)
+            self._engine = Engine(
+                modules, place, self._recorder, explicit=self._finder.explicit, strict=strict, timeout_s=timeout_s
+            )
             for m, module in enumerate(modules):
                 self._take_over(m, module)
 
@@ -142,11 +144,13 @@ class Comm:
                 f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
             )
         whole = binding.version_problem()
-        modules = []
+        modules: list[binding.Binding] = []
         for name, module in found:
             if "forward" in vars(module) and isinstance(vars(module)["forward"], _Forward):
                 raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
             why = whole or binding.problem(module) or binding.problem_here(module) or _elsewhere(module, place)
+            if why is None and len(modules) == _MOST_MODULES:
+                why = f"{_MOST_MODULES} modules are served already"
             if why is None:
                 modules.append(binding.bind(name, module))
                 continue
@@ -182,11 +186,9 @@ class Comm:
         engine = self._engine
         assert engine is not None
         if self._batch is not None and torch.is_grad_enabled():
-            self._finder.learn(m, self._batch, features)
-            if m in self._finder.lost:
-                if self._strict:
-                    raise NotServedError(f"{engine.modules[m].name}: {self._finder.lost[m]}")
-                engine.report_plain(m, self._finder.lost[m])
+            why = self._finder.learn(m, self._batch, features)
+            if why is not None:
+                engine.report_plain(m, why)
         return engine.forward(m, features)
 
     def _leave(self, error: BaseException | None) -> None:
@@ -244,7 +246,7 @@ class _Listener(Generic[T]):
 
     def announce(self, batch: T) -> None:
         if (engine := self._comm._engine) is not None:
-            engine.announce(self._comm._finder.read(batch))
+            engine.announce(*self._comm._finder.read(batch))
 
     def hold(self, batch: T) -> None:
         self._comm._batch = batch

@@ -24,6 +24,7 @@ import torch
 
 from fscomm import torchrec_binding as binding
 from fscomm.agreement import FAST, PLAIN, WRONG, Agreement
+from fscomm.errors import NotServedError
 from fscomm.features import Snapshot
 from fscomm.ids import BATCH, END, FAILED, IdsStage
 from fscomm.lane import Lane
@@ -53,9 +54,11 @@ class Engine:
         recorder: Recorder,
         *,
         explicit: frozenset[int],
+        strict: bool,
         timeout_s: float,
     ) -> None:
         self.modules = modules
+        self._strict = strict
         self._explicit = explicit  # modules whose features the user names
         self.recorder = recorder
         self._world_size = place.world_size
@@ -80,13 +83,14 @@ class Engine:
         self._number = 0
         self._error: BaseException | None = None
         self._reported: set[int] = set()
+        self._called: set[int] = set()
         self.current: Step | None = None
         self.forward_step: Step | None = None
 
     # Batches
 
-    def announce(self, given: list[Any]) -> None:
-        """The next batch: the KJT for each module, or None where it cannot be prefetched. Does not block."""
+    def announce(self, given: list[Any], missing: list[str | None]) -> None:
+        """The next batch: the KJT for each module, or None where there is none to prefetch, and why. Does not block."""
         self._check()
         features = [None if kjt is None else Snapshot(kjt) for kjt in given]
         modules = len(self.modules)
@@ -96,7 +100,7 @@ class Engine:
             features=features,
             parts=[None] * modules,
             groups=[],
-            stale=[None] * modules,
+            stale=list(missing),
             collision=[None] * modules,
             used=[False] * modules,
             backwards=[0] * modules,
@@ -106,8 +110,8 @@ class Engine:
         if before is None:
             self._announced.clear()  # a loop that was left, and another one starts
         self._announced.append(step)
-        pending = [] if before is not None else list(self._last_update.values())
-        step.arrived = self._lanes["ids"].submit(lambda: self._exchange_ids(before, step, BATCH, given))
+        pending = list(self._last_update.values())
+        step.arrived = self._lanes["ids"].submit(lambda: self._exchange_ids(step.number, before, step, BATCH, given))
         if before is not None:
             before.planned = step.arrived
         step.exclusive = self._lanes["bulk"].submit(lambda: self._fetch_exclusive(step, pending))
@@ -116,7 +120,8 @@ class Engine:
         """There is no next batch: the loader ended, or raised. Does not block."""
         before, self._newest = self._newest, None
         status = FAILED if failed else END
-        self._ended = self._lanes["ids"].submit(lambda: self._exchange_ids(before, None, status, []))
+        number = self._number
+        self._ended = self._lanes["ids"].submit(lambda: self._exchange_ids(number, before, None, status, []))
         if before is not None:
             before.planned = self._ended
 
@@ -127,6 +132,10 @@ class Engine:
             MismatchError: some ranks have no batch, or failed to load it.
         """
         step = self._announced.popleft()
+        if self.current is not None:
+            for m in set(range(len(self.modules))) - self._called:
+                self._note_plain(m, f"step {self.current.number}: its forward was not called")
+        self._called.clear()
         with self.recorder.wait("ids", step=step.number):
             verdict = self._await(step.arrived)
         self.current = step
@@ -142,9 +151,10 @@ class Engine:
             if verdict.stop is not None:
                 raise MismatchError(verdict.stop)
 
-    def _exchange_ids(self, before: Step | None, step: Step | None, status: int, given: list[Any]) -> Verdict:
+    def _exchange_ids(
+        self, number: int, before: Step | None, step: Step | None, status: int, given: list[Any]
+    ) -> Verdict:
         """In the ids lane."""
-        number = step.number if step is not None else before.number if before is not None else None
         requests: list[Any] = [None] * len(self._layouts)
         with self.recorder.span("ids", step=number):
             if step is not None:
@@ -152,7 +162,7 @@ class Engine:
                     if kjt is not None:
                         step.parts[m], found = self.modules[m].prepare(kjt)
                         requests[self._first[m] : self._first[m + 1]] = found
-            verdict = self._stage.run(before, step, status, requests)
+            verdict = self._stage.run(number, before, step, status, requests)
         if step is not None:
             self._count(step)
         return verdict
@@ -171,20 +181,28 @@ class Engine:
     def forward(self, m: int, features: Any) -> Any:
         """The output of module m, bitwise that of its own forward."""
         self._check()
+        self._called.add(m)
         module = self.modules[m]
         if not torch.is_grad_enabled():
             self.flush()
             return module.plain(features)
         step = self.current
         if torch._C._current_graph_task_id() != -1:
-            return self._run_plainly(m, None, features, "it is called again inside backward (activation checkpointing)")
+            self.report_plain(m, "it is called again inside backward (activation checkpointing)")
+            return self._run_plainly(m, None, features)
         if step is None or step.used[m]:
-            why = "no batch was announced for it: use comm.lookahead(loader)" if step is None else None
+            unannounced = "no batch was announced for it: use comm.lookahead(loader)"
+            self.report_plain(m, unannounced if step is None else "it is used more than once in a forward")
             self._agree(m, None, PLAIN)
-            return self._run_plainly(m, None, features, why or "it is used more than once in a forward")
+            return self._run_plainly(m, None, features)
         step.used[m] = True
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            self.report_plain(m, "hooks on saved tensors are active (activation checkpointing)")
+            return self._run_plainly(m, step, features)
         if step.groups[self._first[m]] is None:
-            return self._run_plainly(m, step, features, None)
+            if (why := step.stale[m]) is not None:
+                self.report_plain(m, why)
+            return self._run_plainly(m, step, features)
         return self._run_announced(m, step, features)
 
     def _run_announced(self, m: int, step: Step, features: Any) -> Any:
@@ -196,7 +214,8 @@ class Engine:
             self._begin_forward(step)
             return self._run_fast(m, step)
         why = why or f"{name_ranks(np.nonzero(modes)[0].tolist())} could not use what was fetched ahead"
-        return self._run_plainly(m, step, features, f"step {step.number}: {why}", foreign=foreign)
+        self._note_plain(m, f"step {step.number}: {why}")
+        return self._run_plainly(m, step, features, foreign=foreign)
 
     def _agree(self, m: int, step: Step | None, mode: int) -> np.ndarray:
         before = self.forward_step
@@ -228,14 +247,12 @@ class Engine:
         rows = [MergeRows.apply(self._anchor, self, step, g) for g in groups]
         return module.output(step.parts[m], rows)
 
-    def _run_plainly(self, m: int, step: Step | None, features: Any, why: str | None, *, foreign: bool = False) -> Any:
+    def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool = False) -> Any:
         """The module's own forward, after all that is pending; its update is the module's own, at backward.
 
         `foreign`: the features are not those of which the other ranks were told.
         """
         module = self.modules[m]
-        if why is not None:
-            self.report_plain(m, why)
         self.flush()
         if step is not None:
             self._begin_forward(step)
@@ -327,6 +344,12 @@ class Engine:
     # Order and end
 
     def report_plain(self, m: int, why: str) -> None:
+        """Module m cannot be served. Raises NotServedError where that is not allowed."""
+        self._note_plain(m, why)
+        if self._strict:
+            raise NotServedError(f"{self.modules[m].name}: {why}")
+
+    def _note_plain(self, m: int, why: str) -> None:
         """Module m runs plainly, at least once; said in the log the first time."""
         name = self.modules[m].name
         if m not in self._reported:

@@ -25,46 +25,46 @@ class Finder:
         self._given = [given.get(name) for name in names]
         self._paths: list[Path | None] = [None] * len(names)
         self._problem = problem
-        self.lost: dict[int, str] = {}
+        self._lost: list[str | None] = [None] * len(names)
 
     @property
     def explicit(self) -> frozenset[int]:
         """Modules whose features the user names."""
         return frozenset(m for m, reader in enumerate(self._given) if reader is not None)
 
-    def read(self, batch: Any) -> list[KJT | None]:
-        """[M] the features of each module in `batch`; None where unknown or not such that they can be prefetched."""
-        return [self._read(m, batch) for m in range(len(self._names))]
+    def read(self, batch: Any) -> tuple[list[KJT | None], list[str | None]]:
+        """[M] the features of each module in `batch`, and why there are none; neither before a module was seen."""
+        found = [self._read(m, batch) for m in range(len(self._names))]
+        return [kjt for kjt, _ in found], [why for _, why in found]
 
-    def learn(self, m: int, batch: Any, kjt: Any) -> None:
-        """Module m got `kjt` while the user holds `batch`."""
-        if self._given[m] is not None or self._paths[m] is not None or m in self.lost:
-            return
-        if self._problem(kjt) is not None:
-            self.lost[m] = str(self._problem(kjt))
-            return
-        self._paths[m] = features.find(batch, kjt)
-        if self._paths[m] is None:
-            tried = [str(path) for path, _ in features.walk(batch)]
-            self.lost[m] = (
-                f"its features were not found in the batch ({type(batch).__name__}): they are none of "
-                f"{', '.join(tried) or 'its attributes, as it holds no KeyedJaggedTensor'}. Pass "
-                f"features={{{self._names[m]!r}: function from batch to KeyedJaggedTensor}}"
-            )
+    def learn(self, m: int, batch: Any, kjt: Any) -> str | None:
+        """Module m got `kjt` while the user holds `batch`. Returns why its features will never be found, if so."""
+        if self._given[m] is None and self._paths[m] is None and self._lost[m] is None:
+            self._lost[m] = self._problem(kjt)
+            if self._lost[m] is None:
+                self._paths[m] = features.find(batch, kjt)
+                if self._paths[m] is None:
+                    self._lost[m] = self._not_found(m, batch)
+        return self._lost[m]
 
-    def _read(self, m: int, batch: Any) -> KJT | None:
+    def _read(self, m: int, batch: Any) -> tuple[KJT | None, str | None]:
         reader, path = self._given[m], self._paths[m]
-        if reader is None and path is None:
-            return None
-        try:
-            kjt = reader(batch) if reader is not None else features.read(batch, path)  # type: ignore[arg-type]
-        except ValueError as error:
-            if reader is not None:
-                raise
-            self.lost[m] = str(error)
-            return None
+        if reader is not None:
+            kjt = reader(batch)
+        elif path is None:
+            return None, self._lost[m]
+        else:
+            try:
+                kjt = features.read(batch, path)
+            except ValueError as error:
+                return None, str(error)
         why = self._problem(kjt)
-        if why is not None:
-            self.lost[m] = why
-            return None
-        return kjt
+        return (None, why) if why is not None else (kjt, None)
+
+    def _not_found(self, m: int, batch: Any) -> str:
+        tried = ", ".join(str(path) for path, _ in features.walk(batch))
+        return (
+            f"its features were not found in the batch ({type(batch).__name__}): they are none of "
+            f"{tried or 'its attributes, as it holds no KeyedJaggedTensor'}. Pass "
+            f"features={{{self._names[m]!r}: function from batch to KeyedJaggedTensor}}"
+        )

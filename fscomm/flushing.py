@@ -27,9 +27,10 @@ def install(module: Any, optimizers: list[Any], flush: Callable[[], None], loade
 def _watch_state(optimizer: Any, flush: Callable[[], None]) -> Undo:
     """A fused optimizer's state aliases its kernel's memory; combined optimizers read it through this attribute."""
     state = optimizer.state
-    optimizer.state = FlushedState(state, flush)
+    watched = optimizer.state = FlushedState(state, flush)
 
     def undo() -> None:
+        state.update(dict.items(watched))
         optimizer.state = state
 
     return undo
@@ -57,6 +58,15 @@ class FlushedState(dict[Any, Any]):
     def values(self) -> ValuesView[Any]:  # type: ignore[override]
         self._flush()
         return super().values()
+
+    def __repr__(self) -> str:
+        self._flush()
+        return super().__repr__()
+
+    def __reduce__(self) -> Any:
+        """Copied and saved as the dictionary that it stands for."""
+        self._flush()
+        return dict, (dict(super().items()),)
 
     def __iter__(self) -> Iterator[Any]:
         self._flush()

@@ -45,12 +45,13 @@ class IdsStage:
         self._rank = layouts[0].rank
         self._world_size = layouts[0].world_size
 
-    def run(self, before: Step | None, step: Step | None, status: int, requests: list[Request | None]) -> Verdict:
-        """Tell the others of `step` (None with END and FAILED), and plan it and the way back of `before`.
+    def run(
+        self, number: int, before: Step | None, step: Step | None, status: int, requests: list[Request | None]
+    ) -> Verdict:
+        """Tell the others of step `number` (None with END and FAILED), and plan it and the way back of `before`.
 
         Sets `step.groups`, `before.back` and `before.successor`, but no future.
         """
-        number = before.number + 1 if before is not None else step.number if step is not None else 0
         words, counts = self._sizes(number, status, requests)
         verdict = judge(words)
         if step is None or verdict.stop is not None:
@@ -235,11 +236,11 @@ def judge(words: np.ndarray) -> Verdict:
         return Verdict(stop=f"the ranks are at different steps: {numbers.tolist()} by rank")
     if (status == FAILED).any():
         ranks = np.nonzero(status == FAILED)[0].tolist()
-        return Verdict(stop=f"the loader of {name_ranks(ranks)} failed after {int(numbers[0])} batches: see its log")
+        return Verdict(stop=f"the loader of {name_ranks(ranks)} failed at batch {int(numbers[0])}: see its log")
     ended = np.nonzero(status == END)[0].tolist()
     if 0 < len(ended) < len(words):
         return Verdict(
-            stop=f"the loader of {name_ranks(ended)} ended after {int(numbers[0])} batches, the others have more. "
+            stop=f"the loader of {name_ranks(ended)} ended at batch {int(numbers[0])}, the others have more. "
             "Every rank must take the same number of steps: make the loaders equally long"
         )
     return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended))

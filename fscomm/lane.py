@@ -18,18 +18,23 @@ class Lane:
     def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
         self.name = name
         self._on_error = on_error
+        self._closed = False
         self._error: BaseException | None = None
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"fscomm {name}", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Raises RuntimeError once the lane is closed."""
+        if self._closed:
+            raise RuntimeError(f"the {self.name} lane is closed")
         future: Future[T] = Future()
         self._queue.put((future, work))
         return future
 
     def close(self) -> None:
         """End the thread once everything submitted is done. Blocks."""
+        self._closed = True
         self._queue.put(None)
         self._thread.join()
 
@@ -41,8 +46,10 @@ class Lane:
                     future.set_result(work())
                 except BaseException as error:
                     self._error = error
-                    self._on_error(error)
-                    future.set_exception(error)
+                    try:
+                        self._on_error(error)
+                    finally:
+                        future.set_exception(error)
             else:
                 future.set_exception(self._error)
             del future, work, item

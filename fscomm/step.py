@@ -71,7 +71,7 @@ class Step:
         successor: the next step, as long as it is the last that was announced.
         exclusive: the exclusive rows are here.
         collision: [M] the collision rows are here; None while nobody has sent them.
-        stale: [M] rows fetched ahead are not to be used, and why.
+        stale: [M] why there are no rows fetched ahead, or none that may be used.
         used: [M] its forward ran, in either way.
         backwards: [M] backward passes that reached it.
         hypers: by group and kernel, taken at the forward.

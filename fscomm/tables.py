@@ -77,11 +77,16 @@ class Tables:
             end = start + len(kernel.feature_table_map)
             first, last = int(offsets[start]), int(offsets[end])
             if last > first:
-                if self._shadows[number].weights_host is not kernel.weights_host:
+                if not _same_memory(self._shadows[number], kernel):
                     self._shadows[number] = _shadow(kernel)
                 rows = slice(first, last)
                 yield self._shadows[number], number, ids[rows], offsets[start : end + 1] - first, rows
             start = end
+
+
+def _same_memory(shadow: Any, kernel: Any) -> bool:
+    names = ("weights_host", "momentum1_host")
+    return all(getattr(shadow, name, None) is getattr(kernel, name, None) for name in names)
 
 
 def _shadow(kernel: Any) -> Any:

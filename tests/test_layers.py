@@ -77,7 +77,9 @@ def test_torchrec_is_imported_in_one_file(package):
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
     pure = [ROOT / "fscomm" / f"{name}.py" for name in ("plan", "answers", "layout", "overlap", "kernels")]
     for path in pure:
-        assert not {"threading", "queue", "torch.distributed", "fscomm.engine", "fscomm.transports"} & imports(path), path
+        assert not {"threading", "queue", "torch.distributed", "fscomm.engine", "fscomm.transports"} & imports(path), (
+            path
+        )
 
 
 @pytest.mark.parametrize("package", ["fsdata", "fscomm"])
