@@ -127,13 +127,14 @@ def _different(digests: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def memory(shape: Shape, modes: Sequence[str], rate_mbit: float) -> dict[str, int]:
-    """Peak resident bytes of rank 0 in worlds that run one mode each."""
+    """Bytes that training takes on rank 0 at its peak, in worlds that run one mode each."""
     found = {}
     for mode in modes:
         with World(ranks=4, module="exposed_rank") as world:
             world.network.shape(rate_mbit)
             world.call("prepare", shape=asdict(shape), modes=[mode])
             world.call("data", rate=COLLISION, skew=0, steps=WARM + 10)
+            world.call("forget_peak")
             world.call("block", mode=mode, **_length(mode, 8), compute_s=0.2)
             found[mode] = world.call("peak")[0]
     return found

@@ -203,6 +203,13 @@ def cost_notes(
     if peaks:
         over = {mode: peak - peaks["plain"] for mode, peak in peaks.items() if mode != "plain"}
         notes += [f"{TITLES[mode]}: peak memory over the plain loop {more:,} bytes." for mode, more in over.items()]
+    for block in blocks:
+        alone = block.steps_ms("compute")
+        if (spread := max(alone) / min(alone) - 1) > 0.05:
+            notes.append(
+                f"NOT FOR THE RECORD: the machine was busy in {block.condition['name']!r}, where the compute-only step "
+                f"varied by {spread:.0%} between rounds."
+            )
     return [*notes, *_goals(blocks)]
 
 
