@@ -426,6 +426,11 @@ class Engine:
                     unique=len(ahead.exclusive.ids) + len(ahead.collision.ids),
                     unique_colliding=len(ahead.collision.ids),
                 )
+                sent, received = (
+                    sum(ids.occurrences) - ids.occurrences[layout.rank]
+                    for ids in (ahead.request.wire, ahead.served.wire)
+                )
+                self.recorder.bytes(layout.module, step.number, "ids", 8 * sent, 8 * received)
 
 
 class MergeRows(torch.autograd.Function):
