@@ -155,6 +155,7 @@ class Engine:
         self, number: int, before: Step | None, step: Step | None, status: int, given: list[Any]
     ) -> Verdict:
         """In the ids lane."""
+        self._gate.wait()  # nothing needs the ids soon, while the collision rows of the step before are waited for
         requests: list[Any] = [None] * len(self._layouts)
         with self.recorder.span("ids", step=number):
             if step is not None:

@@ -48,6 +48,7 @@ class Traffic:
 
     def send_rows(self, step: Step, groups: Sequence[int], *, collision: bool) -> None:
         """Look up the rows of a class of `step` and fill its buffers with those from all owners."""
+        self._await_turn()
         with self._recorder.span(f"{self._kind} lookup", step=step.number):
             mine = {g: self._tables[g].lookup(_lookup(step, g, collision)) for g in groups}
         with self._recorder.span(f"{self._kind} rows", step=step.number):
@@ -59,6 +60,7 @@ class Traffic:
         All `groups` travel, so that ranks agree on sizes; those without gradient, an output that the loss did not use,
         leave their tables untouched.
         """
+        self._await_turn()
         received = {}
         with self._recorder.span(f"{self._kind} gradients", step=step.number):
             parts = []
@@ -71,6 +73,11 @@ class Traffic:
             for g in groups:
                 if g in gradients:
                     self._tables[g].apply(_back(step, g, collision)[1], received[g], step.hypers[g])
+
+    def _await_turn(self) -> None:
+        """Bulk work leaves wire and cores to urgent work: copying its rows would slow that down, too."""
+        if self._gate is not None:
+            self._gate.wait()
 
     def _row_parts(self, step: Step, group: int, mine: torch.Tensor, collision: bool) -> Iterator[Part]:
         ahead = step.groups[group]
@@ -112,8 +119,7 @@ class Traffic:
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
-            if self._gate is not None:
-                self._gate.wait()
+            self._await_turn()
             elsewhere = [sum(s[number]) - s[number][layout.rank] for s in (sent, received)]
             self._recorder.bytes(
                 layout.module, step.number, kind, elsewhere[0] * layout.row_bytes, elsewhere[1] * layout.row_bytes
