@@ -1,5 +1,7 @@
 """Whoever reads tables or optimizer state gets them with all updates done; afterwards everything is as before."""
 
+import copy
+import io
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +34,14 @@ class Recorded:
 
     def install(self) -> list[Callable[[], None]]:
         return install(self.module, [self.optimizer], self.flush, self.loaded)
+
+
+def saved(state: Any) -> Any:
+    """`state` as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 @pytest.fixture
@@ -108,6 +118,18 @@ def test_a_state_stays_a_dictionary(recorded: Recorded) -> None:
     assert state["v"] == 4
     with pytest.raises(KeyError):
         state["u"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, saved], ids=["deepcopy", "copy", "torch.save"])
+def test_copied_and_saved_as_an_ordinary_dictionary(recorded: Recorded, copied: Callable[[Any], Any]) -> None:
+    """Which is complete, and needs neither the block nor fscomm any more."""
+    recorded.install()
+    state = copied(recorded.optimizer.state)
+    assert type(state) is dict
+    assert list(state) == ["w"]
+    assert state["w"].item() == 1
+    assert "flush" in recorded.events
+    assert isinstance(recorded.optimizer.state, FlushedState)
 
 
 def test_the_state_of_a_torch_optimizer() -> None:

@@ -136,7 +136,7 @@ class Ranks:
         def work(rank: int) -> Verdict:
             can = served[rank] if served is not None else self.modules
             requests = self.requests(asked, rank, can)
-            return self.stages[rank].run(before[rank] if before else None, steps[rank], BATCH, requests)
+            return self.stages[rank].run(number, before[rank] if before else None, steps[rank], BATCH, requests)
 
         return steps, self.each(work)
 
@@ -148,7 +148,9 @@ class Ranks:
         def work(rank: int) -> Verdict:
             step = a_step(numbers[rank], len(set(self.modules))) if statuses[rank] == BATCH else None
             requests = self.requests(asked, rank, self.modules if step else [])
-            return self.stages[rank].run(before[rank] if before else None, step, statuses[rank], requests)
+            return self.stages[rank].run(
+                numbers[rank], before[rank] if before else None, step, statuses[rank], requests
+            )
 
         return self.each(work)
 
@@ -297,11 +299,11 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
 @pytest.mark.parametrize(
     ("statuses", "text"),
     [
-        ([BATCH, END, BATCH], "the loader of rank 1 ended after 1 batches, the others have more"),
-        ([END, BATCH, END], "the loader of ranks 0, 2 ended after 1 batches"),
-        ([BATCH, BATCH, FAILED], "the loader of rank 2 failed after 1 batches"),
-        ([END, BATCH, FAILED], "the loader of rank 2 failed after 1 batches"),
-        ([FAILED, FAILED, FAILED], "the loader of ranks 0, 1, 2 failed after 1 batches"),
+        ([BATCH, END, BATCH], "the loader of rank 1 ended at batch 1, the others have more"),
+        ([END, BATCH, END], "the loader of ranks 0, 2 ended at batch 1"),
+        ([BATCH, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
+        ([END, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
+        ([FAILED, FAILED, FAILED], "the loader of ranks 0, 1, 2 failed at batch 1"),
     ],
     ids=["one ended", "one has more", "failed", "failure before end", "all failed"],
 )
@@ -329,10 +331,20 @@ def test_no_rank_has_a_batch_at_all() -> None:
     assert ranks.says(None, [END] * 3) == [Verdict(ended=True)] * 3
 
 
+def test_without_any_step_the_given_number_counts() -> None:
+    """As after a block that was left early, or at the start of a later loader: nothing else says where a rank is."""
+    ranks = Ranks([BUSY], [0])
+    (verdict, *others) = ranks.says(None, [END, BATCH, END], [7, 7, 7])
+    assert others == [verdict] * 2
+    assert "the loader of ranks 0, 2 ended at batch 7, the others have more" in str(verdict.stop)
+    verdicts = ranks.says(None, [END] * 3, [7, 7, 6])
+    assert verdicts == [Verdict(stop="the ranks are at different steps: [7, 7, 6] by rank")] * 3
+
+
 def test_words_judged() -> None:
     assert judge(np.array([[BATCH, 3, 0b110], [BATCH, 3, 0b011]])) == Verdict(served=0b010)
     assert judge(np.array([[END, 3, 0], [END, 3, 0]])) == Verdict(ended=True)
-    assert "rank 1 ended after 0" in str(judge(np.array([[BATCH, 0, 1], [END, 0, 0]])).stop)
+    assert "rank 1 ended at batch 0" in str(judge(np.array([[BATCH, 0, 1], [END, 0, 0]])).stop)
     assert "different steps" in str(judge(np.array([[FAILED, 0, 0], [END, 1, 0]])).stop)
 
 

@@ -107,6 +107,17 @@ def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
+def test_a_closed_lane_takes_no_work(fails: bool) -> None:
+    """Whoever waited for it would wait for ever."""
+    lane = Lane("test", lambda _: None)
+    if fails:
+        lane.submit(raising(ValueError("broken")))
+    lane.close()
+    with pytest.raises(RuntimeError, match="the test lane is closed"):
+        lane.submit(lambda: None)
+
+
 def test_what_is_done_is_let_go_while_the_lane_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the work nor its result stays until the next piece of work comes: both hold tensors."""
     asks = threading.Semaphore(0)

@@ -263,6 +263,23 @@ def test_a_replaced_weights_tensor_is_noticed() -> None:
     assert torch.equal(old, kept)
 
 
+def test_a_replaced_optimizer_state_is_noticed() -> None:
+    """What it replaced is not written any more."""
+    plain, served = kernel(), kernel()
+    tables = tables_of(served)
+    ids = draw(1)
+    update(tables, ids, gradients_of(ids, 2), [take_hyper(served)])
+    plain_update(plain, ids, gradients_of(ids, 2))
+    old = served.momentum1_host
+    kept = old.detach().clone()
+    for each in (plain, served):
+        each.momentum1_host = torch.nn.Parameter(each.momentum1_host.detach() * 2 + 1)
+    update(tables, ids, gradients_of(ids, 3), [take_hyper(served)])
+    plain_update(plain, ids, gradients_of(ids, 3))
+    assert_same(plain, served)
+    assert torch.equal(old, kept)
+
+
 def test_without_rows_no_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     served = kernel()
     tables = tables_of(served)
