@@ -313,7 +313,7 @@ class Engine:
                     self._urgent.update(before, gradients, sorted(before_groups), collision=True)
                 self._urgent.send_rows(step, groups, collision=True)
             finally:
-                self._gate.leave(expecting=True)
+                self._gate.leave(expecting=self.forward_step is not step)
 
         before_groups = set(before.nodes) if before is not None else set()
         self._gate.enter()
