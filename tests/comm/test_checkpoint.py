@@ -91,7 +91,10 @@ def _weights(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name.endswith("weights")}
 
 
-@pytest.mark.parametrize(("size", "config"), [(3, "loops"), (2, "half rowwise")])
+FULL_3 = pytest.param(3, "loops", marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize(("size", "config"), [(2, "loops"), (2, "half rowwise"), FULL_3])
 def test_interchange_in_both_directions(size: int, config: str) -> None:
     with tempfile.TemporaryDirectory() as root:
         for rank, found in enumerate(shared_world(size).run(interchange, CONFIGS[config], root, timeout_s=60)):

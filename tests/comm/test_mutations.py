@@ -25,6 +25,7 @@ CONFIG = Config(
             Table(name="t", rows=37, sharding="table", features=("t0",), home=1),
         )
     },
+    steps=5,
 )
 SIZE = 2
 
