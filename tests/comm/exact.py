@@ -245,7 +245,6 @@ def compare(
 @functools.cache
 def _set_aside_what_stays() -> None:
     """Once in a process: the objects of all imported modules, to walk over which is half the time of a short run."""
-    gc.collect()
     gc.freeze()
 
 
