@@ -308,16 +308,18 @@ class Engine:
         groups = [g for g, ahead in enumerate(step.groups) if ahead is not None and self._module_of[g] in modules]
 
         def work() -> None:
-            try:
-                if before is not None:
-                    self._urgent.update(before, gradients, sorted(before_groups), collision=True)
-                self._urgent.send_rows(step, groups, collision=True)
-            finally:
-                self._gate.leave(expecting=self.forward_step is not step)
+            if before is not None:
+                self._urgent.update(before, gradients, before_groups, collision=True)
+            self._urgent.send_rows(step, groups, collision=True)
 
-        before_groups = set(before.nodes) if before is not None else set()
+        def leave() -> None:
+            self._urgent.meet()  # the wire is free when all ranks have their rows
+            self._gate.leave(expecting=self.forward_step is not step)
+
+        before_groups = sorted(before.nodes) if before is not None else []
         self._gate.enter()
         future = self._submit_update("urgent", work)
+        self._lanes["urgent"].submit(leave)
         for m in modules:
             step.collision[m] = future
 
@@ -354,7 +356,7 @@ class Engine:
         """Module m runs plainly, at least once; said in the log the first time."""
         name = self.modules[m].name
         if m not in self._reported:
-            log.warning("fscomm: %s runs plainly: %s", name, why)
+            log.warning("fscomm: %s is not served: %s", name, why)
         self._reported.add(m)
         self.recorder.fallback(name, why)
 

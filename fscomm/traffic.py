@@ -7,6 +7,7 @@ traffic runs (Algorithm 2 of the paper, with the sends ordered by `schedule.Gate
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from fscomm.layout import GroupLayout
@@ -73,6 +74,10 @@ class Traffic:
             for g in groups:
                 if g in gradients:
                     self._tables[g].apply(_back(step, g, collision)[1], received[g], step.hypers[g])
+
+    def meet(self) -> None:
+        """Return when all ranks have come here."""
+        self._rows.all_gather(np.zeros(1, np.int8))
 
     def _await_turn(self) -> None:
         """Bulk work leaves wire and cores to urgent work: copying its rows would slow that down, too."""
