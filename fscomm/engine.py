@@ -157,7 +157,7 @@ class Engine:
         """In the ids lane."""
         self._gate.wait()  # nothing needs the ids soon, while the collision rows of the step before are waited for
         requests: list[Any] = [None] * len(self._layouts)
-        with self.recorder.span("ids", step=number):
+        with self.recorder.span("ids", step=number if step is not None else None):
             if step is not None:
                 for m, kjt in enumerate(given):
                     if kjt is not None:
