@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from fscomm.errors import NotServedError
 from fscomm.features import Snapshot
 from fscomm.ids import BATCH, END, FAILED, IdsStage
 from fscomm.lane import Lane
+from fscomm.merge_rows import MergeRows
 from fscomm.record import Recorder
 from fscomm.schedule import Gate
 from fscomm.step import Step, Verdict
@@ -61,7 +63,6 @@ class Engine:
         self._strict = strict
         self._explicit = explicit  # modules whose features the user names
         self.recorder = recorder
-        self._world_size = place.world_size
         self._first = [0]
         for module in modules:
             self._first.append(self._first[-1] + len(module.layouts))
@@ -245,7 +246,7 @@ class Engine:
         with self.recorder.wait("collision rows", step=step.number):
             self._await(step.collision[m])
         step.nodes.update(groups)
-        rows = [MergeRows.apply(self._anchor, self, step, g) for g in groups]
+        rows = [MergeRows.apply(self._anchor, step.groups[g], partial(self._take_gradient, step, g)) for g in groups]
         return module.output(step.parts[m], rows)
 
     def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool = False) -> Any:
@@ -274,7 +275,7 @@ class Engine:
 
     # Backward
 
-    def gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
+    def _take_gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
         """The gradient of one group is here; the last of a pass sends all of them."""
         if not step.gradients:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._send_gradients(step))
@@ -434,19 +435,3 @@ class Engine:
                     for ids in (ahead.request.wire, ahead.served.wire)
                 )
                 self.recorder.bytes(layout.module, step.number, "ids", 8 * sent, 8 * received)
-
-
-class MergeRows(torch.autograd.Function):
-    """The rows of one group, [N, D], from what was received in both classes."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, engine: Engine, step: Step, group: int) -> torch.Tensor:
-        ahead = step.groups[group]
-        assert ahead is not None
-        ctx.engine, ctx.step, ctx.group = engine, step, group
-        return ahead.buffer.index_select(0, ahead.merge.index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.engine.gradient(ctx.step, ctx.group, gradient)
-        return None, None, None, None
