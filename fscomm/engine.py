@@ -75,7 +75,9 @@ class Engine:
         self._stage = IdsStage(self._channels["ids"], self._gate, self._layouts, self._module_of)
         self._urgent = self._traffic("urgent", "collision", None)
         self._bulk = self._traffic("bulk", "exclusive", self._gate)
-        self._lanes = {name: Lane(name, self._failed) for name in ("ids", "urgent", "bulk")}
+        self._lanes = {
+            name: Lane(name, self._failed, background=name != "urgent") for name in ("ids", "urgent", "bulk")
+        }
         self._anchor = torch.zeros(0, requires_grad=True)
         self._last_update: dict[str, Future[None]] = {}  # by lane: those before it are done when it is
         self._announced: deque[Step] = deque()

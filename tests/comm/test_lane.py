@@ -1,6 +1,8 @@
 """A lane: work in order, errors that stay, an end that leaves no thread."""
 
+import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -143,3 +145,16 @@ def test_what_is_done_is_let_go_while_the_lane_is_idle(monkeypatch: pytest.Monke
         assert asks.acquire(timeout=DEADLINE_S)
     assert (held(), result()) == (None, None)
     lane.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads share the priority of their process")
+@pytest.mark.parametrize("background", [False, True])
+def test_a_lane_in_the_background_gives_way_and_no_other_thread_does(background: bool) -> None:
+    lane = Lane("test", pytest.fail, background=background)
+    try:
+        usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        of_lane = lane.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(DEADLINE_S)
+    finally:
+        lane.close()
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == usual
+    assert of_lane == (min(usual + fscomm.lane.NICENESS, 19) if background else usual)
