@@ -28,6 +28,7 @@ from fsranks.place import Place, board_of, name_ranks
 Part = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
 
 _NEVER_SENT = 0x7F5D  # the tag of a message that nobody sends
+_TRIES = 3  # of connecting: now and then the kernel resets one connection of many that are made at once
 _GRACE_S = 3.0  # in which survivors of a failed collective, which all fail at about the same time, say so
 
 
@@ -55,16 +56,7 @@ class ControlGroup:
         self._busy = threading.Lock()
         self._posted = False
         self._reason: str | None = None
-        self._board.post(f"here/{self.rank}", "", self._grace_s)
-        try:
-            self._gloo: Any = dist.ProcessGroupGloo(
-                dist.PrefixStore("gloo", self._board.store),
-                self.rank,
-                self.world_size,
-                datetime.timedelta(seconds=timeout_s),
-            )
-        except RuntimeError as error:
-            raise PeerError(f"the ranks could not connect over gloo: {self._who_is_absent()}{_brief(error)}") from error
+        self._gloo: Any = self._connect()
         # A daemon thread that is inside gloo when the interpreter ends would end the process by std::terminate.
         self._at_exit = functools.partial(_end_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -170,11 +162,44 @@ class ControlGroup:
         note = json.dumps({"reason": reason, "waited_s": waited_s})
         self._board.post(f"note/{self.rank}", note, self._grace_s)
 
-    def _who_is_absent(self) -> str:
+    def _connect(self) -> Any:
+        """Gloo's group, once every rank has one. A connection that breaks while it is made is made again by all."""
+        self._board.post(f"here/{self.rank}", "", self._grace_s)
+        for number in range(_TRIES):
+            try:
+                gloo, failure = self._connect_once(number), ""
+            except RuntimeError as error:
+                gloo, failure = None, _brief(error)
+                self._check_here(failure)
+            self._board.post(f"connected/{number}/{self.rank}", failure, self._grace_s)
+            keys = {f"connected/{number}/{rank}": rank for rank in range(self.world_size)}
+            notes = self._board.wait(keys, self.timeout_s + self._grace_s)
+            if silent := [rank for key, rank in keys.items() if key not in notes]:
+                raise PeerError(f"the ranks could not connect over gloo: {name_ranks(silent)} did not say if they can")
+            failures = {rank: notes[key] for key, rank in keys.items() if notes[key]}
+            if not failures:
+                return gloo
+            del gloo
+        rank, failure = next(iter(failures.items()))
+        raise PeerError(f"the ranks could not connect over gloo in {_TRIES} tries: rank {rank}: {failure}")
+
+    def _connect_once(self, number: int) -> Any:
+        return dist.ProcessGroupGloo(
+            dist.PrefixStore(f"gloo/{number}", self._board.store),
+            self.rank,
+            self.world_size,
+            datetime.timedelta(seconds=self.timeout_s),
+        )
+
+    def _check_here(self, failure: str) -> None:
+        """Raise PeerError if a rank has not even begun to connect."""
         keys = {f"here/{rank}": rank for rank in range(self.world_size)}
         here = self._board.wait(keys, self._grace_s)
-        absent = [rank for key, rank in keys.items() if key not in here]
-        return f"{name_ranks(absent)} did not come within {self.timeout_s:g} s. gloo said: " if absent else ""
+        if absent := [rank for key, rank in keys.items() if key not in here]:
+            raise PeerError(
+                f"the ranks could not connect over gloo: {name_ranks(absent)} did not come within {self.timeout_s:g} "
+                f"s. gloo said: {failure}"
+            )
 
     def _diagnose(self, waited_s: float) -> str:
         """In words, which rank is the reason that a collective failed here after `waited_s`."""

@@ -232,3 +232,34 @@ def test_an_exchange_that_is_aborted_from_outside() -> None:
 def test_a_group_needs_peers() -> None:
     with pytest.raises(ValueError, match="at least two ranks"):
         ControlGroup(Place(rank=0, world_size=1), timeout_s=1)
+
+
+def connect_badly(rank: int, world_size: int, broken: int) -> str:
+    """Rank 1 finds its first `broken` connections reset."""
+    connect, tries = ControlGroup._connect_once, []
+
+    def connect_once(group: ControlGroup, number: int) -> Any:
+        tries.append(number)
+        made = connect(group, number)
+        if rank == 1 and number < broken:
+            raise RuntimeError("[pair.cc:1] Read error: Connection reset by peer. This is typical")
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ControlGroup, "_connect_once", connect_once)
+        try:
+            group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
+        except PeerError as error:
+            return str(error)
+    assert group.all_gather(np.array([rank])).tolist() == [[0], [1], [2]]
+    group.close("done")
+    return f"tries {tries}"
+
+
+def test_a_connection_that_breaks_while_it_is_made_is_made_again_by_all_ranks() -> None:
+    assert shared_world(SIZE).run(connect_badly, 2) == ["tries [0, 1, 2]"] * SIZE
+
+
+def test_connections_that_keep_breaking_are_given_up_by_all_ranks() -> None:
+    for text in shared_world(SIZE).run(connect_badly, 9):
+        assert "in 3 tries: rank 1: Read error: Connection reset by peer" in text

@@ -1,0 +1,99 @@
+"""The Parquet files that a command is about: found, footers read, unreadable ones named."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fsdata.errors import CorruptFileError, SchemaError
+from fsdata.sources.discover import discover
+from fsdata.sources.footers import Footer, Skipped, read_footers
+from fsdata.sources.retry import Retry
+
+from ..errors import UsageError
+
+_REMOTE_THREADS = 16  # footers of remote files are waited for, not computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSet:
+    """Files with a readable footer, in the order of the paths, and those without one."""
+
+    footers: tuple[Footer, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(footer.metadata.num_rows for footer in self.footers)
+
+    @property
+    def row_groups(self) -> int:
+        return sum(footer.metadata.num_row_groups for footer in self.footers)
+
+    @property
+    def bytes(self) -> int:
+        """As stored, all columns."""
+        return sum(footer.size for footer in self.footers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One leaf column of one file.
+
+    Attributes:
+        index: among the file's leaf columns.
+        path: dotted, as Parquet has it (`item_ids.list.element`).
+        is_list: it has one level of repetition.
+        levels: `max_definition_level`.
+    """
+
+    index: int
+    path: str
+    is_list: bool
+    levels: int
+
+
+def open_files(paths: Sequence[str], *, threads: int | None = None) -> FileSet:
+    """Find `paths` (files, globs, folders, hive partitions, URLs) and read all footers.
+
+    Raises UsageError where a path stands for nothing, or no file at all is readable.
+    """
+    try:
+        files = discover(paths, None)
+    except (FileNotFoundError, SchemaError) as error:
+        raise UsageError(str(error)) from error
+    at_once = threads or len(os.sched_getaffinity(0))
+    try:
+        answers = read_footers(files, threads=at_once if files[0].local else _REMOTE_THREADS, retry=Retry())
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    footers = tuple(answer for answer in answers if isinstance(answer, Footer))
+    skipped = tuple(
+        Skipped(file=file.name, row_group=None, rows=0, reason=str(answer))
+        for file, answer in zip(files, answers, strict=True)
+        if isinstance(answer, CorruptFileError)
+    )
+    if not footers:
+        raise UsageError(f"none of {len(files)} files is readable: {skipped[0].reason}")
+    return FileSet(footers=footers, skipped=skipped)
+
+
+def leaf(footer: Footer, column: str) -> Leaf | None:
+    """The leaf of `column` (a top-level name, or a dotted path inside structs) in this file; None if it is not there.
+
+    Raises UsageError for a column with several leaves (a struct, a list of structs) or with lists in lists.
+    """
+    schema = footer.metadata.schema
+    found = [
+        index
+        for index in range(len(schema))
+        if schema.column(index).path == column or schema.column(index).path.startswith(f"{column}.")
+    ]
+    if not found:
+        return None
+    if len(found) > 1:
+        paths = ", ".join(schema.column(index).path for index in found[:5])
+        raise UsageError(f"{footer.file.path}: {column} has {len(found)} leaf columns: name one of {paths}")
+    one = schema.column(found[0])
+    if one.max_repetition_level > 1:
+        raise UsageError(f"{footer.file.path}: {column} holds lists in lists; a sequence is a list of numbers")
+    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1, levels=one.max_definition_level)
