@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fscomm import torchrec_binding as binding
+from fscomm.device import device_of
 from fscomm.engine import Engine
 from fscomm.errors import NotServedError
 from fscomm.finder import Finder
@@ -21,7 +22,7 @@ from fsranks.place import Meeting, Place, resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
-TRANSPORTS = ("auto", "gloo")
+TRANSPORTS = ("auto", "gloo", "host-staged")
 _MOST_MODULES = 62  # a status word has one bit for each
 
 
@@ -31,6 +32,9 @@ class enable:
     model: a DistributedModelParallel or any module that holds sharded TorchRec modules. Nothing of it is replaced but
     the `forward` attribute of the served instances, for as long as the block lasts. What cannot be served exactly runs
     plainly, with the reason in `comm.report().fallbacks`; with `strict=True` that raises instead.
+
+    transport: `auto` is `gloo` for tables on the CPU; tables on CUDA run plainly unless `host-staged` is asked for:
+    rows travel through host memory, lanes issue to streams of their own. That way has not been run on a GPU yet.
 
     features: for modules whose input is not found in the batch by itself, a function from the batch to the
     KeyedJaggedTensor that the module will get, by the module's name in the model.
@@ -58,6 +62,7 @@ class enable:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
         self._model = model
+        self._transport = transport
         self._strict = strict
         self._features = dict(features or {})
         self._timeout_s = timeout_s
@@ -66,7 +71,13 @@ class enable:
     def __enter__(self) -> "Comm":
         if self._comm is not None:
             raise ValueError("this enable() was entered before: make a new one for every block")
-        self._comm = Comm(self._model, self._features, strict=self._strict, timeout_s=self._timeout_s)
+        self._comm = Comm(
+            self._model,
+            self._features,
+            transport=self._transport,
+            strict=self._strict,
+            timeout_s=self._timeout_s,
+        )
         return self._comm
 
     def __exit__(
@@ -80,7 +91,13 @@ class Comm:
     """What `with fscomm.enable(model) as comm` gives."""
 
     def __init__(
-        self, model: nn.Module, features: Mapping[str, Callable[[Any], Any]], *, strict: bool, timeout_s: float
+        self,
+        model: nn.Module,
+        features: Mapping[str, Callable[[Any], Any]],
+        *,
+        transport: str,
+        strict: bool,
+        timeout_s: float,
     ) -> None:
         place = resolve()
         if place.group is None:
@@ -93,13 +110,19 @@ class Comm:
         self._undo = contextlib.ExitStack()
         self._recorder = Recorder(rank=place.rank)
         with Meeting(place, what="fscomm.enable", timeout_s=timeout_s) as meeting:
-            modules = self._choose(model, place, strict=strict)
+            modules = self._choose(model, place, transport, strict=strict)
             self._finder = Finder([module.name for module in modules], features, binding.servable)
             meeting.agree(_fingerprint(modules, self._recorder.report().fallbacks))
         self._engine: Engine | None = None
         if modules:
             self._engine = Engine(
-                modules, place, self._recorder, explicit=self._finder.explicit, strict=strict, timeout_s=timeout_s
+                modules,
+                place,
+                self._recorder,
+                device=device_of(modules[0].device),
+                explicit=self._finder.explicit,
+                strict=strict,
+                timeout_s=timeout_s,
             )
             for m, module in enumerate(modules):
                 self._take_over(m, module)
@@ -137,7 +160,7 @@ class Comm:
         """The batch that was fetched ahead and never handed out, or None."""
         return self._lookahead.unconsumed if self._lookahead is not None else None
 
-    def _choose(self, model: nn.Module, place: Place, *, strict: bool) -> list[binding.Binding]:
+    def _choose(self, model: nn.Module, place: Place, transport: str, *, strict: bool) -> list[binding.Binding]:
         found = list(binding.sharded_modules(model))
         if not found:
             raise ValueError(
@@ -148,7 +171,8 @@ class Comm:
         for name, module in found:
             if "forward" in vars(module) and isinstance(vars(module)["forward"], _Forward):
                 raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
-            why = whole or binding.problem(module) or binding.problem_here(module) or _elsewhere(module, place)
+            here = binding.problem(module) or binding.problem_here(module, transport)
+            why = whole or here or _elsewhere(module, place)
             if why is None and len(modules) == _MOST_MODULES:
                 why = f"{_MOST_MODULES} modules are served already"
             if why is None:

@@ -16,7 +16,6 @@ was fetched ahead is marked stale: the steps concerned run plainly, on all ranks
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -25,10 +24,11 @@ import torch
 
 from fscomm import torchrec_binding as binding
 from fscomm.agreement import FAST, PLAIN, WRONG, Agreement
+from fscomm.device import Device
 from fscomm.errors import NotServedError
 from fscomm.features import Snapshot
 from fscomm.ids import BATCH, END, FAILED, IdsStage
-from fscomm.lane import Lane
+from fscomm.lane import Lane, Pending
 from fscomm.merge_rows import MergeRows
 from fscomm.record import Recorder
 from fscomm.schedule import Gate
@@ -36,11 +36,13 @@ from fscomm.step import Step, Verdict
 from fscomm.tables import take_hyper
 from fscomm.traffic import Gradients, Traffic
 from fscomm.transports.gloo import Channel, channel
+from fscomm.transports.staged import StagedChannel
 from fsranks.errors import MismatchError
 from fsranks.place import Place, name_ranks
 
 log = logging.getLogger("fscomm")
-CHANNELS = ("control", "ids", "urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
+OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
+CHANNELS = ("control", "ids", *OF_ROWS)
 
 
 class Engine:
@@ -55,11 +57,13 @@ class Engine:
         place: Place,
         recorder: Recorder,
         *,
+        device: Device,
         explicit: frozenset[int],
         strict: bool,
         timeout_s: float,
     ) -> None:
         self.modules = modules
+        self._device = device
         self._strict = strict
         self._explicit = explicit  # modules whose features the user names
         self.recorder = recorder
@@ -70,19 +74,22 @@ class Engine:
         self._kernels = [kernels for module in modules for kernels in module.kernels]
         self._module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
         self._gate = Gate()
-        self._channels: dict[str, Channel] = {name: channel(place, timeout_s=timeout_s) for name in CHANNELS}
+        self._channels: dict[str, Channel] = {
+            name: self._channel(place, staged=name in OF_ROWS, timeout_s=timeout_s) for name in CHANNELS
+        }
         self._agreement = Agreement(self._channels["control"], recorder)
-        self._stage = IdsStage(self._channels["ids"], self._gate, self._layouts, self._module_of)
+        self._stage = IdsStage(self._channels["ids"], self._gate, self._layouts, self._module_of, device.where)
         self._urgent = self._traffic("urgent", "collision", None)
         self._bulk = self._traffic("bulk", "exclusive", self._gate)
         self._lanes = {
-            name: Lane(name, self._failed, background=name != "urgent") for name in ("ids", "urgent", "bulk")
+            name: Lane(name, self._failed, device=device, background=name != "urgent")
+            for name in ("ids", "urgent", "bulk")
         }
-        self._anchor = torch.zeros(0, requires_grad=True)
-        self._last_update: dict[str, Future[None]] = {}  # by lane: those before it are done when it is
+        self._anchor = torch.zeros(0, requires_grad=True, device=device.where)
+        self._last_update: dict[str, Pending[None]] = {}  # by lane: those before it are done when it is
         self._announced: deque[Step] = deque()
         self._newest: Step | None = None
-        self._ended: Future[Verdict] | None = None
+        self._ended: Pending[Verdict] | None = None
         self._number = 0
         self._error: BaseException | None = None
         self._reported: set[int] = set()
@@ -171,7 +178,7 @@ class Engine:
             self._count(step)
         return verdict
 
-    def _fetch_exclusive(self, step: Step, pending: list[Future[None]]) -> None:
+    def _fetch_exclusive(self, step: Step, pending: list[Pending[None]]) -> None:
         """In the bulk lane."""
         for update in pending:
             update.result()
@@ -248,6 +255,7 @@ class Engine:
         with self.recorder.wait("collision rows", step=step.number):
             self._await(step.collision[m])
         step.nodes.update(groups)
+        self._device.reads(*step.parts[m], *(each for g in groups for each in step.fetched(g)))
         rows = [MergeRows.apply(self._anchor, step.groups[g], partial(self._take_gradient, step, g)) for g in groups]
         return module.output(step.parts[m], rows)
 
@@ -316,6 +324,7 @@ class Engine:
             self._urgent.send_rows(step, groups, collision=True)
 
         def leave() -> None:
+            self._device.wait(future.mark)
             self._urgent.meet()  # the wire is free when all ranks have their rows
             self._gate.leave(expecting=self.forward_step is not step)
 
@@ -326,7 +335,7 @@ class Engine:
         for m in modules:
             step.collision[m] = future
 
-    def _submit_update(self, lane: str, work: Callable[[], None]) -> Future[None]:
+    def _submit_update(self, lane: str, work: Callable[[], None]) -> Pending[None]:
         future = self._lanes[lane].submit(work)
         self._last_update[lane] = future
         return future
@@ -405,9 +414,13 @@ class Engine:
         if self._error is not None:
             raise self._error
 
-    def _await(self, future: Future[Any] | None) -> Any:
+    def _await(self, future: Pending[Any] | None) -> Any:
         assert future is not None
         return future.result()
+
+    def _channel(self, place: Place, *, staged: bool, timeout_s: float) -> Channel:
+        made = channel(place, timeout_s=timeout_s)
+        return StagedChannel(made, self._device) if staged and self._device.where.type != "cpu" else made
 
     def _traffic(self, lane: str, kind: str, gate: Gate | None) -> Traffic:
         tables = [module.tables(g) for module in self.modules for g in range(len(module.layouts))]

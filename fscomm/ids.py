@@ -5,7 +5,8 @@ two batches share. Ranks never guess how many collectives follow: all of it is d
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from fscomm.schedule import Gate
 from fscomm.step import GroupAhead, GroupBack, Step, Verdict
 from fscomm.transports.gloo import Channel
 from fsranks.place import name_ranks
+
+Planned = TypeVar("Planned", plan.Merge, plan.Lookup, plan.SendGradients, plan.Apply)
 
 BATCH, END, FAILED = 0, 1, 2
 _WORDS = 3  # status, step number, bits of the modules served
@@ -34,14 +37,23 @@ class _Shared:
 class IdsStage:
     """Runs in the ids lane, once per announced batch, in order.
 
-    `modules[g]` is the module of group g.
+    `modules[g]` is the module of group g. Ids and plans are worked on in host memory; what indexes rows goes `where`
+    those are.
     """
 
-    def __init__(self, channel: Channel, gate: Gate, layouts: Sequence[GroupLayout], modules: Sequence[int]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        gate: Gate,
+        layouts: Sequence[GroupLayout],
+        modules: Sequence[int],
+        where: torch.device,
+    ) -> None:
         self._channel = channel
         self._gate = gate
         self._layouts = layouts
         self._modules = modules
+        self._where = where
         self._rank = layouts[0].rank
         self._world_size = layouts[0].world_size
 
@@ -193,10 +205,12 @@ class IdsStage:
         return GroupAhead(
             request=request,
             served=served,
-            merge=merge,
-            exclusive=plan.lookup(served, ~rows, answer.largest_exclusive, layout),
-            collision=plan.lookup(served, rows, None, layout),
-            buffer=torch.empty(merge.exclusive_total + merge.collision_total, layout.dim, dtype=layout.dtype),
+            merge=self._put(merge, "index"),
+            exclusive=self._put(plan.lookup(served, ~rows, answer.largest_exclusive, layout), "ids", "index"),
+            collision=self._put(plan.lookup(served, rows, None, layout), "ids", "index"),
+            buffer=torch.empty(
+                merge.exclusive_total + merge.collision_total, layout.dim, dtype=layout.dtype, device=self._where
+            ),
             colliding=int(shared.after.sum()),
         )
 
@@ -207,11 +221,16 @@ class IdsStage:
         bytes_, largest = self._layouts[group].row_bytes, answer.largest_deferred
         mine = answer.before[old.request.wire.slots]
         return GroupBack(
-            urgent_send=plan.send_gradients(old.request, mine, None, bytes_),
-            urgent_apply=plan.apply(old.served, shared.before, None, bytes_),
-            deferred_send=plan.send_gradients(old.request, ~mine, largest, bytes_),
-            deferred_apply=plan.apply(old.served, ~shared.before, largest, bytes_),
+            urgent_send=self._put(plan.send_gradients(old.request, mine, None, bytes_), "index"),
+            urgent_apply=self._put(plan.apply(old.served, shared.before, None, bytes_), "ids", "index"),
+            deferred_send=self._put(plan.send_gradients(old.request, ~mine, largest, bytes_), "index"),
+            deferred_apply=self._put(plan.apply(old.served, ~shared.before, largest, bytes_), "ids", "index"),
         )
+
+    def _put(self, planned: Planned, *names: str) -> Planned:
+        if self._where.type == "cpu":
+            return planned
+        return replace(planned, **{name: getattr(planned, name).to(self._where) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

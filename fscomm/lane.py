@@ -9,35 +9,55 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from fscomm.device import Device, Mark
+
 T = TypeVar("T")
 
 NICENESS = 10  # added to that of a lane in the background; 5 gives way too little, 19 brings no more
 
 
+class Pending(Future[T]):
+    """What a piece of work will give. `result` also puts what its caller issues afterwards behind that work."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+        self.mark: Mark = None
+
+    def result(self, timeout: float | None = None) -> T:
+        value = super().result(timeout)
+        self._device.after(self.mark)
+        return value
+
+
 class Lane:
     """One worker thread. After an error nothing more runs: later work fails with the same error.
 
-    `on_error` is called in the thread with the first error, before anybody who waits sees it. A lane in the
-    `background` gives way on the processor to whatever trains, in this process and in others (on Linux, where threads
-    have priorities of their own).
+    Work runs behind all that its submitter had issued to the device. `on_error` is called in the thread with the first
+    error, before anybody who waits sees it. A lane in the `background` gives way on the processor to whatever trains,
+    in this process and in others (on Linux, where threads have priorities of their own).
     """
 
-    def __init__(self, name: str, on_error: Callable[[BaseException], None], *, background: bool = False) -> None:
+    def __init__(
+        self, name: str, on_error: Callable[[BaseException], None], *, device: Device, background: bool = False
+    ) -> None:
         self.name = name
         self._background = background
         self._on_error = on_error
+        self._device = device
         self._closed = False
         self._error: BaseException | None = None
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._under_way: list[tuple[Mark, Any]] = []  # issued and not done: its tensors have to stay
+        self._queue: queue.SimpleQueue[tuple[Pending[Any], Mark, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"fscomm {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
         """Raises RuntimeError once the lane is closed."""
         if self._closed:
             raise RuntimeError(f"the {self.name} lane is closed")
-        future: Future[T] = Future()
-        self._queue.put((future, work))
+        future: Pending[T] = Pending(self._device)
+        self._queue.put((future, self._device.mark(), work))
         return future
 
     def close(self) -> None:
@@ -47,15 +67,12 @@ class Lane:
         self._thread.join()
 
     def _serve(self) -> None:
-        if self._background and sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                thread = threading.get_native_id()
-                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+        self._enter()
         while (item := self._queue.get()) is not None:
-            future, work = item
+            future, before, work = item
             if self._error is None:
                 try:
-                    future.set_result(work())
+                    future.set_result(self._run(future, before, work))
                 except BaseException as error:
                     self._error = error
                     try:
@@ -64,4 +81,23 @@ class Lane:
                         future.set_exception(error)
             else:
                 future.set_exception(self._error)
-            del future, work, item
+            del future, before, work, item
+        for mark, _ in self._under_way:
+            self._device.wait(mark)
+        self._under_way.clear()
+
+    def _enter(self) -> None:
+        self._device.enter()
+        if self._background and sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                thread = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+
+    def _run(self, future: Pending[T], before: Mark, work: Callable[[], T]) -> T:
+        self._device.after(before)
+        value = work()
+        future.mark = mark = self._device.mark()
+        self._under_way = [each for each in self._under_way if not self._device.is_done(each[0])]
+        if not self._device.is_done(mark):
+            self._under_way.append((mark, work))
+        return value

@@ -186,7 +186,7 @@ class Apply:
     Attributes:
         splits: [chunks][W] from each requester.
         index: int64[n] rows of what was received, in the order of the lookup.
-        ids, offsets: int64[n], int64[F + 1] the rows they belong to.
+        ids, offsets: int64[n], int64[F + 1] the rows they belong to. Offsets stay in host memory.
     """
 
     splits: list[list[int]]
@@ -204,7 +204,7 @@ class Lookup:
     """Owner: the rows of one class for the next step.
 
     Attributes:
-        ids, offsets: int64[u], int64[F + 1] to look up, every row once, by table.
+        ids, offsets: int64[u], int64[F + 1] to look up, every row once, by table. Offsets stay in host memory.
         index: int64[n] which of them go on the wire.
         splits: [chunks][W] to each requester.
     """

@@ -1,12 +1,12 @@
 """The state of one training step while it passes through the engine."""
 
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from fscomm.features import Snapshot
+from fscomm.lane import Pending
 from fscomm.plan import Apply, Lookup, Merge, Request, SendGradients, Served
 from fscomm.tables import Hyper
 
@@ -85,14 +85,20 @@ class Step:
     parts: list[Any]
     groups: list[GroupAhead | None]
     stale: list[str | None]
-    collision: list[Future[None] | None]
+    collision: list[Pending[None] | None]
     used: list[bool]
     backwards: list[int]
-    arrived: Future[Verdict] | None = None
-    planned: Future[Verdict] | None = None
-    exclusive: Future[None] | None = None
+    arrived: Pending[Verdict] | None = None
+    planned: Pending[Verdict] | None = None
+    exclusive: Pending[None] | None = None
     back: list[GroupBack | None] = field(default_factory=list)
     successor: "Step | None" = None
     hypers: dict[int, list[Hyper]] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     nodes: set[int] = field(default_factory=set)
+
+    def fetched(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a forward reads of a group: the rows received, and which of them goes where."""
+        ahead = self.groups[group]
+        assert ahead is not None
+        return ahead.buffer, ahead.merge.index

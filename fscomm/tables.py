@@ -28,7 +28,10 @@ def take_hyper(kernel: Any) -> Hyper:
     """Count one forward of `kernel`, as the plain loop would, and read what belongs to it."""
     features = len(kernel.feature_table_map)
     with torch.no_grad():
-        kernel(torch.empty(0, dtype=torch.int64), torch.zeros(features + 1, dtype=torch.int64))
+        where = kernel.current_device
+        kernel(
+            torch.empty(0, dtype=torch.int64, device=where), torch.zeros(features + 1, dtype=torch.int64, device=where)
+        )
     return Hyper(
         learning_rate=float(kernel.learning_rate_tensor),
         iteration=int(kernel.iter_cpu),
@@ -37,9 +40,12 @@ def take_hyper(kernel: Any) -> Hyper:
 
 
 class Tables:
-    """The fused kernels of one sharding group on this rank, for one thread."""
+    """The fused kernels of one sharding group on this rank, for one thread. `where` they lie is where rows are."""
 
-    def __init__(self, kernels: list[Any], *, dim: int, dtype: torch.dtype, divide_by: int) -> None:
+    def __init__(
+        self, kernels: list[Any], *, dim: int, dtype: torch.dtype, divide_by: int, where: torch.device
+    ) -> None:
+        self.where = where
         self._kernels = kernels
         self._dim = dim
         self._dtype = dtype
@@ -48,7 +54,7 @@ class Tables:
 
     def lookup(self, lookup: Lookup) -> torch.Tensor:
         """[n, D] the rows of `lookup`, as they go on the wire."""
-        parts = [torch.empty(0, self._dim, dtype=self._dtype)]
+        parts = [torch.empty(0, self._dim, dtype=self._dtype, device=self.where)]
         with torch.no_grad():
             for shadow, _, ids, offsets, _ in self._by_kernel(lookup.ids, lookup.offsets):
                 parts.append(shadow(ids, offsets).view(-1, self._dim))
@@ -80,12 +86,13 @@ class Tables:
                 if not _same_memory(self._shadows[number], kernel):
                     self._shadows[number] = _shadow(kernel)
                 rows = slice(first, last)
-                yield self._shadows[number], number, ids[rows], offsets[start : end + 1] - first, rows
+                inside = (offsets[start : end + 1] - first).to(self.where, non_blocking=True)
+                yield self._shadows[number], number, ids[rows], inside, rows
             start = end
 
 
 def _same_memory(shadow: Any, kernel: Any) -> bool:
-    names = ("weights_host", "momentum1_host")
+    names = ("weights_host", "momentum1_host", "weights_dev", "momentum1_dev")
     return all(getattr(shadow, name, None) is getattr(kernel, name, None) for name in names)
 
 

@@ -22,6 +22,7 @@ from fscomm.plan import Request, request
 from fscomm.tables import Tables
 
 TESTED = ("1.9",)
+HOST = torch.device("cpu")
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
 SERVED_OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
@@ -72,11 +73,12 @@ def problem(module: Any) -> str | None:
     return None
 
 
-def problem_here(module: Any) -> str | None:
+def problem_here(module: Any, transport: str) -> str | None:
     """What only the rank itself can see, such as devices and trackers set on instances."""
-    device = module._device or torch.device("cpu")
-    if device.type != "cpu":
-        return f"tables on {device.type} need a transport for it"
+    device = module._device or HOST
+    if device.type != ("cuda" if transport == "host-staged" else "cpu"):
+        asked = "transport='host-staged', which has not been measured on a GPU yet, must be asked for"
+        return f"its tables are on {device.type}: " + (asked if device.type == "cuda" else f"not for {transport}")
     if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
         return "a tracker follows its lookups"
     for lookup in module._lookups:
@@ -85,6 +87,8 @@ def problem_here(module: Any) -> str | None:
         for kernel in _kernels(lookup):
             if kernel.optimizer not in SERVED_OPTIMIZERS:
                 return f"the state of optimizer {kernel.optimizer.name} cannot be held for a deferred update"
+            if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision == SparseType.FP16:
+                return "updates are rounded stochastically: they do not repeat"
             if kernel.use_writeback_bwd_prehook or kernel.enable_raw_embedding_streaming:
                 return "its kernel writes rows back or streams them out"
     if any(
@@ -113,13 +117,18 @@ class Binding:
     _input_dists: list[nn.Module]
 
     @property
+    def device(self) -> torch.device:
+        """Where the tables of this rank lie."""
+        return self.module._device or HOST
+
+    @property
     def process_group(self) -> Any:
         return self.module._env.process_group
 
     def tables(self, group: int) -> Tables:
         layout = self.layouts[group]
         divide_by = layout.world_size if get_gradient_division() else 1
-        return Tables(self.kernels[group], dim=layout.dim, dtype=layout.dtype, divide_by=divide_by)
+        return Tables(self.kernels[group], dim=layout.dim, dtype=layout.dtype, divide_by=divide_by, where=self.device)
 
     def prepare(self, features: Any) -> tuple[list[Any], list[Request]]:
         """The KJT of each group as the module would send it, and what is asked of the owners. No collective."""
@@ -132,7 +141,8 @@ class Binding:
                 features = features.permute(module._features_order, module._features_order_tensor)
             parts = features.split(module._feature_splits)
             requests = []
-            for part, dist, layout in zip(parts, self._input_dists, self.layouts, strict=True):
+            on_host = parts if self.device.type == "cpu" else [part.to(HOST) for part in parts]
+            for part, dist, layout in zip(on_host, self._input_dists, self.layouts, strict=True):
                 sent = dist(part)
                 per_key, start, counts = sent.length_per_key(), 0, []
                 for number in layout.features_to:
@@ -184,7 +194,7 @@ def bind(name: str, module: Any) -> Binding:
     rank, world_size = group.rank(), group.size()
     layouts, input_dists, kernels = [], [], []
     for (kind, sharding), lookup in zip(module._sharding_type_to_sharding.items(), module._lookups, strict=True):
-        dist = sharding.create_input_dist()
+        dist = sharding.create_input_dist(device=HOST)  # plans are made in host memory
         splits = list(dist._dist._splits)
         dist._dist = _Keep()
         configs = sharding._grouped_embedding_configs_per_rank

@@ -67,7 +67,7 @@ class Traffic:
             parts = []
             for g in groups:
                 send, apply = _back(step, g, collision)
-                received[g] = torch.empty(apply.total, self._layouts[g].dim, dtype=self._layouts[g].dtype)
+                received[g] = self._rows_of(g, apply.total)
                 parts.append(self._gradient_parts(step, g, gradients.get(g), send, apply, received[g]))
             self._gradients.all_to_all_v(part for of_group in parts for part in of_group)
         with self._recorder.span(f"{self._kind} apply", step=step.number):
@@ -83,6 +83,10 @@ class Traffic:
         """Bulk work leaves wire and cores to urgent work: copying its rows would slow that down, too."""
         if self._gate is not None:
             self._gate.wait()
+
+    def _rows_of(self, group: int, number: int) -> torch.Tensor:
+        layout, tables = self._layouts[group], self._tables[group]
+        return torch.empty(number, layout.dim, dtype=layout.dtype, device=tables.where)
 
     def _row_parts(self, step: Step, group: int, mine: torch.Tensor, collision: bool) -> Iterator[Part]:
         ahead = step.groups[group]
@@ -104,7 +108,7 @@ class Traffic:
         received: torch.Tensor,
     ) -> Iterator[Part]:
         if gradient is None:
-            mine = torch.zeros(len(send.index), self._layouts[group].dim, dtype=self._layouts[group].dtype)
+            mine = self._rows_of(group, len(send.index)).zero_()
         else:
             mine = gradient.index_select(0, send.index)
         return self._parts(step, group, f"{self._kind} gradients", received, mine, apply.splits, send.splits)

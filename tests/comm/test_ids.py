@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import simulated
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
@@ -98,7 +99,7 @@ class Ranks:
         self.gates = [CountingGate() for _ in self.layouts]
         self.channels = [FakeChannel(self.wires, rank) for rank in range(self.world_size)]
         self.stages = [
-            IdsStage(channel, gate, of_rank, modules)
+            IdsStage(channel, gate, of_rank, modules, torch.device("cpu"))
             for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
         ]
 

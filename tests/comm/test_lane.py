@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import fscomm.lane
+from fscomm.device import Host
 from fscomm.lane import Lane
 
 DEADLINE_S = 20
@@ -29,7 +30,7 @@ def errors() -> list[BaseException]:
 
 @pytest.fixture
 def lane(errors: list[BaseException]) -> Iterator[Lane]:
-    lane = Lane("test", errors.append)
+    lane = Lane("test", errors.append, device=Host())
     yield lane
     lane.close()
 
@@ -87,7 +88,7 @@ def test_the_error_is_told_before_anybody_sees_it() -> None:
         assert queued.wait(DEADLINE_S)
         told.append((any(future.done() for future in futures), threading.current_thread().name))
 
-    lane = Lane("test", on_error)
+    lane = Lane("test", on_error, device=Host())
     futures += [lane.submit(raising(ValueError("first"))), lane.submit(raising(ValueError("second")))]
     queued.set()
     assert [str(future.exception(DEADLINE_S)) for future in futures] == ["first", "first"]
@@ -97,7 +98,7 @@ def test_the_error_is_told_before_anybody_sees_it() -> None:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
 def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -> None:
-    lane = Lane("test", lambda _: None)
+    lane = Lane("test", lambda _: None, device=Host())
     thread = lane.submit(threading.current_thread).result(DEADLINE_S)
     if fails:
         lane.submit(raising(ValueError("broken")))
@@ -112,7 +113,7 @@ def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
 def test_a_closed_lane_takes_no_work(fails: bool) -> None:
     """Whoever waited for it would wait for ever."""
-    lane = Lane("test", lambda _: None)
+    lane = Lane("test", lambda _: None, device=Host())
     if fails:
         lane.submit(raising(ValueError("broken")))
     lane.close()
@@ -139,7 +140,7 @@ def test_what_is_done_is_let_go_while_the_lane_is_idle(monkeypatch: pytest.Monke
         return weakref.ref(held), weakref.ref(result)
 
     monkeypatch.setattr(fscomm.lane, "queue", SimpleNamespace(SimpleQueue=Watched))
-    lane = Lane("test", lambda _: None)
+    lane = Lane("test", lambda _: None, device=Host())
     held, result = submitted()
     for _ in range(2):
         assert asks.acquire(timeout=DEADLINE_S)
@@ -150,7 +151,7 @@ def test_what_is_done_is_let_go_while_the_lane_is_idle(monkeypatch: pytest.Monke
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads share the priority of their process")
 @pytest.mark.parametrize("background", [False, True])
 def test_a_lane_in_the_background_gives_way_and_no_other_thread_does(background: bool) -> None:
-    lane = Lane("test", pytest.fail, background=background)
+    lane = Lane("test", pytest.fail, device=Host(), background=background)
     try:
         usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         of_lane = lane.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(DEADLINE_S)

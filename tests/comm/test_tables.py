@@ -85,7 +85,7 @@ def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper
 
 
 def tables_of(*kernels: Any, divide_by: int = 1) -> Tables:
-    return Tables(list(kernels), dim=DIM, dtype=torch.float32, divide_by=divide_by)
+    return Tables(list(kernels), dim=DIM, dtype=torch.float32, divide_by=divide_by, where=torch.device("cpu"))
 
 
 def state(target: Any) -> dict[str, Tensor]:

@@ -1,0 +1,103 @@
+"""Where the tables live, and in which order the work of several threads is done there.
+
+On the CPU work is done when the call that does it returns. On CUDA a call only issues it, to the stream of its thread:
+each lane has a stream of its own, and a *mark* stands for all that a thread has issued so far. Who goes on with what
+another thread made lets its own stream wait for that thread's mark; the host does not wait.
+"""
+
+from typing import Any, Protocol
+
+import torch
+
+Mark = Any  # None where nothing is left to wait for
+
+
+class Device(Protocol):
+    """Methods act on the calling thread."""
+
+    where: torch.device
+
+    def enter(self) -> None:
+        """Issue from now on to a stream of this thread's own; once, by a lane."""
+
+    def mark(self) -> Mark:
+        """All that this thread has issued so far."""
+
+    def after(self, mark: Mark) -> None:
+        """What this thread issues from now on runs after `mark`. Does not block."""
+
+    def is_done(self, mark: Mark) -> bool: ...
+
+    def wait(self, mark: Mark) -> None:
+        """Block until `mark` is done."""
+
+    def reads(self, *tensors: Any) -> None:
+        """This thread uses what another made: its memory may not be given away before that is done."""
+
+    def staging(self, like: torch.Tensor) -> torch.Tensor:
+        """Uninitialised host memory that transfers to and from the device are fast with."""
+
+
+class Host:
+    """The CPU."""
+
+    where = torch.device("cpu")
+
+    def enter(self) -> None:
+        pass
+
+    def mark(self) -> Mark:
+        return None
+
+    def after(self, mark: Mark) -> None:
+        del mark
+
+    def is_done(self, mark: Mark) -> bool:
+        del mark
+        return True
+
+    def wait(self, mark: Mark) -> None:
+        del mark
+
+    def reads(self, *tensors: Any) -> None:
+        del tensors
+
+    def staging(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like)
+
+
+class Cuda:
+    """One GPU."""
+
+    def __init__(self, where: torch.device) -> None:
+        self.where = where
+
+    def enter(self) -> None:
+        torch.cuda.set_device(self.where)
+        torch.cuda.set_stream(torch.cuda.Stream(self.where))
+
+    def mark(self) -> Mark:
+        return torch.cuda.current_stream(self.where).record_event()
+
+    def after(self, mark: Mark) -> None:
+        if mark is not None:
+            torch.cuda.current_stream(self.where).wait_event(mark)
+
+    def is_done(self, mark: Mark) -> bool:
+        return mark is None or mark.query()
+
+    def wait(self, mark: Mark) -> None:
+        if mark is not None:
+            mark.synchronize()
+
+    def reads(self, *tensors: Any) -> None:
+        stream = torch.cuda.current_stream(self.where)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+    def staging(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+
+def device_of(where: torch.device) -> Device:
+    return Cuda(where) if where.type == "cuda" else Host()
