@@ -1,0 +1,208 @@
+"""List columns of many files: where they are in each, and their lengths, batch by batch.
+
+A row group is decoded in batches of 1.5 MiB, whatever its size: memory is bounded by the threads that read, and Arrow
+reuses the pages that it has just given back.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from fsdata.sources.footers import Footer, Skipped, open_file
+from fsdata.sources.roles import plain
+
+from ..errors import UsageError
+from .files import FileSet, Leaf, leaf
+
+_BATCH_BYTES = 3 << 19  # decoded faster than larger ones: the memory is still in the cache
+_MAX_ROWS = 8192
+# A column chunk is read in pieces of this size instead of at once; a request to a remote file should be worth it.
+_STREAM_BYTES = 1 << 20
+_REMOTE_STREAM_BYTES = 8 << 20
+_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Columns of a set of files.
+
+    Attributes:
+        leaves: one dictionary per footer, column -> its leaf there, without those that the file lacks.
+        missing: one entry per file and column that it lacks.
+    """
+
+    leaves: tuple[dict[str, Leaf], ...]
+    missing: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Lengths of one list column in one batch of rows.
+
+    Attributes:
+        of_row: int64[N]; 0 for null rows.
+        null_rows, null_elements: how many. A null element counts in the length.
+    """
+
+    of_row: np.ndarray
+    null_rows: int
+    null_elements: int
+
+
+def bind_lists(files: FileSet, columns: Sequence[str]) -> Bound:
+    """Find list columns in all files.
+
+    Raises UsageError for a column that no file has, or that is not a list in one of them.
+    """
+    bound = bind(files, columns)
+    for footer, leaves in zip(files.footers, bound.leaves, strict=True):
+        for column, found in leaves.items():
+            if not found.is_list:
+                raise UsageError(
+                    f"{footer.file.path}: {column} is {type_of(footer.schema, column)}, one value per row; "
+                    "a sequence is a list column"
+                )
+    return bound
+
+
+def bind(files: FileSet, columns: Sequence[str]) -> Bound:
+    """Find columns in all files; UsageError for one that no file has."""
+    leaves: list[dict[str, Leaf]] = []
+    missing = []
+    schema = None
+    for footer in files.footers:
+        if schema is None or not footer.metadata.schema.equals(schema):
+            schema = footer.metadata.schema
+            found = {column: leaf(footer, column) for column in columns}
+        leaves.append({column: place for column, place in found.items() if place is not None})
+        missing += [
+            Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=f"no column {column}")
+            for column, place in found.items()
+            if place is None
+        ]
+    for column in columns:
+        if not any(column in one for one in leaves):
+            names = files.footers[0].schema.names
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise UsageError(
+                f"no file has a column {column!r}; {files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
+            )
+    return Bound(leaves=tuple(leaves), missing=tuple(missing))
+
+
+def type_of(schema: pa.Schema, column: str) -> pa.DataType:
+    """Of a column of the file: structs on its way are entered, lists are not."""
+    name, rest = _first_name(schema.names, column)
+    kind = plain(schema.field(name).type)
+    while rest and pa.types.is_struct(kind):
+        name, rest = _first_name([kind.field(index).name for index in range(kind.num_fields)], rest)
+        kind = plain(kind.field(name).type)
+    return kind
+
+
+class Reader:
+    """One open file, for one thread. A context manager."""
+
+    def __init__(self, footer: Footer) -> None:
+        self._footer = footer
+        self._source = open_file(footer.file)
+        try:
+            self._file = pq.ParquetFile(
+                self._source,
+                metadata=footer.metadata,
+                page_checksum_verification=True,
+                pre_buffer=False,
+                buffer_size=_STREAM_BYTES if footer.file.local else _REMOTE_STREAM_BYTES,
+            )
+        except BaseException:
+            self._source.close()
+            raise
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()
+
+    def batches(self, row_group: int, leaves: dict[str, Leaf]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+        """(first row in the row group, column -> array), covering all its rows.
+
+        Raises pa.ArrowException or OSError where the row group is damaged.
+        """
+        group = self._footer.metadata.row_group(row_group)
+        rows = _batch_rows(group, [place.index for place in leaves.values()])
+        paths = [place.path for place in leaves.values()]
+        first = 0
+        for batch in self._file.iter_batches(rows, row_groups=[row_group], columns=paths, use_threads=False):
+            yield first, {column: _column(batch, column) for column in leaves}
+            first += batch.num_rows
+        if first != group.num_rows:
+            raise pa.ArrowInvalid(f"{first} rows where the footer says {group.num_rows}")
+
+
+def lengths_of(array: pa.Array) -> Lengths:
+    """Of a list array of any kind: list, large_list, list_view, fixed_size_list."""
+    counted = pc.list_value_length(array)
+    null_rows = counted.null_count
+    if null_rows:
+        counted = pc.fill_null(counted, 0)
+    elements = array.flatten()
+    while pa.types.is_struct(elements.type):
+        elements = pc.struct_field(elements, [0])
+    return Lengths(of_row=_integers(counted), null_rows=null_rows, null_elements=elements.null_count)
+
+
+def whole_numbers(array: pa.Array) -> np.ndarray:
+    """int64[N - nulls] of an integer, timestamp (microseconds) or date (microseconds) array; nulls left out."""
+    array = array.drop_null()
+    if pa.types.is_temporal(array.type):
+        zone = getattr(array.type, "tz", None)
+        array = array.cast(pa.timestamp("us", tz=zone), safe=False)
+    return _integers(array.cast(pa.int64(), safe=False))
+
+
+def present(array: pa.Array) -> np.ndarray:
+    """int64 positions of what is not null."""
+    return _integers(pc.indices_nonzero(array.is_valid()))
+
+
+def _integers(array: pa.Array) -> np.ndarray:
+    # Not `to_numpy`, whose first call imports pandas.
+    raw = np.frombuffer(array.buffers()[1] or b"", f"i{array.type.bit_width // 8}")
+    return raw[array.offset : array.offset + len(array)].astype(np.int64, copy=False)
+
+
+def _batch_rows(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> int:
+    """Rows that decode to about 1.5 MiB on average, all columns together."""
+    size = 1
+    for index in leaves:
+        chunk = group.column(index)
+        size += max(8 * chunk.num_values, chunk.total_uncompressed_size)
+    return min(max(_BATCH_BYTES * group.num_rows // size, 1), _MAX_ROWS)
+
+
+def _column(batch: pa.RecordBatch, column: str) -> pa.Array:
+    """The list (or scalar) that `column` names; a null struct on the way makes it null."""
+    name, rest = _first_name(batch.schema.names, column)
+    array = _storage(batch.column(name))
+    while rest and pa.types.is_struct(array.type):
+        names = [array.type.field(index).name for index in range(array.type.num_fields)]
+        name, rest = _first_name(names, rest)
+        array = _storage(pc.struct_field(array, [names.index(name)]))
+    return array
+
+
+def _storage(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _first_name(names: Sequence[str], column: str) -> tuple[str, str]:
+    """(the name that a dotted path begins with, what follows it)."""
+    for name in names:
+        if column == name or column.startswith(f"{name}."):
+            return name, column[len(name) + 1 :]
+    raise AssertionError(f"{column} is not in {names}")

@@ -1,0 +1,67 @@
+"""What footers alone say about list columns: events per file, without reading a page.
+
+A leaf's `num_values` counts its elements and one for every null or empty list; the statistics' `null_count` counts null
+elements and, again, those lists. The difference is the elements that are not null.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fsdata.sources.footers import Footer
+
+from .columns import Bound
+from .files import FileSet, Leaf
+from .lengths import per_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Of one column in one file.
+
+    Attributes:
+        events: elements that are not null; in row groups without statistics also null and empty lists.
+        without_statistics: row groups whose part of `events` is an upper bound.
+    """
+
+    rows: int
+    events: int
+    without_statistics: int
+
+
+def count(footer: Footer, place: Leaf) -> Counted:
+    """From the footer of a file."""
+    metadata = footer.metadata
+    events = without = 0
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(place.index)
+        events += chunk.num_values
+        known = chunk.statistics if chunk.is_stats_set else None
+        if known is not None and known.has_null_count:
+            events -= known.null_count
+        else:
+            without += 1
+    return Counted(rows=metadata.num_rows, events=events, without_statistics=without)
+
+
+def counts(files: FileSet, bound: Bound, column: str) -> dict[str, Any]:
+    """One entry of `sequences` in profile.json, of mode quick: what needs the lengths of rows is null.
+
+    `events_are` is `exact` (elements that are not null) or `upper bound`, then because of the `row_groups_without_statistics`.
+    """
+    found = [
+        (footer.file.name, count(footer, leaves[column]))
+        for footer, leaves in zip(files.footers, bound.leaves, strict=True)
+        if column in leaves
+    ]
+    rows, events = sum(one.rows for _, one in found), sum(one.events for _, one in found)
+    without = sum(one.without_statistics for _, one in found)
+    unknown = ("empty", "null", "null_elements", "max", "quantiles", "top1_share", "histogram", "longest", "drift")
+    return {
+        "rows": rows,
+        "events": events,
+        "events_are": "upper bound" if without else "exact",
+        "row_groups_without_statistics": without,
+        "mean": events / rows if rows else 0.0,
+        "per_file": per_file((name, one.rows, one.events) for name, one in found),
+        **dict.fromkeys(unknown),
+    }

@@ -1,0 +1,286 @@
+"""Lengths of list columns, row group by row group, and what they add up to. Every sum here can be merged."""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fsdata.sources.footers import Footer, Skipped
+from fsdata.sources.retry import Retry, unreachable
+
+from .columns import Bound, Lengths, Reader, lengths_of, present, whole_numbers
+from .files import FileSet, Leaf
+from .histogram import LengthHistogram
+from .times import Spans
+
+LONGEST = 10
+QUANTILES = {
+    "p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999
+}  # fmt: skip
+_PIECES = 8  # per worker, so that the last ones end together
+_UNMERGED = 128  # histograms that wait to be merged: merging costs as much as the result is large
+_UNCOUNTED_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Row groups of one file, read one after another by one worker.
+
+    Attributes:
+        file: its position among the footers.
+        first_row: in the file, of the first of `row_groups`.
+        leaves: the list columns that the file has.
+        time: the time column, where the file has it.
+    """
+
+    file: int
+    footer: Footer
+    row_groups: range
+    first_row: int
+    leaves: dict[str, Leaf]
+    time: Leaf | None
+
+    @property
+    def rows(self) -> int:
+        return sum(self.footer.metadata.row_group(group).num_rows for group in self.row_groups)
+
+    @property
+    def bytes(self) -> int:
+        """As stored, of the columns that are read."""
+        places = [*self.leaves.values(), *([self.time] if self.time else [])]
+        groups = [self.footer.metadata.row_group(group) for group in self.row_groups]
+        return sum(group.column(place.index).total_compressed_size for group in groups for place in places)
+
+
+class Pile:
+    """Histograms on their way to one, merged many at a time."""
+
+    def __init__(self) -> None:
+        self._parts: list[LengthHistogram] = []
+
+    def add(self, part: LengthHistogram) -> None:
+        self._parts.append(part)
+        if len(self._parts) > _UNMERGED:
+            self._parts = [LengthHistogram.merged(self._parts)]
+
+    def merged(self) -> LengthHistogram:
+        """All that was added."""
+        return LengthHistogram.merged(self._parts)
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """Lengths of one column in some rows of one file.
+
+    Attributes:
+        lengths: of all rows, null ones as 0.
+        longest: (length, row in the file), at most `LONGEST`, the longest first, of equal ones the first.
+        spans: by span of time, of the rows that have a time.
+    """
+
+    null_rows: int = 0
+    null_elements: int = 0
+    lengths: Pile = field(default_factory=Pile)
+    longest: list[tuple[int, int]] = field(default_factory=list)
+    spans: dict[int, Pile] = field(default_factory=dict)
+
+    def add(self, other: "Part") -> None:
+        """Take in the part of other rows of the file."""
+        self.null_rows += other.null_rows
+        self.null_elements += other.null_elements
+        self.lengths.add(other.lengths.merged())
+        self.longest = sorted([*self.longest, *other.longest], key=lambda one: (-one[0], one[1]))[:LONGEST]
+        for span, pile in other.spans.items():
+            self.spans.setdefault(span, Pile()).add(pile.merged())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """What a piece gave: a part per column, and its damaged row groups."""
+
+    parts: dict[str, Part]
+    skipped: tuple[Skipped, ...]
+
+
+def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -> Iterator[Piece]:
+    """Files cut into runs of row groups, so that `workers` are busy to the end; whole files for 0 workers."""
+    target = max(files.rows // (workers * _PIECES), 1) if workers else files.rows + 1
+    for number, (footer, leaves) in enumerate(zip(files.footers, bound.leaves, strict=True)):
+        if not leaves:
+            continue
+        time = spans.leaves[number] if spans else None
+        make = functools.partial(Piece, file=number, footer=footer, leaves=leaves, time=time)
+        begin = first_row = rows = 0
+        for group, count in enumerate(footer.row_groups):
+            rows += count
+            if rows >= target:
+                yield make(row_groups=range(begin, group + 1), first_row=first_row)
+                begin, first_row, rows = group + 1, first_row + rows, 0
+        if begin < footer.metadata.num_row_groups:
+            yield make(row_groups=range(begin, footer.metadata.num_row_groups), first_row=first_row)
+
+
+def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
+    """Read the lengths of all list columns of a piece.
+
+    A row group that cannot be decoded is left out whole, in all columns. Raises OSError where the file cannot be
+    reached.
+    """
+    parts = {column: Part() for column in piece.leaves}
+    skipped = []
+    file = piece.footer.file
+    retry = Retry()
+    first_row = piece.first_row
+    for group in piece.row_groups:
+        rows = piece.footer.metadata.row_group(group).num_rows
+        try:
+            found = retry.call(functools.partial(_row_group, piece, group, first_row, spans), file)
+        except (pa.ArrowException, OSError) as error:
+            if unreachable(error):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            skipped.append(Skipped(file=file.name, row_group=group, rows=rows, reason=reason))
+        else:
+            for column, part in found.items():
+                parts[column].add(part)
+        first_row += rows
+    return Scanned(parts=parts, skipped=tuple(skipped))
+
+
+def _row_group(piece: Piece, group: int, first_row: int, spans: Spans | None) -> Mapping[str, Part]:
+    counters = {column: _Counter(spans if piece.time else None) for column in piece.leaves}
+    leaves = dict(piece.leaves)
+    if spans is not None and piece.time is not None:
+        leaves[spans.column] = piece.time
+    with Reader(piece.footer) as reader:
+        for start, arrays in reader.batches(group, leaves):
+            times = arrays[spans.column] if spans is not None and piece.time is not None else None
+            for column, counter in counters.items():
+                counter.add(lengths_of(arrays[column]), first_row + start, times)
+    return {column: counter.part() for column, counter in counters.items()}
+
+
+class _Counter:
+    """Counts lengths, many rows at a time."""
+
+    def __init__(self, spans: Spans | None) -> None:
+        self._spans = spans
+        self._part = Part()
+        self._lengths: list[np.ndarray] = []
+        self._timed: list[tuple[np.ndarray, np.ndarray]] = []
+        self._rows = 0
+
+    def add(self, lengths: Lengths, first_row: int, times: pa.Array | None) -> None:
+        part = self._part
+        part.null_rows += lengths.null_rows
+        part.null_elements += lengths.null_elements
+        self._lengths.append(lengths.of_row)
+        self._note_longest(lengths.of_row, first_row)
+        if self._spans is not None and times is not None:
+            timed = lengths.of_row[present(times)] if times.null_count else lengths.of_row
+            self._timed.append((self._spans.of(whole_numbers(times)), timed))
+        self._rows += len(lengths.of_row)
+        if self._rows >= _UNCOUNTED_ROWS:
+            self._count()
+
+    def part(self) -> Part:
+        """Of all rows added."""
+        self._count()
+        return self._part
+
+    def _note_longest(self, lengths: np.ndarray, first_row: int) -> None:
+        longest = self._part.longest
+        floor = longest[-1][0] if len(longest) == LONGEST else 0
+        if not len(lengths) or lengths.max() <= floor:
+            return
+        rows = np.flatnonzero(lengths > floor)
+        rows = rows[np.argsort(-lengths[rows], kind="stable")[:LONGEST]]
+        found = [(int(lengths[row]), first_row + int(row)) for row in rows]
+        self._part.longest = sorted([*longest, *found], key=lambda one: (-one[0], one[1]))[:LONGEST]
+
+    def _count(self) -> None:
+        if self._lengths:
+            self._part.lengths.add(LengthHistogram.of(np.concatenate(self._lengths)))
+        if self._timed:
+            span, lengths = (np.concatenate(part) for part in zip(*self._timed, strict=True))
+            for one in np.unique(span).tolist():
+                self._part.spans.setdefault(one, Pile()).add(LengthHistogram.of(lengths[span == one]))
+        self._lengths, self._timed, self._rows = [], [], 0
+
+
+class Tally:
+    """Lengths of one column in all files, as pieces come in. Their order does not matter."""
+
+    def __init__(self, files: FileSet, bound: Bound, column: str) -> None:
+        self._files = files
+        self._part = Part()
+        self._longest: list[tuple[int, int, int]] = []  # length, file, row
+        # Rows and events. A file without any row group, or without a whole one, is there, too.
+        self._per_file = {file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves}
+
+    def add(self, file: int, part: Part) -> None:
+        """Take in lengths of one file."""
+        lengths = part.lengths.merged()
+        rows, events = self._per_file[file]
+        self._per_file[file] = rows + lengths.rows, events + lengths.events
+        found = [(length, file, row) for length, row in part.longest]
+        self._longest = sorted([*self._longest, *found], key=lambda one: (-one[0], *one[1:]))[:LONGEST]
+        self._part.add(part)
+
+    @property
+    def histogram(self) -> LengthHistogram:
+        """Of all rows."""
+        return self._part.lengths.merged()
+
+    def document(self, spans: Spans | None) -> dict[str, Any]:
+        """One entry of `sequences` in profile.json."""
+        lengths = self.histogram
+        return {
+            "rows": lengths.rows,
+            "events": lengths.events,
+            "empty": lengths.empty - self._part.null_rows,
+            "null": self._part.null_rows,
+            "null_elements": self._part.null_elements,
+            "mean": lengths.mean,
+            "max": lengths.longest,
+            "quantiles": {name: lengths.quantile(share) for name, share in QUANTILES.items()},
+            "top1_share": lengths.top_share(0.01),
+            "histogram": lengths.to_dict(),
+            "longest": [
+                {"file": self._name(file), "row": row, "length": length} for length, file, row in self._longest
+            ],
+            "per_file": per_file(
+                (self._name(file), rows, events) for file, (rows, events) in sorted(self._per_file.items())
+            ),
+            "drift": None if spans is None else self._drift(spans),
+        }
+
+    def _name(self, file: int) -> str:
+        return self._files.footers[file].file.name
+
+    def _drift(self, spans: Spans) -> list[dict[str, Any]]:
+        drift = []
+        for span, pile in sorted(self._part.spans.items()):
+            lengths = pile.merged()
+            drift.append(
+                {
+                    "from": spans.label(span),
+                    "to": spans.label(span + 1),
+                    "rows": lengths.rows,
+                    "mean": lengths.mean,
+                    "p50": lengths.quantile(0.5),
+                    "p95": lengths.quantile(0.95),
+                }
+            )
+        return drift
+
+
+def per_file(files: Iterable[tuple[str, int, int]]) -> list[dict[str, Any]]:
+    """Entries of `per_file` from (name, rows, events)."""
+    return [
+        {"file": name, "rows": rows, "events": events, "mean": events / rows if rows else 0.0}
+        for name, rows, events in files
+    ]
