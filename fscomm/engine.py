@@ -23,26 +23,22 @@ import numpy as np
 import torch
 
 from fscomm import torchrec_binding as binding
-from fscomm.agreement import FAST, PLAIN, WRONG, Agreement
+from fscomm.agreement import FAST, PLAIN, WRONG
 from fscomm.device import Device
 from fscomm.errors import NotServedError
 from fscomm.features import Snapshot
-from fscomm.ids import BATCH, END, FAILED, IdsStage
-from fscomm.lane import Lane, Pending
+from fscomm.ids import BATCH, END, FAILED
+from fscomm.lane import Pending
+from fscomm.links import Links
 from fscomm.merge_rows import MergeRows
 from fscomm.record import Recorder
-from fscomm.schedule import Gate
 from fscomm.step import Step, Verdict
 from fscomm.tables import take_hyper
-from fscomm.traffic import Gradients, Traffic
-from fscomm.transports.gloo import Channel, channel
-from fscomm.transports.staged import StagedChannel
+from fscomm.traffic import Gradients
 from fsranks.errors import MismatchError
 from fsranks.place import Place, name_ranks
 
 log = logging.getLogger("fscomm")
-OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
-CHANNELS = ("control", "ids", *OF_ROWS)
 
 
 class Engine:
@@ -73,25 +69,13 @@ class Engine:
         self._layouts = [layout for module in modules for layout in module.layouts]
         self._kernels = [kernels for module in modules for kernels in module.kernels]
         self._module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
-        self._gate = Gate()
-        self._channels: dict[str, Channel] = {
-            name: self._channel(place, staged=name in OF_ROWS, timeout_s=timeout_s) for name in CHANNELS
-        }
-        self._agreement = Agreement(self._channels["control"], recorder)
-        self._stage = IdsStage(self._channels["ids"], self._gate, self._layouts, self._module_of, device.where)
-        self._urgent = self._traffic("urgent", "collision", None)
-        self._bulk = self._traffic("bulk", "exclusive", self._gate)
-        self._lanes = {
-            name: Lane(name, self._failed, device=device, background=name != "urgent")
-            for name in ("ids", "urgent", "bulk")
-        }
+        self._links = Links(modules, place, recorder, device=device, timeout_s=timeout_s)
         self._anchor = torch.zeros(0, requires_grad=True, device=device.where)
         self._last_update: dict[str, Pending[None]] = {}  # by lane: those before it are done when it is
         self._announced: deque[Step] = deque()
         self._newest: Step | None = None
         self._ended: Pending[Verdict] | None = None
         self._number = 0
-        self._error: BaseException | None = None
         self._reported: set[int] = set()
         self._called: set[int] = set()
         self.current: Step | None = None
@@ -101,7 +85,7 @@ class Engine:
 
     def announce(self, given: list[Any], missing: list[str | None]) -> None:
         """The next batch: the KJT for each module, or None where there is none to prefetch, and why. Does not block."""
-        self._check()
+        self._links.check()
         features = [None if kjt is None else Snapshot(kjt) for kjt in given]
         modules = len(self.modules)
         step = Step(
@@ -121,17 +105,17 @@ class Engine:
             self._announced.clear()  # a loop that was left, and another one starts
         self._announced.append(step)
         pending = list(self._last_update.values())
-        step.arrived = self._lanes["ids"].submit(lambda: self._exchange_ids(step.number, before, step, BATCH, given))
+        step.arrived = self._links.submit("ids", lambda: self._exchange_ids(step.number, before, step, BATCH, given))
         if before is not None:
             before.planned = step.arrived
-        step.exclusive = self._lanes["bulk"].submit(lambda: self._fetch_exclusive(step, pending))
+        step.exclusive = self._links.submit("bulk", lambda: self._fetch_exclusive(step, pending))
 
     def end(self, *, failed: bool = False) -> None:
         """There is no next batch: the loader ended, or raised. Does not block."""
         before, self._newest = self._newest, None
         status = FAILED if failed else END
         number = self._number
-        self._ended = self._lanes["ids"].submit(lambda: self._exchange_ids(number, before, None, status, []))
+        self._ended = self._links.submit("ids", lambda: self._exchange_ids(number, before, None, status, []))
         if before is not None:
             before.planned = self._ended
 
@@ -165,7 +149,7 @@ class Engine:
         self, number: int, before: Step | None, step: Step | None, status: int, given: list[Any]
     ) -> Verdict:
         """In the ids lane."""
-        self._gate.wait()  # nothing needs the ids soon, while the collision rows of the step before are waited for
+        self._links.gate.wait()  # nothing needs the ids soon, but the collision rows of the step before are waited for
         requests: list[Any] = [None] * len(self._layouts)
         with self.recorder.span("ids", step=number if step is not None else None):
             if step is not None:
@@ -173,7 +157,7 @@ class Engine:
                     if kjt is not None:
                         step.parts[m], found = self.modules[m].prepare(kjt)
                         requests[self._first[m] : self._first[m + 1]] = found
-            verdict = self._stage.run(number, before, step, status, requests)
+            verdict = self._links.stage.run(number, before, step, status, requests)
         if step is not None:
             self._count(step)
         return verdict
@@ -185,13 +169,13 @@ class Engine:
         verdict = self._await(step.arrived)
         if verdict.stop is None:
             groups = [g for g, ahead in enumerate(step.groups) if ahead is not None]
-            self._bulk.send_rows(step, groups, collision=False)
+            self._links.bulk.send_rows(step, groups, collision=False)
 
     # Forward
 
     def forward(self, m: int, features: Any) -> Any:
         """The output of module m, bitwise that of its own forward."""
-        self._check()
+        self._links.check()
         self._called.add(m)
         module = self.modules[m]
         if not torch.is_grad_enabled():
@@ -230,7 +214,7 @@ class Engine:
 
     def _agree(self, m: int, step: Step | None, mode: int) -> np.ndarray:
         before = self.forward_step
-        modes = self._agreement.modes(
+        modes = self._links.agreement.modes(
             self.modules[m].name,
             m,
             step=step.number if step is not None else -1,
@@ -238,7 +222,7 @@ class Engine:
             passes=before.backwards[m] if before is not None else 0,
             mode=mode,
         )
-        self._gate.settle()
+        self._links.gate.settle()
         return modes
 
     def _run_fast(self, m: int, step: Step) -> Any:
@@ -296,7 +280,7 @@ class Engine:
     def _send_gradients(self, step: Step) -> None:
         if not step.gradients:
             return
-        self._check()
+        self._links.check()
         gradients, step.gradients = step.gradients, {}
         for m in {self._module_of[g] for g in step.nodes}:
             step.backwards[m] += 1
@@ -312,7 +296,7 @@ class Engine:
         if successor is not None:
             modules = sorted({self._module_of[g] for g in groups})
             self._send_collision(successor, gradients, step, modules)
-        self._submit_update("bulk", lambda: self._bulk.update(step, gradients, groups, collision=False))
+        self._submit_update("bulk", lambda: self._links.bulk.update(step, gradients, groups, collision=False))
 
     def _send_collision(self, step: Step, gradients: Gradients, before: Step | None, modules: list[int]) -> None:
         """Start the urgent work: collision gradients of `before`, then the collision rows of `step`."""
@@ -320,29 +304,29 @@ class Engine:
 
         def work() -> None:
             if before is not None:
-                self._urgent.update(before, gradients, before_groups, collision=True)
-            self._urgent.send_rows(step, groups, collision=True)
+                self._links.urgent.update(before, gradients, before_groups, collision=True)
+            self._links.urgent.send_rows(step, groups, collision=True)
 
         def leave() -> None:
             self._device.wait(future.mark)
-            self._urgent.meet()  # the wire is free when all ranks have their rows
-            self._gate.leave(expecting=self.forward_step is not step)
+            self._links.urgent.meet()  # the wire is free when all ranks have their rows
+            self._links.gate.leave(expecting=self.forward_step is not step)
 
         before_groups = sorted(before.nodes) if before is not None else []
-        self._gate.enter()
+        self._links.gate.enter()
         future = self._submit_update("urgent", work)
-        self._lanes["urgent"].submit(leave)
+        self._links.submit("urgent", leave)
         for m in modules:
             step.collision[m] = future
 
     def _submit_update(self, lane: str, work: Callable[[], None]) -> Pending[None]:
-        future = self._lanes[lane].submit(work)
+        future = self._links.submit(lane, work)
         self._last_update[lane] = future
         return future
 
     def _update_late(self, step: Step, gradients: Gradients, groups: list[int]) -> None:
         for collision in (True, False):
-            self._bulk.update(step, gradients, groups, collision=collision)
+            self._links.bulk.update(step, gradients, groups, collision=collision)
 
     def _is_late(self, step: Step) -> bool:
         """A later forward has read the tables, or rows that this step updates were fetched after it."""
@@ -382,7 +366,7 @@ class Engine:
 
     def flush(self) -> None:
         """Wait until all gradients that came back are applied to the tables of this rank. No new collective."""
-        self._gate.settle()
+        self._links.gate.settle()
         with self.recorder.wait("exclusive gradients"):
             for update in self._last_update.values():
                 self._await(update)
@@ -390,49 +374,15 @@ class Engine:
 
     def close(self, reason: str) -> None:
         """End lanes and groups; work that is under way ends first, within its deadlines."""
-        self._gate.stop()
-        try:
-            for lane in self._lanes.values():
-                lane.close()
-        finally:
-            for each in self._channels.values():
-                each.close(reason)
+        self._links.close(reason)
 
     def abort(self, reason: str) -> None:
         """Get everything that blocks out; the other ranks are given `reason`."""
-        self._gate.stop()
-        for each in self._channels.values():
-            each.abort(reason)
-
-    def _failed(self, error: BaseException) -> None:
-        """In a lane."""
-        if self._error is None:
-            self._error = error
-            self.abort(f"lost the others: {error}")
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+        self._links.abort(reason)
 
     def _await(self, future: Pending[Any] | None) -> Any:
         assert future is not None
         return future.result()
-
-    def _channel(self, place: Place, *, staged: bool, timeout_s: float) -> Channel:
-        made = channel(place, timeout_s=timeout_s)
-        return StagedChannel(made, self._device) if staged and self._device.where.type != "cpu" else made
-
-    def _traffic(self, lane: str, kind: str, gate: Gate | None) -> Traffic:
-        tables = [module.tables(g) for module in self.modules for g in range(len(module.layouts))]
-        return Traffic(
-            kind,
-            self._layouts,
-            tables,
-            gradients=self._channels[f"{lane} gradients"],
-            rows=self._channels[f"{lane} rows"],
-            gate=gate,
-            recorder=self.recorder,
-        )
 
     def _count(self, step: Step) -> None:
         for layout, ahead in zip(self._layouts, step.groups, strict=False):

@@ -21,7 +21,7 @@ from exact_model import build
 from worlds import shared_world
 
 import fscomm
-from fscomm import comm, engine
+from fscomm import comm, engine, links
 from fscomm.device import Device, Host
 from fscomm.ids import IdsStage
 from fscomm.lane import Lane
@@ -270,9 +270,9 @@ def test_staged_rows_arrive_whole_and_parts_are_asked_for_one_by_one() -> None:
 def staged(rank: int, size: int) -> list[str]:
     """What differs from the plain run where rows travel through staging memory."""
     with pytest.MonkeyPatch.context() as patch:
-        made = engine.channel
+        made = links.channel
         patch.setattr(
-            engine, "channel", lambda place, *, timeout_s: StagedChannel(made(place, timeout_s=timeout_s), Staging())
+            links, "channel", lambda place, *, timeout_s: StagedChannel(made(place, timeout_s=timeout_s), Staging())
         )
         return compare(rank, size, CONFIGS["several"], LOOPS["base"])[0]
 

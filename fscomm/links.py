@@ -1,0 +1,111 @@
+"""What an engine works with on all ranks: channels, the lanes that use them, and what runs in the lanes.
+
+One channel per class, direction and issuing thread (no two threads may issue to one group), made in the same order on
+every rank by the thread that makes the engine.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fscomm import torchrec_binding as binding
+from fscomm.agreement import Agreement
+from fscomm.device import Device
+from fscomm.ids import IdsStage
+from fscomm.lane import Lane, Pending
+from fscomm.layout import GroupLayout
+from fscomm.record import Recorder
+from fscomm.schedule import Gate
+from fscomm.traffic import Traffic
+from fscomm.transports.gloo import Channel, channel
+from fscomm.transports.staged import StagedChannel
+from fsranks.place import Place
+
+T = TypeVar("T")
+OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
+CHANNELS = ("control", "ids", *OF_ROWS)
+LANES = ("ids", "urgent", "bulk")
+
+
+class Links:
+    """Making it is collective. After the first error of a lane all channels are aborted, and `check` raises it.
+
+    Attributes:
+        gate: who may use the wire.
+        agreement: for the training thread.
+        stage: for the ids lane.
+        urgent, bulk: for the lane of that name.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[binding.Binding],
+        place: Place,
+        recorder: Recorder,
+        *,
+        device: Device,
+        timeout_s: float,
+    ) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._error: BaseException | None = None
+        layouts = [layout for module in modules for layout in module.layouts]
+        self.gate = Gate()
+        self._channels = {name: self._channel(name, place, timeout_s) for name in CHANNELS}
+        self.agreement = Agreement(self._channels["control"], recorder)
+        module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
+        self.stage = IdsStage(self._channels["ids"], self.gate, layouts, module_of, device.where)
+        self.urgent = self._traffic("urgent", "collision", modules, layouts, None)
+        self.bulk = self._traffic("bulk", "exclusive", modules, layouts, self.gate)
+        self._lanes = {name: Lane(name, self._failed, device=device, background=name != "urgent") for name in LANES}
+
+    def submit(self, lane: str, work: Callable[[], T]) -> Pending[T]:
+        return self._lanes[lane].submit(work)
+
+    def check(self) -> None:
+        """Raise the first error of a lane."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self, reason: str) -> None:
+        """End lanes and groups; work that is under way ends first, within its deadlines."""
+        self.gate.stop()
+        try:
+            for lane in self._lanes.values():
+                lane.close()
+        finally:
+            for each in self._channels.values():
+                each.close(reason)
+
+    def abort(self, reason: str) -> None:
+        """Get everything that blocks out; the other ranks are given `reason`."""
+        self.gate.stop()
+        for each in self._channels.values():
+            each.abort(reason)
+
+    def _failed(self, error: BaseException) -> None:
+        """In a lane."""
+        if self._error is None:
+            self._error = error
+            self.abort(f"lost the others: {error}")
+
+    def _channel(self, name: str, place: Place, timeout_s: float) -> Channel:
+        made = channel(place, timeout_s=timeout_s)
+        return StagedChannel(made, self._device) if name in OF_ROWS and self._device.where.type != "cpu" else made
+
+    def _traffic(
+        self,
+        lane: str,
+        kind: str,
+        modules: Sequence[binding.Binding],
+        layouts: Sequence[GroupLayout],
+        gate: Gate | None,
+    ) -> Traffic:
+        return Traffic(
+            kind,
+            layouts,
+            [module.tables(g) for module in modules for g in range(len(module.layouts))],
+            gradients=self._channels[f"{lane} gradients"],
+            rows=self._channels[f"{lane} rows"],
+            gate=gate,
+            recorder=self._recorder,
+        )
