@@ -38,8 +38,9 @@ from .optimize_plan import (
     without_nulls,
 )
 from .optimize_plan import Path as ColumnPath
-from .optimize_read import ordered, reading_source, reading_written, sorting
+from .optimize_sort import ordered, sorting
 from .optimize_verify import Difference, first_difference
+from .reading import reading_source, reading_written
 from .scan.files import FileSet
 from .terminal import Progress
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from freescale_tools import optimize as rewriting
 from freescale_tools.commands.optimize import optimize as command
 from freescale_tools.errors import UsageError
-from freescale_tools.optimize import UnfaithfulError, jobs, optimize_all
+from freescale_tools.optimize import jobs, optimize_all
 from freescale_tools.optimize_plan import Settings, delta_columns, note_nulls, tightened, unit_rows
 from freescale_tools.optimize_verify import unequal_row
 from freescale_tools.scan.files import open_files

@@ -5,9 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fsdata.errors import CorruptFileError
@@ -31,21 +29,28 @@ class Reading:
 
         Raises CorruptFileError, naming file and row group, where the file is damaged.
         """
-        metadata = self._parquet.metadata
-        wide = wide_columns(metadata, self.schema.names if columns is None else columns)
-        left = metadata.num_rows if rows is None else rows
-        for group in range(metadata.num_row_groups):
-            if metadata.row_group(group).num_rows == 0:
-                continue
-            size = batch_rows(metadata.row_group(group), wide)
-            read = self._parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
-            while left > 0:
-                with self._decoding(group):
-                    batch = next(read, None)
-                if batch is None:
-                    break
+        left = self._parquet.metadata.num_rows if rows is None else rows
+        for group in range(self._parquet.metadata.num_row_groups):
+            for batch in self.group(group, columns):
                 yield batch.slice(0, left)
                 left -= batch.num_rows
+                if left <= 0:
+                    return
+
+    def group(self, group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The same of one row group."""
+        metadata = self._parquet.metadata
+        if metadata.row_group(group).num_rows == 0:
+            return
+        wide = wide_columns(metadata, self.schema.names if columns is None else columns)
+        size = batch_rows(metadata.row_group(group), wide)
+        read = self._parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+        while True:
+            with self._decoding(group):
+                batch = next(read, None)
+            if batch is None:
+                return
+            yield batch
 
     def table(self) -> pa.Table:
         return pa.Table.from_batches(list(self.batches()), self.schema)
@@ -79,24 +84,3 @@ def reading_written(path: Path) -> Iterator[Reading]:
     """A file that was just written, its pages compared with their checksums."""
     with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
         yield Reading(parquet, str(path))
-
-
-def sorting(footer: Footer, column: str) -> np.ndarray | None:
-    """int64 [rows]: the rows of a file in order of `column`, ties as they stand, nulls last. None if they are so.
-
-    Reads this one column.
-    """
-    with reading_source(footer) as reading:
-        key = pa.Table.from_batches(list(reading.batches([column])), pa.schema([reading.schema.field(column)]))[column]
-    order = np.asarray(pc.sort_indices(key)).astype(np.int64)
-    return None if (np.diff(order) > 0).all() else order
-
-
-def ordered(reading: Reading, order: np.ndarray | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """All rows in `order`, `rows` at a time; as they stand if it is None. Sorting holds the whole file in memory."""
-    if order is None:
-        yield from reading.batches()
-        return
-    table = reading.table()
-    for start in range(0, len(order), rows):
-        yield from table.take(pa.array(order[start : start + rows])).combine_chunks().to_batches()
