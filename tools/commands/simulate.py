@@ -1,0 +1,193 @@
+"""`freescale simulate`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+from ..terminal import Terminal
+
+BENCHMARK = Path("benchmarks/results/exposed.json")
+VERSION = 1
+
+
+def simulate(
+    profile: Annotated[Path, typer.Option(help="profile.json of `freescale profile`, or the folder it is in.")],
+    hardware: Annotated[
+        str, typer.Option(help="h100-ib, h200-nvl, or a TOML file with the same parameters.")
+    ] = "h100-ib",
+    ranks: Annotated[
+        str | None, typer.Option(help="Numbers of ranks, as in 8,64,512. Default: 8 to 1024 by doubling.")
+    ] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(help="Floats exchanged per event, all its fields together. Default: the profile's, else 128."),
+    ] = None,
+    sequence: Annotated[str | None, typer.Option(help="Column of the profile. Default: its first sequence.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per rank. Default: the profile's, else 128.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Histories are cut to this. Default: the recommended one of the profile.")
+    ] = None,
+    validate: Annotated[
+        Path | None,
+        typer.Option(help=f"Results of benchmarks/exposed.py to predict too. Default: {BENCHMARK}, if it is there."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where simulation.json and index.html go.")] = Path("freescale-report"),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+) -> None:
+    """Predict a training step with and without balancing, prioritized and SM-free communication, and what they bring.
+
+    The lengths are those of a profile; what is known of the hardware and what is assumed is listed with its source.
+    The predictions are compared with what the paper and, where its results are given, the benchmark measured.
+    """
+    with Terminal(json=json) as terminal:
+        chosen = {"sequence": sequence, "batch_size": batch_size, "max_length": max_length, "dim": dim}
+        document = _simulated(profile, hardware, _numbers(ranks), chosen, validate)
+        _write(document, out)
+        _show(terminal, document["simulation"])
+        terminal.say(f"written: {out / 'simulation.json'}, {out / 'index.html'}")
+        terminal.result(document)
+
+
+def _simulated(
+    path: Path,
+    hardware: str,
+    ranks: Sequence[int] | None,
+    chosen: Mapping[str, Any],
+    benchmark: Path | None,
+) -> dict[str, Any]:
+    """The document that is written."""
+    import datetime
+
+    from ..simulate import load_hardware
+    from ..simulate import simulate as run
+    from ..simulate.measured import against_benchmark
+    from ..simulate.simulation import RANKS
+    from ..simulate.validate import against_paper
+
+    profile = _profile(path)
+    simulation = run(profile, load_hardware(hardware), ranks=ranks or RANKS, **chosen)
+    file = benchmark or (BENCHMARK if BENCHMARK.is_file() else None)
+    simulation["validation"] = {
+        # The paper's figures are those of its own cluster, whatever is simulated.
+        "paper": against_paper(load_hardware("h100-ib")),
+        "benchmark": against_benchmark(file) if file else None,
+        "notes": [f"Benchmark: {file}." if file else f"Not compared with the benchmark: there is no {BENCHMARK} here."],
+    }
+    return {
+        "version": VERSION,
+        "kind": "simulate",
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "profile": str(path),
+        "simulation": simulation,
+    }
+
+
+def _numbers(ranks: str | None) -> list[int] | None:
+    if ranks is None:
+        return None
+    try:
+        return [int(part) for part in ranks.split(",")]
+    except ValueError:
+        raise UsageError(f"--ranks {ranks!r}: numbers joined by commas are needed, as in 8,64,512") from None
+
+
+def _profile(path: Path) -> dict[str, Any]:
+    import json
+
+    file = path / "profile.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"no profile at {file}: write one with `freescale profile PATHS --sequence COL --out DIR`")
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{file} is no JSON document: {error}") from error
+    if not isinstance(document, dict) or document.get("kind") != "profile":
+        raise UsageError(f"{file} is no profile: write one with `freescale profile`")
+    if document.get("version") != VERSION:
+        raise UsageError(
+            f"{file} has version {document.get('version')!r}, this program reads {VERSION}: profile the data again"
+        )
+    return document
+
+
+def _write(document: Mapping[str, Any], out: Path) -> None:
+    """Both files under a temporary name first."""
+    import json
+    import os
+
+    from ..report.page import write_page
+    from ..terminal import plain
+
+    temporary = out / f".simulation.json.{os.getpid()}.tmp"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(json.dumps(document, default=plain, allow_nan=False) + "\n", encoding="utf-8")
+            temporary.replace(out / "simulation.json")
+        finally:
+            temporary.unlink(missing_ok=True)
+        write_page(document, out / "index.html")
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error}") from error
+
+
+def _show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
+    terminal.table(
+        f"A step on {simulation['hardware']['name']}, mean rank, ms",
+        ["ranks", "way", "QPS", "step", "straggler", "exposed", "contention", "waits for data"],
+        [
+            [
+                point["ranks"], point["way"], point["qps"], point["step_ms"], *point["bubbles"].values(),
+                point["data_wait_ms"],
+            ]
+            for point in simulation["points"]
+        ],
+    )  # fmt: skip
+    terminal.table(
+        "All together over plain",
+        ["ranks", "QPS gain"],
+        [[point["ranks"], f"{point['qps_gain']:+.1%}"] for point in simulation["gain"]],
+    )
+    terminal.table(
+        "What this rests on",
+        ["parameter", "value", "unit", "source"],
+        [
+            [one["name"], _plain(one["value"]), one["unit"], one["source"]]
+            for one in simulation["hardware"]["parameters"]
+        ],
+    )
+    validation = simulation["validation"]
+    for title, part in (("the paper", validation["paper"]), ("benchmarks/exposed.py", validation["benchmark"])):
+        if part is not None:
+            _show_validation(terminal, title, part)
+    for note in validation["notes"]:
+        terminal.say(note)
+
+
+def _show_validation(terminal: Terminal, title: str, part: Mapping[str, Any]) -> None:
+    fits = [f"Fitted: {one['name']} = {one['value']:.4g} {one['unit']} on {one['on']}." for one in part["fits"]]
+    terminal.table(
+        f"Fitted, predicted, measured: {title}",
+        ["what", "unit", "fitted", "predicted", "measured", "error", "within", "verdict"],
+        [
+            [
+                one["what"],
+                one["unit"],
+                one["fitted"],
+                one["predicted"],
+                one["measured"],
+                "-" if one["error"] is None else f"{one['error']:+.1%}",
+                "-" if one["within"] is None else f"{one['within']:.0%}",
+                one["verdict"] if one["asked"] else f"({one['verdict']})",
+            ]
+            for one in part["rows"]
+        ],
+        notes=[*fits, *part["notes"], "In brackets: lines that no goal was set for."],
+    )
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,.6g}"

@@ -1,0 +1,109 @@
+"""simulate: from a profile and hardware to steps, bubbles, samples per second and gains."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import UsageError
+from .durations import work
+from .hardware import Hardware
+from .step import WAYS, timeline
+from .workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
+
+RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+VERSION = 1
+
+
+def simulate(
+    profile: Mapping[str, Any],
+    hardware: Hardware,
+    *,
+    ranks: Sequence[int] = RANKS,
+    way_names: Sequence[str] | None = None,
+    sequence: str | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    dim: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The `simulation` of a profile document, without a validation.
+
+    What is not given comes from the profile: its first sequence, the recommended maximum length, the grid's batch size;
+    `way_names`: some of WAYS, all by default. Times are milliseconds per step, `qps` samples of all ranks per second,
+    `qps_gain` of `all` over `plain` as a share (0.5: half as many again), where both are asked for.
+
+    Raises UsageError on a profile without lengths, on unknown ways and sequences, and on numbers out of range.
+    """
+    names = [way.name for way in WAYS]
+    wanted = names if way_names is None else list(way_names)
+    if unknown := [name for name in wanted if name not in names]:
+        raise UsageError(f"no way {', '.join(unknown)}: there are {', '.join(names)}")
+    if not ranks or min(ranks) < 1:
+        raise UsageError(f"ranks = {list(ranks)}: one or more numbers of 1 or more are needed")
+    for name, value in {"batch size": batch_size, "maximum length": max_length, "dim": dim}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} = {value}: 1 or more is needed")
+    counts = sorted(set(ranks))
+    choice = choose(profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim)
+    load = workload(profile, choice, ranks=counts, seed=seed)
+    points = predict(hardware, load, ranks=counts, way_names=wanted)
+    return {
+        "hardware": {
+            "name": hardware.name,
+            "parameters": [*hardware.parameters(), *_parameters(profile, choice, load)],
+        },
+        "ways": [name for name in names if name in wanted],
+        "points": points,
+        "validation": None,
+        "gain": gains(points),
+    }
+
+
+def predict(
+    hardware: Hardware, load: Workload, *, ranks: Sequence[int], way_names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """One point per number of ranks and way."""
+    points = []
+    for count in ranks:
+        for way in WAYS:
+            if way.name in way_names:
+                step = timeline(work(hardware, load, way, ranks=count), way)
+                qps = 1e3 * load.batch_size * count / step["step_ms"]
+                points.append({"ranks": count, "way": way.name, "qps": qps, **step})
+    return points
+
+
+def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """QPS of `all` over `plain`, as a share, by ranks."""
+    qps = {(point["ranks"], point["way"]): point["qps"] for point in points}
+    return [
+        {"ranks": ranks, "qps_gain": qps[ranks, "all"] / qps[ranks, "plain"] - 1}
+        for ranks, way in qps
+        if way == "all" and (ranks, "plain") in qps
+    ]
+
+
+def _parameters(profile: Mapping[str, Any], choice: Choice, load: Workload) -> list[dict[str, Any]]:
+    """What was taken of the profile, and what no profile tells."""
+    model = "assumed: attention of two products per pair of events in every layer"
+    collisions = profile.get("collisions")
+    return [
+        _parameter("sequence", choice.sequence, "", "profile"),
+        _parameter("batch_size", choice.batch_size, "samples per rank", choice.sources["batch_size"]),
+        _parameter("max_length", choice.max_length, "events", choice.sources["max_length"]),
+        _parameter("cost", repr(choice.cost), "", choice.sources["cost"]),
+        _parameter("dim", choice.dim, "floats per event", choice.sources["dim"]),
+        _parameter("events", load.events, "per rank and step", "profile: its lengths, cut to max_length"),
+        _parameter("channels", CHANNELS, "", model),
+        _parameter("layers", LAYERS, "", model),
+        _parameter("dense_parameters", DENSE_PARAMETERS, "", "assumed"),
+        _parameter(
+            "collision",
+            load.collisions[max(load.collisions)],
+            "share of events",
+            f"profile: at {max(load.collisions)} ranks" if collisions else "paper, section 2 (Fig. 3): about 12 %",
+        ),
+    ]
+
+
+def _parameter(name: str, value: Any, unit: str, source: str) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "source": source}
