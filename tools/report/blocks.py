@@ -1,0 +1,100 @@
+"""What the page is made of: sections of blocks. Texts are plain; the template escapes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of written figures.
+
+    Attributes:
+        words: so many columns from the left hold words; they stand left, the others right.
+        folded: shown only when the reader opens it.
+    """
+
+    kind: ClassVar[str] = "table"
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+    note: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A figure, what it is, and how to read it for this data.
+
+    Attributes:
+        height: in CSS pixels.
+        half: two of them share a line where the window is wide.
+    """
+
+    kind: ClassVar[str] = "plot"
+    title: str
+    aid: str
+    figure: go.Figure
+    height: int = 360
+    half: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """Text to paste."""
+
+    kind: ClassVar[str] = "code"
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Sentences, one below the other."""
+
+    kind: ClassVar[str] = "points"
+    title: str
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One key figure."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Key figures side by side."""
+
+    kind: ClassVar[str] = "tiles"
+    tiles: Sequence[Tile]
+
+
+Block = Table | Plot | Code | Points | Tiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with blocks. `id` names it inside the page."""
+
+    id: str
+    title: str
+    intro: str = ""
+    blocks: Sequence[Block] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """All that the template shows."""
+
+    title: str
+    subtitle: str
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section]

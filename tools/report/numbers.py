@@ -1,0 +1,77 @@
+"""How figures are written on the page: thousands separators, three digits, units."""
+
+from html import escape
+
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+_LONGEST_NAME = 160
+
+
+def count(value: float | None) -> str:
+    """`1,234,567`; below 100 fractions keep three digits; a dash for None."""
+    if value is None:
+        return "–"
+    if value != int(value) and abs(value) < 100:
+        return f"{value:,.3g}"
+    return f"{value:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 0 to 1 as `12.3 %`, with three digits; a dash for None."""
+    if share is None:
+        return "–"
+    value = 100 * share
+    if value == 0:
+        return "0 %"
+    size = abs(value)
+    if size < 0.001:
+        return "< 0.001 %"
+    digits = 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f} %"
+
+
+def signed(share: float | None) -> str:
+    """A gain as `+12.3 %`."""
+    return "–" if share is None else f"{'+' if share > 0 else ''}{percent(share)}"
+
+
+def milliseconds(value: float | None) -> str:
+    """`12.3 ms`."""
+    return "–" if value is None else f"{number(value)} ms"
+
+
+def number(value: float | None) -> str:
+    """Three digits or more, never an exponent: `0.123`, `12.3`, `1,235`."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    digits = 0 if size >= 100 or value == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def size(bytes: float | None) -> str:
+    """`12.3 MB`, in powers of 1,000."""
+    if bytes is None:
+        return "–"
+    step = 0
+    while abs(bytes) >= 1000 and step < len(_SIZES) - 1:
+        bytes, step = bytes / 1000, step + 1
+    return f"{count(bytes) if step == 0 else number(bytes)} {_SIZES[step]}"
+
+
+def times(ratio: float) -> str:
+    """`9.2 times`; above 1,000 without fractions."""
+    return f"{ratio:,.0f} times" if ratio >= 20 else f"{ratio:,.1f} times"
+
+
+def short(name: object) -> str:
+    """A name or reason of the user's, cut in the middle where it is too long for a table."""
+    text = str(name)
+    if len(text) <= _LONGEST_NAME:
+        return text
+    half = _LONGEST_NAME // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def label(name: object) -> str:
+    """A name of the user's inside a plot, where plotly would read `<b>` as a tag and `%{x}` as a field."""
+    return escape(short(name), quote=False).replace("%{", "% {")

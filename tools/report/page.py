@@ -1,0 +1,73 @@
+"""The report page: one HTML file that opens without a network.
+
+Plotly's script, the styles and the figures are inside; a content security policy lets the page load nothing and run
+only the scripts it was written with. Texts of the user's (file names, columns, reasons) are escaped by the template.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from .sections import page_of
+from .theme import DARK
+
+_FOLDER = Path(__file__).parent
+
+
+def write_page(document: Mapping[str, Any], path: Path) -> None:
+    """Write the page of a profile, collisions or simulate document (its `kind` says which), under a temporary name first.
+
+    Parts that are null or absent are left out. About 5 MB, nearly all of it plotly's script, whatever the size of the data.
+    Raises ValueError for a document of another kind, OSError where the file cannot be written.
+    """
+    text = render(document)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    environment.filters["embedded"] = _embedded
+    plotly, script = _script(get_plotlyjs()), _script((_FOLDER / "page.js").read_text(encoding="utf-8"))
+    return environment.get_template("page.html").render(
+        page=page_of(document),
+        style=Markup((_FOLDER / "style.css").read_text(encoding="utf-8")),
+        plotly=Markup(plotly),
+        script=Markup(script),
+        script_hashes=[_hash(plotly), _hash(script)],
+        dark=_json(json.dumps(DARK)),
+    )
+
+
+def _embedded(figure: go.Figure) -> Markup:
+    return _json(figure.to_json(validate=False))
+
+
+def _json(text: str) -> Markup:
+    """JSON inside a script element: `<` could end it, and only ever stands in strings."""
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _script(text: str) -> str:
+    """As the browser reads it, which makes one kind of line ends before it takes the hash."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _hash(text: str) -> Markup:
+    return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")

@@ -1,0 +1,75 @@
+"""Colours and the common look of the plots.
+
+Figures carry the light colours. The page's script replaces each by its dark one where the reader's system is dark.
+The hues stay apart for the colour-blind (after Okabe and Ito), and lines also differ by marker and dash.
+"""
+
+import plotly.graph_objects as go
+
+INK, MUTED, GRID, AXIS, PAPER = "#1c232b", "#55606d", "#e4e8ed", "#b4bdc7", "#ffffff"
+BLUE, RED, GREEN, PINK = "#0068a8", "#c44e0a", "#00805d", "#a4508b"
+AMBER, SKY, GREY, AREA, FAINT = "#a87600", "#3f93d2", "#727d89", "#c9dff0", "#d3d9e0"
+
+DARK = {
+    INK: "#e4e9ee",
+    MUTED: "#a3aeba",
+    GRID: "#2b333c",
+    AXIS: "#56616d",
+    PAPER: "#14191f",
+    BLUE: "#4aa8e8",
+    RED: "#ff8b52",
+    GREEN: "#2ec79b",
+    PINK: "#e08fc6",
+    AMBER: "#ecb93f",
+    SKY: "#9ad3fb",
+    GREY: "#929ca8",
+    AREA: "#1d405b",
+    FAINT: "#39434e",
+}
+
+SERIES = (BLUE, GREEN, PINK, AMBER, SKY, GREY, RED)
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "solid", "dash")
+
+MARGIN = {"l": 64, "r": 16, "t": 8, "b": 48}
+
+
+def figure(traces: list, *, x: str, y: str) -> go.Figure:
+    """Traces between two named axes, legend above, nothing but what carries data."""
+    drawn = go.Figure(data=traces)
+    drawn.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": INK, "size": 13},
+        margin=MARGIN,
+        hovermode="closest",
+        hoverlabel={"bgcolor": PAPER, "bordercolor": AXIS, "font": {"color": INK, "size": 13}, "align": "left"},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+        xaxis=axis(x),
+        yaxis=axis(y),
+    )
+    return drawn
+
+
+def axis(title: str) -> dict:
+    """A thin line with a quiet grid."""
+    return {
+        "title": {"text": title, "font": {"size": 13, "color": MUTED}, "standoff": 10},
+        "gridcolor": GRID,
+        "linecolor": AXIS,
+        "showline": True,
+        "zeroline": False,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": AXIS,
+        "tickfont": {"color": MUTED, "size": 12},
+        "automargin": True,
+    }
+
+
+def named_ticks(values: list) -> dict:
+    """A log axis (base 2 in spirit) that names the measured values themselves; every other one where they crowd."""
+    step = max(-(-len(values) // 9), 1)
+    shown = values[::-1][::step][::-1]
+    return {"type": "log", "tickmode": "array", "tickvals": shown, "ticktext": [f"{value:,}" for value in shown]}
