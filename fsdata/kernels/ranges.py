@@ -1,0 +1,62 @@
+"""Copying ranges of items from one place of a tensor to another place of another: what every jagged kernel here is.
+
+Permuting rows, packing them by destination rank and key, and turning key-major into sample-major are the same copy with
+different starts (paper, section 1: indexed permute, ranged dispatch, ranged combine, keyed transpose). The copy moves
+bytes, so any type and any bit pattern comes through, and its backward is the copy with the starts exchanged.
+
+Three ways to do it: `reference` is the definition, in plain torch; numba on the CPU; Triton on the GPU. Letters: R
+ranges, T and U items of source and target, [...] the trailing dimensions of an item.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+
+from fsdata.kernels.copy import copy
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def copy_ranges(
+    source: torch.Tensor, target: torch.Tensor, starts: torch.Tensor, places: torch.Tensor, lengths: torch.Tensor
+) -> None:
+    """target[places[r] + i] = source[starts[r] + i] for i < lengths[r], on the device of the tensors.
+
+    source: [T, ...], target: [U, ...], contiguous, of one type, trailing shape and device; starts, places, lengths:
+    int64[R] there. Ranges lie inside the tensors, those of the target do not overlap: callers see to both. Items of the
+    target outside the ranges stay as they are. On the GPU it does not synchronise.
+    """
+    if not lengths.numel() or not source.numel():
+        return
+    width = source[0].numel()
+    if source.device.type == "cpu":
+        table = np.stack([starts.numpy(), places.numpy(), lengths.numpy()])
+        _copy_all(table, source.data_ptr(), target.data_ptr(), width * source.element_size())
+    else:
+        from fsdata.kernels.ranges_triton import launch
+
+        word = _WORDS[source.element_size()]
+        launch(source.view(word), target.view(word), starts, places, lengths, width)
+
+
+def reference(
+    source: torch.Tensor, target: torch.Tensor, starts: torch.Tensor, places: torch.Tensor, lengths: torch.Tensor
+) -> None:
+    """`copy_ranges` by one slice after another: the definition, and slow."""
+    for start, place, length in zip(starts.tolist(), places.tolist(), lengths.tolist(), strict=True):
+        target[place : place + length] = source[start : start + length]
+
+
+@njit(nogil=True, cache=True)
+def _copy_all(table: np.ndarray, source: int, target: int, item_bytes: int) -> None:
+    """table: int64[3, R] starts, places, lengths; the others: byte addresses and bytes of an item."""
+    wide = item_bytes % 8 == 0 and source % 8 == 0 and target % 8 == 0
+    half = item_bytes % 4 == 0 and source % 4 == 0 and target % 4 == 0
+    word = 8 if wide else 4 if half else 1
+    for r in range(table.shape[1]):
+        copy(
+            target + table[1, r] * item_bytes,
+            source + table[0, r] * item_bytes,
+            table[2, r] * item_bytes // word,
+            word,
+        )

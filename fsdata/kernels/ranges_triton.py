@@ -1,0 +1,41 @@
+"""`copy_ranges` in Triton. Imported on use: Triton is not needed on the CPU."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024  # words that a program copies at a time
+_PROGRAMS = 2048  # about what fills a large GPU; long ranges are shared out if there are fewer ranges
+_MOST_PER_RANGE = 1024
+
+
+@triton.jit
+def _copy(source, target, starts, places, lengths, width, BLOCK: tl.constexpr):
+    """Program (r, p) copies blocks p, p + P, ... of range r."""
+    r = tl.program_id(0)
+    # 64 bits throughout: tensors may have more than 2^31 words.
+    start = tl.load(starts + r) * width
+    place = tl.load(places + r) * width
+    words = tl.load(lengths + r) * width
+    first = tl.program_id(1).to(tl.int64) * BLOCK
+    for block in range(first, words, tl.num_programs(1) * BLOCK):
+        at = block + tl.arange(0, BLOCK)
+        inside = at < words
+        tl.store(target + place + at, tl.load(source + start + at, mask=inside), mask=inside)
+
+
+def launch(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    starts: torch.Tensor,
+    places: torch.Tensor,
+    lengths: torch.Tensor,
+    width: int,
+) -> None:
+    """See `copy_ranges`. source, target: words; width: words of an item."""
+    ranges = lengths.numel()
+    shares = max(1, min(_MOST_PER_RANGE, _PROGRAMS // ranges))
+    kernel: Any = _copy
+    kernel[(ranges, shares)](source, target, starts, places, lengths, width, BLOCK=BLOCK)

@@ -1,0 +1,123 @@
+"""Jagged moves that kernels are tested with, and plain Python to hold them against."""
+
+from unittest import mock
+
+import torch
+
+from fsdata.jagged_ops import Ranges, indexed_permute, keyed_transpose, ranged_combine, ranged_dispatch
+from fsdata.kernels import ranges as kernel
+
+DTYPES = [torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32]
+
+
+def _lengths(keys: int, samples: int, longest: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, longest + 1, (keys, samples), generator=torch.Generator().manual_seed(seed))
+
+
+def _rank(samples: int, ranks: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, ranks, (samples,), generator=torch.Generator().manual_seed(seed))
+
+
+def _giant(keys: int, samples: int) -> torch.Tensor:
+    lengths = _lengths(keys, samples, 3, 5)
+    lengths[0, samples // 2] = 5003
+    return lengths
+
+
+_SEVEN = _lengths(3, 7, 9, 1)
+_EMPTY = torch.zeros(2, 6, dtype=torch.int64)
+CASES: dict[str, Ranges] = {
+    "permute": indexed_permute(_SEVEN[0], torch.tensor([6, 0, 3, 2, 5, 1, 4])),
+    "subset": indexed_permute(_SEVEN[0], torch.tensor([6, 3, 2])),
+    "dispatch": ranged_dispatch(_SEVEN, _rank(7, 4, 2)),
+    "dispatch to one": ranged_dispatch(_SEVEN, torch.full((7,), 3)),  # ranks 0-2 and those after 3 get nothing
+    "combine": ranged_combine(_lengths(2, 33, 5, 3), _rank(33, 5, 4)),
+    "transpose": keyed_transpose(_lengths(4, 17, 6, 6)),
+    "giant row": ranged_dispatch(_giant(2, 9), _rank(9, 3, 7)),
+    "only empty rows": keyed_transpose(_EMPTY),
+    "no samples": ranged_dispatch(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)),
+}
+
+
+def values_of(items: int, trailing: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Distinct bit patterns, NaNs among them."""
+    count = items * int(torch.tensor(trailing).prod()) if trailing else items
+    word = kernel._WORDS[dtype.itemsize]
+    return (torch.arange(count) + 31700).to(word).view(dtype).view(items, *trailing)
+
+
+def poisoned(*shape, dtype, device):
+    """In the place of torch.empty: what is not written is seen."""
+    given = shape[0] if len(shape) == 1 else shape
+    word = kernel._WORDS[dtype.itemsize]
+    return torch.full(tuple(given), 0x5A, dtype=word, device=device).view(dtype)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    word = kernel._WORDS[a.element_size()]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(word), b.view(word))
+
+
+def check(ranges: Ranges, trailing: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> None:
+    """One move there and, where nothing is left out, back."""
+    values = values_of(ranges.source_items, trailing, dtype)
+    wanted = torch.zeros(ranges.target_items, *trailing, dtype=dtype)
+    kernel.reference(values, wanted, ranges.starts, ranges.places, ranges.lengths)
+    moved = on(ranges, device)
+    with mock.patch.object(torch, "empty", poisoned):
+        found = moved.apply(values.to(device))
+        back = moved.inverse.apply(found) if ranges.covers else None
+    assert same_bits(found.cpu(), wanted)
+    assert back is None or same_bits(back.cpu(), values)
+
+
+def check_backward(ranges: Ranges, device: str = "cpu") -> None:
+    values = torch.randn(ranges.source_items, 2, device=device, requires_grad=True)
+    moved = on(ranges, device).apply(values)
+    weight = torch.randn(ranges.target_items, 2, device=device)
+    moved.backward(weight)
+    wanted = torch.zeros(ranges.source_items, 2)
+    kernel.reference(weight.cpu(), wanted, ranges.places, ranges.starts, ranges.lengths)
+    assert values.grad is not None
+    assert torch.equal(values.grad.cpu(), wanted)
+
+
+def on(ranges: Ranges, device: str) -> Ranges:
+    return Ranges(
+        starts=ranges.starts.to(device),
+        places=ranges.places.to(device),
+        lengths=ranges.lengths.to(device),
+        source_items=ranges.source_items,
+        target_items=ranges.target_items,
+        covers=ranges.covers,
+    )
+
+
+def expected_dispatch(lengths: torch.Tensor, rank: torch.Tensor, ranks: int) -> list[int]:
+    rows = _rows(lengths)
+    keys, samples = lengths.shape
+    return [
+        item
+        for to in range(ranks)
+        for key in range(keys)
+        for sample in range(samples)
+        if rank[sample] == to
+        for item in rows[key][sample]
+    ]
+
+
+def expected_transpose(lengths: torch.Tensor) -> list[int]:
+    rows = _rows(lengths)
+    keys, samples = lengths.shape
+    return [item for sample in range(samples) for key in range(keys) for item in rows[key][sample]]
+
+
+def _rows(lengths: torch.Tensor) -> list[list[range]]:
+    """The item numbers of every row."""
+    rows, start = [], 0
+    for of_key in lengths.tolist():
+        rows.append([])
+        for length in of_key:
+            rows[-1].append(range(start, start + length))
+            start += length
+    return rows

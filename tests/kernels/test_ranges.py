@@ -1,0 +1,127 @@
+"""Jagged moves against plain slices: every type, odd sizes, empty and giant rows, forward and backward.
+
+Triton runs in a process of its own, through its interpreter, as that is chosen at import.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranges_cases import CASES, DTYPES, check, check_backward, expected_dispatch, expected_transpose, values_of
+
+from fsdata.jagged_ops import Ranges, indexed_permute, keyed_transpose, ranged_combine, ranged_dispatch
+from fsdata.kernels import ranges as kernel
+
+lengths_of_keys = st.integers(1, 4).flatmap(
+    lambda keys: st.lists(st.lists(st.integers(0, 9), min_size=keys, max_size=keys), min_size=1, max_size=12)
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("trailing", [(), (1,), (3,), (2, 5)], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_moves_are_those_of_the_reference(name, trailing, dtype):
+    check(CASES[name], trailing, dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_backward_brings_every_gradient_to_its_item(name):
+    check_backward(CASES[name])
+
+
+@settings(deadline=None)
+@given(lengths=lengths_of_keys, ranks=st.integers(1, 5), seed=st.integers(0, 99))
+def test_dispatch_combine_and_transpose_are_what_their_names_say(lengths, ranks, seed):
+    table = torch.tensor(lengths).t().contiguous()  # [K, N]
+    rank = torch.from_numpy(np.random.default_rng(seed).integers(0, ranks, table.shape[1]))
+    values = torch.arange(int(table.sum()))
+    sent = ranged_dispatch(table, rank).apply(values)
+    assert sent.tolist() == expected_dispatch(table, rank, ranks)
+    assert torch.equal(ranged_combine(table, rank).apply(sent), values)
+    turned = keyed_transpose(table)
+    assert turned.apply(values).tolist() == expected_transpose(table)
+    assert torch.equal(turned.inverse.apply(turned.apply(values)), values)
+
+
+def test_rows_that_are_left_out_have_no_gradient():
+    moved = indexed_permute(torch.tensor([2, 3, 1]), torch.tensor([2, 0]))
+    values = torch.randn(6, 2, requires_grad=True)
+    out = moved.apply(values)
+    assert torch.equal(out, torch.cat([values[5:], values[:2]]))
+    out.backward(torch.ones_like(out))
+    assert values.grad is not None
+    assert values.grad[:, 0].tolist() == [1, 1, 0, 0, 0, 1]
+
+
+def test_beyond_two_to_the_31():
+    """Memory is committed when it is touched: only the rows near the end are."""
+    items = 2**31 + 1000
+    source, target = torch.empty(items, dtype=torch.int16), torch.empty(items, dtype=torch.int16)
+    source[-5:] = torch.arange(5, dtype=torch.int16)
+    starts = torch.tensor([items - 5, items - 2])
+    places = torch.tensor([items - 900, items - 3])
+    kernel.copy_ranges(source, target, starts, places, torch.tensor([3, 2]))
+    assert target[-900:-897].tolist() == [0, 1, 2]
+    assert target[-3:-1].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ranged_dispatch(torch.ones(3, dtype=torch.int64), torch.zeros(3).long()), "keys, samples"),
+        (lambda: ranged_dispatch(torch.ones(2, 3).long(), torch.zeros(2).long()), "one destination each"),
+        (lambda: keyed_transpose(torch.ones(2, 3).long()).apply(torch.zeros(5)), "must be 6"),
+        (
+            lambda: Ranges(
+                starts=torch.zeros(2).long(),
+                places=torch.zeros(2).long(),
+                lengths=torch.zeros(1).long(),
+                source_items=0,
+                target_items=0,
+            ),
+            "int64 of shape",
+        ),
+    ],
+    ids=["one key", "ranks", "items", "shapes"],
+)
+def test_nonsense_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+    with pytest.raises(TypeError, match="integers are needed"):
+        indexed_permute(torch.ones(3), torch.arange(3))
+
+
+def test_triton_interpreted():
+    pytest.importorskip("triton", reason="needs triton")
+    script = Path(__file__).with_name("ranges_interpreted.py")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split()[-1] == str(len(CASES) * len(DTYPES))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_triton_on_a_gpu(name, dtype):
+    check(CASES[name], (3,), dtype, device="cuda")
+    check_backward(CASES[name], device="cuda")
+
+
+def test_values_are_distinct():
+    """Else a wrong copy could go unseen."""
+    for dtype in DTYPES:
+        values = values_of(100, (), dtype)
+        assert len(set(values.view(kernel._WORDS[values.element_size()]).tolist())) == 100
