@@ -19,6 +19,7 @@ from .scan.times import Spans, time_spans
 from .terminal import Progress
 
 VERSION = 1
+_USUAL_RANKS = 64  # the paper's
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,31 @@ class Columns:
     @property
     def lists(self) -> tuple[str, ...]:
         return self.sequences + ((self.candidates,) if self.candidates else ())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """For which training jobs predictions are made.
+
+    Attributes:
+        ranks: W, all that are looked at.
+        batch_size: samples of a rank.
+        ids: the column whose collisions are counted; None takes the first sequence if it holds integers.
+    """
+
+    ranks: tuple[int, ...]
+    batch_size: int
+    ids: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("--ranks", self.ranks), ("--batch-size", (self.batch_size,))):
+            if not values or min(values) < 1:
+                raise UsageError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
+
+    @property
+    def default_ranks(self) -> int:
+        """The one nearest to 64."""
+        return min(self.ranks, key=lambda ranks: (abs(ranks - _USUAL_RANKS), ranks))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -4,7 +4,7 @@ A row group is decoded in batches of 1.5 MiB, whatever its size: memory is bound
 reuses the pages that it has just given back.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,11 +73,12 @@ def bind(files: FileSet, columns: Sequence[str]) -> Bound:
     """Find columns in all files; UsageError for one that no file has."""
     leaves: list[dict[str, Leaf]] = []
     missing = []
-    schema = None
+    found: dict[str, Leaf | None] = {}
+    before: Footer | None = None
     for footer in files.footers:
-        if schema is None or not footer.metadata.schema.equals(schema):
-            schema = footer.metadata.schema
+        if before is None or not _same_leaves(footer, before, found.values()):
             found = {column: leaf(footer, column) for column in columns}
+        before = footer
         leaves.append({column: place for column, place in found.items() if place is not None})
         missing += [
             Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=f"no column {column}")
@@ -92,6 +93,14 @@ def bind(files: FileSet, columns: Sequence[str]) -> Bound:
                 f"no file has a column {column!r}; {files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
             )
     return Bound(leaves=tuple(leaves), missing=tuple(missing))
+
+
+def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | None]) -> bool:
+    """Whether leaves of one file are those of another. Names inside lists differ where Arrow's types do not."""
+    schema = footer.metadata.schema
+    return footer.schema.equals(before.schema) and all(
+        place is None or schema.column(place.index).path == place.path for place in found
+    )
 
 
 def type_of(schema: pa.Schema, column: str) -> pa.DataType:

@@ -38,7 +38,7 @@ def count(footer: Footer, place: Leaf) -> Counted:
         known = chunk.statistics if chunk.is_stats_set else None
         if known is not None and known.has_null_count:
             events -= known.null_count
-        else:
+        elif chunk.num_values:
             without += 1
     return Counted(rows=metadata.num_rows, events=events, without_statistics=without)
 
@@ -46,7 +46,7 @@ def count(footer: Footer, place: Leaf) -> Counted:
 def counts(files: FileSet, bound: Bound, column: str) -> dict[str, Any]:
     """One entry of `sequences` in profile.json, of mode quick: what needs the lengths of rows is null.
 
-    `events_are` is `exact` (elements that are not null) or `upper bound`, then because of the `row_groups_without_statistics`.
+    `events_are` is `exact` (elements that are not null), or `upper bound` because of `row_groups_without_statistics`.
     """
     found = [
         (footer.file.name, count(footer, leaves[column]))

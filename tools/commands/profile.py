@@ -1,0 +1,111 @@
+"""`freescale profile`."""
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import CommandFailed, UsageError
+from ..terminal import Terminal, plain
+
+_RANKS = [8, 16, 32, 64, 128, 256, 512, 1024]
+
+
+class EngineName(enum.StrEnum):
+    """Where files are read."""
+
+    local = "local"
+    ray = "ray"
+
+
+def profile(
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (hive partitions, too) or URLs.")],
+    sequence: Annotated[
+        list[str], typer.Option(help="A list column of history events; may be given again. The first is simulated.")
+    ],
+    candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
+    out: Annotated[Path, typer.Option(help="Gets profile.json and index.html.")] = Path("freescale-report"),
+    quick: Annotated[bool, typer.Option("--quick", help="Footers only: rows, events, means, by file.")] = False,
+    time: Annotated[
+        str | None, typer.Option(help="The column with the time of a row, integers or timestamps: lengths over time.")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="The column whose collisions are estimated. Default: the first --sequence.")
+    ] = None,
+    engine: Annotated[
+        EngineName, typer.Option(help="local: threads here. ray: files spread over a Ray cluster.")
+    ] = EngineName.local,
+    batch_size: Annotated[int, typer.Option(help="Samples of a rank.")] = 128,
+    ranks: Annotated[list[int] | None, typer.Option(help="Ranks to predict for; may be given again.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print profile.json instead of tables.")] = False,
+) -> None:
+    """Measure history lengths, and say what FreeScale would bring: stragglers, settings, collisions, speed.
+
+    Reads the named list columns once (with --quick, only footers). Damaged files and row groups are left out, counted
+    and named; the exit status is then 1.
+    """
+    with Terminal(json=json) as terminal:
+        from ..profile import Columns, Settings
+
+        columns = Columns(sequences=tuple(sequence), candidates=candidates, time=time)
+        settings = Settings(ranks=tuple(sorted({*(ranks or _RANKS)})), batch_size=batch_size, ids=ids)
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"--out {out} is a file; name a folder")
+        if quick and (time or ids):
+            raise UsageError("--quick reads no rows: leave out --time and --ids, or --quick")
+        _run(terminal, paths, columns, settings, out, engine.value if not quick else None)
+
+
+def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out: Path, engine_name: str | None) -> None:
+    """`engine_name` is None for footers only."""
+    from .. import profile as profiles
+    from ..profile_tables import show
+    from ..scan.columns import bind
+    from ..scan.engines import engine
+    from ..scan.files import open_files
+
+    files = open_files(paths)
+    if settings.ids is not None:
+        bind(files, [settings.ids])  # refused now rather than after all lengths are read
+    if engine_name is None:
+        found = profiles.quick(files, columns, paths=paths)
+    else:
+        with engine(engine_name) as where, terminal.progress("reading lengths", rows=files.rows) as progress:
+            found = profiles.full(files, columns, paths=paths, engine=where, progress=progress)
+    document = found.document
+    for one in document["skipped"]:
+        group = "" if one["row_group"] is None else f", row group {one['row_group']}"
+        rows = f" ({one['rows']:,} rows left out)" if one["rows"] else ""
+        terminal.finding(f"{one['file']}{group}: {one['reason']}{rows}")
+    notes = []
+    if engine_name is not None:
+        from ..profile_predictions import predict
+
+        notes = predict(found, files, columns, settings, paths=paths, bar=terminal.progress)
+    _write(document, out)
+    show(terminal, document)
+    for note in notes:
+        terminal.say(note)
+    terminal.say(f"written to {out / 'index.html'} and {out / 'profile.json'}")
+    terminal.result(document)
+
+
+def _write(document: dict[str, Any], out: Path) -> None:
+    """Both files, each under a temporary name first."""
+    import json
+    import os
+
+    from ..report.page import write_page
+
+    temporary = out / f".profile.json.{os.getpid()}.tmp"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(json.dumps(document, default=plain, allow_nan=False) + "\n", encoding="utf-8")
+            temporary.replace(out / "profile.json")
+        finally:
+            temporary.unlink(missing_ok=True)
+        write_page(document, out / "index.html")
+    except OSError as error:
+        raise CommandFailed(f"cannot write to {out}: {error}") from error

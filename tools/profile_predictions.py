@@ -1,0 +1,104 @@
+"""What follows from measured lengths: stragglers, settings, collisions, and a step on the default hardware."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pyarrow as pa
+
+from fsdata.sources.roles import is_list, plain
+
+from .collisions import estimate
+from .errors import UsageError
+from .profile import Columns, Profile, Settings
+from .recommend import recommend
+from .scan.columns import type_of
+from .scan.files import FileSet
+from .simulate import load_hardware, simulate
+from .stragglers import straggler_grid
+from .terminal import Progress
+
+HARDWARE = "h100-ib"
+DIM = 128  # of the embedding table, for the bytes of an exchange
+_PAIRS = 4  # of global batches that the rows should be enough for
+
+Bar = Callable[[str], AbstractContextManager[Progress]]
+
+
+def predict(
+    profile: Profile, files: FileSet, columns: Columns, settings: Settings, *, paths: Sequence[str], bar: Bar
+) -> list[str]:
+    """Fill stragglers, recommended, collisions and simulation of a full profile; returns why one is still null.
+
+    `bar` shows what is worked on. Raises UsageError where `settings.ids` names a column whose collisions cannot be
+    counted.
+    """
+    document = profile.document
+    name = columns.sequences[0]
+    histogram = profile.histograms[name]
+    if not histogram.events:
+        return [f"{name} has no events: there is nothing to predict from"]
+    candidates = profile.histograms[columns.candidates] if columns.candidates else None
+    with bar("simulating batches") as progress:
+        grid = straggler_grid(
+            histogram,
+            candidates=candidates,
+            ranks=settings.ranks,
+            batch_size=settings.batch_size,
+            default_ranks=settings.default_ranks,
+            progress=progress,
+        )
+    document["stragglers"] = grid
+    document["recommended"] = recommend(
+        histogram, grid, column=name, paths=paths, candidates=candidates, candidate_column=columns.candidates
+    )
+    with bar("counting collisions") as progress:
+        document["collisions"], notes = _collisions(document, files, columns, settings, progress)
+    document["simulation"] = simulate(document, load_hardware(HARDWARE), ranks=settings.ranks)
+    return notes
+
+
+def _collisions(
+    document: dict[str, Any], files: FileSet, columns: Columns, settings: Settings, progress: Progress
+) -> tuple[dict[str, Any] | None, list[str]]:
+    column = settings.ids or columns.sequences[0]
+    if settings.ids is None and not _holds_integers(files, column):
+        return None, [f"collisions are not estimated: {column} holds no integers; name a column that does with --ids"]
+    ranks, batch_size = fitting(files.rows, settings.default_ranks, settings.batch_size)
+    notes = []
+    if (ranks, batch_size) != (settings.default_ranks, settings.batch_size):
+        notes.append(
+            f"collisions are counted at {ranks} ranks x {batch_size} samples: for more, {files.rows:,} rows are too few"
+        )
+    try:
+        found = estimate(
+            files,
+            column,
+            batch_size=batch_size,
+            ranks=ranks,
+            max_length=document["recommended"]["max_length"],
+            dim=DIM,
+            orders=("file", "shuffled", *(("time",) if columns.time else ())),
+            time=columns.time,
+            progress=progress,
+        )
+    except UsageError as error:
+        if settings.ids is not None:
+            raise
+        return None, [f"collisions are not estimated: {error}"]
+    return found, [*notes, *found["notes"]]
+
+
+def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:
+    """(ranks, batch size) halved, ranks first, until a few pairs of global batches fit into the rows."""
+    while ranks > 1 and ranks * batch_size * (_PAIRS + 1) > rows:
+        ranks = (ranks + 1) // 2
+    while batch_size > 1 and ranks * batch_size * (_PAIRS + 1) > rows:
+        batch_size //= 2
+    return ranks, batch_size
+
+
+def _holds_integers(files: FileSet, column: str) -> bool:
+    footer = next(footer for footer in files.footers if column.split(".")[0] in footer.schema.names)
+    kind = type_of(footer.schema, column)
+    return is_list(kind) and pa.types.is_integer(plain(kind.value_type))

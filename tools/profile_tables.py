@@ -1,0 +1,135 @@
+"""A profile for people: tables and sentences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .terminal import Terminal
+
+Document = Mapping[str, Any]
+
+
+def show(terminal: Terminal, document: Document) -> None:
+    """Everything that the document has."""
+    terminal.say(
+        f"{document['files']:,} files, {document['row_groups']:,} row groups, {document['rows']:,} rows, "
+        f"{document['bytes'] / 1e6:,.1f} MB"
+    )
+    columns = {**document["sequences"], **document["candidates"]}
+    _lengths(terminal, columns, quick=document["mode"] == "quick")
+    name, first = next(iter(document["sequences"].items()))
+    if first["longest"]:
+        rows = [[one["file"], one["row"], one["length"]] for one in first["longest"]]
+        terminal.table(f"Longest rows of {name}", ["file", "row", "events"], rows)
+    if first["drift"]:
+        keys = ("from", "to", "rows", "mean", "p50", "p95")
+        rows = [[one[key] for key in keys] for one in first["drift"]]
+        terminal.table(f"Lengths of {name} over time", keys, rows, notes=["`to` is not part of a span."])
+    if document["stragglers"]:
+        _stragglers(terminal, document["stragglers"])
+    if document["collisions"]:
+        _collisions(terminal, document["collisions"])
+    if document["simulation"]:
+        _gain(terminal, document["simulation"])
+    if document["recommended"]:
+        _recommended(terminal, document["recommended"])
+
+
+def _lengths(terminal: Terminal, columns: Document, *, quick: bool) -> None:
+    notes = [note for name, found in columns.items() for note in _skew(name, found)]
+    if quick:
+        rows = [[name, found["rows"], found["events"], found["mean"]] for name, found in columns.items()]
+        unsure = sum(found["row_groups_without_statistics"] for found in columns.values())
+        if unsure:
+            notes.append(
+                f"{unsure:,} row groups have no statistics: there each empty or null list counts as an event, and "
+                "events and means are upper bounds."
+            )
+        terminal.table("Lengths, from footers", ["column", "rows", "events", "mean"], rows, notes=notes)
+        return
+    quantiles = ("p50", "p90", "p95", "p99", "p999")
+    rows = [
+        [
+            name, found["rows"], found["events"], found["mean"], *(found["quantiles"][key] for key in quantiles),
+            found["max"], 100 * found["top1_share"], found["empty"], found["null"], found["null_elements"],
+        ]
+        for name, found in columns.items()
+    ]  # fmt: skip
+    headings = [
+        "column", "rows", "events", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "top 1 % %", "empty", "null",
+        "null elements",
+    ]  # fmt: skip
+    terminal.table("Lengths", headings, rows, notes=[*notes, "top 1 % %: share of events in the longest 1 % of rows."])
+
+
+def _skew(name: str, found: Document) -> list[str]:
+    files = sorted((one for one in found["per_file"] if one["rows"]), key=lambda one: one["mean"])
+    if len(files) < 2:
+        return []
+    low, high = files[0], files[-1]
+    return [f"{name}, mean by file: {low['mean']:,.4g} ({low['file']}) to {high['mean']:,.4g} ({high['file']})."]
+
+
+def _stragglers(terminal: Terminal, grid: Document) -> None:
+    default = grid["default"]
+    points = [point for point in grid["points"] if point["axis"] == "max_length"]
+    rows = [
+        [point["max_length"], 100 * point["sparsity"], 100 * point["lower_bound"], *_percents(grid, point)]
+        for point in points
+    ]
+    terminal.table(
+        f"Straggler %, {default['ranks']} ranks x {default['batch_size']} samples, {default['cost']}",
+        ["max length", "sparsity %", "lower bound", *grid["methods"]],
+        rows,
+        notes=[
+            "Straggler %: mean wait of a rank by the time of a step. No plan with equal counts gets below the bound."
+        ],
+    )
+
+
+def _percents(grid: Document, point: Document) -> list[float]:
+    return [100 * point["straggler"][method] for method in grid["methods"]]
+
+
+def _collisions(terminal: Terminal, found: Document) -> None:
+    rows = [
+        [
+            point["order"],
+            point["pairs"],
+            *(100 * point[way][key] for way in ("by_occurrence", "by_row") for key in ("mean", "p50", "p99")),
+        ]
+        for point in found["points"]
+        if point["axis"] == "order"
+    ]
+    where = f"{found['ranks']} ranks x {found['batch_size']} samples of at most {found['max_length']:,} events"
+    headings = ["order", "pairs", "occurrences, mean", "p50", "p99", "rows, mean", "p50", "p99"]
+    terminal.table(f"Collisions of {found['column']}, % of consecutive batches: {where}", headings, rows)
+
+
+def _gain(terminal: Terminal, found: Document) -> None:
+    steps = {(point["ranks"], point["way"]): point for point in found["points"]}
+    rows = []
+    for one in found["gain"]:
+        plain, whole = steps[one["ranks"], "plain"], steps[one["ranks"], "all"]
+        rows.append(
+            [one["ranks"], plain["step_ms"], whole["step_ms"], plain["qps"], whole["qps"], 100 * one["qps_gain"]]
+        )
+    terminal.table(
+        f"What FreeScale would bring on {found['hardware']['name']}",
+        ["ranks", "step ms, plain", "with all", "samples/s, plain", "with all", "gain %"],
+        rows,
+        notes=["Simulated; every assumed parameter is in profile.json. `freescale simulate` takes other hardware."],
+    )
+
+
+def _recommended(terminal: Terminal, found: Document) -> None:
+    rows: Sequence[Sequence[Any]] = [
+        ["max_length", f"{found['max_length']:,}"],
+        ["method", found["method"]],
+        ["cost model", found["cost_model"]],
+        ["max_tokens, per rank", f"{found['max_tokens']:,}"],
+        ["events cut off", f"{found['events_cut']:.2%}"],
+        ["straggler", f"{found['straggler']:.2%} (unbalanced {found['straggler_none']:.2%})"],
+    ]
+    terminal.table("Recommended", ["setting", "value"], rows, notes=found["why"])
+    terminal.say("")
+    terminal.say(found["code"])
