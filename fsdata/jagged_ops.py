@@ -9,6 +9,7 @@ section 1, "custom kernels".
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,12 +119,12 @@ def keyed_transpose(lengths: Tensor, *, items: int | None = None) -> Ranges:
 
 class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, values: Tensor, ranges: Ranges) -> Tensor:
+    def forward(ctx: Any, values: Tensor, ranges: Ranges) -> Tensor:
         ctx.ranges = ranges
         return _moved(values, ranges)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return _moved(gradient, ctx.ranges.inverse), None
 
 

@@ -12,7 +12,9 @@ _MOST_PER_RANGE = 1024
 
 
 @triton.jit
-def _copy(source, target, starts, places, lengths, width, BLOCK: tl.constexpr):
+def _copy(  # type: ignore[no-untyped-def]
+    source, target, starts, places, lengths, width, BLOCK: tl.constexpr
+):
     """Program (r, p) copies blocks p, p + P, ... of range r."""
     r = tl.program_id(0)
     # 64 bits throughout: tensors may have more than 2^31 words.
