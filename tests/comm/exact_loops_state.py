@@ -1,0 +1,145 @@
+"""Loops that look at the state, change it, or evaluate in mid-run."""
+
+from typing import Any
+
+import torch
+from exact import Run
+from exact_registry import Loops
+
+loop = Loops()
+
+
+@loop
+def state_dict_everywhere(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step in (2, 3, 6):
+                run.record(f"model {step}", run.model.state_dict())
+                run.record(f"optimizer {step}", run.optimizer.state_dict())
+                run.record_raw(f"raw {step}")
+
+
+@loop
+def state_dict_on_rank_0(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step in (2, 3, 6) and run.rank == 0:
+                run.record(f"model {step}", run.model.state_dict())
+                run.record(f"optimizer {step}", run.optimizer.state_dict())
+
+
+@loop
+def optimizer_state_dict_first(run: Run) -> None:
+    """The fused optimizer's state aliases memory of the lookups: it must be complete when it is asked first."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step == 2:
+                run.record("optimizer", run.optimizer.state_dict())
+                run.record("model", run.model.state_dict())
+            if step == 4:
+                run.record("fused", run.model.fused_optimizer.state_dict())
+            if step == 5:
+                run.record("sharded module", run.model.module.embeddings.state_dict())
+            if step == 6:
+                run.record("inner", run.model.module.state_dict())
+
+
+@loop
+def state_dict_between_backward_and_step(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.optimizer.zero_grad()
+            run.loss(step, batch).backward()
+            if step in (2, 5):
+                run.record(f"model {step}", run.model.state_dict())
+                run.record(f"optimizer {step}", run.optimizer.state_dict())
+            run.optimizer.step()
+
+
+@loop
+def state_dict_between_forward_and_backward(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.optimizer.zero_grad()
+            loss = run.loss(step, batch)
+            if step in (2, 5):
+                run.record(f"model {step}", run.model.state_dict())
+            loss.backward()
+            run.optimizer.step()
+
+
+@loop
+def flush(run: Run) -> None:
+    """After flush() the memory itself is complete; one rank alone may call it."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step == 2:
+                comm.flush()
+                run.record_raw("all")
+            if step == 4 and run.rank == run.size - 1:
+                comm.flush()
+                run.record_raw("alone")
+            if step == 5:
+                comm.flush()
+                comm.flush()
+
+
+@loop
+def load_state_dict(run: Run) -> None:
+    """Back to an earlier state in mid-run: what was looked up ahead is not valid any more."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step == 2:
+                saved = {name: _copy(value) for name, value in run.model.state_dict().items()}
+                kept = _copied_optimizer(run.optimizer.state_dict())
+            if step == 4:
+                run.model.load_state_dict(saved)
+                run.optimizer.load_state_dict(kept)
+
+
+@loop
+def evaluation(run: Run) -> None:
+    """Other data in eval mode and without gradients, between two steps."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step in (1, 2, 5):
+                run.model.eval()
+                with torch.no_grad():
+                    for number, other in enumerate(run.loader(70, 72)):
+                        run.record(f"eval {step}.{number}", run.model(other))
+                run.model.train()
+
+
+@loop
+def evaluation_of_the_batch(run: Run) -> None:
+    """The batch just trained on, and the batch about to be, without gradients; eval mode with gradients."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step == 3:
+                with torch.no_grad():
+                    run.record("before", run.model(batch))
+            run.train(step, batch)
+            if step == 5:
+                with torch.no_grad():
+                    run.record("after", run.model(batch))
+            if step == 6:
+                run.model.eval()
+                run.record("eval mode", run.model(batch))
+                run.model.train()
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards") else value
+
+
+def _copied_optimizer(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which sharded tensors stay sharded."""
+    if isinstance(state, dict):
+        return {key: _copied_optimizer(value) for key, value in state.items()}
+    return _copy(state)

@@ -1,0 +1,153 @@
+"""Sources: finding files by folder, glob and URL, and the columns that their places give."""
+
+import fsspec
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from parquet import column, opened, read, read_all
+from user_files import USERS, found, users
+
+from fsdata import Schema
+from fsdata.errors import SchemaError
+from fsdata.sources import ParquetSource
+
+
+@pytest.fixture
+def folder(tmp_path):
+    users(tmp_path, "b.parquet", 2)
+    users(tmp_path, "a.parquet", 1)
+    users(tmp_path, "sub/c.parq", 3)
+    users(tmp_path, "sub/deep/d.parquet", 4)
+    users(tmp_path, "_temporary/e.parquet", 5)
+    users(tmp_path, ".hidden.parquet", 6)
+    users(tmp_path, "sub/README.md", 7)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", [1, 2, 3, 4]),
+        ("/*.parquet", [1, 2]),
+        ("/?.parquet", [1, 2]),
+        ("/[!a].parquet", [2]),
+        ("/**/*.parquet", [1, 2, 4]),
+        ("/s*/*.parq", [3]),
+        ("/sub/**", [7, 3, 4]),
+        ("/sub/README.md", [7]),
+        ("/_temporary/*.parquet", [5]),
+    ],
+)
+def test_folders_globs_and_files(folder, pattern, expected):
+    assert found(str(folder) + pattern) == expected
+
+
+def test_several_paths_keep_their_order(folder):
+    assert found([folder / "sub", folder / "*.parquet"]) == [3, 4, 1, 2]
+
+
+def test_a_file_whose_name_looks_like_a_glob(tmp_path):
+    users(tmp_path, "a[1].parquet", 1)
+    users(tmp_path, "a1.parquet", 2)
+    assert found(tmp_path / "a[1].parquet") == [1]
+
+
+@pytest.mark.parametrize("path", ["missing.parquet", "*.nothing", "none/*.parquet", "empty"])
+def test_nothing_found_names_the_path(tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=path.replace("*", r"\*")):
+        found(tmp_path / path)
+
+
+def test_a_file_named_twice_is_an_error(folder):
+    with pytest.raises(SchemaError, match=r"read twice: .*a\.parquet"):
+        found([folder / "*.parquet", folder / "a.parquet"])
+
+
+def test_relative_paths(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert found("*.parquet") == [1, 2]
+
+
+def test_file_urls(folder):
+    assert found(f"file://{folder}/*.parquet") == [1, 2]
+
+
+@pytest.fixture
+def memory(folder):
+    system = fsspec.filesystem("memory")
+    system.pipe({f"/bucket/{name}": (folder / name).read_bytes() for name in ("a.parquet", "b.parquet", "sub/c.parq")})
+    yield system
+    system.rm("/bucket", recursive=True)
+
+
+def test_fsspec_urls(memory):
+    assert found("memory://bucket/*.parquet") == [1, 2]
+    assert found("memory://bucket") == [1, 2, 3]
+
+
+def test_filesystem_objects(memory, folder):
+    assert found("/bucket/*.parquet", filesystem=memory) == [1, 2]
+    assert found("*.parquet", filesystem=pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())) == [1, 2]
+    with pytest.raises(SchemaError, match="pyarrow or fsspec filesystem"):
+        found("a", filesystem=3)
+
+
+def test_unknown_url_schemes(tmp_path):
+    with pytest.raises(SchemaError, match="nosuch://"):
+        found("nosuch://bucket/a.parquet")
+
+
+def test_no_permission_names_the_file(folder, monkeypatch):
+    def refuse(self, path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(LocalFileSystem, "open", refuse)
+    with pytest.raises(PermissionError, match=r"a\.parquet: no permission to read this file"):
+        found(str(folder / "a.parquet"), filesystem=fsspec.filesystem("file"))
+
+
+def test_row_groups_without_rows_are_left_out(tmp_path):
+    schema = pa.schema([("user", pa.int64())])
+    with pq.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
+        for numbers in ([1], [], [2, 3], []):
+            writer.write_table(pa.table({"user": pa.array(numbers, pa.int64())}))
+    users(tmp_path, "b.parquet")
+    handle, layout = opened(ParquetSource(tmp_path), USERS)
+    assert [(group.file, group.index, group.rows) for group in handle.groups] == [(0, 0, 1), (0, 2, 2)]
+    assert column(read_all(handle, layout), "user") == [[1], [2], [3]]
+
+
+def test_partitions_are_columns(tmp_path):
+    for country in (7, 12):
+        users(tmp_path, f"country={country}/day=monday/a.parquet", country * 100)
+    schema = Schema(context=("user", "country", "weekday"), dense=("nation",))
+    weekday = pl.col("day").replace_strict({"monday": 1}, return_dtype=pl.Int64)
+    samples = read(ParquetSource(tmp_path, columns={"nation": "country", "weekday": weekday}), schema)
+    assert column(samples, "country") == [[12], [7]]
+    assert column(samples, "weekday") == [[1], [1]]
+    assert column(samples, "dense") == [[12.0], [7.0]]
+
+
+def test_a_text_partition_needs_an_expression(tmp_path):
+    users(tmp_path, "country=de/a.parquet", 1)
+    with pytest.raises(SchemaError, match=r"partition 'country' is string: text is never .*pl\.col\('country'\)\.hash"):
+        read(ParquetSource(tmp_path), Schema(context=("user", "country")))
+
+
+def test_a_null_partition_follows_the_policy(tmp_path):
+    users(tmp_path, "country=1/a.parquet", 1)
+    users(tmp_path, "country=__HIVE_DEFAULT_PARTITION__/a.parquet", 2)
+    schema = Schema(context=("user", "country"))
+    with pytest.raises(SchemaError, match="partition 'country' is null"):
+        read(ParquetSource(tmp_path), schema)
+    assert column(read(ParquetSource(tmp_path, defaults={"country": 9}), schema), "country") == [[1], [9]]
+    assert column(read(ParquetSource(tmp_path, nulls={"country": "drop"}), schema), "user") == [[1]]
+
+
+def test_the_files_own_column_wins_over_a_partition(tmp_path):
+    users(tmp_path, "user=5/a.parquet", 1)
+    assert found(tmp_path) == [1]
