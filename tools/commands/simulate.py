@@ -74,7 +74,6 @@ def _simulated(
         # The paper's figures are those of its own cluster, whatever is simulated.
         "paper": against_paper(load_hardware("h100-ib")),
         "benchmark": against_benchmark(file) if file else None,
-        "notes": [f"Benchmark: {file}." if file else f"Not compared with the benchmark: there is no {BENCHMARK} here."],
     }
     return {
         "version": VERSION,
@@ -161,32 +160,39 @@ def _show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
     )
     validation = simulation["validation"]
     for title, part in (("the paper", validation["paper"]), ("benchmarks/exposed.py", validation["benchmark"])):
-        if part is not None:
+        if part is None:
+            terminal.say(f"Not compared with {title}: there is no {BENCHMARK} here; --validate takes another path.")
+        else:
             _show_validation(terminal, title, part)
-    for note in validation["notes"]:
-        terminal.say(note)
 
 
 def _show_validation(terminal: Terminal, title: str, part: Mapping[str, Any]) -> None:
     fits = [f"Fitted: {one['name']} = {one['value']:.4g} {one['unit']} on {one['on']}." for one in part["fits"]]
     terminal.table(
         f"Fitted, predicted, measured: {title}",
-        ["what", "unit", "fitted", "predicted", "measured", "error", "within", "verdict"],
+        ["what", "fitted", "predicted", "measured", "error", "verdict"],
         [
             [
                 one["what"],
-                one["unit"],
-                one["fitted"],
-                one["predicted"],
-                one["measured"],
+                *(_amount(one[key], one["unit"]) for key in ("fitted", "predicted", "measured")),
                 "-" if one["error"] is None else f"{one['error']:+.1%}",
-                "-" if one["within"] is None else f"{one['within']:.0%}",
-                one["verdict"] if one["asked"] else f"({one['verdict']})",
+                _verdict(one),
             ]
             for one in part["rows"]
         ],
         notes=[*fits, *part["notes"], "In brackets: lines that no goal was set for."],
     )
+
+
+def _amount(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if unit == "share" else f"{value:.4g} {unit}"
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    said = row["verdict"] if row["within"] is None else f"{row['verdict']} ({row['within']:.0%})"
+    return said if row["asked"] else f"[{said}]"
 
 
 def _plain(value: Any) -> str:

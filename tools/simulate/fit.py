@@ -21,7 +21,7 @@ _SAMPLED = 400
 _PAPER_STEPS = 50
 _SPREAD = 0.1
 _TRIES = 12
-_BINS = 4096
+_BINS = 1024
 
 
 def paper_like(

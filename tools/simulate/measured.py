@@ -56,7 +56,7 @@ def against_benchmark(path: Path) -> dict[str, Any]:
     """
     try:
         sections = list(_sections(json.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no result of benchmarks/exposed.py: {type(error).__name__}: {error}") from error
     plain = [section for section in sections if PLAIN in section.steps_ms and not section.after_ms]
     try:
@@ -74,6 +74,7 @@ def against_benchmark(path: Path) -> dict[str, Any]:
         ],
         "rows": rows,
         "notes": [
+            f"Measured: {path}.",
             "Exposed ms: a step minus the compute-only step. Assumed: the loop's own time goes half to look-ups and "
             "half to updates, and in proportion to the rows of a class; nothing is added for threads or agreement.",
             "Lines without a goal show where the model ends. Without slow links or without collisions a fixed part of "
@@ -92,7 +93,7 @@ def _rows(
                 continue
             way = next(way for way in WAYS if way.name == PREDICTED.get(mode, mode))
             found = _predicted(section, way, own, efficiency)
-            what = f"exposed communication, {section.name}, {TITLES.get(mode, 'plain loop')}"
+            what = f"exposed, {section.name}, {TITLES.get(mode, 'plain loop')}"
             if mode == PLAIN and section in plain:
                 yield row(what, "ms", section.exposed(mode), fitted=found)
             else:
@@ -121,9 +122,11 @@ def _predicted(section: Section, way: Way, own: float, efficiency: float) -> flo
 
 
 def _sections(document: Mapping[str, Any]) -> Iterator[Section]:
-    """Those with emulated compute and the model of the first one; the fit holds for no other."""
+    """Those with emulated compute and the model of those asked for; the fit holds for no other."""
     blocks = document["extra"]["blocks"]
-    usual = next(block for block in blocks if block["condition"]["name"] in ASKED)["condition"]
+    usual = next((block["condition"] for block in blocks if block["condition"]["name"] in ASKED), None)
+    if usual is None:
+        raise ValueError(f"no section {' or '.join(ASKED)}")
     for block in blocks:
         condition = block["condition"]
         if any(condition[key] != usual[key] for key in ("ranks", "shape", "real", "skew")):
