@@ -92,7 +92,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.scheme(dark=dark)
         self.call("Page.navigate", url=path.as_uri())
-        self.until("document.documentElement.dataset.drawn !== undefined")
+        self.until("document.documentElement?.dataset.drawn !== undefined")
 
     def scheme(self, *, dark):
         """What the reader's system prefers."""

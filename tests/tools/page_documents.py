@@ -32,7 +32,12 @@ def sequence(lengths, *, files=8, drift=24, name="part"):
             for place, length in enumerate(lengths[::-1][:10])
         ],
         "per_file": [
-            {"file": f"{name}-{place:05}.parquet", "rows": len(part), "events": int(part.sum()), "mean": float(part.mean())}
+            {
+                "file": f"{name}-{place:05}.parquet",
+                "rows": len(part),
+                "events": int(part.sum()),
+                "mean": float(part.mean()),
+            }
             for place, part in enumerate(parts)
         ],
         "drift": drift_of(lengths, drift) if drift else None,
@@ -88,7 +93,14 @@ def point(*, axis, max_length=21_000, ranks=64, batch_size=128, cost=None, plann
     """Numbers near those of the paper: growing with length and ranks, falling with the batch size."""
     cost = cost or "Polynomial(linear=2000, quadratic=1, candidate=0)"
     none = 0.22 * (max_length / 21_000) ** 0.35 * (ranks / 64) ** 0.12 * (128 / batch_size) ** 0.45
-    shares = {"fbs": 0.024, "fbs+swap": 0.0004, "vbs": 0.002, "vbs-contiguous": 0.03, "repair": 0.006, "hierarchical": 0.011}
+    shares = {
+        "fbs": 0.024,
+        "fbs+swap": 0.0004,
+        "vbs": 0.002,
+        "vbs-contiguous": 0.03,
+        "repair": 0.006,
+        "hierarchical": 0.011,
+    }
     own = {
         name: min(worse * share * (max_length / 21_000) ** 0.8 * (ranks / 64) ** 0.3 * (128 / batch_size), none)
         for name, share in shares.items()
@@ -238,7 +250,14 @@ def paper():
         "rows": [
             {**usual, "what": "exposed, plain", "fitted": 111.0, "predicted": None, "measured": 111.0, "error": None}
             | {"within": None, "verdict": "fitted"},
-            {**usual, "what": "exposed, prioritized", "fitted": None, "predicted": 13.9, "measured": 13.0, "error": 0.07}
+            {
+                **usual,
+                "what": "exposed, prioritized",
+                "fitted": None,
+                "predicted": 13.9,
+                "measured": 13.0,
+                "error": 0.07,
+            }
             | {"verdict": "within"},
         ],
         "notes": ["Assumed: lognormal lengths of median 180."],

@@ -5,11 +5,15 @@ from typing import Any
 
 from . import figures
 from .blocks import Block, Plot, Points, Section, Table
-from .numbers import count, percent, short, size
+from .numbers import count, many, percent, short, size
 
 Document = Mapping[str, Any]
 
-_AXES = (("batch_size", "batch size (samples of a rank)"), ("ranks", "ranks"), ("max_length", "history length (events)"))
+_AXES = (
+    ("batch_size", "batch size (samples of a rank)"),
+    ("ranks", "ranks"),
+    ("max_length", "history length (events)"),
+)
 _UNITS = {"batch_size": "samples of a rank", "ranks": "ranks", "max_length": "events of a history"}
 
 
@@ -91,8 +95,8 @@ def _left_out(spots: Sequence[Document]) -> Iterator[str]:
     if spots:
         most = max(spot["rows"] for spot in spots)
         yield (
-            f"{count(len(spots))} points are left out, because two of their batches are more rows than there are: "
-            f"up to {count(most)}."
+            f"Left out: {many(len(spots), 'point')}, where two batches would be more rows than there are (up to "
+            f"{count(most)})."
         )
 
 

@@ -1,6 +1,5 @@
 """Plots of stragglers and collisions. Pure: parts of a document in, plotly figures out."""
 
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,11 +64,11 @@ def stragglers(grid: Document, axis: str, *, sparsity: bool) -> go.Figure:
         for rank, method in enumerate(grid["methods"])
     ]
     bound = [point["lower_bound"] for point in points]
-    traces.append(_percent_line(places, bound, name="lower bound", color=theme.INK, symbol="line-ew", dash="dot"))
+    traces.append(_percent_line(places, bound, name="lower bound", color=theme.INK, symbol=None, dash="dot"))
     if sparsity:
         padding = [point["sparsity"] for point in points]
         traces.append(
-            _percent_line(places, padding, name="padding, were it padded", color=theme.FAINT, symbol="x", dash="dash")
+            _percent_line(places, padding, name="padding, were it padded", color=theme.MUTED, symbol=None, dash="dash")
         )
     drawn = theme.figure(traces, x=AXIS_NAMES[axis], y="straggler share of the step (%)")
     drawn.update_xaxes(**theme.named_ticks(places))
@@ -79,7 +78,7 @@ def stragglers(grid: Document, axis: str, *, sparsity: bool) -> go.Figure:
 
 def costs(grid: Document, points: Sequence[Document], *, key: str) -> go.Figure:
     """A line per cost model, the true or the believed one (`key`), a mark per method."""
-    names = [numbers.label(point[key]) for point in points]
+    names = [numbers.label(numbers.cost(point[key])) for point in points]
     traces = [
         go.Scatter(
             x=[_percent(point["straggler"].get(method)) for point in points],
@@ -113,14 +112,14 @@ def two_way(points: Sequence[Document], method: str) -> go.Figure:
         x=[f"{length:,}" for length in lengths],
         y=[f"{rank:,}" for rank in ranks],
         z=[[None if cell is None else float(np.log10(cell)) for cell in row] for row in percents],
-        text=[[numbers.percent(cell) for cell in row] for row in cells],
+        text=[[numbers.percent(cell).removesuffix("\u00a0%") for cell in row] for row in cells],
         texttemplate="%{text}",
-        textfont={"size": 11},
-        colorscale=[[0, theme.AREA], [1, theme.BLUE]],
+        textfont={"size": 11, "color": theme.INK},
+        colorscale=[[0, theme.AREA], [1, theme.DEEP]],
         showscale=False,
         xgap=2,
         ygap=2,
-        hovertemplate="%{y} ranks, %{x} events: %{text}<extra></extra>",
+        hovertemplate="%{y} ranks, %{x} events: %{text} %<extra></extra>",
     )
     drawn = theme.figure([trace], x=AXIS_NAMES["max_length"], y="ranks")
     drawn.update_xaxes(type="category", showgrid=False)
@@ -213,7 +212,7 @@ def _percent_line(places, shares, *, name, color, symbol, dash):
         x=places,
         y=[_percent(share) for share in shares],
         name=name,
-        mode="lines+markers" if symbol != "line-ew" else "lines",
+        mode="lines+markers" if symbol else "lines",
         line={"color": color, "width": 2, "dash": dash},
         marker={"symbol": symbol, "size": 7},
         text=[numbers.percent(share) for share in shares],
@@ -240,5 +239,3 @@ def _percent(share):
 
 def _hundredfold(share):
     return None if share is None else 100 * share
-
-

@@ -59,10 +59,11 @@ def histogram(sequence: Document, *, max_length: int | None) -> go.Figure:
                 hovertemplate="%{text}<extra></extra>",
             )
         )
-    drawn = theme.figure(traces, x="history length (events)", y="share per doubling of length (%)")
+    if max_length:
+        traces.append(_cut(max_length, max(max(trace.y) for trace in traces)))
+    drawn = theme.figure(traces, x="length of a row (events)", y="share per doubling of length (%)")
     _length_axis(drawn, int(edges[-1]))
     drawn.update_yaxes(rangemode="tozero")
-    _mark(drawn, max_length)
     return drawn
 
 
@@ -89,10 +90,11 @@ def distribution(sequence: Document, *, max_length: int | None) -> go.Figure:
                 hovertemplate="up to %{x:,} events: %{y:.2f} % of the " + name + "<extra></extra>",
             )
         )
-    drawn = theme.figure(traces, x="history length (events)", y="share up to this length (%)")
+    if max_length:
+        traces.append(_cut(max_length, 100))
+    drawn = theme.figure(traces, x="length of a row (events)", y="share up to this length (%)")
     _length_axis(drawn, int(edges[-1]))
     drawn.update_yaxes(range=[0, 102])
-    _mark(drawn, max_length)
     return drawn
 
 
@@ -116,7 +118,7 @@ def drift(steps: Sequence[Document]) -> go.Figure:
             ("median", "p50", theme.GREEN, "dot", "diamond"),
         )
     ]
-    drawn = theme.figure(traces, x="time", y="history length (events)")
+    drawn = theme.figure(traces, x="time", y="length of a row (events)")
     drawn.update_yaxes(type="log", tickformat=",~r", dtick="D2", nticks=6)
     return drawn
 
@@ -157,23 +159,16 @@ def _length_axis(drawn, end):
     )
 
 
-def _mark(drawn, max_length):
+def _cut(max_length, top):
     """A vertical line where the recommendation cuts."""
-    if max_length:
-        drawn.add_vline(
-            x=max_length,
-            line={"color": theme.RED, "width": 1.5, "dash": "dash"},
-        )
-        drawn.add_annotation(
-            x=float(np.log10(max_length)),
-            y=1,
-            yref="paper",
-            yanchor="top",
-            xanchor="right",
-            text=f"cut at {max_length:,} ",
-            showarrow=False,
-            font={"color": theme.RED, "size": 12},
-        )
+    return go.Scatter(
+        x=[max_length, max_length],
+        y=[0, top],
+        name=f"cut at {max_length:,}",
+        mode="lines",
+        line={"color": theme.RED, "width": 1.5, "dash": "dash"},
+        hoverinfo="skip",
+    )
 
 
 def _rounded(values, digits=5):

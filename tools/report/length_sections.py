@@ -7,7 +7,7 @@ import numpy as np
 
 from . import length_figures as figures
 from .blocks import Block, Plot, Section, Table
-from .numbers import count, percent, short, times
+from .numbers import count, many, moment, percent, short, times
 
 Document = Mapping[str, Any]
 
@@ -77,8 +77,7 @@ def _blocks(sequence: Document, advice: Document | None) -> Iterator[Block]:
         yield from _distribution(sequence, advice)
     if sequence["drift"]:
         yield from _drift([step for step in sequence["drift"] if step["rows"]])
-    if len(sequence["per_file"]) > 1:
-        yield from _files(sequence["per_file"])
+    yield from _files(sequence["per_file"])
     if sequence["longest"]:
         yield Table(
             title="The longest rows",
@@ -94,8 +93,8 @@ def _distribution(sequence: Document, advice: Document | None) -> Iterator[Block
         cut = None
     empty = f" {count(sequence['empty'])} empty ones are not drawn." if sequence["empty"] else ""
     yield Plot(
-        title="Rows and events by history length",
-        aid=f"Half of the {count(sequence['rows'])} histories have at most {count(quantiles['p50'])} events, 95 % at most "
+        title="Share of rows and of events (%) by length (events)",
+        aid=f"Half of the {many(sequence['rows'], 'row')} have at most {count(quantiles['p50'])} events, 95 % at most "
         f"{count(quantiles['p95'])}, the longest has {count(sequence['max'])}.{empty} Areas are shares: where the "
         "dotted line is high, few rows carry most of the work.",
         figure=figures.histogram(sequence, max_length=cut),
@@ -104,8 +103,8 @@ def _distribution(sequence: Document, advice: Document | None) -> Iterator[Block
     length, above = _half_of_events(sequence["histogram"])
     removed = f" The cut at {count(cut)} leaves out {percent(advice['events_cut'])} of them." if advice and cut else ""
     yield Plot(
-        title="Cumulative share of rows and events (%)",
-        aid=f"Half of all events lie in histories of {count(length)} events or more, which are {percent(above)} of the "
+        title="Cumulative share of rows and of events (%)",
+        aid=f"Half of all events lie in rows of {count(length)} events or more, which are {percent(above)} of the "
         f"rows; the longest 1 % of the rows hold {percent(sequence['top1_share'])}.{removed}",
         figure=figures.distribution(sequence, max_length=cut),
         half=True,
@@ -125,13 +124,13 @@ def _drift(steps: list[Document]) -> Iterator[Block]:
         return
     first, last = steps[0], steps[-1]
     ends = (
-        f"from {count(first['mean'])} events ({first['from']}) to {count(last['mean'])} ({last['from']}), "
+        f"from {count(first['mean'])} events ({moment(first['from'])}) to {count(last['mean'])} ({moment(last['from'])}), "
         f"P95 from {count(first['p95'])} to {count(last['p95'])}"
     )
     means = [step["mean"] for step in steps if step["mean"]]
     spread = f" The largest mean is {times(max(means) / min(means))} the smallest." if means else ""
     yield Plot(
-        title="History length over time (events)",
+        title="Length over time (events)",
         aid=f"Over {count(len(steps))} spans of about equally many rows, the mean goes {ends}.{spread}",
         figure=figures.drift(steps),
     )
@@ -143,7 +142,7 @@ def _files(files: list[Document]) -> Iterator[Block]:
         return
     ordered = sorted(filled, key=lambda one: one["mean"])
     least, most = ordered[0], ordered[-1]
-    ratio = f", {times(most['mean'] / least['mean'])} as many" if least["mean"] else ""
+    ratio = f", {times(most['mean'] / least['mean'])} as many" if most["mean"] > 1.1 * least["mean"] > 0 else ""
     yield Plot(
         title="Mean length by file (events)",
         aid=f"The mean length of the {count(len(filled))} files goes from {count(least['mean'])} events in "
@@ -153,7 +152,7 @@ def _files(files: list[Document]) -> Iterator[Block]:
     )
     ends = ordered if len(ordered) <= 10 else [*ordered[:5], *ordered[-5:]]
     yield Table(
-        title="Files with the shortest and the longest histories",
+        title="Files with the shortest and the longest rows",
         columns=("File", "Rows", "Events", "Mean length"),
         rows=[(short(one["file"]), count(one["rows"]), count(one["events"]), count(one["mean"])) for one in ends],
         folded=True,

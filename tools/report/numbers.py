@@ -1,5 +1,6 @@
 """How figures are written on the page: thousands separators, three digits, units."""
 
+import re
 from html import escape
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -21,12 +22,12 @@ def percent(share: float | None) -> str:
         return "–"
     value = 100 * share
     if value == 0:
-        return "0 %"
+        return "0\u00a0%"
     size = abs(value)
     if size < 0.001:
-        return "< 0.001 %"
-    digits = 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{digits}f} %"
+        return "<\u00a00.001\u00a0%"
+    digits = 1 if size >= 10 else 2 if size >= 0.1 else 3
+    return f"{value:,.{digits}f}\u00a0%"
 
 
 def signed(share: float | None) -> str:
@@ -36,7 +37,7 @@ def signed(share: float | None) -> str:
 
 def milliseconds(value: float | None) -> str:
     """`12.3 ms`."""
-    return "–" if value is None else f"{number(value)} ms"
+    return "–" if value is None else f"{number(value)}\u00a0ms"
 
 
 def number(value: float | None) -> str:
@@ -55,12 +56,34 @@ def size(bytes: float | None) -> str:
     step = 0
     while abs(bytes) >= 1000 and step < len(_SIZES) - 1:
         bytes, step = bytes / 1000, step + 1
-    return f"{count(bytes) if step == 0 else number(bytes)} {_SIZES[step]}"
+    return f"{count(bytes) if step == 0 else number(bytes)}\u00a0{_SIZES[step]}"
 
 
 def times(ratio: float) -> str:
     """`9.2 times`; above 1,000 without fractions."""
     return f"{ratio:,.0f} times" if ratio >= 20 else f"{ratio:,.1f} times"
+
+
+def many(number: int, thing: str) -> str:
+    """`1 file`, `1,234 files`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def cost(model: str) -> str:
+    """The formula of a cost model of fsdata by its `repr`, L being a length; any other model as it is."""
+    if power := re.fullmatch(r"Power\(alpha=([0-9.]+)\)", model):
+        return f"L^{float(power[1]):g}"
+    given = re.fullmatch(r"Polynomial\(linear=(\d+), quadratic=(\d+), candidate=(\d+)\)", model)
+    if not given:
+        return short(model)
+    factors = zip(given.groups(), ("L", "L²", "candidates"), strict=True)
+    terms = ((int(factor), name) for factor, name in factors)
+    return " + ".join(name if factor == 1 else f"{factor:,}·{name}" for factor, name in terms if factor)
+
+
+def moment(label: object) -> str:
+    """A date, or whatever stands for a time in the data."""
+    return short(label).removesuffix("T00:00:00").replace("T", " ")
 
 
 def short(name: object) -> str:

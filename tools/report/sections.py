@@ -7,7 +7,7 @@ from .blocks import Code, Page, Points, Section, Table, Tile, Tiles
 from .collision_sections import collision_section
 from .figures import method_name
 from .length_sections import length_sections
-from .numbers import count, percent, short, signed, size
+from .numbers import cost, count, many, percent, short, signed, size
 from .step_sections import assumptions, step_section, validation_section
 from .straggler_sections import straggler_section
 
@@ -92,7 +92,7 @@ def _tiles(document: Document) -> Iterator[Tile]:
         )
         if sequence["top1_share"] is not None:
             yield Tile(
-                name="Held by the longest 1 % of the rows",
+                name="Held by the longest 1\u00a0% of the rows",
                 value=percent(sequence["top1_share"]),
                 note="of all events: why ranks wait for each other",
             )
@@ -101,9 +101,9 @@ def _tiles(document: Document) -> Iterator[Tile]:
         default = grid["default"] if grid else None
         where = f", {count(default['ranks'])} ranks of {count(default['batch_size'])} samples" if default else ""
         yield Tile(
-            name="Straggler share of a step",
-            value=f"{percent(advice['straggler_none'])} → {percent(advice['straggler'])}",
-            note=f"unbalanced → {method_name(advice['method'])}{where}",
+            name="Straggler share, balanced",
+            value=percent(advice["straggler"]),
+            note=f"instead of {percent(advice['straggler_none'])}; {method_name(advice['method'])}{where}",
         )
     if document.get("collisions"):
         yield from _collision_tiles(document["collisions"])
@@ -137,7 +137,7 @@ def _settings_section(advice: Document, grid: Document | None) -> Section:
         ("Longest history kept (max_length)", f"{count(advice['max_length'])} events"),
         ("Events cut off", percent(advice["events_cut"])),
         ("Method", method_name(advice["method"])),
-        ("Cost model", short(advice["cost_model"])),
+        ("Cost of a sample of length L", cost(advice["cost_model"])),
         ("Most tokens of a rank (max_tokens)", count(advice["max_tokens"])),
         ("Straggler share with it", percent(advice["straggler"])),
         ("Straggler share without balancing", percent(advice["straggler_none"])),
@@ -150,7 +150,7 @@ def _settings_section(advice: Document, grid: Document | None) -> Section:
         intro=f"Settings to begin with{where}.",
         blocks=(
             Code(title="To paste", text=advice["code"]),
-            Table(title="What they are and what they cost", columns=("Setting", "Value"), rows=rows),
+            Table(title="What they are and what they cost", columns=("Setting", "Value"), rows=rows, words=2),
             Points(title="Why", sentences=tuple(advice["why"])),
         ),
     )
@@ -163,8 +163,8 @@ def _skipped_section(skipped: Sequence[Document]) -> Section:
     return Section(
         id="skipped",
         title="Skipped",
-        intro=f"{count(len(skipped))} parts of {count(files)} files could not be read; {count(rows)} rows are known to "
-        "be missing from every figure on this page.",
+        intro=f"{many(len(skipped), 'part')} of {many(files, 'file')} could not be read; {many(rows, 'row')} are known "
+        "to be missing from the figures on this page.",
         blocks=(
             Table(
                 title="Files and row groups that were left out",

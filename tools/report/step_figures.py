@@ -18,8 +18,8 @@ LANES = ("compute", "network", "memory", "host", "data")
 _OTHER = ("other", theme.SKY)
 # The first class whose words are in a bar's name; what is exclusive or of ids, before the rows that all names share.
 _CLASSES = {
-    ("wait",): ("waiting for the slowest rank", theme.FAINT),
     ("forward", "backward", "optimizer"): ("compute", theme.GREEN),
+    ("wait",): ("waiting for the slowest rank", theme.FAINT),
     ("exclusive",): ("rows and gradients in the background", theme.BLUE),
     ("collision", "rows", "gradients", "lookup", "apply"): ("rows and gradients that compute waits for", theme.RED),
     ("all-reduce",): ("dense all-reduce", theme.PINK),
@@ -103,7 +103,7 @@ def bubbles(points: Sequence[Document]) -> go.Figure:
     )
     drawn = theme.figure(traces, x="idle time of a step (ms)", y="")
     drawn.update_layout(barmode="stack", bargap=0.35)
-    drawn.update_xaxes(range=[0, 1.14 * max(max(totals, default=0), 0.001)], tickformat=",~r")
+    drawn.update_xaxes(range=[0, 1.22 * max(max(totals, default=0), 0.001)], tickformat=",~r")
     drawn.update_yaxes(autorange="reversed", showgrid=False)
     return drawn
 
@@ -111,7 +111,7 @@ def bubbles(points: Sequence[Document]) -> go.Figure:
 def timeline(point: Document, *, until_ms: float) -> go.Figure:
     """What every lane does in one step. `until_ms` is shared by the plots that are to be compared."""
     bars = point["timeline"]
-    lanes = sorted({bar["lane"] for bar in bars}, key=lambda lane: (LANES.index(lane) if lane in LANES else len(LANES)))
+    lanes = sorted({bar["lane"] for bar in bars}, key=lambda lane: LANES.index(lane) if lane in LANES else len(LANES))
     traces = []
     for name, color in _CLASSES.values():
         own = [bar for bar in bars if work_class(bar["what"]) == (name, color)]

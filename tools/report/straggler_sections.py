@@ -5,7 +5,7 @@ from typing import Any
 
 from . import figures
 from .blocks import Block, Plot, Section, Table
-from .numbers import count, percent, times
+from .numbers import cost, count, percent, times
 
 Document = Mapping[str, Any]
 
@@ -22,8 +22,8 @@ def straggler_section(grid: Document) -> Section:
         id="stragglers",
         title="Stragglers",
         intro="The straggler share is the part of a step that the mean rank spends waiting for the slowest one. Where "
-        f"nothing else is said: {_where(default, '')}. Both axes are logarithmic; the lower bound is what no plan with "
-        "equal counts can beat, because one history alone outweighs a mean rank.",
+        f"nothing else is said: {_where(default, '')}. Axes are logarithmic, shares below 0.001 % are drawn there; no "
+        "plan with equal counts can beat the lower bound, because one history alone outweighs a mean rank.",
         blocks=tuple(_blocks(grid)),
     )
 
@@ -45,7 +45,7 @@ def _blocks(grid: Document) -> Iterator[Block]:
             yield Plot(
                 title=f"Straggler share (%) by {title}",
                 aid=_aid(points, axis, grid["default"]),
-                figure=figures.stragglers(grid, axis, sparsity=axis != "ranks"),
+                figure=figures.stragglers(grid, axis, sparsity=axis == "max_length"),
                 height=430 if axis == "max_length" else 400,
                 half=axis != "max_length",
             )
@@ -74,7 +74,9 @@ def _aid(points: Sequence[Document], axis: str, default: Document) -> str:
         text += f" ({percent(first['straggler'][NONE])} at {count(first[axis])})"
     if method is not None:
         text += f"; {figures.method_name(method)} leaves {percent(last['straggler'][method])}"
-    return f"{text}, where no equal counts get below {percent(last['lower_bound'])}. At {_where(default, axis)}."
+    if last["lower_bound"]:
+        text += f", where no equal counts get below {percent(last['lower_bound'])}"
+    return f"{text}. With {_where(default, axis)}."
 
 
 def _costs(grid: Document) -> Iterator[Block]:
@@ -115,11 +117,11 @@ def _wrong_aid(wrong: Sequence[Document], right: Sequence[Document]) -> str:
     worst = max(wrong, key=lambda point: point["straggler"][method])
     instead = f" instead of {percent(right[0]['straggler'][method])}" if right else ""
     return (
-        f"What a wrong model costs: samples take {worst['cost']}; planned by {worst['planned_by']}, "
+        f"What a wrong model costs: a sample takes {cost(worst['cost'])}; planned by {cost(worst['planned_by'])}, "
         f"{figures.method_name(method)} leaves {percent(worst['straggler'][method])}{instead}, which is still less than "
         f"the {percent(worst['straggler'][NONE])} without balancing."
         if worst["straggler"][method] < worst["straggler"][NONE]
-        else f"Planned by {worst['planned_by']} where samples take {worst['cost']}, balancing brings nothing: "
+        else f"Planned by {cost(worst['planned_by'])} where a sample takes {cost(worst['cost'])}, balancing brings nothing: "
         f"{percent(worst['straggler'][method])}{instead}."
     )
 
@@ -165,8 +167,8 @@ def _table(grid: Document) -> Table:
         rows=[
             (
                 name,
-                point["cost"],
-                point.get("planned_by", point["cost"]),
+                cost(point["cost"]),
+                cost(point.get("planned_by", point["cost"])),
                 *(count(point[key]) for key in ("max_length", "ranks", "batch_size", "steps")),
                 percent(point["sparsity"]),
                 percent(point["lower_bound"]),

@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 
 INK, MUTED, GRID, AXIS, PAPER = "#1c232b", "#55606d", "#e4e8ed", "#b4bdc7", "#ffffff"
 BLUE, RED, GREEN, PINK = "#0068a8", "#c44e0a", "#00805d", "#a4508b"
-AMBER, SKY, GREY, AREA, FAINT = "#a87600", "#3f93d2", "#727d89", "#c9dff0", "#d3d9e0"
+AMBER, SKY, GREY, FAINT = "#a87600", "#3f93d2", "#727d89", "#d3d9e0"
+AREA, DEEP = "#c9dff0", "#72b0df"  # fills that text in INK stands on
 
 DARK = {
     INK: "#e4e9ee",
@@ -23,7 +24,8 @@ DARK = {
     AMBER: "#ecb93f",
     SKY: "#9ad3fb",
     GREY: "#929ca8",
-    AREA: "#1d405b",
+    AREA: "#1d3d56",
+    DEEP: "#2a6a9c",
     FAINT: "#39434e",
 }
 
@@ -35,7 +37,7 @@ MARGIN = {"l": 64, "r": 16, "t": 8, "b": 48}
 
 
 def figure(traces: list, *, x: str, y: str) -> go.Figure:
-    """Traces between two named axes, legend above, nothing but what carries data."""
+    """Traces between two named axes, nothing but what carries data."""
     drawn = go.Figure(data=traces)
     drawn.update_layout(
         template="none",
@@ -45,7 +47,7 @@ def figure(traces: list, *, x: str, y: str) -> go.Figure:
         margin=MARGIN,
         hovermode="closest",
         hoverlabel={"bgcolor": PAPER, "bordercolor": AXIS, "font": {"color": INK, "size": 13}, "align": "left"},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+        showlegend=False,  # the page has its own, which takes no room from the axes
         xaxis=axis(x),
         yaxis=axis(y),
     )
@@ -69,7 +71,5 @@ def axis(title: str) -> dict:
 
 
 def named_ticks(values: list) -> dict:
-    """A log axis (base 2 in spirit) that names the measured values themselves; every other one where they crowd."""
-    step = max(-(-len(values) // 9), 1)
-    shown = values[::-1][::step][::-1]
-    return {"type": "log", "tickmode": "array", "tickvals": shown, "ticktext": [f"{value:,}" for value in shown]}
+    """A log axis that names the measured values themselves; the page leaves out names where they would crowd."""
+    return {"type": "log", "tickmode": "array", "tickvals": values, "ticktext": [f"{value:,}" for value in values]}
