@@ -37,6 +37,9 @@ _TWO_WAY_METHODS = ("fbs", "fbs+swap")
 _TWO_WAY_RANKS = (8, 64, 256, 1024)
 _SEQUENCE = "sequence"
 
+Task = tuple[str, "Setting", tuple[str, ...]]
+"""Axis, setting, methods of one point."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -188,9 +191,7 @@ def method_options(method: str, setting: Setting) -> dict[str, Any]:
     return {"method": method}
 
 
-def _simulate_all(
-    samples: Samples, tasks: Sequence[tuple[str, Setting, tuple[str, ...]]], progress: Progress | None
-) -> dict[Setting, dict[str, Any]]:
+def _simulate_all(samples: Samples, tasks: Sequence[Task], progress: Progress | None) -> dict[Setting, dict[str, Any]]:
     """Every setting once, although axes meet in the default; the first task decides on its methods."""
     methods: dict[Setting, tuple[str, ...]] = {}
     for _, setting, wanted in tasks:
@@ -208,17 +209,17 @@ def _simulate_all(
         return dict(zip(order, pool.map(one, order), strict=True))
 
 
-def _tasks(
-    default: Setting, lengths: Sequence[int], ranks: Sequence[int], batch_sizes: Sequence[int]
-) -> list[tuple[str, Setting, tuple[str, ...]]]:
-    """(axis, setting, methods) of every point; each axis contains the default."""
+def _tasks(default: Setting, lengths: Sequence[int], ranks: Sequence[int], batch_sizes: Sequence[int]) -> list[Task]:
+    """Every point of the document; each axis contains the default."""
 
     def at(**changes: Any) -> Setting:
         return dataclasses.replace(default, **changes)
 
     ranks_axis = sorted({*ranks, default.ranks})
     others = [cost for cost in COSTS if repr(cost) != repr(default.cost)]
-    tasks = [("max_length", at(max_length=length), METHODS) for length in sorted({*lengths, default.max_length})]
+    tasks: list[Task] = [
+        ("max_length", at(max_length=length), METHODS) for length in sorted({*lengths, default.max_length})
+    ]
     tasks += [("ranks", at(ranks=number), METHODS) for number in ranks_axis]
     tasks += [("batch_size", at(batch_size=size), METHODS) for size in sorted({*batch_sizes, default.batch_size})]
     tasks += [("cost", at(cost=cost), METHODS) for cost in (default.cost, *others)]

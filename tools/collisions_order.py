@@ -1,0 +1,122 @@
+"""Which rows make a global batch: in file order as a loader deals them, shuffled, or by time. Arrays in, arrays out.
+
+Letters: N rows held, W ranks, B samples of a rank, G = W * B. Rows come in runs, stretches of consecutive row groups of
+the data; pairs of consecutive batches do not reach from one run into the next.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fsdata.reading.plan import Piece, deal, permutation
+
+_STREAK = 4  # consecutive pairs, for which one batch more is counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Global batches of one order.
+
+    Attributes:
+        steps: how many there are in each run.
+        rows: (run, step) -> int64[G], the rows rank by rank.
+    """
+
+    steps: tuple[int, ...]
+    rows: Callable[[int, int], np.ndarray]
+
+    @property
+    def pairs(self) -> int:
+        return sum(max(steps - 1, 0) for steps in self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streak:
+    """Batches first, first + 1, ... of a run; their number is one more than the pairs."""
+
+    run: int
+    first: int
+    batches: int
+
+
+def in_file_order(units: Sequence[Sequence[int]], *, ranks: int, batch_size: int) -> Batches:
+    """As a loader without shuffling delivers: row groups are dealt to ranks, each reads its own from the beginning.
+
+    units: rows of every row group, by run.
+    """
+    streams, first = [], 0
+    for run in units:
+        begins = first + np.cumsum([0, *run])
+        hands = deal((Piece(unit, 0, rows) for unit, rows in enumerate(run)), ranks)
+        streams.append([[(int(begins[piece.unit]) + piece.start, piece.rows) for piece in hand] for hand in hands])
+        first = int(begins[-1])
+    steps = tuple(min(sum(rows for _, rows in hand) for hand in stream) // batch_size for stream in streams)
+
+    def rows(run: int, step: int) -> np.ndarray:
+        begin = step * batch_size
+        return np.concatenate([_stretch(hand, begin, begin + batch_size) for hand in streams[run]])
+
+    return Batches(steps=steps, rows=rows)
+
+
+def shuffled(count: int, seed: int) -> list[np.ndarray]:
+    """All rows in one random order, for `sliced`."""
+    return [permutation(count, seed)]
+
+
+def by_time(time: np.ndarray, known: np.ndarray, runs: Sequence[int]) -> list[np.ndarray]:
+    """Each run sorted by time, rows of one time in file order, rows without a time left out; for `sliced`.
+
+    time: int64[N]; known: bool[N]; runs: rows of each.
+    """
+    ordered, first = [], 0
+    for count in runs:
+        places = first + np.flatnonzero(known[first : first + count])
+        ordered.append(places[np.argsort(time[places], kind="stable")])
+        first += count
+    return ordered
+
+
+def sliced(ordered: Sequence[np.ndarray], size: int) -> Batches:
+    """Global batches of `size` rows one after another, by run."""
+    return Batches(
+        steps=tuple(len(rows) // size for rows in ordered),
+        rows=lambda run, step: ordered[run][step * size : (step + 1) * size],
+    )
+
+
+def streaks(batches: Batches, pairs: int) -> list[Streak]:
+    """About `pairs` consecutive pairs (all, if there are no more), a few at a time, spread evenly over the data."""
+    available = batches.pairs
+    if pairs >= available:
+        return [Streak(run=run, first=0, batches=steps) for run, steps in enumerate(batches.steps) if steps > 1]
+    number = -(-pairs // _STREAK)
+    chosen = []
+    for index in range(number):
+        size = pairs // number + (index < pairs % number)
+        run, first = _locate(batches.steps, index * available // number)
+        chosen.append(Streak(run=run, first=first, batches=min(size, batches.steps[run] - 1 - first) + 1))
+    return chosen
+
+
+def _stretch(hand: Sequence[tuple[int, int]], begin: int, end: int) -> np.ndarray:
+    """Rows begin to end of what a rank reads; `hand` lists (first row, rows)."""
+    parts, passed = [], 0
+    for first, rows in hand:
+        low, high = max(begin - passed, 0), min(end - passed, rows)
+        if low < high:
+            parts.append(np.arange(first + low, first + high))
+        passed += rows
+        if passed >= end:
+            break
+    return np.concatenate(parts)
+
+
+def _locate(steps: Sequence[int], pair: int) -> tuple[int, int]:
+    """The run and first batch of a pair, counted over all runs."""
+    for run, count in enumerate(steps):
+        if pair < count - 1:
+            return run, pair
+        pair -= max(count - 1, 0)
+    raise AssertionError(f"pair {pair} of {list(steps)}")
