@@ -1,11 +1,12 @@
 """A profile for people: tables and sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .terminal import Terminal
 
 Document = Mapping[str, Any]
+_QUANTILES = {"p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9"}
 
 
 def show(terminal: Terminal, document: Document) -> None:
@@ -21,9 +22,10 @@ def show(terminal: Terminal, document: Document) -> None:
         rows = [[one["file"], one["row"], one["length"]] for one in first["longest"]]
         terminal.table(f"Longest rows of {name}", ["file", "row", "events"], rows)
     if first["drift"]:
-        keys = ("from", "to", "rows", "mean", "p50", "p95")
-        rows = [[one[key] for key in keys] for one in first["drift"]]
-        terminal.table(f"Lengths of {name} over time", keys, rows, notes=["`to` is not part of a span."])
+        keys = ("rows", "mean", "p50", "p95")
+        # As text: thousands of a second are not marked by commas.
+        rows = [[str(one["from"]), str(one["to"]), *(one[key] for key in keys)] for one in first["drift"]]
+        terminal.table(f"Lengths of {name} over time", ["from", "before", *keys], rows)
     if document["stragglers"]:
         _stragglers(terminal, document["stragglers"])
     if document["collisions"]:
@@ -46,19 +48,19 @@ def _lengths(terminal: Terminal, columns: Document, *, quick: bool) -> None:
             )
         terminal.table("Lengths, from footers", ["column", "rows", "events", "mean"], rows, notes=notes)
         return
-    quantiles = ("p50", "p90", "p95", "p99", "p999")
-    rows = [
-        [
-            name, found["rows"], found["events"], found["mean"], *(found["quantiles"][key] for key in quantiles),
-            found["max"], 100 * found["top1_share"], found["empty"], found["null"], found["null_elements"],
-        ]
-        for name, found in columns.items()
-    ]  # fmt: skip
-    headings = [
-        "column", "rows", "events", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "top 1 % %", "empty", "null",
-        "null elements",
-    ]  # fmt: skip
-    terminal.table("Lengths", headings, rows, notes=[*notes, "top 1 % %: share of events in the longest 1 % of rows."])
+    lines: list[tuple[str, Callable[[Document], Any]]] = [
+        ("rows", lambda found: found["rows"]),
+        ("null", lambda found: found["null"]),
+        ("empty", lambda found: found["empty"]),
+        ("events", lambda found: found["events"]),
+        ("null elements", lambda found: found["null_elements"]),
+        ("mean", lambda found: found["mean"]),
+        *((name, lambda found, key=key: found["quantiles"][key]) for key, name in _QUANTILES.items()),
+        ("longest", lambda found: found["max"]),
+        ("% of events in the longest 1 %", lambda found: 100 * found["top1_share"]),
+    ]
+    rows = [[name, *(of(found) for found in columns.values())] for name, of in lines]
+    terminal.table("Lengths", ["", *columns], rows, notes=notes)
 
 
 def _skew(name: str, found: Document) -> list[str]:
@@ -73,21 +75,20 @@ def _stragglers(terminal: Terminal, grid: Document) -> None:
     default = grid["default"]
     points = [point for point in grid["points"] if point["axis"] == "max_length"]
     rows = [
-        [point["max_length"], 100 * point["sparsity"], 100 * point["lower_bound"], *_percents(grid, point)]
-        for point in points
+        ["sparsity", *(_percent(point["sparsity"]) for point in points)],
+        ["lower bound", *(_percent(point["lower_bound"]) for point in points)],
+        *([method, *(_percent(point["straggler"][method]) for point in points)] for method in grid["methods"]),
     ]
     terminal.table(
-        f"Straggler %, {default['ranks']} ranks x {default['batch_size']} samples, {default['cost']}",
-        ["max length", "sparsity %", "lower bound", *grid["methods"]],
+        f"Straggler % by max length: {default['ranks']} ranks x {default['batch_size']} samples, {default['cost']}",
+        ["", *(f"{point['max_length']:,}" for point in points)],
         rows,
-        notes=[
-            "Straggler %: mean wait of a rank by the time of a step. No plan with equal counts gets below the bound."
-        ],
+        notes=["The mean wait of a rank by the time of a step. No plan with equal counts gets below the lower bound."],
     )
 
 
-def _percents(grid: Document, point: Document) -> list[float]:
-    return [100 * point["straggler"][method] for method in grid["methods"]]
+def _percent(share: float) -> float:
+    return round(100 * share, 2)
 
 
 def _collisions(terminal: Terminal, found: Document) -> None:
@@ -95,7 +96,7 @@ def _collisions(terminal: Terminal, found: Document) -> None:
         [
             point["order"],
             point["pairs"],
-            *(100 * point[way][key] for way in ("by_occurrence", "by_row") for key in ("mean", "p50", "p99")),
+            *(_percent(point[way][key]) for way in ("by_occurrence", "by_row") for key in ("mean", "p50", "p99")),
         ]
         for point in found["points"]
         if point["axis"] == "order"
@@ -110,9 +111,8 @@ def _gain(terminal: Terminal, found: Document) -> None:
     rows = []
     for one in found["gain"]:
         plain, whole = steps[one["ranks"], "plain"], steps[one["ranks"], "all"]
-        rows.append(
-            [one["ranks"], plain["step_ms"], whole["step_ms"], plain["qps"], whole["qps"], 100 * one["qps_gain"]]
-        )
+        speeds = round(plain["qps"]), round(whole["qps"])
+        rows.append([one["ranks"], plain["step_ms"], whole["step_ms"], *speeds, _percent(one["qps_gain"])])
     terminal.table(
         f"What FreeScale would bring on {found['hardware']['name']}",
         ["ranks", "step ms, plain", "with all", "samples/s, plain", "with all", "gain %"],

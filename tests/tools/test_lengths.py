@@ -1,6 +1,7 @@
 """Lengths of list columns against what Python lists say."""
 
 import collections
+import itertools
 
 import numpy as np
 import pyarrow as pa
@@ -242,7 +243,7 @@ def test_drift_over_time(tmp_path, make, first, statistics):
     assert [one["mean"] for one in drift] == [day // 10 for day in range(0, 100, 5)]
     assert [one["p95"] for one in drift] == [one["p50"] for one in drift]
     assert drift[0]["from"] == first
-    assert all(one["to"] == after["from"] for one, after in zip(drift, drift[1:], strict=False))
+    assert all(one["to"] == after["from"] for one, after in itertools.pairwise(drift))
 
 
 def test_rows_without_a_time_are_left_out_of_drift(tmp_path):
