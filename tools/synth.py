@@ -18,36 +18,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-VERSION = 1
+from .synth_lengths import Draws, Lengths
+
+VERSION = 2
 ITEMS = 300_007  # prime, so that multiplying popularity ranks scatters them over all ids without a clash
 _SCATTER = 104_729
 _FIRST_REQUEST = 1_750_000_000  # epoch seconds
 _MEAN_GAP_S = 3_600.0
-_Z95 = 1.6448536269514722  # the 95th percentile of the standard normal
 # Five actions, view first: one byte of randomness picks an entry.
 _ACTIONS = np.repeat(np.array([1, 2, 3, 4, 5]), [160, 52, 26, 13, 5])
 
+_LENGTHS = Lengths()
+
 Columns = dict[str, pa.Array]
+Advance = Callable[[int], None]  # told how many rows more are there
 RowGroup = Callable[[np.random.Generator, int, int], Columns]  # generator, first row, rows -> columns
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lengths:
-    """Lognormal history lengths given by two quantiles, clipped to 0..clip."""
-
-    median: float = 180.0
-    p95: float = 1_200.0
-    clip: int = 21_000
-
-    def __post_init__(self) -> None:
-        if not 0 < self.median <= self.p95 <= self.clip:
-            raise ValueError(f"need 0 < median <= p95 <= clip, got {self.median}, {self.p95}, {self.clip}")
-
-    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """int64 [rows]."""
-        sigma = math.log(self.p95 / self.median) / _Z95
-        lengths = self.median * np.exp(sigma * rng.standard_normal(rows))
-        return np.minimum(lengths, self.clip).astype(np.int64)
+def _quiet(rows: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,16 +78,23 @@ def reference_columns() -> ReferenceColumns:
 
 
 def reference_set(
-    folder: str | Path, *, files: int = 8, rows_per_file: int = 25_000, row_group_rows: int = 4_096, seed: int = 0
+    folder: str | Path,
+    *,
+    files: int = 8,
+    rows_per_file: int = 25_000,
+    row_group_rows: int = 4_096,
+    seed: int = 0,
+    advance: Advance = _quiet,
 ) -> list[Path]:
     """Write the reference set (200,000 rows, 70 M events at full size) and return its files in order."""
     _positive(files=files, rows_per_file=rows_per_file, row_group_rows=row_group_rows)
-    return _write_table(
-        Path(folder), "reference", _reference_rows, files, rows_per_file, row_group_rows=row_group_rows, seed=seed
-    )
+    options: dict[str, Any] = {"row_group_rows": row_group_rows, "seed": seed, "advance": advance}
+    return write_table(Path(folder), "reference", _reference_rows, files, rows_per_file, **options)
 
 
-def demo_set(folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 256, seed: int = 0) -> DemoSet:
+def demo_set(
+    folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 256, seed: int = 0, advance: Advance = _quiet
+) -> DemoSet:
     """Write both sources and the users; two thirds of the rows are the site's."""
     _positive(rows=rows, row_group_rows=row_group_rows)
     folder = Path(folder)
@@ -111,11 +107,11 @@ def demo_set(folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 25
         return _partner_rows(rng, first, count, users)
 
     per_file = -(-rows // 6)
-    options: dict[str, Any] = {"row_group_rows": row_group_rows, "seed": seed, "users": users}
+    options: dict[str, Any] = {"row_group_rows": row_group_rows, "seed": seed, "users": users, "advance": advance}
     return DemoSet(
-        site=tuple(_write_table(folder, "site", site, 4, per_file, **options)),
-        partner=tuple(_write_table(folder, "partner", partner, 2, per_file, **options)),
-        users=_write_table(folder, "users", _user_rows, 1, users, row_group_rows=65_536, seed=seed)[0],
+        site=tuple(write_table(folder, "site", site, 4, per_file, **options)),
+        partner=tuple(write_table(folder, "partner", partner, 2, per_file, **options)),
+        users=write_table(folder, "users", _user_rows, 1, users, row_group_rows=65_536, seed=seed, advance=advance)[0],
     )
 
 
@@ -125,22 +121,40 @@ def _positive(**counts: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {count}")
 
 
-def _write_table(
-    folder: Path, table: str, draw: RowGroup, files: int, rows: int, *, row_group_rows: int, seed: int, users: int = 0
+def write_table(
+    folder: Path,
+    table: str,
+    draw: RowGroup,
+    files: int,
+    rows: int,
+    *,
+    row_group_rows: int,
+    seed: int,
+    users: int = 0,
+    lengths: str = "",
+    advance: Advance = _quiet,
 ) -> list[Path]:
-    """Write `<table>-<i>-of-<n>.parquet`, each through a temporary name, so that a stopped run leaves no half file."""
+    """Write `<table>-<i>-of-<n>.parquet`, each through a temporary name, so that a stopped run leaves no half file.
+
+    `users` and `lengths` are part of what `draw` draws from: files that were made with others are made again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for file in range(files):
         path = folder / f"{table}-{file:05d}-of-{files:05d}.parquet"
         paths.append(path)
         recipe = {"table": table, "file": file, "rows": rows, "group": row_group_rows, "users": users, "seed": seed}
+        recipe |= {"lengths": lengths} if lengths else {}
         mark = {b"freescale.synth": json.dumps({"version": VERSION} | recipe).encode()}
         if _carries(path, mark):
+            advance(rows)
             continue
         part = path.with_suffix(".part")
-        _write_file(part, draw, table, file, rows, row_group_rows, seed, mark)
-        part.replace(path)
+        try:
+            _write_file(part, draw, table, file, rows, row_group_rows, seed, mark, advance)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     return paths
 
 
@@ -155,7 +169,15 @@ def _carries(path: Path, mark: dict[bytes, bytes]) -> bool:
 
 
 def _write_file(
-    path: Path, draw: RowGroup, table: str, file: int, rows: int, group: int, seed: int, mark: dict[bytes, bytes]
+    path: Path,
+    draw: RowGroup,
+    table: str,
+    file: int,
+    rows: int,
+    group: int,
+    seed: int,
+    mark: dict[bytes, bytes],
+    advance: Advance,
 ) -> None:
     writer = None
     try:
@@ -164,8 +186,9 @@ def _write_file(
             count = min(group, rows - start)
             batch = pa.table(draw(rng, file * rows + start, count)).replace_schema_metadata(mark)
             if writer is None:
-                writer = pq.ParquetWriter(path, batch.schema, compression="zstd")
+                writer = pq.ParquetWriter(path, batch.schema, compression="zstd", write_page_checksum=True)
             writer.write_table(batch, row_group_size=count)
+            advance(count)
     finally:
         if writer is not None:
             writer.close()
@@ -182,8 +205,8 @@ class _Histories:
     request: np.ndarray  # int64 [rows], later than every event of its row
 
 
-def _histories(rng: np.random.Generator, first: int, rows: int, step_s: int) -> _Histories:
-    lengths = Lengths().draw(rng, rows)
+def _histories(rng: np.random.Generator, first: int, rows: int, step_s: int, drawn: Draws = _LENGTHS) -> _Histories:
+    lengths = drawn.draw(rng, rows)
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     events = int(offsets[-1])
@@ -212,19 +235,46 @@ def _list(offsets: np.ndarray, values: np.ndarray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def _reference_rows(rng: np.random.Generator, first: int, rows: int) -> Columns:
-    past = _histories(rng, first, rows, step_s=7)
+def history_columns(
+    rng: np.random.Generator, first: int, rows: int, *, step_s: int, lengths: Draws
+) -> tuple[Columns, np.ndarray]:
+    """`item_ids`, `actions`, `timestamps`, and int64 [rows], the time of the request, one every `step_s` seconds."""
+    past = _histories(rng, first, rows, step_s, lengths)
+    return _past_lists(past), past.request
+
+
+def candidate_columns(rng: np.random.Generator, rows: int) -> Columns:
+    """1 to 50 `candidate_ids` a row with their `candidate_labels`, a tenth of them 1."""
+    return _candidates(rng, _candidate_ends(rng, rows))
+
+
+def _past_lists(past: _Histories) -> Columns:
+    columns = {"item_ids": past.items, "actions": past.actions, "timestamps": past.times}
+    return {name: _list(past.offsets, values) for name, values in columns.items()}
+
+
+def _candidate_ends(rng: np.random.Generator, rows: int) -> np.ndarray:
     ends = np.zeros(rows + 1, np.int32)
     np.cumsum(rng.integers(1, 51, rows), out=ends[1:])
-    candidates = int(ends[-1])
+    return ends
+
+
+def _candidates(rng: np.random.Generator, ends: np.ndarray) -> Columns:
+    count = int(ends[-1])
+    return {
+        "candidate_ids": _list(ends, _items(rng, count)),
+        "candidate_labels": _list(ends, (rng.random(count) < 0.1).astype(np.float32)),
+    }
+
+
+def _reference_rows(rng: np.random.Generator, first: int, rows: int) -> Columns:
+    past = _histories(rng, first, rows, step_s=7)
+    ends = _candidate_ends(rng, rows)
     columns: Columns = {
         "user_id": pa.array(rng.integers(1, 2_000_000, rows)),
         "request_ts": pa.array(past.request),
-        "item_ids": _list(past.offsets, past.items),
-        "actions": _list(past.offsets, past.actions),
-        "timestamps": _list(past.offsets, past.times),
-        "candidate_ids": _list(ends, _items(rng, candidates)),
-        "candidate_labels": _list(ends, (rng.random(candidates) < 0.1).astype(np.float32)),
+        **_past_lists(past),
+        **_candidates(rng, ends),
     }
     for i in range(10):
         columns[f"context_{i}"] = pa.array(rng.integers(0, 4 ** (i + 1), rows))
@@ -243,9 +293,7 @@ def _site_rows(rng: np.random.Generator, first: int, rows: int, users: int) -> C
     past = _histories(rng, first, rows, step_s=60)
     return {
         "user_id": pa.array(rng.integers(1, users + 1, rows)),
-        "item_ids": _list(past.offsets, past.items),
-        "actions": _list(past.offsets, past.actions),
-        "timestamps": _list(past.offsets, past.times),
+        **_past_lists(past),
         "country": pa.array(rng.integers(1, 60, rows)),
         "age_days": pa.array(rng.gamma(2.0, 200.0, rows).astype(np.float32)),
         "hour": pa.array((past.request // 3_600 % 24).astype(np.float32)),
