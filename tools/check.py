@@ -99,9 +99,9 @@ class SourceCheck:
             if self._schema.time is not None:
                 self._opened.read_times(as_opened)
         except DataError as error:
-            place = {"file": self._table.footers[number].file.name, "row_group": group}
             found = self._table.scan(number, group, self._keys)
-            return found or [Finding(kind="data", source=self.label, what=str(error), **place)]
+            file = self._table.footers[number].file.name
+            return found or [Finding(kind="data", source=self.label, what=str(error), file=file, row_group=group)]
         return []
 
     def _of_files(self) -> list[Finding]:
