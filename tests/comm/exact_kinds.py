@@ -5,13 +5,17 @@ from typing import Any
 
 import torch
 from exact_model import OPTIMIZERS, RATE, WIDTH, Batch, Config, Net, Table, build_net, wrap
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torch.utils.checkpoint import checkpoint
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv2D, ShardingPlan
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import LFU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 SERVED = Table(name="r", rows=40, sharding="row", features=("r0", "r1"))
@@ -100,6 +104,30 @@ class IdsMade(Net):
         return found
 
 
+class Managed(Net):
+    """Module b maps ids to rows by a table of its own that training writes."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        rows = self.embeddings["b"]
+        maps = {
+            table.name: MCHManagedCollisionModule(
+                zch_size=table.rows,
+                input_hash_size=table.rows,
+                device=torch.device("cpu"),
+                eviction_policy=LFU_EvictionPolicy(),
+                eviction_interval=1000,  # rows taken over by other ids are reset by an operator that CPUs lack
+            )
+            for table in config.modules["b"]
+        }
+        collection = ManagedCollisionCollection(maps, rows.embedding_configs())  # type: ignore[operator]
+        self.embeddings["b"] = ManagedCollisionEmbeddingCollection(rows, collection)  # type: ignore[arg-type]
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        rows, _ = self.embeddings["b"](batch.ids["b"])
+        return dict(self.embeddings["a"](batch.ids["a"]).items()) | dict(rows.items())
+
+
 def checkpointed(config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, Checkpointed(config))
 
@@ -120,6 +148,17 @@ def quantised(config: Config, size: int) -> tuple[Any, Any]:
     codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16))
     sharder = EmbeddingCollectionSharder(qcomm_codecs_registry=codecs)
     return build_net(config, size, Net(config), {"a": sharder, "b": sharder})
+
+
+def converted(config: Config, size: int) -> tuple[Any, Any]:
+    """Lookups give rows in half precision; one sharder stands for all modules of a type."""
+    sharder = EmbeddingCollectionSharder(fused_params={"output_dtype": SparseType.FP16})
+    return build_net(config, size, Net(config), {"a": sharder, "b": sharder})
+
+
+def uvm(config: Config, size: int) -> tuple[Any, Any]:
+    """The plan asks for a GPU's cache over host memory; without a GPU, TorchRec makes a lookup in host memory of it."""
+    return build_net(config, size, Net(config), s="fused_uvm_caching")
 
 
 def tracked(config: Config, size: int) -> tuple[Any, Any]:
@@ -154,6 +193,48 @@ def pooled(config: Config, size: int) -> tuple[Any, Any]:
     return wrap(config, net, ShardingPlan(plan), sharders)
 
 
+def managed(config: Config, size: int) -> tuple[Any, Any]:
+    net = Managed(config)
+    sharders: list[Any] = [EmbeddingCollectionSharder(), ManagedCollisionEmbeddingCollectionSharder()]
+    plan = {}
+    for name, sharder in zip("ab", sharders, strict=True):
+        module: Any = net.embeddings[name]
+        for table in config.modules[name]:
+            weight = getattr(module, "_embedding_module", module).embeddings[table.name].weight
+            apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [weight], {"lr": RATE})
+        plan[f"embeddings.{name}"] = construct_module_sharding_plan(
+            module,
+            {table.name: row_wise() for table in config.modules[name]},
+            sharder=sharder,
+            local_size=size,
+            world_size=size,
+            device_type="cpu",
+        )
+    model, optimizer = wrap(config, net, ShardingPlan(plan), sharders)
+    for part in model.modules():
+        if isinstance(part, MCHManagedCollisionModule):  # as if it had met all ids but the last before
+            known = part._output_global_offset + torch.arange(part._zch_size)
+            part._mch_sorted_raw_ids.copy_(known)  # type: ignore[operator]
+    return model, optimizer
+
+
+def varying(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Only the first samples of each feature, another number for each, and which of them all samples repeat."""
+    keys, samples = kjt.keys(), kjt.stride()
+    kept = [1 + (3 * number + 1) % samples for number in range(len(keys))]
+    parts = [kjt[key] for key in keys]
+    lengths = [part.lengths()[:count] for part, count in zip(parts, kept, strict=True)]
+    values = [part.values()[: int(length.sum())] for part, length in zip(parts, lengths, strict=True)]
+    repeated = torch.stack([(torch.arange(samples) * 2 + 1) % count for count in kept])
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat(values),
+        lengths=torch.cat(lengths),
+        stride_per_key_per_rank=[[count] for count in kept],
+        inverse_indices=(keys, repeated),
+    )
+
+
 # Below: what cannot be trained on CPU (missing or wrong operators in TorchRec or FBGEMM), only asked about.
 
 
@@ -178,4 +259,13 @@ def two_dimensional(config: Config, size: int) -> tuple[Any, Any]:
     env = copy.copy(model.module.embeddings["b"]._env)
     env.__class__ = ShardingEnv2D
     model.module.embeddings["b"]._env = env
+    return model, optimizer
+
+
+def adam(config: Config, size: int) -> tuple[Any, Any]:
+    """Lookups of module b say that they train by Adam; on CPU none can."""
+    model, optimizer = build_net(config, size, Net(config))
+    for lookup in model.module.embeddings["b"]._lookups:
+        for kernel in lookup._emb_modules:
+            kernel.emb_module.optimizer = EmbOptimType.ADAM
     return model, optimizer

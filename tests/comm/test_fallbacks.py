@@ -1,12 +1,18 @@
-"""What cannot be served exactly runs plainly beside what can: same bits, and the reason stands in the report."""
+"""What cannot be served exactly runs plainly beside what can: same bits, and the reason stands in the report.
 
+TorchRec on CPU cannot make the SSD kernels (they ask for a CUDA device), train with hash tables of managed collision or
+with their evictions, or train tables by other optimizers than the served ones: operators are missing. Its UVM kernels
+are lookups in host memory there.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import exact_kinds
 import pytest
-from exact import compare
-from exact_kinds import BESIDE, SERVED, TWO
+from exact import Run, compare
+from exact_kinds import BESIDE, SERVED, TWO, varying
 from exact_loops import LOOPS
 from exact_model import Config, build
 from worlds import shared_world
@@ -21,6 +27,9 @@ TRAINED: list[tuple[str, dict[str, str]]] = [
     ("used_twice", {"embeddings.b": "more than once"}),
     ("ids_made", {"embeddings.b": "not found in the batch"}),
     ("quantised", {"embeddings.a": "quantised", "embeddings.b": "quantised"}),
+    ("converted", {"embeddings.a": "converted on output", "embeddings.b": "converted on output"}),
+    ("uvm", {"embeddings.b": "kernel fused_uvm_caching"}),
+    ("managed", {"embeddings.b": "ShardedManagedCollisionEmbeddingCollection"}),
     ("tracked", {"embeddings.b": "tracker"}),
     ("pooled", {"bag": "EmbeddingBagCollection"}),
     ("hooked", {}),
@@ -40,6 +49,42 @@ def test_plain_beside_served(kind: str, reasons: dict[str, str]) -> None:
             assert reason in said["fallbacks"][module]
 
 
+def vary(run: Run, chosen: Callable[[int], bool]) -> None:
+    """At the chosen steps module b gets features whose batch sizes vary (VBE)."""
+    batches = run.loader()
+    for step, batch in enumerate(batches):
+        if chosen(step):
+            batch.ids["b"] = varying(batch.ids["b"])
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(batches)):
+            run.train(step, batch)
+
+
+def always_vary(run: Run) -> None:
+    vary(run, lambda _: True)
+
+
+def sometimes_vary(run: Run) -> None:
+    vary(run, lambda step: step in (2, 3, 6))
+
+
+def vary_first(run: Run) -> None:
+    vary(run, lambda step: step == 0)
+
+
+def vary_on_one_rank(run: Run) -> None:
+    vary(run, lambda step: step in (2, 3, 6) and run.rank == 1)
+
+
+@pytest.mark.parametrize("loop", [always_vary, sometimes_vary, vary_first, vary_on_one_rank])
+def test_batch_sizes_that_vary_by_feature(loop: Callable[[Run], None]) -> None:
+    for rank, (found, said) in enumerate(shared_world(2).run(compare, CONFIG.but(even=False), loop)):
+        assert found == []
+        assert said["fallbacks"].keys() <= {"embeddings.b"}
+        if rank == 1 or loop is not vary_on_one_rank:
+            assert "(VBE)" in said["fallbacks"]["embeddings.b"]
+
+
 ONE = replace(BESIDE, features=("s0",))
 ASKED: list[tuple[str, int, Config, str]] = [
     ("index_dedup", 2, CONFIG, "index dedup"),
@@ -47,6 +92,7 @@ ASKED: list[tuple[str, int, Config, str]] = [
     ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
     ("compiled", 2, CONFIG, "compiled"),
     ("two_dimensional", 2, CONFIG, "2D"),
+    ("adam", 2, CONFIG, "ADAM"),
 ]
 
 
