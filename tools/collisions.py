@@ -77,7 +77,7 @@ def estimate(
     )  # fmt: skip
     # The longest history is as good as no limit, and a number that can be drawn.
     default = Spot(order=orders[0], batch_size=batch_size, ranks=ranks, max_length=max_length or max(held.longest, 1))
-    counting = _Counting(held, pairs=min(pairs, MARKS // 2), seed=seed)
+    counting = _Counting(held, pairs=pairs, seed=seed)
     axes = _axes(default, orders, held.longest)
     for order in orders:
         if counting.batches(replace(default, order=order)).pairs == 0:

@@ -12,6 +12,7 @@ import numpy as np
 from fsdata.reading.plan import Piece, deal, permutation
 
 _STREAK = 4  # consecutive pairs, for which one batch more is counted
+_LONGEST = 64  # pairs of a streak where all are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streak:
-    """Batches first, first + 1, ... of a run; their number is one more than the pairs."""
+    """Batches first, first + 1, ... of a run, at most 65; their number is one more than the pairs."""
 
     run: int
     first: int
@@ -90,13 +91,18 @@ def streaks(batches: Batches, pairs: int) -> list[Streak]:
     """About `pairs` consecutive pairs (all, if there are no more), a few at a time, spread evenly over the data."""
     available = batches.pairs
     if pairs >= available:
-        return [Streak(run=run, first=0, batches=steps) for run, steps in enumerate(batches.steps) if steps > 1]
+        return [
+            Streak(run=run, first=first, batches=min(_LONGEST, steps - 1 - first) + 1)
+            for run, steps in enumerate(batches.steps)
+            for first in range(0, steps - 1, _LONGEST)
+        ]
     number = -(-pairs // _STREAK)
-    chosen = []
+    chosen, passed = [], 0
     for index in range(number):
         size = pairs // number + (index < pairs % number)
-        run, first = _locate(batches.steps, index * available // number)
+        run, first = _locate(batches.steps, passed + (available - pairs) * index // number)
         chosen.append(Streak(run=run, first=first, batches=min(size, batches.steps[run] - 1 - first) + 1))
+        passed += size
     return chosen
 
 
