@@ -60,17 +60,22 @@ def _show(terminal: Terminal, findings: "Sequence[Finding]", answer: dict[str, A
     if not findings:
         terminal.say(f"{answer['rows']:,} rows of {len(answer['sources'])} source(s) fit the schema")
         return
+    named = len(answer["sources"]) > 1
     for kind, count in answer["counts"].items():
         of_kind = [one for one in findings if one.kind == kind]
         notes = [f"To do: {todo}" for todo in dict.fromkeys(one.todo for one in of_kind[:_SHOWN])]
         if len(of_kind) > _SHOWN:
-            notes.insert(0, f"{len(of_kind) - _SHOWN} more places; --json lists all.")
-        terminal.table(
-            f"{kind}: {count:,}",
-            ["source", "file", "row group", "rows", "what"],
-            [[one.source, one.file, _number(one.row_group), _rows(one), one.what] for one in of_kind[:_SHOWN]],
-            notes=notes,
-        )
+            notes.insert(0, f"{len(of_kind) - _SHOWN:,} more places; --json lists all.")
+        rows = [[one.file or one.source, _number(one.row_group), _rows(one), one.what] for one in of_kind[:_SHOWN]]
+        if named:
+            rows = [[one.source, *row] for one, row in zip(of_kind, rows, strict=False)]
+        columns = [*(["source"] if named else []), "file", "row group", "rows", "what"]
+        if kind == "mismatch":
+            terminal.say(
+                "\n".join([f"mismatch: {count:,}", *(f"  {one.source}: {one.what}" for one in of_kind), *notes])
+            )
+        else:
+            terminal.table(f"{kind}: {count:,}", columns, rows, notes=notes)
 
 
 def _number(value: int | None) -> str:
