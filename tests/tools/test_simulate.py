@@ -9,6 +9,7 @@ import pytest
 from freescale_tools.errors import UsageError
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.simulate import load_hardware, simulate
+from freescale_tools.simulate.durations import work
 from freescale_tools.simulate.fit import expected_straggler, paper_like, paper_workload
 from freescale_tools.simulate.simulation import gains, predict
 from freescale_tools.simulate.step import WAYS
@@ -79,6 +80,24 @@ def test_every_remedy_takes_what_it_is_for(simulated):
     assert at["all"]["qps"] == max(point["qps"] for point in at.values())
 
 
+def test_parts_of_a_step_take_what_their_bytes_and_products_say():
+    load = dataclasses.replace(PAPER_LIKE, stragglers={(64, "none"): 0.2, (64, "fbs+swap"): 0.0}, collisions={64: 0.1})
+    direct = dataclasses.replace(H100, exchange_latency=0, peer_latency=0)
+    plain, every = (work(direct, load, way, ranks=64) for way in (WAYS[0], WAYS[-1]))
+    mean = 1e3 * load.flops / (989e12 * 0.4)
+    assert plain.forward + plain.backward == pytest.approx(mean / 0.8)
+    assert plain.backward == pytest.approx(2 * plain.forward)
+    assert every.forward + every.backward == pytest.approx(mean)
+    rows = load.events * 256 * 4 * 56 / 64 / (25e6 * 0.7)
+    for name, share in {"whole": 1, "collision": 0.1, "exclusive": 0.9}.items():
+        moves = getattr(every, name)
+        assert (moves.rows, moves.gradients) == pytest.approx((share * rows, share * rows))
+        assert moves.apply == pytest.approx(1.5 * moves.lookup)
+    assert plain.ids == pytest.approx(rows * 8 / (256 * 4))
+    assert (plain.redistribute, plain.data) == pytest.approx((0, load.events / 26e3))
+    assert every.redistribute == pytest.approx(load.events * 24 * 63 / 64 / 1e6)
+
+
 def test_exposed_time_is_linear_in_the_collisions():
     rates = (0.1, 0.2, 0.3, 0.4)
     found = [
@@ -139,7 +158,8 @@ def test_points_of_the_grid_are_taken_where_they_fit():
 def test_the_recommendation_and_the_collisions_of_the_profile_are_taken():
     rate = {"mean": 0.2, "p50": 0.2, "p99": 0.2}
     points = [{"axis": "default", "ranks": 64, "by_occurrence": rate}]
-    points += [{"axis": axis, "ranks": 256, "by_occurrence": {**rate, "mean": 0.4}} for axis in ("ranks", "order")]
+    points.append({"axis": "ranks", "ranks": 256, "by_occurrence": {**rate, "mean": 0.4}})
+    points.append({"axis": "order", "ranks": 256, "by_occurrence": {**rate, "mean": 0.9}})
     advice = {"max_length": 2048, "cost_model": "Polynomial(linear=2000, quadratic=1)"}
     given = profile(recommended=advice, collisions={"dim": 64, "points": points})
     found = simulate(given, H100, ranks=[64])

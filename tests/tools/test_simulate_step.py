@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale_tools.simulate.step import PARTS, WAYS, Moves, Work, timeline
@@ -75,6 +75,13 @@ def test_contention_is_the_time_that_overlapped_compute_loses():
     assert timeline(given, WAY["sm-free"])["bubbles"]["contention_ms"] == 0
 
 
+def test_ids_go_beside_compute_without_slowing_it_where_exchanges_are_sm_free():
+    given = silent(ids=11.0, contention=0.1)
+    assert timeline(given, WAY["sparse dist"])["bubbles"]["contention_ms"] == pytest.approx(1)
+    assert timeline(given, WAY["prioritized"])["bubbles"]["contention_ms"] == pytest.approx(1)
+    assert timeline(given, WAY["all"])["bubbles"]["contention_ms"] == 0
+
+
 def test_a_slow_loader_is_waited_for_and_no_communication_is_blamed():
     step = timeline(silent(data=200.0, redistribute=100.0), WAY["plain"])
     assert step["step_ms"] == pytest.approx(300)
@@ -82,10 +89,11 @@ def test_a_slow_loader_is_waited_for_and_no_communication_is_blamed():
     assert step["bubbles"]["exposed_ms"] == pytest.approx(0)
 
 
-times = st.floats(0, 50)
+times = st.floats(0, 50)  # ms
 moves = st.builds(Moves, lookup=times, rows=times, gradients=times, apply=times)
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         Work, data=times, redistribute=times, forward=times, backward=times.map(lambda ms: ms + 1), optimizer=times,

@@ -5,7 +5,6 @@ ready interrupts a less urgent one on its lane. Tasks marked `slowed` take longe
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +90,7 @@ def _chosen(ready: Sequence[Task]) -> list[Task]:
 def _advance(runs: dict[Key, Run], key: Key, start: float, end: float) -> None:
     run = runs.setdefault(key, Run(start=start, end=end, pieces=[]))
     run.end = end
-    if run.pieces and math.isclose(run.pieces[-1][1], start, abs_tol=_ROUNDING):
+    if run.pieces and start - run.pieces[-1][1] <= _ROUNDING:
         run.pieces[-1] = (run.pieces[-1][0], end)
     elif end > start or not run.pieces:
         run.pieces.append((start, end))
