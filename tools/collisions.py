@@ -158,9 +158,8 @@ class _Counting:
         batches = self.batches(spot)
         found, mark = [], 0
         for streak in streaks(batches, self._affordable(batches)):
-            if mark + streak.batches + 1 > MARKS:
+            if mark + streak.batches > MARKS:
                 state[:], mark = 0, 0
-            mark += 1  # a mark that no batch has: nothing is shared with the streak before
             for step in range(streak.first, streak.first + streak.batches):
                 mark += 1
                 rows, counts = batches.rows(streak.run, step), np.zeros(6, np.int64)

@@ -257,7 +257,6 @@ class _Reading:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             whole = footer.metadata.row_group(one.group).num_rows
             self._skipped[unit] = Skipped(file=footer.file.name, row_group=one.group, rows=whole, reason=reason)
-            self._done[unit] = 0
 
     def _fill(self, reader: Reader, unit: int) -> None:
         one = self._units[unit]

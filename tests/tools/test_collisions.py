@@ -73,6 +73,16 @@ def test_histories_are_cut_to_their_last_events(tmp_path):
     assert cut["max_length"] == 2
 
 
+def test_shorter_histories_along_the_axis_are_those_cut_while_reading(tmp_path):
+    generator = np.random.default_rng(2)
+    histories = [generator.integers(0, 3000, generator.integers(0, 300)).tolist() for _ in range(80)]
+    path = write(tmp_path / "a.parquet", histories)
+    for point in count(path, batch_size=8)["points"]:
+        if point["axis"] == "max_length":
+            cut = default(count(path, batch_size=8, max_length=point["max_length"]))
+            assert {**point, "axis": "default"} == cut
+
+
 def test_a_batch_without_ids_shares_nothing(tmp_path):
     point = default(count(write(tmp_path / "a.parquet", [[1], [], [], [], [1], []])))
     assert (point["by_occurrence"]["mean"], point["by_row"]["mean"]) == (0.0, 0.0)
@@ -173,12 +183,12 @@ def test_as_sets_say(tmp_path_factory, histories, batch_size, ranks, limit, grou
 def test_more_batches_than_marks(tmp_path, monkeypatch, pairs):
     """Marks start again; a streak shares nothing with what was counted before it."""
     generator = np.random.default_rng(0)
-    histories = [generator.integers(0, 30, 3).tolist() for _ in range(2000)]
+    histories = [generator.integers(0, 400, 3).tolist() for _ in range(2000)]
     monkeypatch.setattr(module, "_WORK_SHARE", 1.0)
     found = default(count(write(tmp_path / "a.parquet", histories), batch_size=4, pairs=pairs))
     used = streaks(in_file_order([[2000]], ranks=1, batch_size=4), pairs)
     assert found["pairs"] == sum(one.batches - 1 for one in used) == pairs
-    assert sum(one.batches + 1 for one in used) > MARKS
+    assert sum(one.batches for one in used) > 2 * MARKS
     batches = [[histories[4 * b : 4 * b + 4] for b in range(one.first, one.first + one.batches)] for one in used]
     weights = [one.batches - 1 for one in used]
     expected = np.average([by_sets(streak) for streak in batches], axis=0, weights=weights)
@@ -207,6 +217,9 @@ def test_rows_without_a_time_are_left_out_of_time_order(tmp_path):
     # By time: [4 4 5], [1 1 1 4], [], [1 2]
     assert default(found)["pairs"] == 3
     assert default(found)["by_occurrence"]["mean"] == pytest.approx((1 / 4 + 0 + 0) / 3)
+    lists = pa.array([[1, 5], [7, None], [3], [4], [9, 9, 1], None], pa.list_(pa.timestamp("us")))
+    again = count(write(tmp_path / "b.parquet", HAND, when=lists), batch_size=1, orders=("time",), time="when")
+    assert again["points"] == found["points"]
 
 
 def test_ranks_read_row_groups_of_their_own(tmp_path):
@@ -234,8 +247,8 @@ def test_bytes_by_hand(tmp_path):
 
 
 def test_many_ranks_each_count_their_own_rows(tmp_path):
-    """More ranks than a byte can tell apart, all with the same row."""
-    histories = [[5, 5]] * 1200
+    """More ranks than a byte can tell apart, each with a row of its own among 255."""
+    histories = [[n % 255] * 2 for n in range(1200)]
     found = count(write(tmp_path / "a.parquet", histories, group=1), batch_size=1, ranks=600, dim=1)
     leaving = 599 / 600
     assert found["bytes"]["collision_rows"] == pytest.approx(4 * leaving)

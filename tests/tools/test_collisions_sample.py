@@ -10,6 +10,7 @@ from freescale_tools.collisions import estimate
 from freescale_tools.collisions_order import Batches, in_file_order, streaks
 from freescale_tools.collisions_rows import Unit, hold, plan_runs
 from freescale_tools.errors import UsageError
+from freescale_tools.scan import columns
 from freescale_tools.scan.files import open_files
 
 SETTINGS = {"batch_size": 2, "ranks": 2, "max_length": None, "dim": 4, "orders": ("file", "shuffled")}
@@ -74,6 +75,17 @@ def test_what_is_held_of_a_sample_is_what_the_files_hold(tmp_path):
             begin = held.starts[row]
             assert (held.ids[begin : begin + held.lengths[row]] + lowest).tolist() == expected[-9:]
             row += 1
+
+
+def test_reading_ends_where_memory_does(tmp_path, monkeypatch):
+    """Rows longer than their share of the ids: those that fit are held, and none behind them."""
+    monkeypatch.setattr(columns, "_BATCH_BYTES", 64)
+    histories = [[n] * 30 for n in range(20)] + [[n] for n in range(20, 100)]
+    path = write(tmp_path / "a.parquet", histories)
+    held = hold(open_files([str(path)]), "ids", time=None, max_length=None, ranks=1, batch_size=1, most_ids=500)
+    assert 3 < held.rows_read < 15
+    assert held.lengths.tolist() == [30] * held.rows_read
+    assert held.ids[held.starts].tolist() == list(range(held.rows_read))
 
 
 def test_the_document_says_what_was_read(tmp_path):
