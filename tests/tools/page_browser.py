@@ -23,8 +23,8 @@ _FLAGS = (
 )
 # Chromium reads commands from descriptor 3 and writes answers to 4.
 _LAUNCH = """
-import os, sys
-asked, answered = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2]))
+import fcntl, os, sys
+asked, answered = (fcntl.fcntl(int(given), fcntl.F_DUPFD, 10) for given in sys.argv[1:3])
 os.dup2(asked, 3), os.dup2(answered, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
@@ -53,11 +53,15 @@ class Browser:
         self._read = b""
         self._number = 0
         self._events = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = None
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+        try:
+            target = self.call("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -66,16 +70,19 @@ class Browser:
             self.call("Browser.close")
             self._process.wait(timeout=10)
         finally:
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
-            os.close(self._asks), os.close(self._answers)
+            self._end()
+
+    def _end(self):
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._asks), os.close(self._answers)
 
     def call(self, method, **parameters):
         """The answer to one command; what happens meanwhile is kept."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
-        if getattr(self, "_session", None):
+        if self._session:
             message["sessionId"] = self._session
         os.write(self._asks, json.dumps(message).encode() + b"\0")
         while True:
@@ -107,9 +114,11 @@ class Browser:
                 raise TimeoutError(f"never came true: {condition}; complaints: {self.complaints()}")
             time.sleep(0.02)
 
-    def ask(self, expression):
-        """The value of a JavaScript expression; promises are awaited."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+    def ask(self, expression, *, gesture=False):
+        """The value of a JavaScript expression; promises are awaited. `gesture`: as if the reader had clicked."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=gesture
+        )
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
@@ -132,10 +141,10 @@ class Browser:
         events = [event for event in self._events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in events]
 
-    def picture(self, path, *, quality=40):
+    def picture(self, path, *, quality=40, scale=1):
         """A JPEG of the whole page."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": scale}
         taken = self.call(
             "Page.captureScreenshot", format="jpeg", quality=quality, clip=clip, captureBeyondViewport=True
         )

@@ -131,14 +131,15 @@ def recommended():
         "straggler_none": 0.187,
         "lower_bound": 0.0,
         "why": [
-            "4,096 is the longest cut at which a plan can get under 1% (lower bound 0.00%); it leaves out 6.3% of the events.",
+            "4,096 is the longest cut at which a plan can get under 1% (lower bound 0.00%); it leaves out 6.3% of "
+            "the events.",
             "method: fbs+swap leaves 0.04% of the time to waiting where unbalanced ranks wait 18.7%.",
         ],
         "code": "from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence\n\n"
         "schema = Schema(sequences=(Sequence('item_ids', fields=('item_ids',), max_length=4096),))\n"
         "balance = Balance('fbs+swap', cost=Polynomial(linear=2000, quadratic=1), max_tokens=61300)\n"
-        "with FreeScaleDataLoader(ParquetSource('data/*.parquet'), schema, batch_size=128, balance=balance) as loader:\n"
-        "    for batch in loader:\n"
+        "with FreeScaleDataLoader(ParquetSource('data/*.parquet'), schema, batch_size=128, balance=balance) as "
+        "loader:\n    for batch in loader:\n"
         "        ...  # your training step\n",
     }
 

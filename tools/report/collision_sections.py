@@ -26,9 +26,10 @@ def collision_section(collisions: Document) -> Section:
     return Section(
         id="collisions",
         title="Collisions",
-        intro=f"A row of {short(collisions['column'])} that the batch before also uses cannot be fetched ahead: it has to be "
-        "updated first. By occurrence every event counts, which is what gradients weigh; by row each distinct row counts "
-        f"once. Where nothing else is said: {where}; {count(collisions['sampled_pairs'])} pairs of batches were counted.",
+        intro=f"A row of {short(collisions['column'])} that the batch before also uses cannot be fetched ahead: it "
+        "has to be updated first. By occurrence every event counts, which is what gradients weigh; by row each "
+        f"distinct row counts once. Where nothing else is said: {where}; {count(collisions['sampled_pairs'])} pairs "
+        "of batches were counted.",
         blocks=tuple(_blocks(collisions)),
     )
 
@@ -67,8 +68,8 @@ def _aid(points: Sequence[Document], axis: str) -> str:
     return (
         f"From {count(first[axis])} to {count(last[axis])} {_UNITS[axis]}, the share of occurrences goes from "
         f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
-        f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from {percent(first['by_row']['mean'])} to "
-        f"{percent(last['by_row']['mean'])}."
+        f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
+        f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}."
     )
 
 
@@ -83,9 +84,9 @@ def _bytes(collisions: Document) -> Block:
     total = sum(value or 0 for value in bytes.values())
     return Plot(
         title="Bytes that leave a rank in a step, by class (MB)",
-        aid=f"With embeddings of {count(collisions['dim'])} float32 values, a rank sends {size(total)} a step; only the "
-        f"{size(urgent)} of collisions ({percent(urgent / total)}) have to be waited for, the rest can travel beside "
-        "compute.",
+        aid=f"With embeddings of {count(collisions['dim'])} float32 values, a rank sends {size(total)} a step; only "
+        f"the {size(urgent)} of collisions ({percent(urgent / total)}) have to be waited for, the rest can travel "
+        "beside compute.",
         figure=figures.byte_classes(bytes),
         height=290,
     )

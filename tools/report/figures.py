@@ -221,15 +221,18 @@ def _percent_line(places, shares, *, name, color, symbol, dash):
 
 
 def _percent_axis(drawn, axis, traces, *, of):
+    """A log axis of at least a decade, so that small differences do not look large, up to what is drawn."""
     values = [value for trace in traces for value in getattr(trace, of) or () if value is not None]
-    low, high = min(values, default=LEAST_PERCENT), max(values, default=100)
-    ticks = [0.001, 0.01, 0.1, 1, 10, 100]
+    high = max(values, default=100)
+    low = min(min(values, default=LEAST_PERCENT), high / 10)
+    decades = [0.001, 0.01, 0.1, 1, 10, 100]
+    ticks = decades if high / low > 100 else sorted(step * decade for decade in decades for step in (1, 2, 5))
     drawn.layout[axis].update(
         type="log",
         tickmode="array",
         tickvals=ticks,
         ticktext=[f"{tick:g} %" for tick in ticks],
-        range=[np.log10(low) - 0.12, np.log10(max(high, 10 * low)) + 0.12],
+        range=[np.log10(low) - 0.06, np.log10(high) + 0.06],
     )
 
 

@@ -120,15 +120,15 @@ def _half_of_events(histogram: Document) -> tuple[int, float]:
 
 
 def _drift(steps: list[Document]) -> Iterator[Block]:
-    if len(steps) < 2:
+    if len(steps) < 2 or not any(step["mean"] for step in steps):
         return
     first, last = steps[0], steps[-1]
     ends = (
-        f"from {count(first['mean'])} events ({moment(first['from'])}) to {count(last['mean'])} ({moment(last['from'])}), "
-        f"P95 from {count(first['p95'])} to {count(last['p95'])}"
+        f"from {count(first['mean'])} events ({moment(first['from'])}) to {count(last['mean'])} "
+        f"({moment(last['from'])}), P95 from {count(first['p95'])} to {count(last['p95'])}"
     )
     means = [step["mean"] for step in steps if step["mean"]]
-    spread = f" The largest mean is {times(max(means) / min(means))} the smallest." if means else ""
+    spread = f" The largest mean is {times(max(means) / min(means))} the smallest."
     yield Plot(
         title="Length over time (events)",
         aid=f"Over {count(len(steps))} spans of about equally many rows, the mean goes {ends}.{spread}",

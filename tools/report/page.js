@@ -2,7 +2,7 @@
 (() => {
   const dark = JSON.parse(document.getElementById("dark").textContent);
   const schemes = window.matchMedia("(prefers-color-scheme: dark)");
-  const NARROW = 520;  // CSS pixels: below, axes and legends get less room
+  const NARROW = 440;  // CSS pixels: below, axes and legends get less room
   const PRINTED = 640;  // the width that plots are drawn with for paper, whatever the window's
   const SVG = "http://www.w3.org/2000/svg";
   const DASHES = { dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "10 4" };
@@ -140,15 +140,17 @@
     document.documentElement.dataset.drawn = String(drawn);
   };
 
-  const onScreen = () => drawAll({ isDark: schemes.matches });
+  // Browsers change the scheme and the width for paper too: plots keep what beforeprint gave them.
+  let printing = false;
+  const onScreen = () => {
+    if (!printing) drawAll({ isDark: schemes.matches });
+  };
   onScreen();
   schemes.addEventListener("change", onScreen);
 
   let waiting = 0;
-  let printing = false;
   new ResizeObserver(() => {
     clearTimeout(waiting);
-    if (printing) return;
     waiting = setTimeout(() => {
       if (plots.some((plot) => plot.width !== Math.floor(plot.place.clientWidth))) onScreen();
     }, 120);

@@ -24,10 +24,10 @@ _FOLDER = Path(__file__).parent
 
 
 def write_page(document: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a profile, collisions or simulate document (its `kind` says which), under a temporary name first.
+    """Write the page of a profile, collisions or simulate document, under a temporary name first.
 
-    Parts that are null or absent are left out. About 5 MB, nearly all of it plotly's script, whatever the size of the data.
-    Raises ValueError for a document of another kind, OSError where the file cannot be written.
+    Parts that are null or absent are left out. About 5 MB, nearly all of it plotly's script, whatever the data.
+    Raises ValueError for a document of another `kind`, OSError where the file cannot be written.
     """
     text = render(document)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

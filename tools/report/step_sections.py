@@ -11,6 +11,7 @@ Document = Mapping[str, Any]
 
 PLAIN, ALL = "plain", "all"
 _USUAL_RANKS = 64
+_MEASURED = {"paper": "the paper", "benchmark": "the benchmark of exposed communication"}
 
 
 def step_section(simulation: Document, grid: Document | None) -> Section:
@@ -42,11 +43,12 @@ def _blocks(simulation: Document, ranks: int) -> Iterator[Block]:
 
 def _gain(gains: Sequence[Document]) -> Block:
     ordered = sorted(gains, key=lambda point: point["ranks"])
-    first, last = ordered[0], ordered[-1]
+    first, last, most = ordered[0], ordered[-1], max(ordered, key=lambda point: point["qps_gain"])
+    peak = "" if most in (first, last) else f", at most {signed(most['qps_gain'])} at {count(most['ranks'])}"
     return Plot(
         title="QPS gain (%) by ranks",
         aid=f"Samples per second of all remedies over the plain loop: {signed(first['qps_gain'])} at "
-        f"{count(first['ranks'])} ranks, {signed(last['qps_gain'])} at {count(last['ranks'])}.",
+        f"{count(first['ranks'])} ranks, {signed(last['qps_gain'])} at {count(last['ranks'])}{peak}.",
         figure=figures.gain(gains),
         half=True,
     )
@@ -109,8 +111,9 @@ def _timeline_aid(point: Document) -> str:
     compute = sum(bar["ms"] for bar in point["timeline"] if figures.work_class(bar["what"])[0] == "compute")
     network = sum(bar["ms"] for bar in point["timeline"] if bar["lane"] == "network")
     return (
-        f"The step takes {milliseconds(point['step_ms'])}; the mean rank computes for {milliseconds(compute)} of it, the "
-        f"network is busy for {milliseconds(network)}, of which compute waits {milliseconds(point['bubbles']['exposed_ms'])}."
+        f"The step takes {milliseconds(point['step_ms'])}; the mean rank computes for {milliseconds(compute)} of it, "
+        f"the network is busy for {milliseconds(network)}, and compute waits "
+        f"{milliseconds(point['bubbles']['exposed_ms'])} for communication."
     )
 
 
@@ -160,7 +163,7 @@ def validation_section(validation: Document) -> Section:
     for name, report in reports.items():
         if not report:
             continue
-        blocks.append(_validation_table(str(name), report["rows"]))
+        blocks.append(_validation_table(_MEASURED.get(name, short(name)), report["rows"]))
         said = [f"Fitted: {fit['name']} = {_value(fit)}, on {fit['on']}." for fit in report.get("fits") or ()]
         if said or report.get("notes"):
             blocks.append(Points(title="", sentences=(*said, *(report.get("notes") or ()))))
@@ -177,7 +180,7 @@ def _validation_table(name: str, rows: Sequence[Document]) -> Table:
         return "–" if value is None else percent(value) if unit == "share" else f"{number(value)} {unit}"
 
     return Table(
-        title=f"Against {name.replace('_', ' ')}" if name else "Fitted, predicted, measured",
+        title=f"Against {name}" if name else "Fitted, predicted, measured",
         columns=("What", "Verdict", "Fitted", "Predicted", "Measured", "Error", "Tolerance"),
         rows=[
             (
@@ -198,14 +201,14 @@ def assumptions(grid: Document | None, collisions: Document | None, simulation: 
     said = ["Shares and means are of the rows that could be read; empty and null histories count as rows."]
     if grid:
         said.append(
-            "Stragglers: global batches are drawn row by row from the histogram of lengths; the time of a rank is the cost "
-            "of its samples by the named cost model. Order in the files, and data that comes in similar stretches, is not "
-            "in it."
+            "Stragglers: global batches are drawn row by row from the histogram of lengths; the time of a rank is "
+            "the cost of its samples by the named cost model. Order in the files, and data that comes in similar "
+            "stretches, is not in it."
         )
     if collisions:
         said.append(
-            "Collisions: counted exactly on sampled pairs of consecutive global batches; bytes are 8 for an id and 4 for "
-            "each value of an embedding row, sent once per distinct row of a rank."
+            "Collisions: counted exactly on sampled pairs of consecutive global batches. Bytes: 8 for an id; embedding "
+            "rows go once for each distinct row of a rank, their gradients once for each occurrence, 4 a value."
         )
     blocks: list[Block] = [Points(title="How the figures came about", sentences=tuple(said))]
     if simulation:

@@ -85,14 +85,15 @@ def _costs(grid: Document) -> Iterator[Block]:
         unbalanced = [point["straggler"][NONE] for point in true]
         method = best_method(true)
         rest = (
-            f"; {figures.method_name(method)} leaves at most {percent(max(point['straggler'][method] for point in true))}"
+            f"; {figures.method_name(method)} leaves at most "
+            f"{percent(max(point['straggler'][method] for point in true))}"
             if method
             else ""
         )
         yield Plot(
             title="Straggler share (%) by what a sample costs",
-            aid=f"If the model's cost is known, ranks idle {percent(min(unbalanced))} to {percent(max(unbalanced))} without "
-            f"balancing, the more the steeper the cost grows with length{rest}.",
+            aid=f"If the model's cost is known, ranks idle {percent(min(unbalanced))} to {percent(max(unbalanced))} "
+            f"without balancing, the more the steeper the cost grows with length{rest}.",
             figure=figures.costs(grid, true, key="cost"),
             height=380,
             half=True,
@@ -115,14 +116,12 @@ def _wrong_aid(wrong: Sequence[Document], right: Sequence[Document]) -> str:
     if method is None:
         return "What a wrong cost model costs."
     worst = max(wrong, key=lambda point: point["straggler"][method])
+    share, none = worst["straggler"][method], worst["straggler"][NONE]
     instead = f" instead of {percent(right[0]['straggler'][method])}" if right else ""
+    still = f"still less than the {percent(none)}" if share < none else f"no less than the {percent(none)}"
     return (
         f"What a wrong model costs: a sample takes {cost(worst['cost'])}; planned by {cost(worst['planned_by'])}, "
-        f"{figures.method_name(method)} leaves {percent(worst['straggler'][method])}{instead}, which is still less than "
-        f"the {percent(worst['straggler'][NONE])} without balancing."
-        if worst["straggler"][method] < worst["straggler"][NONE]
-        else f"Planned by {cost(worst['planned_by'])} where a sample takes {cost(worst['cost'])}, balancing brings nothing: "
-        f"{percent(worst['straggler'][method])}{instead}."
+        f"{figures.method_name(method)} leaves {percent(share)}{instead}, {still} without balancing."
     )
 
 
@@ -131,12 +130,12 @@ def _two_way(points: Sequence[Document], method: str) -> Block:
     worst = max(own, key=lambda point: point["straggler"][method])
     name = "without balancing" if method == NONE else f"with {figures.method_name(method)}"
     ratio = ""
-    if method != NONE and worst["straggler"][method]:
+    if method != NONE and worst["straggler"][NONE] > 1.1 * worst["straggler"][method] > 0:
         ratio = f", {times(worst['straggler'][NONE] / worst['straggler'][method])} less than unbalanced"
     return Plot(
         title=f"Straggler share (%) {name}, by ranks and longest history",
-        aid=f"Worst is {percent(worst['straggler'][method])}{ratio}, on {count(worst['ranks'])} ranks with histories of up "
-        f"to {count(worst['max_length'])} events.",
+        aid=f"Worst is {percent(worst['straggler'][method])}{ratio}, on {count(worst['ranks'])} ranks with histories "
+        f"of up to {count(worst['max_length'])} events.",
         figure=figures.two_way(points, method),
         height=320,
         half=True,

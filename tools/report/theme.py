@@ -38,20 +38,26 @@ MARGIN = {"l": 64, "r": 16, "t": 8, "b": 48}
 
 def figure(traces: list, *, x: str, y: str) -> go.Figure:
     """Traces between two named axes, nothing but what carries data."""
-    drawn = go.Figure(data=traces)
-    drawn.update_layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": INK, "size": 13},
-        margin=MARGIN,
-        hovermode="closest",
-        hoverlabel={"bgcolor": PAPER, "bordercolor": AXIS, "font": {"color": INK, "size": 13}, "align": "left"},
-        showlegend=False,  # the page has its own, which takes no room from the axes
-        xaxis=axis(x),
-        yaxis=axis(y),
+    return go.Figure(
+        data=traces,
+        layout={
+            "template": "none",
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": INK, "size": 13},
+            "margin": MARGIN,
+            "hovermode": "closest",
+            "hoverlabel": {
+                "bgcolor": PAPER,
+                "bordercolor": AXIS,
+                "font": {"color": INK, "size": 13},
+                "align": "left",
+            },
+            "showlegend": False,  # the page has its own, which takes no room from the axes
+            "xaxis": axis(x),
+            "yaxis": axis(y),
+        },
     )
-    return drawn
 
 
 def axis(title: str) -> dict:
