@@ -46,8 +46,8 @@ from .terminal import Progress
 
 VERSION = 1
 MARK = b"freescale.optimize"
-LARGEST_SORTED = 512 << 20
-"""Decoded bytes of the largest file that is sorted: it is held in memory as a whole."""
+LARGEST_SORTED = 320 << 20
+"""Decoded bytes of the largest file that is sorted: it is held in memory, which takes up to three times as much."""
 
 _WRITER: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True, "version": "2.6"}
 

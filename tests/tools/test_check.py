@@ -117,6 +117,9 @@ def test_policies_let_pass_what_the_loader_lets_pass(tmp_path):
     assert places(found) == [("ragged", "uih", "a.parquet", 0, [2])]
     write(tmp_path / "a.parquet", columns(item={5: [None, 2]}, action={5: [1]}))
     assert places(find(ParquetSource(str(tmp_path), nulls={"item": "drop"}))) == []
+    write(tmp_path / "a.parquet", columns(item={5: [None, 2]}, action={5: [1]}, age={4: None}))
+    found = find(ParquetSource(str(tmp_path), nulls={"item": "drop"}))
+    assert places(found) == [("null", "age", "a.parquet", 1, [0])]  # row 5 is dropped before it is ragged
 
 
 def test_rows_are_those_of_the_row_group_after_a_filter(tmp_path):
@@ -215,7 +218,7 @@ def test_labels_must_have_one_form_in_all_sources(tmp_path):
 def test_joins(tmp_path):
     schema = Schema(context=("user", "country"), dense=("age",))
     main = write(tmp_path / "main.parquet", {"user": [1, 2, None, 5, 9], "age": [1.0, 2.0, 3.0, None, 5.0]}, group=3)
-    side = write(tmp_path / "side.parquet", {"user": [5, 1, 7], "country": [50, 10, 70]})
+    side = write(tmp_path / "side.parquet", {"user": [5, 1, 7, 0], "country": [50, 10, 70, 0]})
 
     def source(**options):
         return ParquetSource(

@@ -2,7 +2,9 @@
 
 import json
 
+import fsspec
 import numpy as np
+import parquet
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +17,10 @@ from freescale_tools.errors import UsageError
 from freescale_tools.optimize import jobs, optimize_all
 from freescale_tools.optimize_plan import Settings, delta_columns, note_nulls, tightened, unit_rows
 from freescale_tools.optimize_verify import unequal_row
+from freescale_tools.reading import reading_written
 from freescale_tools.scan.files import open_files
+from fsdata import ParquetSource, Schema, Sequence
+from fsdata.errors import CorruptFileError
 
 NAN = float("nan")
 OTHER_NAN = np.array([0x7FF8000000000123], np.uint64).view(np.float64)[0]
@@ -244,6 +249,18 @@ def test_one_changed_value_is_found(tmp_path, monkeypatch, column, row):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_what_was_written_is_compared_with_its_checksums(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"x": np.arange(99)}), path, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    content = bytearray(path.read_bytes())
+    content[pq.read_metadata(path).row_group(0).column(0).data_page_offset + 200] ^= 1  # a value, still a valid page
+    path.write_bytes(content)
+    with reading_written(path) as reading, pytest.raises(CorruptFileError, match=r"a\.parquet, row group 0: .*CRC"):
+        list(reading.batches())
+
+
 def test_lost_rows_are_found(tmp_path, monkeypatch):
     write(tmp_path / "in" / "a.parquet", odd_table())
     honest = rewriting._units
@@ -290,6 +307,36 @@ def test_inputs_and_files_of_others_are_never_overwritten(tmp_path):
     with pytest.raises(UsageError, match="was not written by this command"):
         rewrite(tmp_path / "in", tmp_path / "out")
     assert source.read_bytes() == before
+
+
+def test_the_loader_reads_the_same_samples(tmp_path):
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 40, 500)
+    past = {
+        "item": pa.array([rng.integers(0, 1 << 40, n).tolist() for n in counts]),
+        "at": pa.array([np.cumsum(rng.integers(0, 9, n)).tolist() for n in counts]),
+        "price": pa.array([rng.random(n).astype(np.float32).tolist() for n in counts], pa.list_(pa.float32())),
+    }
+    rest = {"user": pa.array([None if n % 50 == 0 else n for n in range(500)]), "age": rng.random(500)}
+    write(tmp_path / "in" / "a.parquet", pa.table({**past, **rest}))
+    (document,), _ = rewrite(tmp_path / "in", tmp_path / "out", row_group_rows=200)
+    assert {"at.list.element", "item.list.element"} <= set(document["delta"])
+    schema = Schema(sequences=(Sequence("uih", ("item", "at"), ("price",)),), context=("user",), dense=("age",))
+    one, other = (
+        parquet.read(ParquetSource(str(tmp_path / name), defaults={"user": 7}), schema) for name in ("in", "out")
+    )
+    assert len(one) == 500
+    assert one == other
+
+
+def test_remote_files_are_read(tmp_path):
+    memory = fsspec.filesystem("memory")
+    path = write(tmp_path / "a.parquet", odd_table())
+    memory.pipe({"/set/day=1/a.parquet": path.read_bytes(), "/set/day=2/a.parquet": path.read_bytes()})
+    done, told = rewrite("memory://set", tmp_path / "out")
+    memory.rm("/set", recursive=True)
+    assert (told, [one["file"] for one in done]) == ([], ["day=1/a.parquet", "day=2/a.parquet"])
+    same(pq.read_table(tmp_path / "out" / "day=2" / "a.parquet", partitioning=None), odd_table())
 
 
 def test_files_without_rows(tmp_path):
