@@ -139,10 +139,14 @@ def _show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
         ["ranks", "way", "QPS", "step", "straggler", "exposed", "contention", "waits for data"],
         [
             [
-                point["ranks"], point["way"], point["qps"], point["step_ms"], *point["bubbles"].values(),
+                point["ranks"], point["way"], round(point["qps"]), point["step_ms"], *point["bubbles"].values(),
                 point["data_wait_ms"],
             ]
             for point in simulation["points"]
+        ],
+        notes=[
+            "sparse dist: only ID exchanges ahead, as TorchRec does. sm-free: prioritized, and exchanges beside compute "
+            "leave the streaming multiprocessors alone. all: balanced, too."
         ],
     )  # fmt: skip
     terminal.table(

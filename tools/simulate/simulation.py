@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from .durations import work
+from .durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
 from .hardware import Hardware
-from .step import WAYS, timeline
+from .step import PARTS, WAYS, timeline
 from .workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
 
 RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
-VERSION = 1
 
 
 def simulate(
@@ -84,8 +83,7 @@ def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _parameters(profile: Mapping[str, Any], choice: Choice, load: Workload) -> list[dict[str, Any]]:
     """What was taken of the profile, and what no profile tells."""
-    model = "assumed: attention of two products per pair of events in every layer"
-    collisions = profile.get("collisions")
+    products = "assumed: in every layer, attention takes two products per pair of events"
     return [
         _parameter("sequence", choice.sequence, "", "profile"),
         _parameter("batch_size", choice.batch_size, "samples per rank", choice.sources["batch_size"]),
@@ -93,16 +91,28 @@ def _parameters(profile: Mapping[str, Any], choice: Choice, load: Workload) -> l
         _parameter("cost", repr(choice.cost), "", choice.sources["cost"]),
         _parameter("dim", choice.dim, "floats per event", choice.sources["dim"]),
         _parameter("events", load.events, "per rank and step", "profile: its lengths, cut to max_length"),
-        _parameter("channels", CHANNELS, "", model),
-        _parameter("layers", LAYERS, "", model),
+        _collision(profile.get("collisions"), load),
+        _parameter("channels", CHANNELS, "", products),
+        _parameter("layers", LAYERS, "", products),
+        _parameter("forward", FORWARD, "share of compute", "assumed: the backward pass takes twice the products"),
         _parameter("dense_parameters", DENSE_PARAMETERS, "", "assumed"),
-        _parameter(
-            "collision",
-            load.collisions[max(load.collisions)],
-            "share of events",
-            f"profile: at {max(load.collisions)} ranks" if collisions else "paper, section 2 (Fig. 3): about 12 %",
-        ),
+        _parameter("optimizer", OPTIMIZER, "bytes per dense parameter", "assumed: Adam with two moments"),
+        _parameter("lookup", LOOKUP, "passes over memory", "assumed: a row is read and written"),
+        _parameter("apply", APPLY, "passes over memory", "assumed: gradient and row are read, the row is written"),
+        _parameter("fields", FIELDS, "ids per event", "assumed: what balancing moves between hosts"),
+        _parameter("all_reduce_parts", PARTS, "of the backward pass", "assumed: each part's gradients follow it"),
     ]
+
+
+def _collision(collisions: Mapping[str, Any] | None, load: Workload) -> dict[str, Any]:
+    least, most = min(load.collisions), max(load.collisions)
+    if collisions is None:
+        source = "paper, section 2 (Fig. 3): about 12 %; the profile counted none"
+    else:
+        source = (
+            f"profile: at {most} ranks; counted at {least} to {most}, between them by logarithm, beyond the nearest"
+        )
+    return _parameter("collision", load.collisions[most], "share of events", source)
 
 
 def _parameter(name: str, value: Any, unit: str, source: str) -> dict[str, Any]:
