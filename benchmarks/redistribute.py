@@ -6,6 +6,7 @@
    processes, in a loop of 200 ms of *emulated* compute (a sleep) and a barrier for the gradient exchange. Per step the
    longest wait of any rank counts; the share is that of the step.
 2. Stages: exchanges one after another, nothing to hide behind, of samples in memory; time and bytes per rank and step.
+3. Embedding stage: the same samples, moved behind the look-up as rows of D float32, there and back.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 from _lengths import PAPER_LIKE, REFERENCE
 from _table import emit
+from redistribute_embedding import DIMS, embedding_stage
 
 from freescale_tools.synth import reference_set
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource
@@ -39,6 +41,7 @@ from fsranks.place import resolve
 WORLDS = (2, 4)
 STEP_S = 0.2
 PER_RANK = 128
+FEW = 16  # samples a rank where embeddings travel: 4,000 events of 64 floats are a megabyte
 WARM_UP = 5
 STAGES = ("status words", "lengths", "plan", "plans compared", "samples")
 METHODS: tuple[Method, ...] = ("fbs+swap", "repair")
@@ -128,7 +131,9 @@ def table_of(lengths: np.ndarray, values: np.ndarray) -> RowTable:
     return RowTable(np.full_like(length, values.ctypes.data), length, SPEC.itemsize, (values,))
 
 
-def stages(rank: int, world_size: int, steps: int, method: Method, name: str) -> dict[str, float]:
+def stages(
+    rank: int, world_size: int, steps: int, method: Method, name: str, samples: int = PER_RANK
+) -> dict[str, float]:
     """Milliseconds per stage and step of this rank, and MB sent."""
     exchange = StepExchange(resolve(), timeout_s=60)
     planner = StepPlanner(Balance(method), world_size)
@@ -138,7 +143,7 @@ def stages(rank: int, world_size: int, steps: int, method: Method, name: str) ->
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
             watch = Stopwatch(exchange, planner)
-        lengths = SETS[name].batch(PER_RANK, seed=step * world_size + rank)
+        lengths = SETS[name].batch(samples, seed=step * world_size + rank)
         table = table_of(lengths, values)
         dist.barrier()
         start = time.perf_counter()
@@ -148,6 +153,13 @@ def stages(rank: int, world_size: int, steps: int, method: Method, name: str) ->
     assert watch is not None
     milliseconds = {stage: seconds * 1e3 / steps for stage, seconds in watch.seconds.items()}
     return {**milliseconds, "all": total * 1e3 / steps, "MB sent": watch.sent_bytes / 1e6 / steps}
+
+
+def _behind(rank: int, world_size: int, steps: int, name: str, dim: int) -> dict[str, float]:
+    return embedding_stage(
+        rank, world_size, steps=steps, samples=FEW, lengths=SETS[name], dim=dim,
+        planner=StepPlanner(Balance(), world_size),
+    )  # fmt: skip
 
 
 def work(rank: int, world_size: int, port: int, run: Run, results: Any) -> None:
@@ -160,8 +172,14 @@ def work(rank: int, world_size: int, port: int, run: Run, results: Any) -> None:
         for name, balance in ways if number % 2 == 0 else reversed(ways):
             waited[name].append(waits(run, balance))
     raw = [(name, method, stages(rank, world_size, run.steps, method, name)) for name in SETS for method in METHODS]
+    steps = min(run.steps, 10)
+    moved = [
+        (name, dim, _behind(rank, world_size, steps, name, dim), stages(rank, world_size, steps, METHODS[0], name, FEW))
+        for name in SETS
+        for dim in DIMS
+    ]
     if rank == 0:
-        results.put((waited, raw))
+        results.put((waited, raw, moved))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -204,7 +222,7 @@ def main() -> None:
     answers = {world_size: measure(world_size, run) for world_size in WORLDS}
 
     rows = []
-    for world_size, (waited, _) in answers.items():
+    for world_size, (waited, *_) in answers.items():
         plain, balanced = ([1e3 * statistics.mean(steps) for steps in waited[name]] for name in ("plain", "balanced"))
         added = [with_balance - without for with_balance, without in zip(balanced, plain, strict=True)]
         share = 100 * statistics.median(added) / (1e3 * STEP_S)
@@ -217,7 +235,7 @@ def main() -> None:
         ["ranks", "without balance", "with balance", "added", "added, % of the step"],
         rows,
         notes=["Reference set, slowest rank of every step, mean per round, median of rounds; goal: at most 2 %."],
-        extra={"waits_s": {str(world_size): waited for world_size, (waited, _) in answers.items()}},
+        extra={"waits_s": {str(world_size): waited for world_size, (waited, *_) in answers.items()}},
     )
     emit(
         "redistribute_stages",
@@ -225,13 +243,29 @@ def main() -> None:
         ["set", "method", "ranks", *STAGES, "all", "MB sent"],
         [
             [name, method, world_size, *(found[stage] for stage in (*STAGES, "all", "MB sent"))]
-            for world_size, (_, raw) in answers.items()
+            for world_size, (_, raw, _) in answers.items()
             for name, method, found in raw
         ],
         notes=[
             "The first collective includes waiting for the slowest rank. Three int64 lists, 12 ids, 10 floats a sample."
         ],
         extra={"settings": json.loads(json.dumps({"rounds": run.rounds, "steps": run.steps}))},
+    )
+    emit(
+        "redistribute_embedding",
+        f"Embedding stage against input stage, ms per step on rank 0, {FEW} samples a rank",
+        ["set", "ranks", "D", "plan", "forward", "backward", "MB sent", "input stage: ms", "input stage: MB sent"],
+        [
+            [name, world_size, dim, *found.values(), before["all"], before["MB sent"]]
+            for world_size, (_, _, moved) in answers.items()
+            for name, dim, found, before in moved
+        ],
+        notes=[
+            "Input stage: three int64 lists of the sample, in the prefetch thread, hidden behind the step before. "
+            "Embedding stage: D float32 an event forward and back, in the training thread, not hidden.",
+            "Move inputs wherever the loader is yours to change. Move embeddings where it is not (samples of a "
+            "service, features made in the model), or where the inputs of an event are larger than its columns.",
+        ],
     )
 
 
