@@ -1,5 +1,6 @@
 """Lengths of list columns, row group by row group, and what they add up to. Every sum here can be merged."""
 
+import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -68,7 +69,9 @@ class Pile:
 
     def merged(self) -> LengthHistogram:
         """All that was added."""
-        return LengthHistogram.merged(self._parts)
+        if len(self._parts) != 1:
+            self._parts = [LengthHistogram.merged(self._parts)]
+        return self._parts[0]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,28 +137,56 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     file = piece.footer.file
     retry = Retry()
     first_row = piece.first_row
-    for group in piece.row_groups:
-        rows = piece.footer.metadata.row_group(group).num_rows
-        try:
-            found = retry.call(functools.partial(_row_group, piece, group, first_row, spans), file)
-        except (pa.ArrowException, OSError) as error:
-            if unreachable(error):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            skipped.append(Skipped(file=file.name, row_group=group, rows=rows, reason=reason))
-        else:
-            for column, part in found.items():
-                parts[column].add(part)
-        first_row += rows
+    with _Opened(piece.footer) as opened:
+        for group in piece.row_groups:
+            rows = piece.footer.metadata.row_group(group).num_rows
+            try:
+                found = retry.call(functools.partial(_row_group, piece, opened, group, first_row, spans), file)
+            except (pa.ArrowException, OSError) as error:
+                if unreachable(error):
+                    raise
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                skipped.append(Skipped(file=file.name, row_group=group, rows=rows, reason=reason))
+            else:
+                for column, part in found.items():
+                    parts[column].add(part)
+            first_row += rows
     return Scanned(parts=parts, skipped=tuple(skipped))
 
 
-def _row_group(piece: Piece, group: int, first_row: int, spans: Spans | None) -> Mapping[str, Part]:
+class _Opened:
+    """The file of a piece, opened when it is first read, and again after an error. A context manager."""
+
+    def __init__(self, footer: Footer) -> None:
+        self._footer = footer
+        self._stack = contextlib.ExitStack()
+        self._reader: Reader | None = None
+
+    def __enter__(self) -> "_Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """For one row group."""
+        if self._reader is None:
+            self._reader = self._stack.enter_context(Reader(self._footer))
+        try:
+            yield self._reader
+        except BaseException:
+            self._stack.close()
+            self._reader = None
+            raise
+
+
+def _row_group(piece: Piece, opened: _Opened, group: int, first_row: int, spans: Spans | None) -> Mapping[str, Part]:
     counters = {column: _Counter(spans if piece.time else None) for column in piece.leaves}
     leaves = dict(piece.leaves)
     if spans is not None and piece.time is not None:
         leaves[spans.column] = piece.time
-    with Reader(piece.footer) as reader:
+    with opened.reader() as reader:
         for start, arrays in reader.batches(group, leaves):
             times = arrays[spans.column] if spans is not None and piece.time is not None else None
             for column, counter in counters.items():
@@ -196,6 +227,8 @@ class _Counter:
         floor = longest[-1][0] if len(longest) == LONGEST else 0
         if not len(lengths) or lengths.max() <= floor:
             return
+        if len(lengths) > LONGEST:
+            floor = max(floor, np.partition(lengths, -LONGEST)[-LONGEST] - 1)
         rows = np.flatnonzero(lengths > floor)
         rows = rows[np.argsort(-lengths[rows], kind="stable")[:LONGEST]]
         found = [(int(lengths[row]), first_row + int(row)) for row in rows]
