@@ -145,8 +145,8 @@ def _show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
             for point in simulation["points"]
         ],
         notes=[
-            "sparse dist: only ID exchanges ahead, as TorchRec does. sm-free: prioritized, and exchanges beside compute "
-            "leave the streaming multiprocessors alone. all: balanced, too."
+            "sparse dist: only ID exchanges ahead, as TorchRec does. sm-free: prioritized, and exchanges beside "
+            "compute leave the streaming multiprocessors alone. all: balanced, too."
         ],
     )  # fmt: skip
     terminal.table(
