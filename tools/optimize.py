@@ -79,6 +79,9 @@ def jobs(files: FileSet, out: Path, settings: Settings) -> list[Job]:
         if target.exists() and _mark_of(target) is None:
             raise UsageError(f"{target} exists and was not written by this command: give another --out, or remove it")
         found.append(Job(footer=footer, name=name, target=target))
+        names = footer.schema.names
+        if len(set(names)) < len(names):
+            raise UsageError(f"{footer.file.path} has two columns of the same name: rename one of them")
         if settings.sort is not None:
             _check_sort(footer, settings.sort)
     return found
@@ -97,6 +100,9 @@ def optimize_all(
             done.append(optimize(job, settings, progress))
         except (CorruptFileError, ConnectionError, UnfaithfulError) as error:
             tell(str(error))
+            done.append(_document(job) | {"status": "failed", "reason": str(error)})
+        except pa.ArrowException as error:  # a type that cannot be written, statistics that do not tell the truth
+            tell(f"{job.footer.file.path} cannot be rewritten: {error}")
             done.append(_document(job) | {"status": "failed", "reason": str(error)})
         except OSError as error:
             raise CommandFailed(f"{job.target} cannot be written: {error}") from error

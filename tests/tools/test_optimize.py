@@ -15,7 +15,7 @@ from freescale_tools import optimize as rewriting
 from freescale_tools.commands.optimize import optimize as command
 from freescale_tools.errors import UsageError
 from freescale_tools.optimize import jobs, optimize_all
-from freescale_tools.optimize_plan import Settings, delta_columns, note_nulls, tightened, unit_rows
+from freescale_tools.optimize_plan import Settings
 from freescale_tools.optimize_verify import unequal_row
 from freescale_tools.reading import reading_written
 from freescale_tools.scan.files import open_files
@@ -126,35 +126,6 @@ def test_a_null_in_the_last_row_keeps_a_column_nullable(tmp_path):
     assert schema.field("y").nullable
 
 
-def test_nulls_below_null_lists_do_not_count():
-    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array([5, None]), mask=pa.array([False, True]))
-    found = set()
-    note_nulls(lists, ("x",), found)
-    assert found == {("x",)}
-    schema, required = tightened(pa.schema([("x", lists.type)]), found)
-    assert required == ("x.element",)
-    assert schema.field("x").nullable
-
-
-def test_times_become_deltas_and_few_values_stay_in_a_dictionary():
-    rng = np.random.default_rng(0)
-    times = np.cumsum(rng.integers(1, 5_000, 20_000))
-    sample = pa.table({"t": times, "few": rng.integers(0, 4, 20_000) ** 30, "f": rng.random(20_000)})
-    assert delta_columns(sample, {"compression": "zstd"}) == (("t",), ("few", "f"))
-    assert delta_columns(sample.slice(0, 0), {}) == ((), ("t", "few", "f"))
-
-
-def test_rows_of_a_unit_follow_from_decoded_bytes(tmp_path):
-    table = pa.table({"x": pa.array([[1] * 100] * 3_000)})  # 800 bytes a row
-    metadata = pq.read_metadata(write(tmp_path / "a.parquet", table))
-    assert unit_rows(metadata, Settings(unit_bytes=800 * 1024)) == 1024
-    assert unit_rows(metadata, Settings(unit_bytes=1)) == 256
-    assert unit_rows(metadata, Settings(unit_bytes=1 << 40)) == 65_536
-    assert unit_rows(metadata, Settings(row_group_rows=7)) == 7
-    with pytest.raises(ValueError, match="row_group_rows must be at least 1, got 0"):
-        Settings(row_group_rows=0)
-
-
 def test_rows_are_sorted_inside_their_file(tmp_path):
     table = odd_table()
     write(tmp_path / "in" / "a.parquet", table)
@@ -174,6 +145,19 @@ def test_large_files_are_sorted_only_if_they_are_so_already(tmp_path, monkeypatc
         rewrite(tmp_path / "in", tmp_path / "out", sort="key")
     rewrite(tmp_path / "in", tmp_path / "out", sort="time")
     assert pq.read_metadata(tmp_path / "out" / "a.parquet").num_rows == 60
+
+
+def test_files_that_cannot_be_rewritten_are_named(tmp_path, monkeypatch):
+    write(tmp_path / "in" / "a.parquet", pa.table({"x": [1, None]}))
+    write(tmp_path / "in" / "b.parquet", pa.table({"x": [1, 2]}))
+    monkeypatch.setattr(rewriting, "without_nulls", lambda metadata, schema: {"x"})  # statistics that lie
+    (first, second), told = rewrite(tmp_path / "in", tmp_path / "out")
+    assert (first["status"], second["status"]) == ("failed", "written")
+    assert "a.parquet cannot be rewritten: Column 'x' is declared non-nullable but contains nulls" in told[0]
+    twice = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
+    write(tmp_path / "twice" / "a.parquet", twice)
+    with pytest.raises(UsageError, match="two columns of the same name"):
+        rewrite(tmp_path / "twice", tmp_path / "out2")
 
 
 def test_folders_and_partitions_are_kept(tmp_path):
@@ -269,19 +253,6 @@ def test_lost_rows_are_found(tmp_path, monkeypatch):
     assert "row 40" in told[0]
 
 
-def test_differences_are_seen_to_the_bit():
-    floats = [pa.array(values) for values in ([0.0, NAN], [-0.0, NAN], [0.0, OTHER_NAN], [0.0, None])]
-    assert [unequal_row(floats[0], other) for other in floats] == [None, 0, 1, 1]
-    lists = [
-        pa.array(values) for values in ([[1], [], [2, 3]], [[1], None, [2, 3]], [[1], [2], [3]], [[1], [], [2, 4]])
-    ]
-    assert [unequal_row(lists[0], other) for other in lists] == [None, 1, 1, 2]
-    maps = [pa.array([[("a", value)]], pa.map_(pa.string(), pa.float64())) for value in (NAN, 1.0)]
-    assert [unequal_row(maps[0], other) for other in maps] == [None, 0]
-    structs = [pa.array(values) for values in ([{"a": 1}, None], [{"a": 1}, {"a": None}], [{"a": 2}, None])]
-    assert [unequal_row(structs[0], other) for other in structs] == [None, 1, 0]
-
-
 def test_damaged_inputs_are_named_and_the_others_written(tmp_path):
     broken = write(
         tmp_path / "in" / "a.parquet", pa.table({"x": np.arange(4_000)}), group=1_000, write_page_checksum=True
@@ -370,6 +341,19 @@ def test_command(tmp_path, call):
     (tmp_path / "in" / "c.parquet").write_bytes(b"PAR1 cut")
     damaged = call(tmp_path / "in", "--out", tmp_path / "out")
     assert (damaged.exit_code, "c.parquet" in damaged.stderr) == (1, True)
+
+
+def test_an_interrupted_command_says_so_and_leaves_nothing(tmp_path, call, monkeypatch):
+    write(tmp_path / "in" / "a.parquet", odd_table())
+
+    def interrupted(*_):
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [".a.parquet.part"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rewriting, "verify", interrupted)
+    done = call(tmp_path / "in", "--out", tmp_path / "out")
+    assert (done.exit_code, "interrupted" in done.stderr) == (130, True)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize(
