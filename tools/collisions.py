@@ -25,8 +25,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _LENGTHS = (50, 100, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 _MOST_LENGTHS = 6
 _STATE_BYTES = 256 << 20  # of all threads together
-# Per point: more pairs than that do not change the answer.
-_WORK_SHARE, _WORK_IDS = 1 / 16, 1 << 20  # of the ids held; in any case
+# Work of a point, in ids: a share of those held, more where the bytes and the orders come from, but this in any case.
+_WORK_SHARE, _DEFAULT_SHARE, _WORK_IDS = 1 / 8, 1 / 2, 1 << 20
 _ID_BYTES, _FLOAT_BYTES = 8, 4
 
 
@@ -82,7 +82,7 @@ def estimate(
     for order in orders:
         if counting.batches(replace(default, order=order)).pairs == 0:
             raise UsageError(_too_few(held, replace(default, order=order), column))
-    found = counting.all({spot for _, spot in axes}, by_rank=default)
+    found = counting.all({spot for _, spot in axes}, default=default)
     points = [{"axis": axis, **_point(spot, found[spot])} for axis, spot in axes if spot in found]
     return {
         "column": column,
@@ -137,8 +137,8 @@ class _Counting:
             )
         return sliced(self._ordered[spot.order], spot.rows)
 
-    def all(self, spots: Iterable[Spot], *, by_rank: Spot) -> dict[Spot, np.ndarray]:
-        """The counts, int64 [pairs, 6], of all spots that have a pair of batches; at `by_rank` also those by rank."""
+    def all(self, spots: Iterable[Spot], *, default: Spot) -> dict[Spot, np.ndarray]:
+        """The counts, int64 [pairs, 6], of all spots that have a pair of batches; at `default` also those by rank."""
         # The largest first: one of them, begun last, would keep all others waiting.
         possible = sorted(
             (spot for spot in spots if self.batches(spot).pairs),
@@ -147,17 +147,18 @@ class _Counting:
         cores = len(os.sched_getaffinity(0))
         threads = max(min(cores, _STATE_BYTES // max(self._held.distinct, 1), len(possible)), 1)
         with ThreadPoolExecutor(threads, thread_name_prefix="freescale-collisions") as pool:
-            counted = pool.map(lambda spot: self._count(spot, by_rank=spot == by_rank), possible)
+            counted = pool.map(lambda spot: self._count(spot, default), possible)
             return dict(zip(possible, counted, strict=True))
 
-    def _count(self, spot: Spot, *, by_rank: bool) -> np.ndarray:
+    def _count(self, spot: Spot, default: Spot) -> np.ndarray:
         """Columns 0 to 3: see the kernel `tally`; 4 and 5, `tally_ranks` or 0."""
-        held = self._held
+        held, by_rank = self._held, spot == default
+        share = _DEFAULT_SHARE if spot == replace(default, order=spot.order) else _WORK_SHARE
         state = np.zeros(held.distinct, np.uint8)
         local = np.zeros(held.distinct if by_rank else 0, np.uint8)
         batches = self.batches(spot)
         found, mark = [], 0
-        for streak in streaks(batches, self._affordable(batches)):
+        for streak in streaks(batches, self._affordable(batches, share)):
             if mark + streak.batches > MARKS:
                 state[:], mark = 0, 0
             for step in range(streak.first, streak.first + streak.batches):
@@ -173,10 +174,9 @@ class _Counting:
                 found.append(counts)
         return np.array(found)
 
-    def _affordable(self, batches: Batches) -> int:
-        """Pairs to count: as many as wanted, but no more work than a small share of reading."""
-        held = self._held
-        share = max(_WORK_SHARE, _WORK_IDS / max(int(held.lengths.sum()), 1))
+    def _affordable(self, batches: Batches, share: float) -> int:
+        """Pairs to count: as many as wanted, but no more work than this share of the ids held."""
+        share = max(share, _WORK_IDS / max(int(self._held.lengths.sum()), 1))
         return int(min(max(sum(batches.steps) * share, 1), self._pairs))
 
 

@@ -184,7 +184,7 @@ def test_more_batches_than_marks(tmp_path, monkeypatch, pairs):
     """Marks start again; a streak shares nothing with what was counted before it."""
     generator = np.random.default_rng(0)
     histories = [generator.integers(0, 400, 3).tolist() for _ in range(2000)]
-    monkeypatch.setattr(module, "_WORK_SHARE", 1.0)
+    monkeypatch.setattr(module, "_DEFAULT_SHARE", 1.0)
     found = default(count(write(tmp_path / "a.parquet", histories), batch_size=4, pairs=pairs))
     used = streaks(in_file_order([[2000]], ranks=1, batch_size=4), pairs)
     assert found["pairs"] == sum(one.batches - 1 for one in used) == pairs
