@@ -177,31 +177,53 @@ def check(world: World, loop: Callable[[Run], None], odd: str, others: str, word
         assert left == [], rank
 
 
-def lost(rank: int, size: int, how: signal.Signals) -> tuple[str, str, float, list[str]]:
+def lost(rank: int, size: int, who: int, how: signal.Signals, at: int) -> tuple[str, str, float, list[str]]:
+    """Rank `who` is lost in step `at`, its rows under way; at -1 before `enable`."""
+
+    def lose(run: Run, step: int) -> None:
+        if run.rank == who and step == at:
+            os.kill(os.getpid(), how)
+
     def loop(run: Run) -> None:
+        lose(run, -1)
         with fscomm.enable(run.model, timeout_s=TIMEOUT_S) as comm:
             for step, batch in enumerate(comm.lookahead(run.loader())):
-                if run.rank == ODD and step == 3:
-                    os.kill(os.getpid(), how)
-                run.train(step, batch)
+                loss = run.loss(step, batch)
+                lose(run, step)
+                run.optimizer.zero_grad()
+                loss.backward()
+                run.optimizer.step()
 
     return heard(rank, size, ALONE, loop)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_lost_rank_is_named(how: signal.Signals) -> None:
+LOST = [
+    pytest.param(ODD, signal.SIGKILL, 3, id="killed"),
+    pytest.param(ODD, signal.SIGSTOP, 3, id="stopped"),
+    pytest.param(0, signal.SIGKILL, 3, id="host of the store killed"),
+    pytest.param(0, signal.SIGSTOP, 3, id="host of the store stopped", marks=pytest.mark.full),
+    pytest.param(0, signal.SIGKILL, -1, id="host of the store killed before", marks=pytest.mark.full),
+    pytest.param(0, signal.SIGSTOP, -1, id="host of the store stopped before", marks=pytest.mark.full),
+]
+UNANSWERED_S = 6 * (TIMEOUT_S + 3)  # each of six channels asks a store that neither answers nor breaks off
+
+
+@pytest.mark.parametrize(("who", "how", "at"), LOST)
+def test_a_lost_rank_is_named(who: int, how: signal.Signals, at: int) -> None:
     world = World(3)
     try:
-        answers = world.run(lost, how, lost={ODD}, timeout_s=60)
+        answers = world.run(lost, who, how, at, lost={who}, timeout_s=90)
     finally:
         world.kill()
     for rank, answer in enumerate(answers):
-        if rank != ODD:
+        if rank != who:
             kind, text, took, left = answer
-            assert kind == "PeerError", (kind, text)
-            assert "rank 1" in text
-            assert took < LIMIT_S
-            assert left == []
+            assert kind == ("PeerError" if at >= 0 else "StoreLost"), (kind, text)
+            assert f"rank {who}" in text
+            assert who != 0 or "rank 0, which hosts the job's store" in text
+            assert took < LIMIT_S + (UNANSWERED_S if who == 0 else 0)
+            # a question that the store does not answer is given up on, its thread ends with the connection
+            assert [name for name in left if who != 0 or name != "freescale-board"] == []
 
 
 def falls_back(run: Run) -> None:
