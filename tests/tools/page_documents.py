@@ -265,7 +265,7 @@ def paper():
     }
 
 
-def lengths(rows=200_000, *, longest=21_000):
+def lengths(rows=40_000, *, longest=21_000):
     drawn = np.random.default_rng(5).lognormal(np.log(180), 1.25, rows)
     return np.minimum(drawn, longest).astype(np.int64) * (np.arange(rows) % 50 > 0)
 
@@ -284,7 +284,7 @@ def profile(**changes):
         "bytes": 17_784_325,
         "skipped": [],
         "sequences": {"item_ids": sequence(made)},
-        "candidates": {"candidate_ids": sequence(np.random.default_rng(1).integers(1, 12, 200_000), drift=0)},
+        "candidates": {"candidate_ids": sequence(np.random.default_rng(1).integers(1, 12, 40_000), drift=0)},
         "stragglers": grid(),
         "recommended": recommended(),
         "collisions": collisions(),

@@ -124,12 +124,21 @@ def test_paper_is_light_and_narrow_and_the_screen_comes_back(browser, pages, tmp
     assert widths == ["640"] * len(screen)
     assert color == rgb(MUTED)
     assert color != before
-    # Printing changes the scheme and the width of the window as well, which must draw nothing.
     assert browser.ask("drawn") == [640] * len(screen) + [int(width) for width in screen]
     assert browser.ask(WIDTHS) == screen
     assert ink(browser) == before
     assert_all_drawn(browser)
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_while_printing_plots_keep_to_the_paper(browser, pages):
+    browser.open(pages / "quick.html", dark=True)
+    browser.ask("dispatchEvent(new Event('beforeprint'))")
+    browser.scheme(dark=False)
+    browser.ask("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+    assert browser.ask(WIDTHS) == ["640"]
+    browser.ask("dispatchEvent(new Event('afterprint'))")
+    browser.until(AS_WIDE_AS_THERE_IS)
 
 
 def test_a_narrow_window_shows_everything_and_plots_follow_the_window(browser, pages):

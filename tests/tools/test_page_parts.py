@@ -13,7 +13,7 @@ from freescale_tools.report import numbers, step_figures
 from freescale_tools.report.blocks import Plot, Table
 from freescale_tools.report.figures import stragglers
 from freescale_tools.report.length_figures import MOST_POINTS, distribution, log_bins, thinned
-from freescale_tools.report.page import render, write_page
+from freescale_tools.report.page import embedded, render, write_page
 from freescale_tools.report.sections import MOST_SKIPPED, page_of
 from freescale_tools.report.theme import DARK
 
@@ -127,7 +127,7 @@ def test_parts_that_are_absent_leave_no_section():
 
 
 def test_the_page_stays_small_whatever_the_data():
-    lengths = np.arange(300_000)
+    lengths = np.arange(100_000)
     document = documents.profile(paths=[f"s3://bucket/{'x' * 900}/{place}" for place in range(5000)])
     sequence = document["sequences"]["item_ids"]
     sequence["histogram"] = {"lengths": lengths.tolist(), "counts": np.full(len(lengths), 3).tolist()}
@@ -167,6 +167,9 @@ def test_figures_inside_the_page_are_json_that_ends_no_script():
     assert len(figures) == len(plots(documents.hostile()))
     assert all("data" in json.loads(figure) and "<" not in figure for figure in figures)
     assert documents.HOSTILE not in page
+    text = json.dumps({"</script>": ["<!--", "a < b"]})
+    assert "<" not in embedded(text)
+    assert json.loads(embedded(text)) == json.loads(text)
 
 
 def test_a_page_of_something_else_is_refused():

@@ -72,7 +72,8 @@ def many(number: int, thing: str) -> str:
 def cost(model: str) -> str:
     """The formula of a cost model of fsdata by its `repr`, L being a length; any other model as it is."""
     if power := re.fullmatch(r"Power\(alpha=([0-9.]+)\)", model):
-        return {1: "L", 2: "L²"}.get(float(power[1]), f"L^{float(power[1]):g}")
+        exponent = f"{float(power[1]):g}"
+        return {"1": "L", "2": "L²"}.get(exponent, f"L^{exponent}")
     given = re.fullmatch(r"Polynomial\(linear=(\d+), quadratic=(\d+), candidate=(\d+)\)", model)
     if not given:
         return short(model)

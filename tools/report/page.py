@@ -43,7 +43,7 @@ def render(document: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters["embedded"] = _embedded
+    environment.filters["embedded"] = _figure
     plotly, script = _script(get_plotlyjs()), _script((_FOLDER / "page.js").read_text(encoding="utf-8"))
     return environment.get_template("page.html").render(
         page=page_of(document),
@@ -51,17 +51,17 @@ def render(document: Mapping[str, Any]) -> str:
         plotly=Markup(plotly),
         script=Markup(script),
         script_hashes=[_hash(plotly), _hash(script)],
-        dark=_json(json.dumps(DARK)),
+        dark=embedded(json.dumps(DARK)),
     )
 
 
-def _embedded(figure: go.Figure) -> Markup:
-    return _json(figure.to_json(validate=False))
+def embedded(json_text: str) -> Markup:
+    """JSON as the content of a script element: `<` could end it, and only ever stands in strings."""
+    return Markup(json_text.replace("<", "\\u003c"))
 
 
-def _json(text: str) -> Markup:
-    """JSON inside a script element: `<` could end it, and only ever stands in strings."""
-    return Markup(text.replace("<", "\\u003c"))
+def _figure(figure: go.Figure) -> Markup:
+    return embedded(figure.to_json(validate=False))
 
 
 def _script(text: str) -> str:
