@@ -3,6 +3,7 @@
 import collections
 import itertools
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,8 @@ from freescale_tools.scan.columns import lengths_of, whole_numbers
 from freescale_tools.scan.engines import Local
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.times import even_edges
+from fsdata.sources.footers import open_file
+from fsdata.sources.retry import Retry
 
 ROWS = [[1, 2, 3], [], None, [4], [5, None], [7] * 12]
 
@@ -300,6 +303,31 @@ def test_damaged_row_groups_are_left_out_and_named(tmp_path):
     assert found["longest"][0] == {"file": "a.parquet", "row": 39, "length": 39}
     assert [one["rows"] for one in found["per_file"]] == [30, 40]
     assert sum(one["rows"] for one in found["drift"]) == 70
+
+
+def test_remote_files_that_fail_now_and_then(tmp_path, monkeypatch):
+    system = fsspec.filesystem("memory")
+    for name in "ab":
+        write(tmp_path / f"{name}.parquet", [[1], [2, 3]])
+        system.pipe(f"/lengths/{name}.parquet", (tmp_path / f"{name}.parquet").read_bytes())
+    try:
+        files = open_files(["memory://lengths/*.parquet"])
+        opened = []
+
+        def flaky(file):
+            opened.append(file.name)
+            if opened.count(file.name) == 1 or file.name == "b.parquet":
+                raise TimeoutError("no answer")
+            return open_file(file)
+
+        monkeypatch.setattr(scan_columns, "open_file", flaky)
+        monkeypatch.setattr(scan_lengths, "Retry", lambda: Retry(delays_s=(0, 0)))
+        document = full(files, Columns(sequences=("items",)), paths=[]).document
+    finally:
+        system.rm("/lengths", recursive=True)
+    assert (document["sequences"]["items"]["rows"], document["sequences"]["items"]["events"]) == (2, 3)
+    assert [(one["file"], one["rows"]) for one in document["skipped"]] == [("b.parquet", 2)]
+    assert "cannot be read after 3 tries" in document["skipped"][0]["reason"]
 
 
 def test_a_file_that_is_gone_is_lost(tmp_path):

@@ -62,7 +62,7 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
     from .. import profile as profiles
     from ..profile_tables import show
     from ..scan.columns import bind
-    from ..scan.engines import engine
+    from ..scan.engines import REMOTE_THREADS, engine
     from ..scan.files import open_files
 
     files = open_files(paths)
@@ -71,7 +71,11 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
     if engine_name is None:
         found = profiles.quick(files, columns, paths=paths)
     else:
-        with engine(engine_name) as where, terminal.progress("reading lengths", rows=files.rows) as progress:
+        threads = None if files.footers[0].file.local else REMOTE_THREADS
+        with (
+            engine(engine_name, threads=threads) as where,
+            terminal.progress("reading lengths", rows=files.rows) as progress,
+        ):
             found = profiles.full(files, columns, paths=paths, engine=where, progress=progress)
     document = found.document
     for one in document["skipped"]:
