@@ -30,7 +30,7 @@ class Finding:
         kind: see `TODO`.
         source: how messages call the table.
         what: the fault, or the first of `rows`, in words.
-        file, row_group, field: where, as far as it has such a place.
+        file, row_group, field, column: where, as far as it has such a place; the column is the field's in the file.
         rows: int64, rows of the row group that have it; None where it is not about rows.
     """
 
@@ -40,6 +40,7 @@ class Finding:
     file: str | None = None
     row_group: int | None = None
     field: str | None = None
+    column: str | None = None
     rows: np.ndarray | None = None
 
     @property
@@ -58,6 +59,7 @@ class Finding:
             "file": self.file,
             "row_group": self.row_group,
             "field": self.field,
+            "column": self.column,
             "count": self.count,
             "rows": None if self.rows is None else self.rows.tolist(),
             "what": self.what,
@@ -206,7 +208,16 @@ class Table:
         return replace(self._finding(fault.kind, fault.what, footer, group, fault.field or None), rows=rows[fault.rows])
 
     def _finding(self, kind: str, what: str, footer: Footer, group: int, field: str | None) -> Finding:
-        return Finding(kind=kind, source=self.label, what=what, file=footer.file.name, row_group=group, field=field)
+        read_from = None if field is None else self.source.columns.get(field, field)
+        return Finding(
+            kind=kind,
+            source=self.label,
+            what=what,
+            file=footer.file.name,
+            row_group=group,
+            field=field,
+            column=read_from if isinstance(read_from, str) and read_from in footer.schema.names else None,
+        )
 
 
 def mismatches(error: SchemaError, label: str) -> list[Finding]:

@@ -66,10 +66,13 @@ def _show(terminal: Terminal, findings: "Sequence[Finding]", answer: dict[str, A
         notes = [f"To do: {todo}" for todo in dict.fromkeys(one.todo for one in of_kind[:_SHOWN])]
         if len(of_kind) > _SHOWN:
             notes.insert(0, f"{len(of_kind) - _SHOWN:,} more places; --json lists all.")
-        rows = [[one.file or one.source, _number(one.row_group), _rows(one), one.what] for one in of_kind[:_SHOWN]]
+        rows = [
+            [one.file or one.source, _number(one.row_group), _rows(one), one.column or one.field or "-", one.what]
+            for one in of_kind[:_SHOWN]
+        ]
         if named:
             rows = [[one.source, *row] for one, row in zip(of_kind, rows, strict=False)]
-        columns = [*(["source"] if named else []), "file", "row group", "rows", "what"]
+        columns = [*(["source"] if named else []), "file", "row group", "rows", "column", "what"]
         if kind == "mismatch":
             terminal.say(
                 "\n".join([f"mismatch: {count:,}", *(f"  {one.source}: {one.what}" for one in of_kind), *notes])
