@@ -76,7 +76,8 @@ def test_every_remedy_takes_what_it_is_for(simulated):
     assert idle["prioritized"]["exposed_ms"] < 0.2 * idle["plain"]["exposed_ms"]
     assert idle["sm-free"]["contention_ms"] < 0.2 * idle["prioritized"]["contention_ms"]
     hidden = idle["plain"]["exposed_ms"] - idle["sparse dist"]["exposed_ms"]
-    assert 10 <= hidden <= 11
+    # ID metadata and, far less, the ids themselves.
+    assert hidden == pytest.approx(17.8 * 128 * HISTOGRAM.mean / 1e6, rel=0.05)
     assert at["all"]["qps"] == max(point["qps"] for point in at.values())
 
 

@@ -7,9 +7,12 @@ import pytest
 
 from freescale_tools.errors import UsageError
 from freescale_tools.simulate import load_hardware
-from freescale_tools.simulate.fit import expected_straggler, fit_line, fit_sigma
+from freescale_tools.simulate.durations import work
+from freescale_tools.simulate.fit import SIGMA, expected_straggler, fit_line, fit_sigma, paper_workload
+from freescale_tools.simulate.hardware import bundled
 from freescale_tools.simulate.measured import ASKED, against_benchmark
-from freescale_tools.simulate.validate import against_paper, row
+from freescale_tools.simulate.step import WAYS
+from freescale_tools.simulate.validate import EXPOSED_LONGEST, against_paper, row
 
 SHAPE = {"sharding": ["row", "row"], "width": 128, "samples": 32, "ids_per_sample": 112}
 ROW_BYTES = 2 * 32 * 112 * 128 * 4 * 3 / 4
@@ -148,3 +151,11 @@ def test_the_line_is_exact_where_the_points_are_on_one():
 @pytest.mark.parametrize(("predicted", "verdict"), [(86, "within"), (114, "within"), (84, "missed"), (116, "missed")])
 def test_verdicts_are_by_the_relative_error(predicted, verdict):
     assert row("x", "ms", 100.0, predicted=predicted, within=0.15)["verdict"] == verdict
+
+
+def test_id_metadata_takes_the_papers_ten_milliseconds_on_the_paper_like_set():
+    load = paper_workload(SIGMA, longest=EXPOSED_LONGEST, dim=1, ranks=64)
+    for name in bundled():
+        hardware = load_hardware(name)
+        assert hardware.id_metadata * load.events / 1e6 == pytest.approx(10, rel=0.005)
+        assert work(hardware, load, WAYS[0], ranks=64).id_metadata == pytest.approx(10, rel=0.005)

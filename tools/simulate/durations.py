@@ -29,7 +29,7 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         forward=slowest * FORWARD,
         backward=slowest * (1 - FORWARD),
         optimizer=_ms(OPTIMIZER * workload.dense_parameters, hardware.memory),
-        id_metadata=hardware.id_metadata if ranks > 1 else 0.0,
+        id_metadata=hardware.id_metadata * workload.events / 1e6 if ranks > 1 else 0.0,
         ids=exchange(hardware, ID * workload.events, ranks, staged=way.sm_free),
         all_reduce=all_reduce(hardware, FLOAT * workload.dense_parameters, ranks),
         whole=_moves(hardware, row_bytes, ranks),

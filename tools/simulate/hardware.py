@@ -38,8 +38,8 @@ class Hardware:
     exchange_latency: float = _number("us", zero=True)
     peer_latency: float = _number("us", zero=True)
     """For every other rank of an exchange."""
-    id_metadata: float = _number("ms", zero=True)
-    """Sizes, permutes and host synchronisation of the ID exchange, besides its bytes."""
+    id_metadata: float = _number("ms/M events", zero=True)
+    """Sizes, permutes and host synchronisation of the ID exchange, besides its bytes; by the events of a rank."""
     peak_flops: float = _number("TFLOP/s")
     flops_efficiency: float = _number("share", most=1)
     memory: float = _number("GB/s")

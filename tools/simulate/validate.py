@@ -79,7 +79,8 @@ def against_paper(hardware: Hardware) -> dict[str, Any]:
         "notes": [
             f"Assumed: lognormal lengths of median {fit.MEDIAN:,}, at most {fit.LONGEST:,} ({EXPOSED_LONGEST:,} for "
             f"communication), {ranks} ranks of {fit.BATCH_SIZE} samples, hardware {hardware.name}. Taken from the "
-            f"paper as measured: {PAPER_COLLISION:.0%} collisions and {hardware.id_metadata:g} ms of ID metadata.",
+            f"paper as measured: {PAPER_COLLISION:.0%} collisions and, for ID metadata, "
+            f"{hardware.id_metadata * load.events / 1e6:.1f} ms.",
             "FBS leaves the less, the more histories are cut at the maximum: with sigma fitted to 21.5 % and to "
             f"22.5 %, which both round to the paper's 22 %, it is predicted to leave {_left(0.215):.2%} and "
             f"{_left(0.225):.2%}.",
