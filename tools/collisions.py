@@ -266,7 +266,8 @@ def _too_few(held: Held, spot: Spot, column: str) -> str:
 def _notes(held: Held, orders: Sequence[str]) -> list[str]:
     if held.rows_read == held.rows:
         return []
-    notes = [f"{held.rows_read:,} of {held.rows:,} rows were read, from {len(held.units)} stretches of the data."]
+    stretches = f"{len(held.units)} stretches" if len(held.units) > 1 else "one stretch"
+    notes = [f"{held.rows_read:,} of {held.rows:,} rows were read, from {stretches} of the data."]
     if "time" in orders:
         notes.append("By time the stretches are sorted each by itself: right where the files themselves are by time.")
     return notes

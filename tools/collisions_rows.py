@@ -1,7 +1,7 @@
 """The id column in memory: which row groups are read, histories cut, ids renumbered from 0.
 
-About 64 M ids at most are held, 4 bytes each, where the footers tell that ids lie close together; a quarter of that
-where they do not, because renumbering takes a hash table.
+At most 84 M ids are held (two batches of 64 x 128 samples as long as the paper's), 4 bytes each, where the footers
+tell that ids lie close together; a quarter of that where they do not, because renumbering takes a hash table.
 """
 
 import os
@@ -23,7 +23,7 @@ from .scan.columns import Bound, Reader, bind
 from .scan.files import FileSet
 from .terminal import Progress
 
-MOST_IDS = 64 << 20
+MOST_IDS = 80 << 20
 _ENOUGH_IDS = 32 << 20  # more are held only for batches that need them
 _BATCHES = 4  # so many global batches of the default size
 _ROW_IDS = 4  # what a row's place in memory weighs, in ids

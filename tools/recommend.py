@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from fsdata.cost import CostModel, Polynomial
-from fsdata.packing import pack
+from fsdata.packing import Method, pack
 
 from .scan.histogram import LengthHistogram
-from .stragglers import UNPACKED, Samples, Setting, method_options, simulate_setting
+from .stragglers import UNPACKED, Samples, Setting, simulate_setting
 
 _BOUND = 0.01  # of the lower bound: about what a cost model is wrong by
 _HEADROOM = 1.25  # over the fullest rank of the simulated steps
-_WORTH = 0.005  # variable counts have to bring so much before they are proposed
-_SEARCH_STEPS = 8
+_WORTH = 0.01  # variable counts have to bring so much before they are proposed
 _COARSE = 10  # a length is rounded down to tens
 
 _CODE = """\
@@ -84,7 +83,7 @@ def longest_balanced(samples: Samples, uncut: Setting) -> int:
 
     `uncut.max_length` where all of them can. Found by bisection on the same drawn batches.
     """
-    batches = [samples.lengths(uncut, step) for step in range(_SEARCH_STEPS)]
+    batches = [samples.lengths(uncut, step) for step in range(uncut.steps)]
 
     def bound(length: int) -> float:
         cut = ({name: np.minimum(values, length) for name, values in batch.items()} for batch in batches)
@@ -99,21 +98,23 @@ def longest_balanced(samples: Samples, uncut: Setting) -> int:
     return low - low % _COARSE if low >= 10 * _COARSE else low
 
 
-def fullest_rank(samples: Samples, setting: Setting, method: str) -> tuple[int, int]:
-    """The most events (of all sequences and candidates) of a rank in any simulated step, and of a sample."""
+def fullest_rank(samples: Samples, setting: Setting, method: Method) -> tuple[int, int]:
+    """The most events (of all sequences and candidates) of a rank in any simulated step, and of a sample.
+
+    Planned as `fsdata.Balance` does: without limits to the counts of `vbs`.
+    """
     peak = longest = 0
-    home = np.repeat(np.arange(setting.ranks), setting.batch_size)
     for step in range(setting.steps):
         lengths = samples.lengths(setting, step)
         tokens = np.sum(list(lengths.values()), axis=0)
-        plan = pack(setting.cost(lengths), setting.ranks, home=home, tokens=tokens, **method_options(method, setting))
+        plan = pack(setting.cost(lengths), setting.ranks, method=method, tokens=tokens)
         held = np.zeros(setting.ranks, np.int64)
         np.add.at(held, plan.rank, tokens)
         peak, longest = max(peak, int(held.max())), max(longest, int(tokens.max()))
     return peak, longest
 
 
-def _method(straggler: Mapping[str, float]) -> str:
+def _method(straggler: Mapping[str, float]) -> Method:
     """Equal counts, unless variable ones bring something: they change the weight of a sample in local means."""
     return "vbs" if straggler["vbs"] < straggler["fbs+swap"] - _WORTH else "fbs+swap"
 
@@ -145,7 +146,11 @@ def _why_method(chosen: Setting, at_chosen: Mapping[str, Any], method: str) -> l
     sentences = [
         f"method: {method} leaves {straggler[method]:.2%} of the time to waiting where unbalanced ranks wait "
         f"{straggler[UNPACKED]:.1%}"
-        + ("; every rank keeps its number of samples." if method != "vbs" else "; use global_mean for the loss.")
+        + (
+            "; every rank keeps its number of samples."
+            if method != "vbs"
+            else f"; equal numbers of samples would leave {straggler['fbs+swap']:.2%}. Use global_mean for the loss."
+        )
     ]
     if method != "vbs" and chosen.ranks > chosen.node > 1:
         sentences.append(
