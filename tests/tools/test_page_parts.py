@@ -203,7 +203,7 @@ def test_an_old_page_is_replaced(tmp_path):
         (numbers.percent(1e-7), "< 0.001 %"),
         (numbers.percent(0), "0 %"),
         (numbers.signed(0.5), "+50.0 %"),
-        (numbers.signed(-0.903), "-90.3 %"),
+        (numbers.signed(-0.903), "−90.3 %"),
         (numbers.milliseconds(12.345), "12.3 ms"),
         (numbers.size(17_784_325), "17.8 MB"),
         (numbers.size(999), "999 B"),

@@ -34,6 +34,12 @@ def collision_section(collisions: Document) -> Section:
     )
 
 
+def bytes_sent(collisions: Document) -> tuple[float, float]:
+    """Of a rank and step: all bytes, and those of collisions."""
+    sent = {name: value or 0.0 for name, value in collisions["bytes"].items()}
+    return sum(sent.values()), sent.get("collision_rows", 0.0) + sent.get("collision_gradients", 0.0)
+
+
 def _blocks(collisions: Document) -> Iterator[Block]:
     points = collisions["points"]
     for axis, title in _AXES:
@@ -55,7 +61,7 @@ def _blocks(collisions: Document) -> Iterator[Block]:
             height=380,
             half=True,
         )
-    if any(collisions["bytes"].values()):
+    if bytes_sent(collisions)[0]:
         yield _bytes(collisions)
     notes = [*(collisions.get("notes") or ()), *_left_out(collisions.get("left_out") or ())]
     if notes:
@@ -79,15 +85,13 @@ def _order_aid(points: Sequence[Document]) -> str:
 
 
 def _bytes(collisions: Document) -> Block:
-    bytes = collisions["bytes"]
-    urgent = (bytes.get("collision_rows") or 0) + (bytes.get("collision_gradients") or 0)
-    total = sum(value or 0 for value in bytes.values())
+    total, urgent = bytes_sent(collisions)
     return Plot(
         title="Bytes that leave a rank in a step, by class (MB)",
         aid=f"With embeddings of {count(collisions['dim'])} float32 values, a rank sends {size(total)} a step; only "
         f"the {size(urgent)} of collisions ({percent(urgent / total)}) have to be waited for, the rest can travel "
         "beside compute.",
-        figure=figures.byte_classes(bytes),
+        figure=figures.byte_classes(collisions["bytes"]),
         height=290,
     )
 

@@ -173,6 +173,7 @@ def orders(points: Sequence[Document]) -> go.Figure:
             text=[numbers.percent(point[key]["mean"]) for point in points],
             textposition="inside",
             insidetextanchor="start",
+            textangle=0,
             textfont={"color": theme.PAPER},
             hovertemplate=f"%{{x}}: {name} %{{text}}<extra></extra>",
         )
@@ -182,7 +183,7 @@ def orders(points: Sequence[Document]) -> go.Figure:
         )
     ]
     drawn = theme.figure(traces, x="order of the samples", y="rows also in the batch before (%)")
-    drawn.update_layout(barmode="group", bargap=0.35)
+    drawn.update_layout(barmode="group", bargap=0.35, uniformtext={"minsize": 10, "mode": "hide"})
     drawn.update_yaxes(rangemode="tozero")
     return drawn
 

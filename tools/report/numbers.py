@@ -27,7 +27,7 @@ def percent(share: float | None) -> str:
     if size < 0.001:
         return "<\u00a00.001\u00a0%"
     digits = 1 if size >= 10 else 2 if size >= 0.1 else 3
-    return f"{value:,.{digits}f}\u00a0%"
+    return f"{'−' if value < 0 else ''}{size:,.{digits}f}\u00a0%"
 
 
 def signed(share: float | None) -> str:

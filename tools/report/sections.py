@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .blocks import Code, Page, Points, Section, Table, Tile, Tiles
-from .collision_sections import collision_section
+from .collision_sections import bytes_sent, collision_section
 from .figures import method_name
 from .length_sections import length_sections
-from .numbers import cost, count, many, percent, short, signed, size
-from .step_sections import assumptions, step_section, validation_section
+from .numbers import cost, count, many, milliseconds, percent, short, signed, size
+from .step_sections import ALL, PLAIN, assumptions, step_section, validation_section
 from .straggler_sections import straggler_section
 
 Document = Mapping[str, Any]
@@ -106,21 +106,28 @@ def _tiles(document: Document) -> Iterator[Tile]:
             note=f"instead of {percent(advice['straggler_none'])}; {method_name(advice['method'])}{where}",
         )
     if document.get("collisions"):
-        yield from _collision_tiles(document["collisions"])
+        yield from _collision_tiles(document["collisions"], brief=bool(advice))
     if document.get("simulation"):
-        yield from _step_tiles(document["simulation"])
+        yield from _step_tiles(document["simulation"], brief=bool(advice))
 
 
-def _collision_tiles(collisions: Document) -> Iterator[Tile]:
+def _collision_tiles(collisions: Document, *, brief: bool) -> Iterator[Tile]:
     for point in [point for point in collisions["points"] if point["axis"] == "default"][:1]:
         yield Tile(
             name="Collisions, by occurrence",
             value=percent(point["by_occurrence"]["mean"]),
             note=f"P99 {percent(point['by_occurrence']['p99'])}; by distinct row {percent(point['by_row']['mean'])}",
         )
+    total, urgent = bytes_sent(collisions)
+    if total and not brief:
+        yield Tile(
+            name="Sent by a rank in a step",
+            value=size(total),
+            note=f"{size(urgent)} of it in collisions, which have to be waited for",
+        )
 
 
-def _step_tiles(simulation: Document) -> Iterator[Tile]:
+def _step_tiles(simulation: Document, *, brief: bool) -> Iterator[Tile]:
     gains = sorted(simulation["gain"], key=lambda point: point["ranks"])
     if gains:
         first, last = gains[0], gains[-1]
@@ -129,6 +136,21 @@ def _step_tiles(simulation: Document) -> Iterator[Tile]:
             value=signed(last["qps_gain"]),
             note=f"{signed(first['qps_gain'])} at {count(first['ranks'])}; all remedies over the plain loop, simulated",
         )
+    if brief:
+        return
+    most = max(point["ranks"] for point in simulation["points"])
+    for name, key in (("Step", "step_ms"), ("Exposed communication", "exposed_ms"), ("Straggler", "straggler_ms")):
+        ms = {
+            point["way"]: {**point["bubbles"], "step_ms": point["step_ms"]}[key]
+            for point in simulation["points"]
+            if point["ranks"] == most
+        }
+        if PLAIN in ms and ALL in ms:
+            yield Tile(
+                name=f"{name} at {count(most)} ranks",
+                value=milliseconds(ms[ALL]),
+                note=f"instead of {milliseconds(ms[PLAIN])} in the plain loop",
+            )
 
 
 def _settings_section(advice: Document, grid: Document | None) -> Section:

@@ -118,7 +118,7 @@ def timeline(point: Document, *, until_ms: float) -> go.Figure:
         if own:
             traces.append(_bars(own, name, color, until_ms))
     drawn = theme.figure(traces, x="time since the start of the step (ms)", y="")
-    drawn.update_layout(barmode="overlay", bargap=0.3)
+    drawn.update_layout(barmode="overlay", bargap=0.3, uniformtext={"minsize": 10, "mode": "hide"})
     drawn.update_xaxes(range=[0, 1.01 * until_ms], tickformat=",~r")
     drawn.update_yaxes(
         showgrid=False,
