@@ -185,7 +185,7 @@ def _validation_table(name: str, rows: Sequence[Document]) -> Table:
         rows=[
             (
                 row["what"],
-                f"{row['verdict'] or '–'}{'' if row.get('asked', True) else ' (beside)'}",
+                f"{row['verdict'] or '–'}{'' if row.get('asked', True) else ', no goal'}",
                 *(written(row[key], row["unit"]) for key in ("fitted", "predicted", "measured")),
                 signed(row["error"]),
                 "–" if row["within"] is None else f"± {percent(row['within'])}",
@@ -210,6 +210,11 @@ def assumptions(grid: Document | None, collisions: Document | None, simulation: 
             "Collisions: counted exactly on sampled pairs of consecutive global batches. Bytes: 8 for an id; embedding "
             "rows go once for each distinct row of a rank, their gradients once for each occurrence, 4 a value."
         )
+    if simulation:
+        said.append(
+            "Steps: the slowest rank is scheduled, task by task, until its steps repeat; bubbles are those of the mean "
+            "rank, which computes as much less as the straggler share says and waits the rest."
+        )
     blocks: list[Block] = [Points(title="How the figures came about", sentences=tuple(said))]
     if simulation:
         blocks.append(
@@ -217,7 +222,7 @@ def assumptions(grid: Document | None, collisions: Document | None, simulation: 
                 title=f"Parameters of the simulation ({short(simulation['hardware']['name'])})",
                 columns=("Parameter", "Value", "Source"),
                 rows=[
-                    (short(one["name"]).replace("_", " "), _value(one), short(one["source"]))
+                    (short(one["name"]).replace("_", " "), _value(one), str(one["source"]))
                     for one in simulation["hardware"]["parameters"]
                 ],
                 words=3,
