@@ -74,7 +74,7 @@ def _aid(points: Sequence[Document], axis: str, default: Document) -> str:
         text += f" ({percent(first['straggler'][NONE])} at {count(first[axis])})"
     if method is not None:
         text += f"; {figures.method_name(method)} leaves {percent(last['straggler'][method])}"
-    if last["lower_bound"]:
+    if 100 * last["lower_bound"] >= figures.LEAST_PERCENT:
         text += f", where no equal counts get below {percent(last['lower_bound'])}"
     return f"{text}. With {_where(default, axis)}."
 
