@@ -197,6 +197,8 @@ class Engine:
         if step.groups[self._first[m]] is None:
             if (why := step.stale[m]) is not None:
                 self.report_plain(m, why)
+            elif step.features[m] is not None:
+                self._note_plain(m, f"step {step.number}: another rank could not announce its features")
             return self._run_plainly(m, step, features)
         return self._run_announced(m, step, features)
 

@@ -8,6 +8,7 @@ connection.
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -30,11 +31,12 @@ class Board:
     """
 
     def __init__(self, connection: dist.Store, prefix: str) -> None:
+        self._connection = connection
         self.store = dist.PrefixStore(prefix, connection)
 
     def post(self, key: str, text: str, timeout_s: float) -> None:
         store = self.store
-        _bounded(lambda: store.set(key, text), timeout_s + _PATIENCE_S)
+        _bounded(lambda: store.set(key, text), timeout_s + _PATIENCE_S, self._connection)
 
     def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
         """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
@@ -48,7 +50,7 @@ class Board:
                 time.sleep(_ASK_AGAIN_S)
             return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True))
 
-        return _bounded(ask, timeout_s + _PATIENCE_S)
+        return _bounded(ask, timeout_s + _PATIENCE_S, self._connection)
 
 
 _ASK_AGAIN_S = 0.005
@@ -57,11 +59,20 @@ _PATIENCE_S = 3.0  # what a store that is alive may take for an answer on a busy
 
 def connect(store: Any, timeout_s: float) -> dist.Store:
     """A connection of its own to where `store` lies, which nobody blocks by waiting on it."""
-    return _bounded(store.clone, timeout_s + _PATIENCE_S)
+    return _bounded(store.clone, timeout_s + _PATIENCE_S, store)
 
 
-def _bounded(function: Callable[[], T], timeout_s: float) -> T:
-    """`function()` in a thread that is left alone after `timeout_s`."""
+_unanswered: weakref.WeakKeyDictionary[dist.Store, str] = weakref.WeakKeyDictionary()  # connections, and what was said
+
+
+def _bounded(function: Callable[[], T], timeout_s: float, connection: dist.Store) -> T:
+    """`function()` in a thread that is left alone after `timeout_s`.
+
+    While a question that was given up on hangs in `connection`, others would hang behind it and are not asked: whoever
+    asks for many boards one after the other waits once.
+    """
+    if (said := _unanswered.get(connection)) is not None:
+        raise StoreLost(said)
     outcome: list[Any] = []
 
     def call() -> None:
@@ -69,14 +80,18 @@ def _bounded(function: Callable[[], T], timeout_s: float) -> T:
             outcome.append((True, function()))
         except (RuntimeError, OSError) as error:
             outcome.append((False, error))
+        finally:
+            _unanswered.pop(connection, None)
 
     thread = threading.Thread(target=call, name="freescale-board", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if not outcome:
-        raise StoreLost(
-            f"{_host()}, which hosts the job's store, does not answer within {timeout_s:g} s: dead or stopped"
-        )
+        said = f"{_host()}, which hosts the job's store, does not answer within {timeout_s:g} s: dead or stopped"
+        _unanswered[connection] = said
+        if not outcome:
+            raise StoreLost(said)
+        _unanswered.pop(connection, None)  # answered just now
     done, value = outcome[0]
     if not done:
         raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
