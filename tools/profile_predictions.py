@@ -11,7 +11,7 @@ from fsdata.sources.roles import is_list, plain
 from .collisions import estimate
 from .errors import UsageError
 from .profile import Columns, Profile, Settings
-from .recommend import recommend
+from .recommend import recommend, recommended_length
 from .scan.columns import type_of
 from .scan.files import FileSet
 from .simulate import load_hardware, simulate
@@ -46,6 +46,12 @@ def predict(
             ranks=settings.ranks,
             batch_size=settings.batch_size,
             default_ranks=settings.default_ranks,
+            max_length=recommended_length(
+                histogram,
+                candidates=candidates,
+                ranks=settings.default_ranks,
+                batch_size=settings.batch_size,
+            ),
             progress=progress,
         )
     document["stragglers"] = grid

@@ -78,6 +78,15 @@ def recommend(
     }
 
 
+def recommended_length(
+    histogram: LengthHistogram, *, candidates: LengthHistogram | None, ranks: int, batch_size: int
+) -> int:
+    """The max_length that `recommend` comes to, from the lengths alone, with the default cost model."""
+    samples = Samples(histogram=histogram, candidates=candidates)
+    uncut = Setting(max_length=histogram.longest, ranks=ranks, batch_size=batch_size, cost=Polynomial())
+    return longest_balanced(samples, uncut)
+
+
 def longest_balanced(samples: Samples, uncut: Setting) -> int:
     """The longest max_length whose plans with equal counts can stay under a straggler share of 1 %.
 

@@ -111,11 +111,14 @@ def straggler_grid(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     batch_size: int = 128,
     default_ranks: int = 64,
+    max_length: int | None = None,
     cost: CostModel | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The document of all simulated points: around the default, one axis at a time, and length against ranks.
+
+    `max_length` is the default's; without it the data's longest history, at most 21,000.
 
     The axis `cost` plans by the model that is also the truth; `wrong_model` plans by `planned_by` where `cost` is the
     truth. `lower_bound` is of plans with equal counts: `vbs` may get below it. `two-way` may lack methods.
@@ -125,7 +128,10 @@ def straggler_grid(
     samples = Samples(histogram=histogram, candidates=candidates, seed=seed)
     lengths = max_lengths(histogram)
     default = Setting(
-        max_length=min(histogram.longest, _LONGEST_DEFAULT), ranks=default_ranks, batch_size=batch_size, cost=model
+        max_length=max_length or min(histogram.longest, _LONGEST_DEFAULT),
+        ranks=default_ranks,
+        batch_size=batch_size,
+        cost=model,
     )
     tasks = _tasks(default, lengths, ranks, batch_sizes)
     found = _simulate_all(samples, tasks, progress)
