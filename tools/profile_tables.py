@@ -6,6 +6,7 @@ from typing import Any
 from .terminal import Terminal
 
 Document = Mapping[str, Any]
+_SHORT = {"vbs-contiguous": "contiguous", "hierarchical": "by node"}
 _QUANTILES = {"p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9"}
 
 
@@ -73,17 +74,24 @@ def _skew(name: str, found: Document) -> list[str]:
 
 def _stragglers(terminal: Terminal, grid: Document) -> None:
     default = grid["default"]
-    points = [point for point in grid["points"] if point["axis"] == "max_length"]
     rows = [
-        ["sparsity", *(_percent(point["sparsity"]) for point in points)],
-        ["lower bound", *(_percent(point["lower_bound"]) for point in points)],
-        *([method, *(_percent(point["straggler"][method]) for point in points)] for method in grid["methods"]),
+        [
+            point["max_length"],
+            _percent(point["sparsity"]),
+            *(_percent(point["straggler"][method]) for method in grid["methods"]),
+            _percent(point["lower_bound"]),
+        ]
+        for point in grid["points"]
+        if point["axis"] == "max_length"
     ]
     terminal.table(
-        f"Straggler % by max length: {default['ranks']} ranks x {default['batch_size']} samples, {default['cost']}",
-        ["", *(f"{point['max_length']:,}" for point in points)],
+        f"Straggler %: {default['ranks']} ranks x {default['batch_size']} samples, {default['cost']}",
+        ["longest", "padding", *(_SHORT.get(method, method) for method in grid["methods"]), "bound"],
         rows,
-        notes=["The mean wait of a rank by the time of a step. No plan with equal counts gets below the lower bound."],
+        notes=[
+            "The mean wait of a rank by the time of a step, by the longest history kept. bound: no plan with equal "
+            "counts gets below it. padding: share of a batch, if it were padded."
+        ],
     )
 
 

@@ -75,7 +75,7 @@ def test_unusable_profiles_end_with_status_2(run, profile, change, message):
     [
         (("--hardware", "b300"), "no hardware 'b300': give h100-ib, h200-nvl"),
         (("--ranks", "8;16"), "numbers joined by commas"),
-        (("--ranks", "0"), "1 or more"),
+        (("--ranks", "0"), "at least 1"),
         (("--sequence", "clicks"), "no sequence 'clicks'"),
     ],
 )

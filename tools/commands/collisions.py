@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import CommandFailed, UsageError
-from ..terminal import Terminal, plain
+from ..errors import UsageError
+from ..output import tell_skipped, write_report
+from ..terminal import Terminal
 
 VERSION = 1
 _AXES = {"order": "Order", "batch_size": "Batch size", "ranks": "Ranks", "max_length": "History length"}
@@ -72,7 +73,7 @@ def collisions(
             "pairs": pairs,
         }
         document = _counted(terminal, paths, ids, settings)
-        _write(document, out)
+        write_report(document, out, "collisions")
         _show(terminal, document["collisions"])
         terminal.say(f"written to {out / 'index.html'} and {out / 'collisions.json'}")
         terminal.result(document)
@@ -89,10 +90,7 @@ def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str,
         found = estimate(files, ids, progress=progress, **settings)
     skipped = [{"file": one.file, "row_group": None, "rows": one.rows, "reason": one.reason} for one in files.skipped]
     found["skipped"] = [*skipped, *found["skipped"]]
-    for one in found["skipped"]:
-        group = "" if one["row_group"] is None else f", row group {one['row_group']}"
-        rows = f" ({one['rows']:,} rows left out)" if one["rows"] else ""
-        terminal.finding(f"{one['file']}{group}: {one['reason']}{rows}")
+    tell_skipped(terminal, found["skipped"])
     return {
         "version": VERSION,
         "kind": "collisions",
@@ -100,26 +98,6 @@ def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str,
         "paths": paths,
         "collisions": found,
     }
-
-
-def _write(document: dict[str, Any], out: Path) -> None:
-    """Both files, each under a temporary name first."""
-    import json
-    import os
-
-    from ..report.page import write_page
-
-    temporary = out / f".collisions.json.{os.getpid()}.tmp"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(json.dumps(document, default=plain, allow_nan=False) + "\n", encoding="utf-8")
-            temporary.replace(out / "collisions.json")
-        finally:
-            temporary.unlink(missing_ok=True)
-        write_page(document, out / "index.html")
-    except OSError as error:
-        raise CommandFailed(f"cannot write to {out}: {error}") from error
 
 
 def _show(terminal: Terminal, found: dict[str, Any]) -> None:

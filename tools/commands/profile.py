@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import CommandFailed, UsageError
-from ..terminal import Terminal, plain
+from ..errors import UsageError
+from ..options import numbers
+from ..output import tell_skipped, write_report
+from ..terminal import Terminal
 
 _RANKS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
@@ -37,7 +39,9 @@ def profile(
         EngineName, typer.Option(help="local: threads here. ray: files spread over a Ray cluster.")
     ] = EngineName.local,
     batch_size: Annotated[int, typer.Option(help="Samples of a rank.")] = 128,
-    ranks: Annotated[list[int] | None, typer.Option(help="Ranks to predict for; may be given again.")] = None,
+    ranks: Annotated[
+        list[str] | None, typer.Option(help="Numbers of ranks, as in 8,64,512. Default: 8 to 1024 by doubling.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print profile.json instead of tables.")] = False,
 ) -> None:
     """Measure history lengths, and say what FreeScale would bring: stragglers, settings, collisions, speed.
@@ -49,7 +53,7 @@ def profile(
         from ..profile import Columns, Settings
 
         columns = Columns(sequences=tuple(sequence), candidates=candidates, time=time)
-        settings = Settings(ranks=tuple(sorted({*(ranks or _RANKS)})), batch_size=batch_size, ids=ids)
+        settings = Settings(ranks=tuple(numbers(ranks, "--ranks") or _RANKS), batch_size=batch_size, ids=ids)
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file; name a folder")
         if quick and (time or ids):
@@ -78,38 +82,15 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
         ):
             found = profiles.full(files, columns, paths=paths, engine=where, progress=progress)
     document = found.document
-    for one in document["skipped"]:
-        group = "" if one["row_group"] is None else f", row group {one['row_group']}"
-        rows = f" ({one['rows']:,} rows left out)" if one["rows"] else ""
-        terminal.finding(f"{one['file']}{group}: {one['reason']}{rows}")
+    tell_skipped(terminal, document["skipped"])
     notes = []
     if engine_name is not None:
         from ..profile_predictions import predict
 
         notes = predict(found, files, columns, settings, paths=paths, bar=terminal.progress)
-    _write(document, out)
+    write_report(document, out, "profile")
     show(terminal, document)
     for note in notes:
         terminal.say(note)
     terminal.say(f"written to {out / 'index.html'} and {out / 'profile.json'}")
     terminal.result(document)
-
-
-def _write(document: dict[str, Any], out: Path) -> None:
-    """Both files, each under a temporary name first."""
-    import json
-    import os
-
-    from ..report.page import write_page
-
-    temporary = out / f".profile.json.{os.getpid()}.tmp"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(json.dumps(document, default=plain, allow_nan=False) + "\n", encoding="utf-8")
-            temporary.replace(out / "profile.json")
-        finally:
-            temporary.unlink(missing_ok=True)
-        write_page(document, out / "index.html")
-    except OSError as error:
-        raise CommandFailed(f"cannot write to {out}: {error}") from error

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..options import numbers
+from ..output import write_report
 from ..terminal import Terminal
 
 BENCHMARK = Path("benchmarks/results/exposed.json")
@@ -19,7 +21,7 @@ def simulate(
         str, typer.Option(help="h100-ib, h200-nvl, or a TOML file with the same parameters.")
     ] = "h100-ib",
     ranks: Annotated[
-        str | None, typer.Option(help="Numbers of ranks, as in 8,64,512. Default: 8 to 1024 by doubling.")
+        list[str] | None, typer.Option(help="Numbers of ranks, as in 8,64,512. Default: 8 to 1024 by doubling.")
     ] = None,
     dim: Annotated[
         int | None,
@@ -44,8 +46,8 @@ def simulate(
     """
     with Terminal(json=json) as terminal:
         chosen = {"sequence": sequence, "batch_size": batch_size, "max_length": max_length, "dim": dim}
-        document = _simulated(profile, hardware, _numbers(ranks), chosen, validate)
-        _write(document, out)
+        document = _simulated(profile, hardware, numbers(ranks, "--ranks"), chosen, validate)
+        write_report(document, out, "simulation")
         _show(terminal, document["simulation"])
         terminal.say(f"written: {out / 'simulation.json'}, {out / 'index.html'}")
         terminal.result(document)
@@ -84,15 +86,6 @@ def _simulated(
     }
 
 
-def _numbers(ranks: str | None) -> list[int] | None:
-    if ranks is None:
-        return None
-    try:
-        return [int(part) for part in ranks.split(",")]
-    except ValueError:
-        raise UsageError(f"--ranks {ranks!r}: numbers joined by commas are needed, as in 8,64,512") from None
-
-
 def _profile(path: Path) -> dict[str, Any]:
     import json
 
@@ -110,27 +103,6 @@ def _profile(path: Path) -> dict[str, Any]:
             f"{file} has version {document.get('version')!r}, this program reads {VERSION}: profile the data again"
         )
     return document
-
-
-def _write(document: Mapping[str, Any], out: Path) -> None:
-    """Both files under a temporary name first."""
-    import json
-    import os
-
-    from ..report.page import write_page
-    from ..terminal import plain
-
-    temporary = out / f".simulation.json.{os.getpid()}.tmp"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(json.dumps(document, default=plain, allow_nan=False) + "\n", encoding="utf-8")
-            temporary.replace(out / "simulation.json")
-        finally:
-            temporary.unlink(missing_ok=True)
-        write_page(document, out / "index.html")
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error}") from error
 
 
 def _show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ only the scripts it was written with. Texts of the user's (file names, columns, 
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from ..output import write_whole
 from .sections import page_of
 from .theme import DARK
 
@@ -26,20 +26,16 @@ _FOLDER = Path(__file__).parent
 def write_page(document: Mapping[str, Any], path: Path) -> None:
     """Write the page of a profile, collisions or simulate document, under a temporary name first.
 
-    Parts that are null or absent are left out. About 5 MB, nearly all of it plotly's script, whatever the data.
-    Raises ValueError for a document of another `kind`, OSError where the file cannot be written.
+    Raises as `render`, and OSError where the file cannot be written.
     """
-    text = render(document)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, render(document))
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page as text."""
+    """The page as text: about 5 MB, nearly all of it plotly's script, whatever the data.
+
+    Parts that are null or absent are left out. Raises ValueError for a document of another `kind`.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
