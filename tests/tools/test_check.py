@@ -269,8 +269,8 @@ def test_command(tmp_path, call):
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["counts"], len(answer["found"])) == (1, {"null": 40}, 40)
     assert answer["found"][1] | {"source": ""} == {
-        "kind": "null", "source": "", "file": "a.parquet", "row_group": 2, "field": "user", "column": "user", "count": 1,
-        "rows": [0],
+        "kind": "null", "source": "", "file": "a.parquet", "row_group": 2, "field": "user", "column": "user",
+        "count": 1, "rows": [0],
         "what": "user is null",
         "todo": "ParquetSource(defaults={'user': ...}), nulls={'user': 'drop'}, or repair the rows",
     }  # fmt: skip

@@ -57,7 +57,11 @@ def test_what_is_skipped_is_told(capsys):
 def test_numbers():
     assert numbers(None, "--ranks") is None
     assert numbers(["64,8", "512", "8"], "--ranks") == [8, 64, 512]
-    for wrong, message in ((["8,x"], "8,x: numbers joined"), (["0"], "must be at least 1, got 0"), (["8,"], "joined by commas")):
+    for wrong, message in (
+        (["8,x"], "8,x: numbers joined"),
+        (["0"], "must be at least 1, got 0"),
+        (["8,"], "joined by commas"),
+    ):
         with pytest.raises(UsageError, match=message):
             numbers(wrong, "--ranks")
 
