@@ -8,7 +8,7 @@ key-major tensor holds key 0 of all samples, then key 1 of all samples, as a Key
 section 1, "custom kernels".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,13 +45,17 @@ class Ranges:
     @property
     def inverse(self) -> "Ranges":
         """The way back."""
-        return Ranges(
+        return replace(
+            self,
             starts=self.places,
             places=self.starts,
-            lengths=self.lengths,
             source_items=self.target_items,
             target_items=self.source_items,
-            covers=self.covers,
+        )
+
+    def to(self, device: torch.device | str) -> "Ranges":
+        return replace(
+            self, starts=self.starts.to(device), places=self.places.to(device), lengths=self.lengths.to(device)
         )
 
     def apply(self, values: Tensor) -> Tensor:

@@ -243,10 +243,10 @@ def _handle(
             step=number,
             plan=digest,
             call=call,
-            pack=_on(ranged_dispatch(sent, to), device),
+            pack=ranged_dispatch(sent, to).to(device),
             sent=_sums(to, sent, world_size),
             received=_sums(of, received, world_size),
-            unpack=_on(ranged_combine(received, of), device),
+            unpack=ranged_combine(received, of).to(device),
         )
 
     items = everywhere.sum(0)
@@ -278,19 +278,6 @@ def _sums(rank: Tensor, lengths: Tensor, world_size: int) -> list[int]:
     """[W] items of the samples of each rank."""
     total = torch.zeros(world_size, dtype=torch.int64)
     return total.index_add_(0, rank, lengths.sum(0)).tolist()
-
-
-def _on(ranges: Ranges, device: torch.device) -> Ranges:
-    if device.type == "cpu":
-        return ranges
-    return Ranges(
-        starts=ranges.starts.to(device),
-        places=ranges.places.to(device),
-        lengths=ranges.lengths.to(device),
-        source_items=ranges.source_items,
-        target_items=ranges.target_items,
-        covers=ranges.covers,
-    )
 
 
 def _table(lengths: Mapping[str, Tensor]) -> np.ndarray:

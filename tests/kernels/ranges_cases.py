@@ -63,7 +63,7 @@ def check(ranges: Ranges, trailing: tuple[int, ...], dtype: torch.dtype, device:
     values = values_of(ranges.source_items, trailing, dtype)
     wanted = torch.zeros(ranges.target_items, *trailing, dtype=dtype)
     kernel.reference(values, wanted, ranges.starts, ranges.places, ranges.lengths)
-    moved = on(ranges, device)
+    moved = ranges.to(device)
     with mock.patch.object(torch, "empty", poisoned):
         found = moved.apply(values.to(device))
         back = moved.inverse.apply(found) if ranges.covers else None
@@ -73,24 +73,13 @@ def check(ranges: Ranges, trailing: tuple[int, ...], dtype: torch.dtype, device:
 
 def check_backward(ranges: Ranges, device: str = "cpu") -> None:
     values = torch.randn(ranges.source_items, 2, device=device, requires_grad=True)
-    moved = on(ranges, device).apply(values)
+    moved = ranges.to(device).apply(values)
     weight = torch.randn(ranges.target_items, 2, device=device)
     moved.backward(weight)
     wanted = torch.zeros(ranges.source_items, 2)
     kernel.reference(weight.cpu(), wanted, ranges.places, ranges.starts, ranges.lengths)
     assert values.grad is not None
     assert torch.equal(values.grad.cpu(), wanted)
-
-
-def on(ranges: Ranges, device: str) -> Ranges:
-    return Ranges(
-        starts=ranges.starts.to(device),
-        places=ranges.places.to(device),
-        lengths=ranges.lengths.to(device),
-        source_items=ranges.source_items,
-        target_items=ranges.target_items,
-        covers=ranges.covers,
-    )
 
 
 def expected_dispatch(lengths: torch.Tensor, rank: torch.Tensor, ranks: int) -> list[int]:

@@ -5,15 +5,14 @@ import json
 import numpy as np
 import polars as pl
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from freescale_tools.calibrate import advice, calibrate, explain, measured_straggler
 from freescale_tools.calibrate_read import parse_histogram, read_steps
-from freescale_tools.commands.calibrate import calibrate as command
 from freescale_tools.errors import UsageError
 from fscomm.meter_steps import BubbleReport, StepTimes
 from fsdata.cost import Polynomial
+
+COMMAND = "calibrate"
 
 SECONDS = 1e-9  # of L^2 + 2000 L
 CONSTANT = 0.01
@@ -227,17 +226,6 @@ def test_lengths_that_cannot_be_used_are_refused(tmp_path):
     (tmp_path / "t.json").write_text('{"version": 1, "steps": []}')
     with pytest.raises(UsageError, match="holds no lengths: give --lengths"):
         read_steps(tmp_path / "t.json", None, "length")
-
-
-@pytest.fixture
-def call():
-    app = typer.Typer()
-    app.command()(command)
-
-    def run(*arguments):
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-    return run
 
 
 def test_command(tmp_path, call):

@@ -7,14 +7,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from freescale_tools.check import SourceCheck, document, label_forms
 from freescale_tools.check_schema import load
-from freescale_tools.commands.check import check as command
 from freescale_tools.errors import UsageError
 from fsdata import Join, ParquetSource, Schema, Sequence
+
+COMMAND = "check"
 
 SCHEMA = Schema(
     sequences=(Sequence("uih", ("item", "action"), floats=("price",)),),
@@ -232,17 +231,6 @@ def test_joins(tmp_path):
     write(tmp_path / "side.parquet", {"user": [5, 1, 7, 5, None], "country": [None, 10, 70, 1, 2]})
     found = find(source(), schema=schema)
     assert {(one.kind, one.field) for one in found} >= {("key", "user"), ("null", "country"), ("no match", "user")}
-
-
-@pytest.fixture
-def call():
-    app = typer.Typer()
-    app.command()(command)
-
-    def run(*arguments):
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-    return run
 
 
 TOML = """

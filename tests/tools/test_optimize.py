@@ -8,11 +8,8 @@ import parquet
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from freescale_tools import optimize as rewriting
-from freescale_tools.commands.optimize import optimize as command
 from freescale_tools.errors import UsageError
 from freescale_tools.optimize import jobs, optimize_all
 from freescale_tools.optimize_plan import Settings
@@ -21,6 +18,8 @@ from freescale_tools.reading import reading_written
 from freescale_tools.scan.files import open_files
 from fsdata import ParquetSource, Schema, Sequence
 from fsdata.errors import CorruptFileError
+
+COMMAND = "optimize"
 
 NAN = float("nan")
 OTHER_NAN = np.array([0x7FF8000000000123], np.uint64).view(np.float64)[0]
@@ -315,17 +314,6 @@ def test_files_without_rows(tmp_path):
     (document,), told = rewrite(tmp_path / "in", tmp_path / "out", sort="key")
     assert (told, document["rows"], document["status"]) == ([], 0, "written")
     assert pq.read_schema(tmp_path / "out" / "a.parquet").field("ids").nullable
-
-
-@pytest.fixture
-def call():
-    app = typer.Typer()
-    app.command()(command)
-
-    def run(*arguments):
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-    return run
 
 
 def test_command(tmp_path, call):

@@ -8,15 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from freescale_tools import synth
 from freescale_tools.check import SourceCheck
 from freescale_tools.check_schema import load
-from freescale_tools.commands.synth import synth as command
 from freescale_tools.errors import UsageError
 from freescale_tools.synth_lengths import Constant, Lengths, Pareto, Uniform, from_profile
+
+COMMAND = "synth"
 
 GOLDEN = ["101e78a68c1baee9", "6f2f78a02f7e303f", "69e1ee148ab37700", "7c4545e9652d45cc", "d28bc9b4f539925a"]
 
@@ -187,17 +186,6 @@ def test_lengths_of_a_profile(tmp_path):
         from_profile(profile(tmp_path / "empty.json"), None)
     with pytest.raises(UsageError, match=r"no\.json"):
         from_profile(tmp_path / "no.json", None)
-
-
-@pytest.fixture
-def call():
-    app = typer.Typer()
-    app.command()(command)
-
-    def run(*arguments):
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-    return run
 
 
 SMALL = ("--sources", 2, "--files", 2, "--rows", 30, "--row-group-rows", 16)
