@@ -169,7 +169,7 @@ class ControlGroup:
             try:
                 gloo, failure = self._connect_once(number), ""
             except RuntimeError as error:
-                gloo, failure = None, _brief(error)
+                gloo, failure = None, _brief(error) or type(error).__name__
                 self._check_here(failure)
             self._board.post(f"connected/{number}/{self.rank}", failure, self._grace_s)
             keys = {f"connected/{number}/{rank}": rank for rank in range(self.world_size)}
@@ -179,7 +179,7 @@ class ControlGroup:
             failures = {rank: notes[key] for key, rank in keys.items() if notes[key]}
             if not failures:
                 return gloo
-            del gloo
+            del gloo  # its connections end before the next ones are made
         rank, failure = next(iter(failures.items()))
         raise PeerError(f"the ranks could not connect over gloo in {_TRIES} tries: rank {rank}: {failure}")
 

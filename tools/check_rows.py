@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from fsdata.errors import DataError
 from fsdata.sources.bind import Bound
-from fsdata.sources.convert import OutsideInt64, convert
+from fsdata.sources.convert import OutsideInt64, convert, unwrap
 from fsdata.sources.roles import is_list
 
 _MAX_INT64 = 2**63 - 1
@@ -120,8 +120,8 @@ def _note(checked: Checked, kind: str, field: str, where: np.ndarray, what: str)
 def _outside_int64(bound: Bound, array: pa.Array) -> Fault | None:
     if bound.want.number == "value":
         return None
-    outer = _plain(array)
-    inner = _plain(outer.flatten()) if is_list(outer.type) else outer
+    outer = unwrap(array)
+    inner = unwrap(outer.flatten()) if is_list(outer.type) else outer
     if not pa.types.is_uint64(inner.type):
         return None
     large = _mask(pc.fill_null(pc.greater(inner, pa.scalar(_MAX_INT64, pa.uint64())), False))
@@ -133,16 +133,6 @@ def _outside_int64(bound: Bound, array: pa.Array) -> Fault | None:
         lengths = np.asarray(pc.fill_null(pc.list_value_length(outer), 0).cast(pa.int64()))
         rows = np.unique(np.repeat(np.arange(len(outer)), lengths)[rows])
     return Fault(kind="range", field=bound.want.field, rows=rows, what=f"{bound.want.field}: {value} is outside int64")
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    while True:
-        if isinstance(array.type, pa.BaseExtensionType):
-            array = array.storage
-        elif pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        else:
-            return array
 
 
 def _not_finite(values: pa.Array) -> np.ndarray:

@@ -22,12 +22,12 @@ def write_whole(path: Path, text: str) -> None:
 
 def write_report(document: Mapping[str, Any], out: Path, name: str) -> None:
     """`<name>.json` and `index.html` in `out`. Raises CommandFailed where they cannot be written."""
-    from .report.page import render
+    from .report.page import write_page
 
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / f"{name}.json", json.dumps(document, default=plain, allow_nan=False) + "\n")
-        write_whole(out / "index.html", render(document))
+        write_page(document, out / "index.html")
     except OSError as error:
         raise CommandFailed(f"cannot write to {out}: {error}") from error
 

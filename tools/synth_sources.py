@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from .output import write_whole
 from .synth import Advance, Columns, candidate_columns, history_columns, write_table
 from .synth_lengths import Draws
 
@@ -71,9 +72,7 @@ def write_sources(folder: Path, wanted: SourcesSet, *, seed: int, advance: Advan
         )
     sources = "".join(f'\n[[sources]]\npaths = "source-{source}"\n' for source in range(wanted.sources))
     schema = folder / "schema.toml"
-    part = schema.with_suffix(".part")
-    part.write_text(_SCHEMA + sources)
-    part.replace(schema)
+    write_whole(schema, _SCHEMA + sources)
     return [*paths, schema]
 
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from .errors import CommandFailed, UsageError
 
-DONE, FOUND, USAGE = 0, 1, 2
+FOUND, USAGE = 1, 2
 INTERRUPTED = 130
 
 

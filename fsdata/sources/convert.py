@@ -27,10 +27,10 @@ def convert(array: pa.Array, number: Number) -> pa.Array:
     Raises:
         DataError: a value outside int64, naming its row in the array.
     """
-    array = _unwrap(array)
+    array = unwrap(array)
     if not is_list(array.type):
         return _scalars(array, number)
-    values = _scalars(_unwrap(array.values), number, array)
+    values = _scalars(unwrap(array.values), number, array)
     return _with_values(array, values)
 
 
@@ -59,7 +59,8 @@ def bool_mask(array: pa.Array) -> np.ndarray:
     return bits[array.offset : array.offset + len(array)] == 1
 
 
-def _unwrap(array: pa.Array) -> pa.Array:
+def unwrap(array: pa.Array) -> pa.Array:
+    """The values behind extension types and dictionaries."""
     while True:
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage

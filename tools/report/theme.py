@@ -29,7 +29,6 @@ DARK = {
     FAINT: "#39434e",
 }
 
-SERIES = (BLUE, GREEN, PINK, AMBER, SKY, GREY, RED)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "solid", "dash")
 
