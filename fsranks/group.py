@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fsranks.board import StoreLost
 from fsranks.errors import PeerError
 from fsranks.place import Place, board_of, name_ranks
 
+T = TypeVar("T")
 Part = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
 
 _NEVER_SENT = 0x7F5D  # the tag of a message that nobody sends
@@ -67,7 +68,7 @@ class ControlGroup:
         if mine.size:
             target = torch.from_numpy(out.view(np.uint8).reshape(-1))
             source = torch.from_numpy(np.ascontiguousarray(mine).view(np.uint8).reshape(-1))
-            self._run(lambda gloo: gloo._allgather_base(target, source))
+            self._run(lambda gloo: gloo._allgather_base(target, source).wait())
         return out
 
     def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
@@ -87,13 +88,15 @@ class ControlGroup:
 
         def issue(gloo: Any) -> "_Queue":
             queue = _Queue(in_flight)
-            for out, mine, received, sent in parts:
-                if sum(received) != len(out) or sum(sent) != len(mine):
-                    raise AssertionError(f"splits {received}, {sent} for {len(out)} and {len(mine)} entries")
-                queue.add(gloo.alltoall_base(out, mine, received, sent))
+            for part in parts:
+                queue.add(_issue(gloo, part))
             return queue
 
-        self._run(issue)
+        self._run(lambda gloo: issue(gloo).wait())
+
+    def begin(self, part: Part) -> "Begun":
+        """Issue one part and come back. Those begun are waited for in order, before the group is asked anything else."""
+        return Begun(self, self._run(lambda gloo: _issue(gloo, part)))
 
     def abort(self, reason: str) -> None:
         """Close all connections: a collective that blocks here raises at once, the other ranks' next one too.
@@ -131,7 +134,23 @@ class ControlGroup:
             self._busy.acquire(timeout=self._grace_s)
         self.close(reason)
 
-    def _run(self, issue: Callable[[Any], "dist.Work | _Queue"]) -> None:
+    def blame(self, waited_s: float) -> str:
+        """Give up the group, as an exchange of its ranks that it did not carry is lost; in words, whose fault it is.
+
+        Every rank that waited in vain for `waited_s` calls this at about the same time.
+        """
+        with self._lock:
+            reason = self._reason
+        if reason is None:
+            try:
+                reason = self._diagnose(waited_s)
+            except StoreLost as lost:
+                reason = str(lost)
+            with self._lock:
+                self._reason = self._reason or reason
+        return reason
+
+    def _run(self, call: Callable[[Any], T]) -> T:
         with self._lock:
             gloo, reason = self._gloo, self._reason
         if gloo is None or reason is not None:
@@ -139,18 +158,11 @@ class ControlGroup:
         start = time.monotonic()
         try:
             with self._busy:
-                issue(gloo).wait()
+                return call(gloo)
         except RuntimeError as error:
-            waited_s = time.monotonic() - start
             with self._lock:
-                reason = self._reason
-            if reason is None:
-                try:
-                    reason = f"{self._diagnose(waited_s)}. gloo said: {_brief(error)}"
-                except StoreLost as lost:
-                    reason = f"{lost}. gloo said: {_brief(error)}"
-                with self._lock:
-                    self._reason = reason
+                known = self._reason
+            reason = known or f"{self.blame(time.monotonic() - start)}. gloo said: {_brief(error)}"
             raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
 
     def _post(self, reason: str, waited_s: float = 0.0) -> None:
@@ -221,6 +233,21 @@ class ControlGroup:
         return "the connections broke although all ranks are alive"
 
 
+class Begun:
+    """A part under way."""
+
+    def __init__(self, group: ControlGroup, work: dist.Work) -> None:
+        self._group = group
+        self._work = work
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> None:
+        """Block until the part is here. Raises as the group's other calls do."""
+        self._group._run(lambda gloo: self._work.wait())
+
+
 class _Queue:
     """Collectives under way, oldest first."""
 
@@ -236,6 +263,13 @@ class _Queue:
     def wait(self) -> None:
         while self._works:
             self._works.popleft().wait()
+
+
+def _issue(gloo: Any, part: Part) -> dist.Work:
+    out, mine, received, sent = part
+    if sum(received) != len(out) or sum(sent) != len(mine):
+        raise AssertionError(f"splits {received}, {sent} for {len(out)} and {len(mine)} entries")
+    return gloo.alltoall_base(out, mine, received, sent)
 
 
 def _brief(error: RuntimeError) -> str:

@@ -1,11 +1,13 @@
-"""Rows over TCP by gloo: for CPU tensors, one connection of its own per class, direction and thread."""
+"""Over TCP by gloo: for CPU tensors, one connection of its own per class, direction and thread."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from fscomm.transports.handshake import Handshake
+from fscomm.transports.transport import Handle, check_gather, check_splits
 from fsranks.group import ControlGroup, Part
 from fsranks.place import Place
 
@@ -29,6 +31,50 @@ class Channel(Protocol):
 
     def close(self, reason: str) -> None:
         """Leave no connection and no thread."""
+
+
+class GlooTransport:
+    """Collective to make. With `verify`, ranks compare their splits before each operation: one more exchange.
+
+    Without, callers vouch that both sides derived them from the same lengths: sizes that disagree end the process.
+    """
+
+    name = "gloo"
+
+    def __init__(self, place: Place, *, timeout_s: float, verify: bool = True) -> None:
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self._handshake = Handshake(place, verify=True, timeout_s=timeout_s) if verify else None
+        self._group = ControlGroup(place, timeout_s=timeout_s)
+
+    def all_to_all_v(
+        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    ) -> Handle:
+        check_splits(self.world_size, out, inp, out_splits, in_splits)
+        if self._handshake is not None:
+            self._handshake.agree("all_to_all_v", out, out_splits, in_splits)
+        return self._group.begin((out, inp, list(out_splits), list(in_splits)))
+
+    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
+        check_gather(self.world_size, out, inp)
+        if self._handshake is not None:
+            self._handshake.agree("all_gather", out, [len(inp)] * self.world_size, [len(inp)] * self.world_size)
+        sent = torch.cat([inp] * self.world_size)
+        return self._group.begin((out, sent, [len(inp)] * self.world_size, [len(inp)] * self.world_size))
+
+    def meet(self) -> None:
+        one = torch.zeros(1, dtype=torch.int8)
+        self.all_gather(one.repeat(self.world_size), one).wait()
+
+    def abort(self, reason: str) -> None:
+        if self._handshake is not None:
+            self._handshake.group.abort(reason)
+        self._group.abort(reason)
+
+    def close(self, reason: str) -> None:
+        if self._handshake is not None:
+            self._handshake.group.close(reason)
+        self._group.close(reason)
 
 
 class GlooChannel:

@@ -1,0 +1,118 @@
+"""What ranks tell each other on the host before an operation: that all are there, and how much everybody sends.
+
+GPU transports cannot be told afterwards: a kernel or a copy that waits for a rank which never comes blocks a stream,
+and sizes that disagree end the process inside NCCL or write over somebody else's rows.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fsranks.errors import MismatchError
+from fsranks.group import ControlGroup
+from fsranks.place import Place
+
+_OPERATIONS = ("all_to_all_v", "all_gather", "meet")
+_SAME = ("operation number", "operation", "dtype", "bytes per row")
+
+
+class Handshake:
+    """One exchange of a few numbers over gloo per operation; making it is collective.
+
+    With `verify` every rank learns all splits and compares them (2 W numbers per rank); without, callers vouch that
+    splits were derived from the same gathered lengths, as those of fscomm's engine are, and only the largest travels.
+    """
+
+    def __init__(self, place: Place, *, verify: bool, timeout_s: float) -> None:
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self.timeout_s = timeout_s
+        self.group = ControlGroup(place, timeout_s=timeout_s)
+        self._verify = verify
+        self._number = 0
+        processes = self._gather(np.array([_machine(), os.getpid()], np.int64))
+        self._here = {r: int(pid) for r, (machine, pid) in enumerate(processes) if machine == processes[self.rank][0]}
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks are processes of this machine."""
+        return len(self._here) == self.world_size
+
+    def agree(
+        self, operation: str, like: torch.Tensor, out_splits: Sequence[int] = (), in_splits: Sequence[int] = ()
+    ) -> int:
+        """The bytes of the largest piece that any rank sends to any rank. Blocks for all ranks.
+
+        Raises:
+            MismatchError: on all ranks, if they are not at the same operation or, with `verify`, splits disagree.
+            PeerError: a rank is dead, has left, or is later than the time limit.
+        """
+        row_bytes = like.element_size() * _entries(like)
+        word = [self._number, _OPERATIONS.index(operation), _digest(str(like.dtype)), row_bytes]
+        largest = row_bytes * max([*out_splits, *in_splits], default=0)
+        of_all = self._gather(np.array([*word, largest, *self._splits(out_splits, in_splits)], np.int64))
+        self._number += 1
+        for what, column in zip(_SAME, of_all.T, strict=False):
+            if (column != column[0]).any():
+                shown = [_OPERATIONS[c] for c in column] if what == "operation" else column.tolist()
+                raise MismatchError(f"the ranks do not exchange the same: {what} by rank is {shown}")
+        if self._verify:
+            self._compare(of_all[:, len(word) + 1 :])
+        return int(of_all[:, len(word)].max())
+
+    def gone(self) -> list[int]:
+        """The ranks of this machine whose process has ended."""
+        return [rank for rank, pid in self._here.items() if rank != self.rank and not _runs(pid)]
+
+    def _splits(self, out_splits: Sequence[int], in_splits: Sequence[int]) -> list[int]:
+        """Always as many numbers: ranks that are not at the same operation can still tell each other."""
+        if not self._verify:
+            return []
+        return [*out_splits, *in_splits] if out_splits else [0] * (2 * self.world_size)
+
+    def _gather(self, word: np.ndarray) -> np.ndarray:
+        """[W, n]; every rank sends its few numbers to all, as gloo's own all-gather goes round a ring."""
+        size = self.world_size
+        sent = torch.from_numpy(np.concatenate([word] * size))
+        received = torch.empty_like(sent)
+        self.group.all_to_all(received, sent, [len(word)] * size, [len(word)] * size)
+        return received.numpy().reshape(size, len(word))
+
+    def _compare(self, splits: np.ndarray) -> None:
+        expected, sent = splits[:, : self.world_size], splits[:, self.world_size :].T
+        wrong = np.argwhere(expected != sent)
+        if len(wrong):
+            receiver, sender = wrong[0]
+            raise MismatchError(
+                f"rank {sender} sends {sent[receiver, sender]} rows to rank {receiver}, which expects "
+                f"{expected[receiver, sender]} ({len(wrong)} pairs of ranks disagree): in_splits of one rank must be "
+                "the out_splits of the other"
+            )
+
+
+def _entries(like: torch.Tensor) -> int:
+    return int(np.prod(like.shape[1:], dtype=np.int64))
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+
+
+def _machine() -> int:
+    """A number that the processes of this machine share: of its boot, and of the namespace that names processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    space = Path("/proc/self/ns/pid")
+    return _digest(f"{boot.read_text()} {os.readlink(space)}") if boot.exists() and space.is_symlink() else os.getpid()
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process runs; one that has ended and was not collected by its parent does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"

@@ -1,0 +1,125 @@
+"""What every way of moving rows between ranks offers, and what the only rank uses."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class Handle(Protocol):
+    """An operation that was issued."""
+
+    def done(self) -> bool:
+        """Whether `wait` would come back, or raise, at once. Never blocks."""
+
+    def wait(self) -> None:
+        """Block the calling thread until `out` is complete: whatever it issues to a device afterwards finds it there.
+
+        Only this waits for a device, so it belongs into a lane, never into the training thread. Wait for the handles of
+        a transport in the order they were given out. Raises PeerError, which names the rank that is dead, has left or
+        is later than the transport's time limit.
+        """
+
+
+class Transport(Protocol):
+    """Collectives of one class of rows in one direction (DESIGN: one instance per group and class).
+
+    Every rank makes its transports, and calls each one's methods, in the same order; an instance belongs to one thread
+    at a time, and instances do not order each other. Tensors are contiguous and lie where the tables do (`gloo`: on the
+    host). `inp` may not be written, nor `out` touched, before the handle was waited for. After an error the transport is
+    broken and every call raises PeerError.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+
+    def all_to_all_v(
+        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    ) -> Handle:
+        """Send `in_splits[r]` entries of the first dimension of `inp` to rank r and fill `out` with those that come.
+
+        out: [sum(out_splits), ...] in the order of the ranks; inp: [sum(in_splits), ...]; both of one dtype and one
+        trailing shape, the same on every rank. Splits are host integers. May block until all ranks have come here, at
+        most the time limit, but never for a device.
+
+        Raises:
+            ValueError: the splits are not those of these tensors; nothing was issued.
+            MismatchError: on all ranks, if one sends what another does not expect (a transport that verifies).
+            PeerError: a rank is dead, has left, or is later than the time limit; the message names it.
+        """
+
+    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
+        """Fill out [W * n, ...] with inp [n, ...] of all ranks; n is the same everywhere."""
+
+    def meet(self) -> None:
+        """Block until all ranks have come here."""
+
+    def abort(self, reason: str) -> None:
+        """From any thread: end what blocks here; the other ranks' next operation raises and gives `reason`."""
+
+    def close(self, reason: str) -> None:
+        """Leave no thread, no connection and no memory; no operation may be under way."""
+
+
+def check_splits(
+    world_size: int, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+) -> None:
+    """Raise ValueError for what can be seen on this rank alone."""
+    for name, tensor, splits in (("out", out, out_splits), ("inp", inp, in_splits)):
+        if len(splits) != world_size or any(n < 0 for n in splits):
+            raise ValueError(f"{name}_splits must be {world_size} sizes, one per rank, got {list(splits)}")
+        if sum(splits) != len(tensor):
+            raise ValueError(f"{name}_splits {list(splits)} add up to {sum(splits)}, but {name} has {len(tensor)} rows")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} for shape {list(tensor.shape)}")
+    if out.dtype != inp.dtype or out.shape[1:] != inp.shape[1:] or out.device != inp.device:
+        raise ValueError(
+            "out and inp must have one dtype, trailing shape and device, got "
+            f"{out.dtype} {list(out.shape)} on {out.device} and {inp.dtype} {list(inp.shape)} on {inp.device}"
+        )
+
+
+def check_gather(world_size: int, out: torch.Tensor, inp: torch.Tensor) -> None:
+    """Raise ValueError for what can be seen on this rank alone."""
+    check_splits(1, out[: len(inp)], inp, [len(inp)], [len(inp)])
+    if len(out) != world_size * len(inp):
+        raise ValueError(f"out must have {world_size} x {len(inp)} rows, got {len(out)}")
+
+
+class Done:
+    """The handle of what was over when the call that issued it returned."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class AloneTransport:
+    """The only rank: what it sends to itself."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def all_to_all_v(
+        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    ) -> Handle:
+        check_splits(1, out, inp, out_splits, in_splits)
+        out.copy_(inp)
+        return Done()
+
+    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
+        return self.all_to_all_v(out, inp, [len(out)], [len(inp)])
+
+    def meet(self) -> None:
+        pass
+
+    def abort(self, reason: str) -> None:
+        del reason
+
+    def close(self, reason: str) -> None:
+        del reason
