@@ -95,7 +95,7 @@ class ControlGroup:
         self._run(lambda gloo: issue(gloo).wait())
 
     def begin(self, part: Part) -> "Begun":
-        """Issue one part and come back. Those begun are waited for in order, before the group is asked anything else."""
+        """Issue one part and come back. Those begun are waited for in order, before anything else is asked."""
         return Begun(self, self._run(lambda gloo: _issue(gloo, part)))
 
     def abort(self, reason: str) -> None:
