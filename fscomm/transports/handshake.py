@@ -34,7 +34,7 @@ class Handshake:
         self.group = ControlGroup(place, timeout_s=timeout_s)
         self._verify = verify
         self._number = 0
-        processes = self._gather(np.array([_machine(), os.getpid()], np.int64))
+        processes = self._gather(np.array([machine(), os.getpid()], np.int64))
         self._here = {r: int(pid) for r, (machine, pid) in enumerate(processes) if machine == processes[self.rank][0]}
 
     @property
@@ -102,7 +102,7 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
 
 
-def _machine() -> int:
+def machine() -> int:
     """A number that the processes of this machine share: of its boot, and of the namespace that names processes."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     space = Path("/proc/self/ns/pid")
