@@ -1,0 +1,286 @@
+"""What every transport has to do, as cases for the ranks of a world."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dist_nn
+from transport_jobs import (
+    DTYPES,
+    KINDS,
+    LIMIT_S,
+    POISON,
+    TRAILING,
+    AllGather,
+    AllToAll,
+    Job,
+    after_agreement,
+    as_bytes,
+    mixed_jobs,
+    one_pair,
+    open_by,
+    opened,
+    poisoned,
+    sizes_of,
+)
+
+from fscomm.transports.transport import Transport
+from fsranks.errors import MismatchError, PeerError
+
+
+def all_kinds(rank: int, world_size: int, name: str, verify: bool) -> None:
+    with opened(name, verify=verify) as transport:
+        assert (transport.rank, transport.world_size) == (rank, world_size)
+        assert transport.name
+        for k, dtype in enumerate(DTYPES):
+            for trailing in TRAILING:
+                for kind in KINDS:
+                    AllToAll(kind, sizes_of(kind, world_size, k), trailing, dtype).run(transport)
+                for number in (0, 1, 5):
+                    AllGather(number, trailing, dtype).run(transport)
+
+
+def giant_pair(rank: int, world_size: int, name: str) -> None:
+    with opened(name) as transport:
+        for rows in (1 << 15, (1 << 15) + 1, 1):
+            AllToAll("one giant pair", one_pair(world_size, rows), (64,)).run(transport)
+
+
+def many_in_flight(rank: int, world_size: int, name: str, verify: bool) -> None:
+    with opened(name, verify=verify) as transport:
+        for seed in (0, 100):
+            jobs = mixed_jobs(world_size, 16, seed)
+            handles = [job.begin(transport) for job in jobs]
+            for handle, job in zip(handles, jobs, strict=True):
+                assert handle.done() in (False, True)
+                handle.wait()
+                assert handle.done() is True
+                job.check()
+
+
+def done_without_wait(rank: int, world_size: int, name: str) -> None:
+    """An operation gets on by itself, so that a lane may look after others meanwhile."""
+    with opened(name) as transport:
+        for job in mixed_jobs(world_size, 8):
+            handle = job.begin(transport)
+            end = time.monotonic() + LIMIT_S
+            while not handle.done():
+                assert time.monotonic() < end, job.what
+                time.sleep(0.001)
+            handle.wait()
+            job.check()
+
+
+def not_done_while_a_rank_holds_back(rank: int, world_size: int, name: str) -> None:
+    """Rank 1 has agreed to the operation but has not begun it."""
+    with opened(name) as transport:
+        first, second = (AllToAll("held", [[3] * world_size] * world_size, (64,)) for _ in range(2))
+        with after_agreement(dist.barrier) if rank == 1 else contextlib.nullcontext():
+            handle = first.begin(transport)
+        if rank != 1:
+            for _ in range(20):
+                assert not handle.done()
+                time.sleep(0.001)
+            dist.barrier()
+        handle.wait()
+        first.check()
+        with after_agreement(lambda: time.sleep(0.2)) if rank == 1 else contextlib.nullcontext():
+            handle = second.begin(transport)
+        handle.wait()
+        second.check()
+
+
+def kept_alive(rank: int, world_size: int, name: str) -> None:
+    """Nobody but the transport holds the rows that it sends; others are put in their place if it does not."""
+    with opened(name) as transport:
+        job = AllToAll("rows let go", [[1000] * world_size] * world_size, (64,))
+        handle = transport.all_to_all_v(job.out, job.inp.clone(), job.out_splits, job.in_splits)
+        litter = [torch.full_like(job.inp, k) for k in range(4)]
+        handle.wait()
+        job.check()
+        assert len(litter) == 4
+
+
+def about(rows: int, world_size: int) -> Job:
+    """So many rows from each rank to each, a few more from higher ranks and to higher ranks."""
+    ranks = range(world_size)
+    return AllToAll(f"{rows} rows", [[rows + sender + receiver for receiver in ranks] for sender in ranks])
+
+
+def growth(rank: int, world_size: int, name: str, verify: bool) -> None:
+    """Larger operations while smaller ones are under way, and back."""
+    with opened(name, verify=verify) as transport:
+        rows = (10, 1 << 14, 3, 1 << 16, 0, 7, (1 << 17) + 5, 1)
+        jobs = [about(n, world_size) for n in rows]
+        jobs.insert(3, AllGather(1 << 15, (3, 5), torch.uint8))
+        for handle, job in [(job.begin(transport), job) for job in jobs]:
+            handle.wait()
+            job.check()
+        for small in mixed_jobs(world_size, 4):
+            small.run(transport)
+
+
+def two_classes(rank: int, world_size: int, name: str) -> None:
+    """Two instances, a thread each. Every second rank begins with one class when it is through with the other."""
+    bulk, collisions = open_by(name), open_by(name)
+    sizes = [[1 << 13] * world_size] * world_size
+    work = {
+        "bulk": (bulk, [AllToAll("bulk", sizes, (64,)) for _ in range(4)] + mixed_jobs(world_size, 8, 50)),
+        "collisions": (collisions, mixed_jobs(world_size, 40)),
+    }
+    over: dict[str, threading.Event] = {what: threading.Event() for what in work}
+    failed: list[BaseException] = []
+
+    def drive(what: str, first: str | None) -> None:
+        transport, jobs = work[what]
+        try:
+            if first is not None:
+                assert over[first].wait(LIMIT_S)
+            for job in jobs:
+                job.run(transport)
+            over[what].set()
+        except BaseException as error:
+            failed.append(error)
+
+    for order in ({}, {"bulk": "collisions"} if rank % 2 else {}):
+        for event in over.values():
+            event.clear()
+        threads = [threading.Thread(target=drive, args=(what, order.get(what))) for what in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+        for _, jobs in work.values():
+            for job in jobs:
+                as_bytes(job.out).fill_(POISON)
+    bulk.close("done")
+    collisions.close("done")
+
+
+def all_meet(rank: int, world_size: int, name: str, folder: Path) -> None:
+    with opened(name) as transport:
+        for k in range(world_size + 2):
+            if rank == k % world_size:
+                time.sleep(0.05)
+            (folder / f"{k} {rank}").touch()
+            transport.meet()
+            assert all((folder / f"{k} {r}").exists() for r in range(world_size)), k
+        under_way, after = mixed_jobs(world_size, 2)
+        handle = under_way.begin(transport)
+        transport.meet()
+        handle.wait()
+        under_way.check()
+        after.run(transport)
+
+
+class Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inp, transport, out_splits, in_splits):
+        ctx.transport, ctx.splits = transport, (out_splits, in_splits)
+        out = poisoned(sum(out_splits), tuple(inp.shape[1:]), inp.dtype)
+        transport.all_to_all_v(out, inp, out_splits, in_splits).wait()
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        out_splits, in_splits = ctx.splits
+        back = poisoned(sum(in_splits), tuple(grad.shape[1:]), grad.dtype)
+        ctx.transport.all_to_all_v(back, grad.contiguous(), in_splits, out_splits).wait()
+        return back, None, None, None
+
+
+def autograd(rank: int, world_size: int, name: str) -> None:
+    with opened(name) as transport:
+        for kind in KINDS:
+            sizes = sizes_of(kind, world_size, 5)
+            in_splits, out_splits = sizes[rank], [of_sender[rank] for of_sender in sizes]
+            rows = torch.randn(sum(in_splits), 16, generator=torch.Generator().manual_seed(rank))
+            weights = torch.randn(sum(out_splits), 16, generator=torch.Generator().manual_seed(10 + rank))
+            ours, reference = rows.clone().requires_grad_(), rows.clone().requires_grad_()
+            moved = Exchanged.apply(ours, transport, out_splits, in_splits)
+            expected = dist_nn.all_to_all_single(torch.zeros_like(weights), reference, out_splits, in_splits)
+            assert torch.equal(moved, expected), kind
+            (moved.square() * weights).sum().backward()
+            (expected.square() * weights).sum().backward()
+            assert ours.grad is not None
+            assert reference.grad is not None
+            assert torch.equal(ours.grad, reference.grad), kind
+
+
+def bad_calls(transport: Transport) -> list[tuple[str, Callable[[], object]]]:
+    w = transport.world_size
+    rows, out = torch.zeros(2 * w, 4), torch.zeros(2 * w, 4)
+    two, wide = [2] * w, torch.zeros(4, 2 * w).t()
+    call = transport.all_to_all_v
+    return [
+        ("out_splits", lambda: call(out, rows, [*two, 0], two)),
+        ("inp_splits", lambda: call(out, rows, two, two[1:])),
+        ("add up", lambda: call(out, rows, [3, *two[1:]], two)),
+        ("add up", lambda: call(out, rows, two, [1, *two[1:]])),
+        ("out_splits", lambda: call(out[:1], rows, [-1, *([0] * (w - 2)), 2][-w:] if w > 1 else [-1], two)),
+        ("dtype", lambda: call(out.double(), rows, two, two)),
+        ("shape", lambda: call(torch.zeros(2 * w, 5), rows, two, two)),
+        ("shape", lambda: call(torch.zeros(2 * w), rows, two, two)),
+        ("contiguous", lambda: call(wide, rows, two, two)),
+        ("contiguous", lambda: call(out, wide, two, two)),
+        ("rows", lambda: transport.all_gather(torch.zeros(2 * w + 1, 4), torch.zeros(2, 4))),
+        ("dtype", lambda: transport.all_gather(torch.zeros(2 * w, 4), torch.zeros(2, 4).int())),
+        ("contiguous", lambda: transport.all_gather(wide, torch.zeros(2, 4))),
+        ("contiguous", lambda: transport.all_gather(out, torch.zeros(4, 2).t())),
+    ]
+
+
+def input_errors(rank: int, world_size: int, name: str) -> None:
+    """On one rank alone: nothing was issued, or the others would not meet it afterwards."""
+    with opened(name) as transport:
+        for alone in range(world_size):
+            if rank == alone:
+                for match, call in bad_calls(transport):
+                    with pytest.raises(ValueError, match=match) as caught:
+                        call()
+                    assert not isinstance(caught.value, MismatchError)
+            for job in mixed_jobs(world_size, 4):
+                job.run(transport)
+
+
+def in_shared_memory() -> set[str]:
+    """The shared memory that this process maps."""
+    return {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line}
+
+
+def left_open() -> tuple[int, int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(in_shared_memory())
+
+
+def nothing_left(rank: int, world_size: int, name: str, verify: bool) -> None:
+    for k in range(20):
+        with opened(name, verify=verify) as transport:
+            for job in mixed_jobs(world_size, 3, seed=k):
+                job.run(transport)
+            mapped = in_shared_memory()
+        assert not [path for path in mapped - in_shared_memory() if os.path.exists(path)]
+        if k == 2:
+            before = left_open()
+    end = time.monotonic() + 10  # a connection's thread ends a moment after it
+    while left_open() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert left_open() <= before, [thread.name for thread in threading.enumerate()]
+
+
+def closed(rank: int, world_size: int, name: str) -> None:
+    """A second close does nothing; what is asked afterwards is refused at once."""
+    transport = open_by(name)
+    job = mixed_jobs(world_size, 1)[0]
+    job.run(transport)
+    transport.close("done")
+    transport.close("done")
+    with pytest.raises(PeerError):
+        job.run(transport)
