@@ -5,6 +5,7 @@ each lane has a stream of its own, and a *mark* stands for all that a thread has
 another thread made lets its own stream wait for that thread's mark; the host does not wait.
 """
 
+import contextlib
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,9 @@ class Device(Protocol):
 
     def enter(self) -> None:
         """Issue from now on to a stream of this thread's own; once, by a lane."""
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """One more stream: what a thread issues inside `with` goes there, as often as it is entered."""
 
     def mark(self) -> Mark:
         """All that this thread has issued so far."""
@@ -45,6 +49,9 @@ class Host:
 
     def enter(self) -> None:
         pass
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def mark(self) -> Mark:
         return None
@@ -75,6 +82,9 @@ class Cuda:
     def enter(self) -> None:
         torch.cuda.set_device(self.where)
         torch.cuda.set_stream(torch.cuda.Stream(self.where))
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(torch.cuda.Stream(self.where))
 
     def mark(self) -> Mark:
         return torch.cuda.current_stream(self.where).record_event()
