@@ -1,0 +1,217 @@
+"""How fast is each transport that needs no GPU, and what does bulk traffic cost collision traffic?
+
+    python benchmarks/transports.py [--ranks 2] [--rounds 5] [--transport gloo] [--quick]
+
+1. Time of one exchange over sizes and skew, every transport in turn in the same processes, against PyTorch's own
+   `all_to_all_single` over gloo, and against copying as many bytes within a process. Slowest rank of each exchange.
+2. 64 KiB of collision traffic behind 512 MiB of bulk, between two ranks: idle link, one process group for both, two
+   groups, and fscomm's way, with several sizes of chunk.
+
+What each way brings is compared before it is timed.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from _ranks import run_ranks, slowest
+from _table import emit
+from transports_behind import KIB, MIB, Behind, Found, measure, verdict
+
+from fscomm.device import Host
+from fscomm.transports.opening import open_transport
+from fscomm.transports.transport import Transport
+from fsranks.place import resolve
+
+SIZES = tuple(KIB << shift for shift in range(0, 17, 4))  # 1 KiB ... 64 MiB
+SKEWS = ("even", "one rank hot", "half zero")
+TRANSPORTS = {
+    "gloo": ("gloo", "gloo"),
+    "host-staged, gloo": ("host-staged", "gloo"),
+    "host-staged, shared memory": ("host-staged", "shared-memory"),
+    "copy-engine, shared memory": ("copy-engine", "gloo"),
+}
+TORCH, COPY = "all_to_all_single", "copy alone"
+WAYS = (TORCH, *TRANSPORTS, COPY)
+CHUNKS = tuple((chunk * KIB, budget * KIB) for chunk, budget in ((4096, 8192), (1024, 2048), (512, 1024), (256, 512)))
+MOST = 40  # exchanges of one way and size in a round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What every rank is to do; `way_s`: about how long one way may take at one size in a round."""
+
+    rounds: int
+    sizes: tuple[int, ...]
+    way_s: float
+
+
+def splits(skew: str, world_size: int, nbytes: int) -> np.ndarray:
+    """float32 entries from rank to rank [W, W]; every rank sends `nbytes` times W, however they are spread."""
+    entries = np.full((world_size, world_size), nbytes // 4)
+    ranks = np.arange(world_size)
+    if skew == "one rank hot":
+        entries = entries // 8
+        entries[:, 0] += nbytes // 4 * world_size - entries.sum(1)
+    elif skew == "half zero":
+        entries = 2 * entries * ((ranks[:, None] + ranks) % 2)
+    return entries
+
+
+class Case:
+    """One size and skew on one rank: rows to send, and what has to arrive."""
+
+    def __init__(self, rank: int, world_size: int, skew: str, nbytes: int) -> None:
+        of_all = splits(skew, world_size, nbytes)
+        self.in_splits, self.out_splits = of_all[rank].tolist(), of_all[:, rank].tolist()
+        self.inp = torch.rand(sum(self.in_splits), generator=torch.Generator().manual_seed(rank))
+        self.out = torch.empty(sum(self.out_splits))
+        self.wanted = torch.empty_like(self.out)
+        dist.all_to_all_single(self.wanted, self.inp, self.out_splits, self.in_splits)
+        elsewhere = of_all * (1 - np.eye(world_size, dtype=int))
+        self.wire_bytes = 4 * int(max(elsewhere.sum(0).max(), elsewhere.sum(1).max()))
+        self.source = torch.rand(self.wire_bytes // 4)
+        self.target = torch.empty_like(self.source)
+
+    def torch(self) -> None:
+        dist.all_to_all_single(self.out, self.inp, self.out_splits, self.in_splits)
+
+    def copy(self) -> None:
+        self.target.copy_(self.source)
+
+    def over(self, transport: Transport) -> Callable[[], None]:
+        return lambda: transport.all_to_all_v(self.out, self.inp, self.out_splits, self.in_splits).wait()
+
+    def check(self, way: str, call: Callable[[], None]) -> None:
+        self.out.fill_(float("nan"))
+        self.target.fill_(float("nan"))
+        call()
+        right = torch.equal(self.target, self.source) if way == COPY else torch.equal(self.out, self.wanted)
+        if not right:
+            raise SystemExit(f"{way} brought something else than all_to_all_single: nothing to report")
+
+
+def timed(call: Callable[[], None], times: int) -> list[float]:
+    """Seconds of each call, from when all ranks are there until the slowest has all its rows."""
+    took = []
+    for _ in range(times):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - start)
+    return slowest(took)
+
+
+def work(rank: int, world_size: int, run: Run) -> dict[tuple[str, int], dict[str, Any]]:
+    """Seconds by skew, size and way, and the bytes that the busiest rank sends or receives."""
+    place = resolve()
+    transports = {
+        way: open_transport(name, place, Host(), timeout_s=60, verify=False, host=host)
+        for way, (name, host) in TRANSPORTS.items()
+    }
+    answer = {}
+    for skew in SKEWS:
+        for nbytes in run.sizes:
+            case = Case(rank, world_size, skew, nbytes)
+            calls = {TORCH: case.torch, **{way: case.over(each) for way, each in transports.items()}, COPY: case.copy}
+            for way, call in calls.items():
+                case.check(way, call)
+            seconds: dict[str, list[float]] = {way: [] for way in calls}
+            times = {way: int(min(MOST, max(2, run.way_s / timed(call, 2)[1]))) for way, call in calls.items()}
+            for number in range(run.rounds):
+                for way in calls if number % 2 == 0 else reversed(calls):
+                    seconds[way] += timed(calls[way], times[way])
+            answer[skew, nbytes] = {"wire_bytes": case.wire_bytes, "seconds": seconds}
+    dist.barrier()
+    for transport in transports.values():
+        transport.close("the benchmark is over")
+    return answer
+
+
+def size_name(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
+
+
+def report_sizes(answer: dict[tuple[str, int], dict[str, Any]], ranks: int) -> None:
+    median = {
+        key: {way: statistics.median(seconds) for way, seconds in found["seconds"].items()}
+        for key, found in answer.items()
+    }
+    emit(
+        "transports",
+        f"One exchange, {ranks} ranks on one machine, ms: median of the slowest rank's",
+        ["skew", "mean bytes a pair", *WAYS],
+        [[skew, size_name(n), *(1e3 * median[skew, n][way] for way in WAYS)] for skew, n in answer],
+        notes=[
+            f"{COPY}: as many bytes as the busiest rank sends or receives, on every rank at once, without a message.",
+            "Splits are vouched for, as by fscomm's engine. One rank hot: rank 0 gets seven eighths of what the others "
+            "would get. Half zero: every other pair, twice as much.",
+        ],
+        extra={
+            "seconds": [
+                {"skew": skew, "bytes": n, "wire_bytes": found["wire_bytes"], **found["seconds"]}
+                for (skew, n), found in answer.items()
+            ]
+        },
+    )
+    emit(
+        "transports_throughput",
+        f"Throughput of the busiest rank in one direction, {ranks} ranks on one machine, GB/s",
+        ["skew", "mean bytes a pair", *WAYS],
+        [
+            [skew, size_name(n), *(found["wire_bytes"] / 1e9 / median[skew, n][way] for way in WAYS)]
+            for (skew, n), found in answer.items()
+            if n >= MIB // 4
+        ],
+        notes=["Bytes to or from other ranks; the copy's rate is the limit that memory sets."],
+    )
+
+
+def report_behind(found: dict[str, Found], behind: Behind) -> None:
+    best = verdict(found)
+    rate = {way: each.undisturbed_rate for way, each in found.items() if each.undisturbed_rate}
+    floor_ms = 1e3 * int(best["best"].split(" x ")[1].split()[0]) * KIB / statistics.median(rate["two groups"])
+    emit(
+        "transports_behind",
+        f"{size_name(behind.urgent_bytes)} of collision traffic behind {size_name(behind.bulk_bytes)} of bulk, "
+        f"2 ranks, {behind.transport}",
+        ["way", "P50, ms", "P99, ms", "P50 / idle", "P99 / idle", "exchanges", "bulk alone, GB/s", "bulk beside, GB/s"],
+        [[way, *each.row(found["idle"])] for way, each in found.items()],
+        notes=[
+            "A x B: chunks of A, at most B under way. Slowest rank of every exchange, bulk that is under way included.",
+            f"Goal: P50 and P99 within 2x of the idle link. {best['best']}: {best['ratio']:.2g}x, "
+            f"{'reached' if best['reached'] else 'NOT reached'}. "
+            f"Its budget alone takes the link {floor_ms:.2g} ms, which nothing can call back.",
+        ],
+        extra={"urgent_s": {way: each.urgent_s for way, each in found.items()}, "bulk_rate": rate},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="of the first part")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--transport", choices=["gloo", "copy-engine"], default="gloo", help="of the second part")
+    parser.add_argument("--quick", action="store_true", help="less of everything; not for the record")
+    arguments = parser.parse_args()
+    rounds = 1 if arguments.quick else arguments.rounds
+    run = Run(rounds=rounds, sizes=SIZES, way_s=0.2)
+    behind = Behind(transport=arguments.transport, rounds=rounds, chunks=CHUNKS)
+    if arguments.quick:
+        run = replace(run, sizes=SIZES[:-1:2], way_s=0.05)
+        behind = replace(behind, chunks=CHUNKS[2:3], bulk_bytes=128 * MIB, idle=50)
+    print("sizes and skew ...", file=sys.stderr)
+    report_sizes(run_ranks(arguments.ranks, work, run)[0], arguments.ranks)
+    print("collision traffic behind bulk ...", file=sys.stderr)
+    report_behind(run_ranks(2, measure, behind)[0], behind)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Collision traffic behind bulk traffic: how long 64 KiB take while 512 MiB are on their way, between two ranks.
+
+Used by `transports.py`. Ways, all over one transport:
+
+idle            nothing else on the link
+one group       bulk in one operation, and the collision rows behind it on the same instance
+two groups      bulk in one operation; an instance of its own for the collision rows
+chunk x budget  fscomm's way: two instances, bulk in chunks through `exchange` with a gate that collision traffic enters
+"""
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _ranks import slowest
+
+from fscomm.device import Host
+from fscomm.exchange import exchange
+from fscomm.schedule import Gate, Schedule
+from fscomm.transports.opening import open_transport
+from fscomm.transports.transport import Transport
+from fsranks.group import Part
+from fsranks.place import resolve
+
+KIB, MIB = 1 << 10, 1 << 20
+PAUSE_S = (0.004, 0.012)  # between two collision exchanges: about ten a step of 80 ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """What is measured.
+
+    Attributes:
+        chunks: (bytes of a chunk, bytes of the budget), each a way of its own.
+        rounds: how often each way carries all the bulk.
+        idle: samples of the idle link in a round.
+    """
+
+    transport: str
+    rounds: int
+    bulk_bytes: int = 512 * MIB
+    urgent_bytes: int = 64 * KIB
+    chunks: tuple[tuple[int, int], ...]
+    idle: int = 100
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        return (
+            "idle",
+            "one group",
+            "two groups",
+            *(f"{chunk // KIB} x {budget // KIB} KiB" for chunk, budget in self.chunks),
+        )
+
+
+@dataclass(slots=True)
+class Found:
+    """Of one way: seconds of each collision exchange on its slowest rank, and bulk bytes per second of each round."""
+
+    urgent_s: list[float] = field(default_factory=list)
+    bulk_rate: list[float] = field(default_factory=list)
+    undisturbed_rate: list[float] = field(default_factory=list)
+
+    def percentile(self, share: float) -> float:
+        """Nearest rank."""
+        return sorted(self.urgent_s)[min(int(share * len(self.urgent_s)), len(self.urgent_s) - 1)]
+
+    def row(self, idle: "Found") -> list[float | None]:
+        """P50 and P99 in ms, both against those of the idle link, exchanges, GB/s of bulk without and with them."""
+        p50, p99 = self.percentile(0.5), self.percentile(0.99)
+        rates = [statistics.median(rates) / 1e9 if rates else None for rates in (self.undisturbed_rate, self.bulk_rate)]
+        against = [p50 / idle.percentile(0.5), p99 / idle.percentile(0.99)]
+        return [1e3 * p50, 1e3 * p99, *against, len(self.urgent_s), *rates]
+
+
+class Rows:
+    """Rows for the only peer: int32, each rank's own, and what has to arrive."""
+
+    def __init__(self, rank: int, nbytes: int) -> None:
+        self._rank = rank
+        self.inp = torch.arange(nbytes // 4, dtype=torch.int32).add_(rank)
+        self.out = torch.empty_like(self.inp)
+
+    def parts(self, nbytes: int) -> Iterator[Part]:
+        """Chunk by chunk."""
+        for out, inp in zip(self.out.split(nbytes // 4), self.inp.split(nbytes // 4), strict=True):
+            splits = [len(out) * (peer != self._rank) for peer in range(2)]
+            yield out, inp, splits, splits
+
+    @property
+    def whole(self) -> Part:
+        return next(self.parts(self.out.nbytes))
+
+    def check(self, what: str) -> None:
+        """Raise SystemExit if it is not the peer's; poison it for the next time."""
+        if not torch.equal(self.out, self.inp - self._rank + (1 - self._rank)):
+            raise SystemExit(f"rank {self._rank}: {what} did not bring the peer's rows: nothing to report")
+        self.out.fill_(-1)
+
+
+class Bench:
+    """One rank."""
+
+    def __init__(self, rank: int, behind: Behind) -> None:
+        self.behind = behind
+        place = resolve()
+        self.bulk, self.urgent = (
+            open_transport(behind.transport, place, Host(), timeout_s=60, verify=False) for _ in range(2)
+        )
+        self.bulk_rows = Rows(rank, behind.bulk_bytes)
+        self.urgent_rows = Rows(rank, behind.urgent_bytes)
+        self.random = random.Random(7)  # the same pauses on both ranks
+
+    def run(self, way: str, *, exchanges: int | None) -> tuple[list[float], float]:
+        """Seconds of each collision exchange, and of the bulk. `exchanges`: at most so many; None: while bulk runs."""
+        if way == "idle":
+            return [self.collision(self.urgent, None) for _ in range(exchanges or self.behind.idle)], 0.0
+        if way == "one group":
+            return self.one_group()
+        gate, work = None, self.whole
+        if way != "two groups":
+            chunk, budget = self.behind.chunks[self.behind.ways.index(way) - 3]
+            gate = Gate(schedule=Schedule(budget_bytes=budget))
+            work = self.chunked(chunk, gate)
+        return self.beside(work, gate, exchanges)
+
+    def one_group(self) -> tuple[list[float], float]:
+        dist.barrier()
+        start = time.perf_counter()
+        bulk = self.bulk.all_to_all_v(*self.bulk_rows.whole)
+        behind = time.perf_counter()
+        urgent = self.bulk.all_to_all_v(*self.urgent_rows.whole)
+        bulk.wait()
+        bulk_s = time.perf_counter() - start
+        urgent.wait()
+        return [time.perf_counter() - behind], bulk_s
+
+    def whole(self) -> None:
+        self.bulk.all_to_all_v(*self.bulk_rows.whole).wait()
+
+    def chunked(self, chunk_bytes: int, gate: Gate) -> Callable[[], None]:
+        return lambda: exchange(self.bulk, self.bulk_rows.parts(chunk_bytes), gate)
+
+    def beside(self, work: Callable[[], None], gate: Gate | None, exchanges: int | None) -> tuple[list[float], float]:
+        """Collision exchanges with pauses, while `work` runs in a thread of its own on both ranks."""
+        over_s: list[float] = []
+
+        def lane() -> None:
+            start = time.perf_counter()
+            work()
+            over_s.append(time.perf_counter() - start)
+
+        dist.barrier()
+        thread = threading.Thread(target=lane)
+        thread.start()
+        took: list[float] = []
+        while exchanges is None or len(took) < exchanges:
+            seconds = self.collision(self.urgent, gate)
+            if any(slowest([float(bool(over_s))])):
+                break
+            took.append(seconds)
+        thread.join()
+        return took, over_s[0]
+
+    def collision(self, transport: Transport, gate: Gate | None) -> float:
+        time.sleep(self.random.uniform(*PAUSE_S))
+        dist.barrier()
+        start = time.perf_counter()
+        if gate is not None:
+            gate.enter()
+        exchange(transport, [self.urgent_rows.whole], None)
+        took = time.perf_counter() - start
+        if gate is not None:
+            gate.leave()
+        return took
+
+    def check(self, way: str) -> None:
+        """Once, before anything is timed."""
+        self.bulk_rows.out.fill_(-1)
+        self.urgent_rows.out.fill_(-1)
+        self.run(way, exchanges=None)
+        self.urgent_rows.check(f"{way}: collision")
+        if way != "idle":
+            self.bulk_rows.check(f"{way}: bulk")
+
+    def close(self) -> None:
+        dist.barrier()
+        for transport in (self.bulk, self.urgent):
+            transport.close("the benchmark is over")
+
+
+def measure(rank: int, world_size: int, behind: Behind) -> dict[str, Found]:
+    """Collective over two ranks: every way in turn, in every round."""
+    assert world_size == 2
+    bench = Bench(rank, behind)
+    found = {way: Found() for way in behind.ways}
+    for way in behind.ways:
+        bench.check(way)
+    for number in range(behind.rounds):
+        for way in behind.ways if number % 2 == 0 else reversed(behind.ways):
+            took, bulk_s = bench.run(way, exchanges=None)
+            found[way].urgent_s += slowest(took)
+            if bulk_s:
+                found[way].bulk_rate.append(behind.bulk_bytes / slowest([bulk_s])[0])
+            if way not in ("idle", "one group"):
+                alone_s = bench.run(way, exchanges=0)[1]
+                found[way].undisturbed_rate.append(behind.bulk_bytes / slowest([alone_s])[0])
+    bench.close()
+    return found
+
+
+def verdict(found: dict[str, Found]) -> dict[str, Any]:
+    """The chunked way nearest to the goal, and whether it is reached."""
+    idle = found["idle"]
+    ratio = {
+        way: max(each.percentile(q) / idle.percentile(q) for q in (0.5, 0.99))
+        for way, each in found.items()
+        if way not in ("idle", "one group", "two groups")
+    }
+    best = min(ratio, key=lambda way: ratio[way])
+    return {"best": best, "ratio": ratio[best], "reached": ratio[best] <= 2}
