@@ -1,8 +1,13 @@
 """A fabric made of memory that all ranks see and of streams that copy, write a word, and wait for a word."""
 
+import time
 from typing import Any, Protocol
 
 import torch
+
+_LINE = 64  # bytes; counts that different ranks write lie on different lines
+_ALIGNED = 256  # bytes; what copy engines like
+_FAR = 1 << 30  # more than the chunks that may ever be under way
 
 
 class Queue(Protocol):
@@ -47,3 +52,130 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """End queues, even those that wait, and free memory; never blocks for peers."""
+
+
+class StreamFabric:
+    """A Fabric over a driver. Making it is collective.
+
+    A rank's memory: on a line each, for every peer the slots it filled here and the slots it emptied there, and the
+    poison word; then the slots, peer by peer. Words count from 0 after each `resize`, in a circle of 2^32.
+    """
+
+    def __init__(self, driver: Driver, *, slots: int = 4, slot_bytes: int = 1 << 16) -> None:
+        if slots < 1 or slot_bytes < 1:
+            raise ValueError(f"a ring needs slots of at least one byte, got {slots} of {slot_bytes} bytes")
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self.rank = driver.rank
+        self.world_size = driver.world_size
+        self._driver = driver
+        self._put = [0] * self.world_size  # slots filled at each peer and emptied here, since the fabric was made
+        self._taken = [0] * self.world_size
+        self._put_before, self._taken_before = list(self._put), list(self._taken)  # and up to the last resize
+        self._poisoned = False
+        self._first = _aligned((2 * self.world_size + 1) * _LINE)  # where the slots begin
+        self._memory = self._make(slot_bytes)
+        self._sends, self._receives = driver.queue("send"), driver.queue("receive")
+
+    def resize(self, slot_bytes: int) -> None:
+        self._memory = self._make(slot_bytes)
+        self.slot_bytes = slot_bytes
+        self._put_before, self._taken_before = list(self._put), list(self._taken)
+
+    def begin(self) -> None:
+        self._sends.begin()
+        self._receives.begin()
+
+    def put(self, peer: int, slot: int, data: torch.Tensor) -> None:
+        self._sends.copy(self._slot(peer, self.rank, slot)[: len(data)], data)
+        self._put[peer] += 1
+        self._sends.write(self._filled(peer, self.rank), in_circle(self._put[peer] - self._put_before[peer]))
+
+    def await_room(self, peer: int, count: int) -> None:
+        self._sends.wait(self._emptied(self.rank, peer), in_circle(count - self._put_before[peer]))
+
+    def await_arrival(self, peer: int, count: int) -> None:
+        self._receives.wait(self._filled(self.rank, peer), in_circle(count - self._taken_before[peer]))
+
+    def take(self, peer: int, slot: int, out: torch.Tensor) -> None:
+        self._receives.copy(out, self._slot(self.rank, peer, slot)[: len(out)])
+        self._taken[peer] += 1
+        self._receives.write(self._emptied(peer, self.rank), in_circle(self._taken[peer] - self._taken_before[peer]))
+
+    def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
+        self._receives.copy(out, inp)
+
+    def mark(self) -> tuple[Any, Any]:
+        return self._sends.mark(), self._receives.mark()
+
+    def is_done(self, mark: tuple[Any, Any]) -> bool:
+        return all(self._driver.is_done(one) for one in mark)
+
+    def wait(self, mark: tuple[Any, Any], timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
+        return all(self._driver.wait(one, max(end - time.monotonic(), 0.0)) for one in mark)
+
+    def behind(self, counts: dict[int, tuple[int, int]]) -> list[int]:
+        def less(word: torch.Tensor, count: int) -> bool:
+            return in_circle(self._driver.read_now(word) - count) < 0
+
+        return [
+            peer
+            for peer, (filled, emptied) in counts.items()
+            if less(self._filled(self.rank, peer), filled - self._taken_before[peer])
+            or less(self._emptied(self.rank, peer), emptied - self._put_before[peer])
+        ]
+
+    def poison(self) -> None:
+        """Writes counts far ahead of all that anybody may wait for into every word of every rank.
+
+        The poison words go first: who finds a wait over finds the reason, too. A queue may still overwrite a count
+        with what it was told to write; hence again, until one's own queues are empty, by every rank that noticed.
+        """
+        self._poisoned = True
+        memory = self._memory
+        since = (n - m for n, m in zip(self._put + self._taken, self._put_before + self._taken_before, strict=True))
+        far = in_circle(max(since) + _FAR)
+        for of_rank in memory:
+            self._driver.write_now(_line(of_rank, 2 * self.world_size), 1)
+        for of_rank in memory:
+            for line in range(2 * self.world_size):
+                self._driver.write_now(_line(of_rank, line), far)
+
+    def poisoned(self) -> bool:
+        return self._poisoned or self._driver.read_now(_line(self._memory[self.rank], 2 * self.world_size)) != 0
+
+    def close(self) -> None:
+        self._poisoned = True  # nobody looks into memory that is gone
+        self._memory = []
+        self._driver.close()
+
+    def _make(self, slot_bytes: int) -> list[torch.Tensor]:
+        return self._driver.memory(self._first + (self.world_size - 1) * self.slots * _aligned(slot_bytes))
+
+    def _filled(self, at: int, by: int) -> torch.Tensor:
+        """The word at one rank that counts the slots which another filled there."""
+        return _line(self._memory[at], by)
+
+    def _emptied(self, at: int, by: int) -> torch.Tensor:
+        """The word at one rank that counts the slots of its own which another emptied."""
+        return _line(self._memory[at], self.world_size + by)
+
+    def _slot(self, at: int, by: int, slot: int) -> torch.Tensor:
+        """At one rank, a slot that another fills."""
+        place = (by if by < at else by - 1) * self.slots + slot
+        start = self._first + place * _aligned(self.slot_bytes)
+        return self._memory[at][start : start + self.slot_bytes]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def _line(memory: torch.Tensor, line: int) -> torch.Tensor:
+    return memory[line * _LINE : line * _LINE + 4].view(torch.int32)
+
+
+def in_circle(count: int) -> int:
+    """An int32 of the same place in the circle of 2^32."""
+    return (count + (1 << 31)) % (1 << 32) - (1 << 31)
