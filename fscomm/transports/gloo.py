@@ -8,7 +8,8 @@ import torch
 
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.transport import Handle, check_gather, check_splits
-from fsranks.group import ControlGroup, Part
+from fsranks.errors import PeerError
+from fsranks.group import Begun, ControlGroup, Part
 from fsranks.place import Place
 
 IN_FLIGHT = 2
@@ -53,14 +54,18 @@ class GlooTransport:
         check_splits(self.world_size, out, inp, out_splits, in_splits)
         if self._handshake is not None:
             self._handshake.agree("all_to_all_v", out, out_splits, in_splits)
-        return self._group.begin((out, inp, list(out_splits), list(in_splits)))
+        return self._begin((out, inp, list(out_splits), list(in_splits)))
 
     def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
         check_gather(self.world_size, out, inp)
         if self._handshake is not None:
             self._handshake.agree("all_gather", out, [len(inp)] * self.world_size, [len(inp)] * self.world_size)
         sent = torch.cat([inp] * self.world_size)
-        return self._group.begin((out, sent, [len(inp)] * self.world_size, [len(inp)] * self.world_size))
+        return self._begin((out, sent, [len(inp)] * self.world_size, [len(inp)] * self.world_size))
+
+    def _begin(self, part: Part) -> Handle:
+        begun = self._group.begin(part)
+        return begun if self._handshake is None else _Agreed(begun, self._handshake)
 
     def meet(self) -> None:
         one = torch.zeros(1, dtype=torch.int8)
@@ -75,6 +80,24 @@ class GlooTransport:
         if self._handshake is not None:
             self._handshake.group.close(reason)
         self._group.close(reason)
+
+
+class _Agreed:
+    """An operation that ranks agreed on. When it is lost, those that are at the next one already hear of it there."""
+
+    def __init__(self, begun: Begun, handshake: Handshake) -> None:
+        self._begun = begun
+        self._handshake = handshake
+
+    def done(self) -> bool:
+        return self._begun.done()
+
+    def wait(self) -> None:
+        try:
+            self._begun.wait()
+        except PeerError as error:
+            self._handshake.group.abort(f"lost an operation: {error}")
+            raise
 
 
 class GlooChannel:
