@@ -158,9 +158,9 @@ class AllToAll(Job):
 class AllGather(Job):
     def __init__(self, number: int, trailing: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
         inp = random_rows(number, trailing, dtype, seed=number * 10 + dist.get_rank())
-        expected = torch.zeros(number * dist.get_world_size(), *trailing, dtype=dtype)
-        dist.all_gather_into_tensor(expected, inp)
-        super().__init__(f"all_gather of {number}", inp, expected)
+        of_all = [torch.zeros_like(inp) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_all, inp)
+        super().__init__(f"all_gather of {number}", inp, torch.cat(of_all))
 
     def begin(self, transport: Transport) -> Handle:
         return transport.all_gather(self.out, self.inp)

@@ -1,0 +1,113 @@
+"""What ranks tell each other before an operation."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from worlds import World, shared_world
+
+from fscomm.transports.handshake import Handshake, _runs
+from fsranks.errors import MismatchError
+from fsranks.place import resolve
+
+SIZE = 3
+LIMIT_S = 30.0
+
+
+def agree(rank: int, world_size: int, verify: bool) -> list[int]:
+    handshake = Handshake(resolve(), verify=verify, timeout_s=LIMIT_S)
+    found = [
+        handshake.agree("all_to_all_v", torch.zeros(0, 5), [rank, 0, 2], [0, 0, 0] if rank else [0, 1, 2])
+        if not verify
+        else handshake.agree("all_to_all_v", torch.zeros(0, 5), [rank, 0, 2], [[0, 1, 2], [0, 0, 0], [2, 2, 2]][rank])
+        for _ in range(2)
+    ]
+    found.append(handshake.agree("all_gather", torch.zeros(4, dtype=torch.bool), [4] * 3, [4] * 3))
+    found.append(handshake.agree("meet", torch.zeros(0)))
+    handshake.group.close("done")
+    return found
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_the_largest_piece_is_known_to_all(verify: bool) -> None:
+    assert shared_world(SIZE).run(agree, verify) == [[40, 40, 4, 0]] * SIZE
+
+
+def differ(rank: int, world_size: int, verify: bool) -> list[str]:
+    """Rank 1 is somewhere else each time, and all go on from there."""
+    handshake = Handshake(resolve(), verify=verify, timeout_s=LIMIT_S)
+    odd, rows, ones = rank == 1, torch.zeros(3, 4), [1] * SIZE
+    calls = [
+        lambda: handshake.agree("meet", rows) if odd else handshake.agree("all_gather", rows, ones, ones),
+        lambda: handshake.agree("all_to_all_v", rows.int() if odd else rows, ones, ones),
+        lambda: handshake.agree("all_to_all_v", rows.half() if odd else rows, ones, ones),
+        lambda: handshake.agree("all_to_all_v", rows[:, :2] if odd else rows, ones, ones),
+    ]
+    texts = []
+    for call in calls:
+        with pytest.raises(MismatchError) as caught:
+            call()
+        texts.append(str(caught.value))
+    assert handshake.agree("all_to_all_v", rows, ones, ones) == 16
+    handshake.group.close("done")
+    return texts
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_differing_operations_dtypes_and_rows_are_refused_by_all(verify: bool) -> None:
+    for texts in shared_world(SIZE).run(differ, verify):
+        matches = ["operation by rank is ['all_gather', 'meet', 'all_gather']", "dtype", "dtype", "[16, 8, 16]"]
+        for text, match in zip(texts, matches, strict=True):
+            assert match in text
+
+
+def differ_in_number(rank: int, world_size: int) -> str:
+    handshake = Handshake(resolve(), verify=True, timeout_s=LIMIT_S)
+    handshake._number = 7 if rank == 2 else 6
+    with pytest.raises(MismatchError) as caught:
+        handshake.agree("meet", torch.zeros(0))
+    handshake.group.close("done")
+    return str(caught.value)
+
+
+def test_ranks_at_different_operations_are_told_how_far_each_is() -> None:
+    for text in shared_world(SIZE).run(differ_in_number):
+        assert "operation number by rank is [6, 6, 7]" in text
+
+
+def see_gone(rank: int, world_size: int) -> tuple[bool, list[int], list[int]]:
+    handshake = Handshake(resolve(), verify=False, timeout_s=LIMIT_S)
+    before = handshake.gone()
+    handshake.agree("meet", torch.zeros(0))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    end = time.monotonic() + LIMIT_S
+    while not handshake.gone() and time.monotonic() < end:
+        time.sleep(0.01)
+    after = handshake.gone()
+    handshake.group.close("done")
+    return handshake.one_host, before, after
+
+
+def test_a_rank_that_died_is_gone() -> None:
+    with World(SIZE) as world:
+        answers = world.run(see_gone, lost=(1,))
+    assert answers == [(True, [], [1]), None, (True, [], [1])]
+
+
+def test_processes_that_ended_and_were_not_collected_do_not_run() -> None:
+    assert _runs(os.getpid())
+    process = subprocess.Popen(["sleep", "60"])
+    os.kill(process.pid, signal.SIGSTOP)
+    assert _runs(process.pid)
+    process.kill()
+    end = time.monotonic() + LIMIT_S
+    while _runs(process.pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert os.path.exists(f"/proc/{process.pid}")
+    assert not _runs(process.pid)
+    process.wait()
+    assert not _runs(process.pid)
