@@ -47,6 +47,7 @@ class HostStaged:
         self._device = device
         self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()
+        self._aborting = threading.Lock()
         self._reason: str | None = None
         self._stopped = threading.Event()
         self._submitted: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
@@ -73,11 +74,11 @@ class HostStaged:
     def abort(self, reason: str) -> None:
         with self._lock:
             self._reason = self._reason or reason
-            stopped_before = self._stopped.is_set()
-            self._stopped.set()
-        if not stopped_before:
-            self._handshake.group.abort(reason)
-            self._host.abort(reason)
+        with self._aborting:  # the thread, which comes here too, ends once all ranks can read the reason
+            if not self._stopped.is_set():
+                self._stopped.set()
+                self._handshake.group.abort(reason)
+                self._host.abort(reason)
 
     def close(self, reason: str) -> None:
         with self._lock:
