@@ -49,7 +49,7 @@ class Ring:
         self._put = [0] * self.world_size  # chunks, since the ring was made
         self._taken = [0] * self.world_size
         self._flights: deque[_Flight] = deque()  # not known to be done; they keep their tensors alive
-        self._paces: deque[Any] = deque()
+        self._paces: deque[tuple[Any, Counts]] = deque()
         self._unmarked = 0
         self._progress_at = time.monotonic()
         self._lock = threading.Lock()
@@ -164,7 +164,8 @@ class Ring:
         self._unmarked = 0
         self._paces.append((self._fabric.mark(), self._counts()))
         if len(self._paces) > _PACES:
-            self._complete(*self._paces.popleft(), issued_at)
+            mark, counts = self._paces.popleft()
+            self._complete(mark, counts, issued_at)
 
     def _is_over(self, mark: Any) -> bool:
         return self._reason is not None or self._fabric.poisoned() or self._fabric.is_done(mark)

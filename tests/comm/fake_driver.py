@@ -110,7 +110,9 @@ class FakeQueue:
         pass
 
     def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
-        assert out.dtype == inp.dtype == torch.uint8 and out.dim() == inp.dim() == 1 and len(out) == len(inp) > 0
+        assert out.dtype == inp.dtype == torch.uint8
+        assert out.dim() == inp.dim() == 1
+        assert len(out) == len(inp) > 0
 
         def run() -> Process:
             yield from self._engine.copy(len(inp))

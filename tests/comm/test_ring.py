@@ -132,11 +132,9 @@ def test_skewed_exchanges_in_flight_through_tiny_slots(size: int, data: st.DataO
     fleet = Fleet(machine, slots=draw(1, 3), slot_bytes=draw(8, 40), most=draw(8, 100))
     for _ in range(draw(1, 3)):
         width, dtype = draw(0, 3), data.draw(st.sampled_from(DTYPES))
-        shape = {"min_size": size, "max_size": size}
-        several = [
-            fleet.exchange(data.draw(st.lists(st.lists(st.integers(0, 9), **shape), **shape)), width, dtype)
-            for _ in range(draw(1, 3))
-        ]
+        row = st.lists(st.integers(0, 9), min_size=size, max_size=size)
+        splits = st.lists(row, min_size=size, max_size=size)
+        several = [fleet.exchange(data.draw(splits), width, dtype) for _ in range(draw(1, 3))]
         for exchange in several:
             exchange.issue()
         for exchange in several:
@@ -360,8 +358,8 @@ def test_an_operation_that_a_rank_ended_well_does_not_fail_because_it_has_left()
     exchange.check()
 
 
-def test_who_waits_for_a_rank_that_is_only_behind_another_does_not_name_it() -> None:
-    """Rank 2 has left after its part was done; rank 1 has not come yet. Only then it is here."""
+def test_a_rank_that_left_after_its_part_is_not_taken_for_the_one_that_is_late() -> None:
+    """Rank 2 has left, rank 1 has not come yet."""
     fleet = Fleet(Machine(3), slots=4)
     exchange = fleet.exchange([[0, 9, 9], [9, 0, 0], [9, 0, 0]]).issue(0, 2)
     fleet.machine.run()
