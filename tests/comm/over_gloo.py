@@ -1,0 +1,44 @@
+"""The transports that NCCL carries, carried by a gloo backend instead: tables on the CPU, in real worlds."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transport_jobs import OPENERS
+
+from fscomm.device import Host
+from fscomm.transports.handshake import Handshake
+from fscomm.transports.nccl import NcclTransport
+from fscomm.transports.padded import PaddedTransport
+from fscomm.transports.transport import AloneTransport, Transport
+from fsranks.place import Place, board_of
+
+NCCL, PADDED = "nccl over gloo", "padded over gloo"
+
+
+def backend(place: Place, timeout_s: float) -> Any:
+    assert place.group is not None
+    store = board_of(place.group, "carrier", timeout_s).store
+    return dist.ProcessGroupGloo(store, place.rank, place.world_size, datetime.timedelta(seconds=timeout_s))
+
+
+def open_nccl(place: Place, timeout_s: float, verify: bool) -> Transport:
+    if place.world_size == 1:
+        return AloneTransport(NCCL)
+    handshake = Handshake(place, verify=verify, timeout_s=timeout_s)
+    return NcclTransport(backend(place, timeout_s), handshake, torch.device("cpu"), name=NCCL)
+
+
+def open_padded(place: Place, timeout_s: float, verify: bool) -> Transport:
+    if place.world_size == 1:
+        return AloneTransport(PADDED)
+    handshake = Handshake(place, verify=verify, timeout_s=timeout_s)
+    return PaddedTransport(backend(place, timeout_s), handshake, Host(), name=PADDED)
+
+
+def run(rank: int, world_size: int, case: Callable[..., None], name: str, *args: object) -> None:
+    """A case of the contract, with these transports among those that can be opened by name."""
+    OPENERS.update({NCCL: open_nccl, PADDED: open_padded})
+    case(rank, world_size, name, *args)
