@@ -3,18 +3,23 @@
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import shared_world
 
+from fscomm.device import Host
 from fscomm.exchange import IN_FLIGHT, exchange
 from fscomm.schedule import STARVED_S, Gate, Schedule
-from fscomm.transports.transport import AloneTransport
+from fscomm.transports.opening import open_transport
+from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.errors import PeerError
 from fsranks.group import Part
+from fsranks.place import resolve
 
 BUDGET = 100
 SIZES = st.integers(0, 40).map(lambda entries: 4 * entries)
@@ -94,9 +99,10 @@ def parts_of(
     return parts(), outs
 
 
-def nothing_counts(gate: Gate) -> bool:
+def nothing_counts(gate: Gate, budget: int = BUDGET) -> bool:
     """Whether the whole budget is free, and no more than that."""
-    return gate.try_bulk(4) and gate.try_bulk(BUDGET - 4) and not gate.try_bulk(4)
+    gate.settle()
+    return gate.try_bulk(4) and gate.try_bulk(budget - 4) and not gate.try_bulk(4)
 
 
 @pytest.fixture
@@ -260,6 +266,65 @@ def test_who_waits_for_room_is_woken(gate: Gate) -> None:
     gate.bulk_done(BUDGET)
     thread.join(DEADLINE_S / 2)
     assert passed.is_set(), "not woken"
+
+
+def case_beside_urgent_traffic(rank: int, world_size: int, transport: str) -> None:
+    """Each rank's gate is open when it likes; what one holds back, the others wait for."""
+    place = resolve()
+    bulk, urgent = (open_transport(transport, place, Host(), timeout_s=20, verify=False) for _ in range(2))
+    gate = Gate(schedule=Schedule(budget_bytes=3000, starved_s=0.01))
+    pauses = random.Random(rank)
+    failures: list[BaseException] = []
+
+    def lane() -> None:
+        try:
+            exchange_all(bulk, rank, world_size, parts=60, seed=1, gate=gate)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=lane)
+    thread.start()
+    for number in range(12):
+        gate.enter()
+        time.sleep(pauses.uniform(0, 0.005))
+        exchange_all(urgent, rank, world_size, parts=3, seed=number, gate=None)
+        gate.leave(expecting=number % 3 == 0)
+        if number % 4 == 0:
+            gate.settle()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert not failures, failures
+    assert nothing_counts(gate, 3000)
+    for each in (bulk, urgent):
+        each.close("the test is over")
+
+
+def exchange_all(transport: Transport, rank: int, world_size: int, *, parts: int, seed: int, gate: Gate | None) -> None:
+    """Parts of random splits, zeros among them; value = which rank sent it to which, in which part."""
+    drawn = torch.randint(-40, 200, (parts, world_size, world_size), generator=torch.Generator().manual_seed(seed))
+    wanted: list[torch.Tensor] = []
+    outs: list[torch.Tensor] = []
+
+    def asked() -> Iterator[Part]:
+        for number, of_all in enumerate(drawn.clamp(min=0)):
+            mine = [value_of(number, rank, peer).repeat(int(of_all[rank, peer])) for peer in range(world_size)]
+            come = [value_of(number, peer, rank).repeat(int(of_all[peer, rank])) for peer in range(world_size)]
+            wanted.append(torch.cat(come))
+            outs.append(torch.full_like(wanted[-1], -1))
+            yield outs[-1], torch.cat(mine), of_all[:, rank].tolist(), of_all[rank].tolist()
+
+    exchange(transport, asked(), gate)
+    assert len(outs) == parts
+    assert all(torch.equal(out, want) for out, want in zip(outs, wanted, strict=True))
+
+
+def value_of(number: int, sender: int, receiver: int) -> torch.Tensor:
+    return torch.tensor([100 * number + 10 * sender + receiver])
+
+
+@pytest.mark.parametrize(("transport", "ranks"), [("gloo", 2), ("gloo", 3), ("copy-engine", 2)])
+def test_bulk_beside_urgent_traffic(transport: str, ranks: int) -> None:
+    shared_world(ranks).run(case_beside_urgent_traffic, transport)
 
 
 def waiting(gate: Gate, work: Callable[[], None]) -> threading.Thread:
