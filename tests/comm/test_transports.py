@@ -15,15 +15,22 @@ verified_or_not = pytest.mark.parametrize("verify", [True, False], ids=["verifie
 
 
 @each_transport
-@pytest.mark.parametrize("size", [1, 2, SIZE, 4])
+@pytest.mark.parametrize("size", [2, SIZE, 4])
 def test_all_kinds_of_splits_dtypes_and_shapes(name: str, size: int) -> None:
     shared_world(size).run(contract.all_kinds, name, size != 4, timeout_s=TIMEOUT_S)
 
 
+def test_the_only_rank() -> None:
+    world = shared_world(1)
+    world.run(contract.all_kinds, "gloo", True)
+    world.run(contract.many_in_flight, "gloo", True)
+    world.run(contract.input_errors, "gloo")
+    world.run(contract.autograd, "gloo")
+
+
 @each_transport
-@pytest.mark.parametrize("size", [1, SIZE])
-def test_input_errors_issue_nothing(name: str, size: int) -> None:
-    shared_world(size).run(contract.input_errors, name, timeout_s=TIMEOUT_S)
+def test_input_errors_issue_nothing(name: str) -> None:
+    shared_world(SIZE).run(contract.input_errors, name, timeout_s=TIMEOUT_S)
 
 
 @each_transport

@@ -35,6 +35,9 @@ def _by_name(name: str, host: str = "gloo") -> Opener:
 
 OPENERS: dict[str, Opener] = {
     "gloo": _by_name("gloo"),
+    "copy-engine": _by_name("copy-engine"),
+    "host-staged": _by_name("host-staged"),
+    "host-staged over shared memory": _by_name("host-staged", "shared-memory"),
 }
 
 
