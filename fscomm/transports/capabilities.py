@@ -26,7 +26,6 @@ ENVIRONMENT = (
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
     "NCCL_WIN_ENABLE",
-    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES",
 )
 
 
@@ -44,7 +43,6 @@ class Capabilities:
         driver: the newest CUDA that the driver serves: 12080 is 12.8.
         reach: by uuid of the other devices that this process sees, how this one gets at their memory: nvlink, peer
             (over PCIe), none. A process that sees only its own device knows nothing.
-        symmetric_memory: the backend of torch's symmetric memory.
         environment: those of `ENVIRONMENT` that are set.
         pinned: whether host memory can be page-locked.
         shm_free_bytes: free in /dev/shm.
@@ -61,7 +59,6 @@ class Capabilities:
     cuda_bindings: str | None = None
     driver: int | None = None
     reach: Mapping[str, str] = field(default_factory=dict)
-    symmetric_memory: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     pinned: bool = False
     shm_free_bytes: int | None = None
@@ -111,7 +108,6 @@ def _of_gpu(device: torch.device) -> dict[str, Any]:
         "nccl": _or_none(_nccl),
         "driver": _or_none(_driver),
         "reach": _or_none(lambda: _reach(index)) or {},
-        "symmetric_memory": _or_none(lambda: _symmetric_memory(index)),
         "pinned": bool(_or_none(lambda: torch.empty(1, pin_memory=True).is_pinned())),
     }
 
@@ -154,12 +150,6 @@ def _nvlinks() -> list[list[int]]:
 
     detect = _distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]
     return detect(_autograd.DeviceType.CUDA, "nvlink").matrix
-
-
-def _symmetric_memory(index: int) -> str | None:
-    from torch.distributed import _symmetric_memory as symmetric_memory
-
-    return symmetric_memory.get_backend(torch.device("cuda", index))
 
 
 def _shm_free_bytes() -> int:

@@ -15,6 +15,7 @@ Rule = Callable[[Records], str | None]
 
 ZERO_CTA = (2, 28)
 ZERO_CTA_ACROSS_HOSTS = (2, 30, 7)
+BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
 SHM_BYTES = 64 << 20  # per rank; rings grow beyond, and then say what they lack
 
 
@@ -121,12 +122,6 @@ def _own_gpu(records: Records) -> str | None:
     return f"NCCL wants a GPU per rank, {name_ranks(shared)} share one" if shared else None
 
 
-def _overlap_allowed(records: Records) -> str | None:
-    shared = _shared_gpus(records)
-    lacking = [rank for rank in shared if records[rank].environment.get(_OVERLAP) != "1"]
-    return f"{name_ranks(lacking)} on a shared GPU must set {_OVERLAP}=1" if lacking else None
-
-
 def _not_set(name: str, allowed: Callable[[str], bool], why: str) -> Rule:
     """An environment variable, where it is set, must have a value that is `allowed`."""
 
@@ -151,16 +146,6 @@ def _stream_waits(records: Records) -> str | None:
     return lacking and f"{lacking}, which stream waits need: pip install cuda-bindings"
 
 
-def _symmetric_memory(records: Records) -> str | None:
-    lacking = _listed(
-        records,
-        lambda record: record.symmetric_memory != "CUDA",
-        lambda record: f"{record.symmetric_memory or 'no'} symmetric memory",
-    )
-    return lacking and f"{lacking}, needs torch's own over CUDA"
-
-
-_OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 _NO_BLOCKING = _not_set(
     "CUDA_LAUNCH_BLOCKING", lambda value: value == "0", "every copy would block the thread that issues it"
 )
@@ -192,9 +177,7 @@ _RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
     ("copy-engine", "cuda"): (
         _one_host,
         _stream_waits,
-        _symmetric_memory,
         _reachable,
-        _overlap_allowed,
         _QUEUES,
         _NO_BLOCKING,
     ),
@@ -210,9 +193,14 @@ def warnings(name: str | None, records: Records) -> tuple[str, ...]:
     texts = [_differing(records, "torch", lambda record: record.torch)]
     variables = sorted({variable for record in records for variable in record.environment})
     texts += [_differing(records, v, lambda record, v=v: record.environment.get(v, "not set")) for v in variables]  # type: ignore[misc]
-    if name != "copy-engine":
-        texts.append(_QUEUES(records))
+    texts.append(_plain_copies(records) if name == "copy-engine" else _QUEUES(records))
     return tuple(text for text in texts if text)
+
+
+def _plain_copies(records: Records) -> str | None:
+    old = [rank for rank, record in enumerate(records) if record.driver is not None and record.driver < BATCH_COPIES]
+    lacking = "has an older driver" if len(old) == 1 else "have older drivers"
+    return f"{name_ranks(old)} {lacking} than CUDA 12.8, which may copy within a GPU by kernels" if old else None
 
 
 def _differing(records: Records, what: str, value: Callable[[Capabilities], str]) -> str | None:

@@ -20,12 +20,10 @@ GPU = Capabilities(
     nccl4py="0.6.0",
     cuda_bindings="13.5.0",
     driver=13000,
-    symmetric_memory="CUDA",
     pinned=True,
     shm_free_bytes=8 << 30,
 )
 MASK = "CUDA_DEVICE_MAX_CONNECTIONS"
-OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 def gpus(size=4, *, how="nvlink", **changes):
@@ -56,7 +54,6 @@ ABLE = [
     ("one newer nccl", gpus(r0={"nccl": (2, 30, 7)}), {"copy-engine", "host-staged"}),
     ("one without nccl", gpus(r1={"nccl": None}), {"copy-engine", "host-staged"}),
     ("one without stream waits", gpus(r2={"cuda_bindings": None}), {"nccl", "nccl-ce", "host-staged"}),
-    ("other symmetric memory", gpus(r1={"symmetric_memory": "NVSHMEM"}), {"nccl", "nccl-ce", "host-staged"}),
     ("over pcie", gpus(how="peer"), {"nccl", "copy-engine", "host-staged"}),
     ("unreachable", gpus(how="none"), {"nccl", "host-staged"}),
     ("one pair unreachable", gpus(r0={"reach": {"gpu-3": "none"}}), {"nccl", "host-staged"}),
@@ -79,12 +76,7 @@ ABLE = [
     ("no windows", gpus(r0={"environment": {"NCCL_WIN_ENABLE": "0"}}), {"nccl", "copy-engine", "host-staged"}),
     ("blocking launches", gpus(r0={"environment": {"CUDA_LAUNCH_BLOCKING": "1"}}), {"nccl"}),
     ("nothing pinned", gpus(r0={"pinned": False}), {"nccl", "nccl-ce", "copy-engine"}),
-    ("two on one gpu", gpus(2, r1={"uuid": "gpu-0"}), {"host-staged"}),
-    (
-        "two on one gpu, allowed",
-        [replace(record, environment={OVERLAP: "1"}) for record in gpus(2, r1={"uuid": "gpu-0"})],
-        {"copy-engine", "host-staged"},
-    ),
+    ("two on one gpu", gpus(2, r1={"uuid": "gpu-0"}), {"copy-engine", "host-staged"}),
     ("tables on both", [CPU, *gpus(2)], set()),
     ("bare gpus", [Capabilities(device="cuda", host="a", torch="2.11.0")] * 2, set()),
 ]
@@ -125,7 +117,6 @@ def test_auto_uses_only_what_is_proven(records, able):
         (gpus(r1={"environment": {MASK: "1"}}), "copy-engine", f"rank 1 has {MASK}=1"),
         (gpus(3, how="peer"), "nccl-ce", "no NVLink between ranks 0 and 1, 0 and 2, 1 and 2"),
         (gpus(2, r1={"uuid": "gpu-0"}), "nccl", "ranks 0, 1 share one"),
-        (gpus(2, r1={"uuid": "gpu-0"}), "copy-engine", f"ranks 0, 1 on a shared GPU must set {OVERLAP}=1"),
         ([CPU, *gpus(2)], "gloo", "rank 0 has tables on cpu, ranks 1, 2 have tables on cuda"),
     ],
 )
@@ -134,10 +125,10 @@ def test_reasons_name_ranks(records, name, words):
 
 
 def test_all_reasons_are_given_at_once():
-    records = gpus(r0={"cuda_bindings": None}, r1={"symmetric_memory": None})
+    records = gpus(r0={"cuda_bindings": None}, r1={"environment": {MASK: "1"}})
     why = choose(records, "copy-engine").why_not["copy-engine"]
     assert "rank 0 has no cuda.bindings" in why
-    assert "rank 1 has no symmetric memory" in why
+    assert f"rank 1 has {MASK}=1" in why
 
 
 def test_the_best_comes_first_once_it_is_proven(monkeypatch):
@@ -167,6 +158,8 @@ def test_warnings_name_ranks():
     assert version == "the ranks differ in torch: ranks 0, 1, 3 have 2.13.0, rank 2 has 2.11.0"
     assert setting == f"the ranks differ in {MASK}: ranks 0, 2, 3 have not set, rank 1 has 1"
     assert queues.startswith(f"rank 1 has {MASK}=1: with one hardware queue")
+    (driver,) = choose(gpus(r2={"driver": 12040}), "copy-engine").warnings
+    assert driver.startswith("rank 2 has an older driver than CUDA 12.8")
     assert "Warning: the ranks differ in torch" in choose(records, "nccl").line()
 
 
