@@ -18,11 +18,11 @@ from fscomm.flushing import install
 from fscomm.lookahead import Lookahead
 from fscomm.record import Recorder
 from fscomm.report import Report
+from fscomm.transports.auto import TRANSPORTS, agree_on
 from fsranks.place import Meeting, Place, resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
-TRANSPORTS = ("auto", "gloo", "host-staged")
 _MOST_MODULES = 62  # a status word has one bit for each
 
 
@@ -33,8 +33,9 @@ class enable:
     the `forward` attribute of the served instances, for as long as the block lasts. What cannot be served exactly runs
     plainly, with the reason in `comm.report().fallbacks`; with `strict=True` that raises instead.
 
-    transport: `auto` is `gloo` for tables on the CPU; tables on CUDA run plainly unless `host-staged` is asked for:
-    rows travel through host memory, lanes issue to streams of their own. That way has not been run on a GPU yet.
+    transport: how rows travel: `gloo`, `nccl`, `nccl-ce`, `copy-engine`, `host-staged`, or `auto`, on which the ranks
+    agree; one line in the log (logger `fscomm`) says what was taken and why each other one was not. Tables on CUDA run
+    plainly under `auto`: serving them has not been run on a GPU yet and must be asked for by a name.
 
     features: for modules whose input is not found in the batch by itself, a function from the batch to the
     KeyedJaggedTensor that the module will get, by the module's name in the model.
@@ -110,16 +111,18 @@ class Comm:
         self._undo = contextlib.ExitStack()
         self._recorder = Recorder(rank=place.rank)
         with Meeting(place, what="fscomm.enable", timeout_s=timeout_s) as meeting:
-            modules = self._choose(model, place, transport, strict=strict)
+            modules = self._choose(model, place, strict=strict)
             self._finder = Finder([module.name for module in modules], features, binding.servable)
-            meeting.agree(_fingerprint(modules, self._recorder.report().fallbacks))
+            meeting.agree(_fingerprint(modules, self._recorder.report().fallbacks, transport))
         self._engine: Engine | None = None
-        if modules:
+        agreed = self._agree_on(transport, modules, place, strict=strict, timeout_s=timeout_s) if modules else None
+        if agreed is not None:
             self._engine = Engine(
                 modules,
                 place,
                 self._recorder,
                 device=device_of(modules[0].device),
+                transport=agreed,
                 explicit=self._finder.explicit,
                 strict=strict,
                 timeout_s=timeout_s,
@@ -160,7 +163,23 @@ class Comm:
         """The batch that was fetched ahead and never handed out, or None."""
         return self._lookahead.unconsumed if self._lookahead is not None else None
 
-    def _choose(self, model: nn.Module, place: Place, transport: str, *, strict: bool) -> list[binding.Binding]:
+    def _agree_on(
+        self, asked: str, modules: list[binding.Binding], place: Place, *, strict: bool, timeout_s: float
+    ) -> str | None:
+        """The transport of all ranks; without one, all modules run plainly."""
+        choice = agree_on(asked, place, modules[0].device, timeout_s=timeout_s)
+        if choice.name is None:
+            for module in modules:
+                self._fall_back(module.name, choice.line())
+            if strict:
+                raise NotServedError(choice.line())
+        return choice.name
+
+    def _fall_back(self, name: str, why: str) -> None:
+        self._recorder.fallback(name, why)
+        log.warning("fscomm: %s runs plainly: %s", name, why)
+
+    def _choose(self, model: nn.Module, place: Place, *, strict: bool) -> list[binding.Binding]:
         found = list(binding.sharded_modules(model))
         if not found:
             raise ValueError(
@@ -171,15 +190,16 @@ class Comm:
         for name, module in found:
             if "forward" in vars(module) and isinstance(vars(module)["forward"], _Forward):
                 raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
-            here = binding.problem(module) or binding.problem_here(module, transport)
+            here = binding.problem(module) or binding.problem_here(module)
             why = whole or here or _elsewhere(module, place)
             if why is None and len(modules) == _MOST_MODULES:
                 why = f"{_MOST_MODULES} modules are served already"
+            if why is None and modules and modules[0].device != binding.where(module):
+                why = f"its tables are on {binding.where(module)}, those of {modules[0].name} on {modules[0].device}"
             if why is None:
                 modules.append(binding.bind(name, module))
-                continue
-            self._recorder.fallback(name, why)
-            log.warning("fscomm: %s runs plainly: %s", name, why)
+            else:
+                self._fall_back(name, why)
         fallbacks = self._recorder.report().fallbacks
         if strict and fallbacks:
             raise NotServedError("; ".join(f"{name}: {why}" for name, why in fallbacks.items()))
@@ -299,11 +319,15 @@ def _elsewhere(module: Any, place: Place) -> str | None:
     return f"it is sharded over {group.size()} of {place.world_size} ranks"
 
 
-def _fingerprint(modules: list[binding.Binding], fallbacks: Mapping[str, str]) -> dict[str, str]:
+def _fingerprint(modules: list[binding.Binding], fallbacks: Mapping[str, str], transport: str) -> dict[str, str]:
     layouts = {
         module.name: str([(each.sharding, each.dim, each.runs) for each in module.layouts]) for module in modules
     }
-    return {**{f"module {name}": text for name, text in layouts.items()}, "run plainly": str(dict(fallbacks))}
+    return {
+        **{f"module {name}": text for name, text in layouts.items()},
+        "run plainly": str(dict(fallbacks)),
+        "transport": transport,
+    }
 
 
 __all__ = ["Comm", "enable"]

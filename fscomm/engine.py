@@ -54,6 +54,7 @@ class Engine:
         recorder: Recorder,
         *,
         device: Device,
+        transport: str,
         explicit: frozenset[int],
         strict: bool,
         timeout_s: float,
@@ -69,7 +70,7 @@ class Engine:
         self._layouts = [layout for module in modules for layout in module.layouts]
         self._kernels = [kernels for module in modules for kernels in module.kernels]
         self._module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
-        self._links = Links(modules, place, recorder, device=device, timeout_s=timeout_s)
+        self._links = Links(modules, place, recorder, device=device, transport=transport, timeout_s=timeout_s)
         self._anchor = torch.zeros(0, requires_grad=True, device=device.where)
         self._last_update: dict[str, Pending[None]] = {}  # by lane: those before it are done when it is
         self._announced: deque[Step] = deque()

@@ -1,6 +1,6 @@
-"""What an engine works with on all ranks: channels, the lanes that use them, and what runs in the lanes.
+"""What an engine works with on all ranks: transports, the lanes that use them, and what runs in the lanes.
 
-One channel per class, direction and issuing thread (no two threads may issue to one group), made in the same order on
+One transport per class, direction and issuing thread (no two threads may issue to one group), made in the same order on
 every rank by the thread that makes the engine.
 """
 
@@ -16,18 +16,17 @@ from fscomm.layout import GroupLayout
 from fscomm.record import Recorder
 from fscomm.schedule import Gate
 from fscomm.traffic import Traffic
-from fscomm.transports.gloo import Channel, channel
-from fscomm.transports.staged import StagedChannel
+from fscomm.transports.gloo import channel
+from fscomm.transports.opening import open_transport
 from fsranks.place import Place
 
 T = TypeVar("T")
 OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
-CHANNELS = ("control", "ids", *OF_ROWS)
 LANES = ("ids", "urgent", "bulk")
 
 
 class Links:
-    """Making it is collective. After the first error of a lane all channels are aborted, and `check` raises it.
+    """Making it is collective. After the first error of a lane all of them are aborted, and `check` raises it.
 
     Attributes:
         gate: who may use the wire.
@@ -43,17 +42,22 @@ class Links:
         recorder: Recorder,
         *,
         device: Device,
+        transport: str,
         timeout_s: float,
     ) -> None:
-        self._device = device
         self._recorder = recorder
         self._error: BaseException | None = None
         layouts = [layout for module in modules for layout in module.layouts]
         self.gate = Gate()
-        self._channels = {name: self._channel(name, place, timeout_s) for name in CHANNELS}
-        self.agreement = Agreement(self._channels["control"], recorder)
+        control, ids = (channel(place, timeout_s=timeout_s) for _ in range(2))
+        # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
+        self._rows = {
+            name: open_transport(transport, place, device, timeout_s=timeout_s, verify=False) for name in OF_ROWS
+        }
+        self._all = (control, ids, *self._rows.values())
+        self.agreement = Agreement(control, recorder)
         module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
-        self.stage = IdsStage(self._channels["ids"], self.gate, layouts, module_of, device.where)
+        self.stage = IdsStage(ids, self.gate, layouts, module_of, device.where)
         self.urgent = self._traffic("urgent", "collision", modules, layouts, None)
         self.bulk = self._traffic("bulk", "exclusive", modules, layouts, self.gate)
         self._lanes = {name: Lane(name, self._failed, device=device, background=name != "urgent") for name in LANES}
@@ -73,13 +77,13 @@ class Links:
             for lane in self._lanes.values():
                 lane.close()
         finally:
-            for each in self._channels.values():
+            for each in self._all:
                 each.close(reason)
 
     def abort(self, reason: str) -> None:
         """Get everything that blocks out; the other ranks are given `reason`."""
         self.gate.stop()
-        for each in self._channels.values():
+        for each in self._all:
             each.abort(reason)
 
     def _failed(self, error: BaseException) -> None:
@@ -87,10 +91,6 @@ class Links:
         if self._error is None:
             self._error = error
             self.abort(f"lost the others: {error}")
-
-    def _channel(self, name: str, place: Place, timeout_s: float) -> Channel:
-        made = channel(place, timeout_s=timeout_s)
-        return StagedChannel(made, self._device) if name in OF_ROWS and self._device.where.type != "cpu" else made
 
     def _traffic(
         self,
@@ -104,8 +104,8 @@ class Links:
             kind,
             layouts,
             [module.tables(g) for module in modules for g in range(len(module.layouts))],
-            gradients=self._channels[f"{lane} gradients"],
-            rows=self._channels[f"{lane} rows"],
+            gradients=self._rows[f"{lane} gradients"],
+            rows=self._rows[f"{lane} rows"],
             gate=gate,
             recorder=self._recorder,
         )

@@ -73,12 +73,16 @@ def problem(module: Any) -> str | None:
     return None
 
 
-def problem_here(module: Any, transport: str) -> str | None:
+def where(module: Any) -> torch.device:
+    """The device of its tables on this rank."""
+    return module._device or HOST
+
+
+def problem_here(module: Any) -> str | None:
     """What only the rank itself can see, such as devices and trackers set on instances."""
-    device = module._device or HOST
-    if device.type != ("cuda" if transport == "host-staged" else "cpu"):
-        asked = "transport='host-staged', which has not been measured on a GPU yet, must be asked for"
-        return f"its tables are on {device.type}: " + (asked if device.type == "cuda" else f"not for {transport}")
+    device = where(module)
+    if device.type not in ("cpu", "cuda"):
+        return f"its tables are on {device.type}"
     if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
         return "a tracker follows its lookups"
     for lookup in module._lookups:
@@ -119,7 +123,7 @@ class Binding:
     @property
     def device(self) -> torch.device:
         """Where the tables of this rank lie."""
-        return self.module._device or HOST
+        return where(self.module)
 
     @property
     def process_group(self) -> Any:

@@ -7,23 +7,23 @@ traffic runs (Algorithm 2 of the paper, with the sends ordered by `schedule.Gate
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
+from fscomm.exchange import exchange
 from fscomm.layout import GroupLayout
 from fscomm.plan import Apply, Lookup, SendGradients
 from fscomm.record import Recorder
 from fscomm.schedule import Gate
 from fscomm.step import Step
 from fscomm.tables import Tables
-from fscomm.transports.gloo import Channel
+from fscomm.transports.transport import Transport
 from fsranks.group import Part
 
 Gradients = dict[int, torch.Tensor]
 
 
 class Traffic:
-    """One class of rows in one lane: gradients go out over one channel, rows over the other.
+    """One class of rows in one lane: gradients go out over one transport, rows over the other.
 
     Tables are this lane's own shadows. Methods run in the lane and block until the exchange is over.
     """
@@ -34,8 +34,8 @@ class Traffic:
         layouts: Sequence[GroupLayout],
         tables: Sequence[Tables],
         *,
-        gradients: Channel,
-        rows: Channel,
+        gradients: Transport,
+        rows: Transport,
         gate: Gate | None,
         recorder: Recorder,
     ) -> None:
@@ -53,7 +53,8 @@ class Traffic:
         with self._recorder.span(f"{self._kind} lookup", step=step.number):
             mine = {g: self._tables[g].lookup(_lookup(step, g, collision)) for g in groups}
         with self._recorder.span(f"{self._kind} rows", step=step.number):
-            self._rows.all_to_all_v(part for g in groups for part in self._row_parts(step, g, mine[g], collision))
+            parts = (part for g in groups for part in self._row_parts(step, g, mine[g], collision))
+            exchange(self._rows, parts, self._gate)
 
     def update(self, step: Step, gradients: Gradients, groups: Sequence[int], *, collision: bool) -> None:
         """Send the gradients of a class of `step` to the owners and apply those that came.
@@ -69,7 +70,7 @@ class Traffic:
                 send, apply = _back(step, g, collision)
                 received[g] = self._rows_of(g, apply.total)
                 parts.append(self._gradient_parts(step, g, gradients.get(g), send, apply, received[g]))
-            self._gradients.all_to_all_v(part for of_group in parts for part in of_group)
+            exchange(self._gradients, (part for of_group in parts for part in of_group), self._gate)
         with self._recorder.span(f"{self._kind} apply", step=step.number):
             for g in groups:
                 if g in gradients:
@@ -77,7 +78,7 @@ class Traffic:
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
-        self._rows.all_gather(np.zeros(1, np.int8))
+        self._rows.meet()
 
     def _await_turn(self) -> None:
         """Bulk work leaves wire and cores to urgent work: copying its rows would slow that down, too."""
@@ -123,12 +124,11 @@ class Traffic:
         received: list[list[int]],
         sent: list[list[int]],
     ) -> Iterator[Part]:
-        """Chunk by chunk, each when its turn comes."""
+        """Chunk by chunk."""
         layout = self._layouts[group]
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
-            self._await_turn()
             elsewhere = [sum(s[number]) - s[number][layout.rank] for s in (sent, received)]
             self._recorder.bytes(
                 layout.module, step.number, kind, elsewhere[0] * layout.row_bytes, elsewhere[1] * layout.row_bytes

@@ -192,6 +192,22 @@ class Meeting:
         return {"kind": "mismatch", "text": f"ranks were not given the same job. {text}. {remedy}"}
 
 
+def gather(place: Place, text: str, *, what: str, timeout_s: float) -> list[str]:
+    """The texts of all ranks of `place`, in their order; blocks until they are there. Every rank calls it equally often.
+
+    Raises:
+        PeerError: names the ranks that did not come within `timeout_s`.
+    """
+    if place.group is None or place.world_size == 1:
+        return [text]
+    board = board_of(place.group, "gather", timeout_s)
+    board.post(str(place.rank), text, timeout_s)
+    notes = board.wait(map(str, range(place.world_size)), timeout_s)
+    if missing := [rank for rank in range(place.world_size) if str(rank) not in notes]:
+        raise PeerError(f"{what}: {name_ranks(missing)} did not come within {timeout_s:g} s")
+    return [notes[str(rank)] for rank in range(place.world_size)]
+
+
 def differences(given: Mapping[int, Mapping[str, str]]) -> str:
     """In words, where the items of the ranks differ from those of the lowest rank; empty if nowhere."""
     first = min(given)

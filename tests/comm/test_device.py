@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
@@ -21,14 +20,12 @@ from exact_model import build
 from worlds import shared_world
 
 import fscomm
-from fscomm import comm, engine, links
+from fscomm import comm, engine
 from fscomm.device import Device, Host
 from fscomm.ids import IdsStage
 from fscomm.lane import Lane
 from fscomm.merge_rows import MergeRows
 from fscomm.traffic import Traffic
-from fscomm.transports.gloo import AloneChannel
-from fscomm.transports.staged import StagedChannel
 
 DEADLINE_S = 20
 
@@ -238,59 +235,19 @@ def test_closing_waits_for_the_device() -> None:
     assert [mark in device.waited for mark in marks] == [True] * 3
 
 
-class Staging(Host):
-    """Counts what is staged."""
-
-    def __init__(self) -> None:
-        self.staged: list[torch.Size] = []
-
-    def staging(self, like: torch.Tensor) -> torch.Tensor:
-        self.staged.append(like.shape)
-        return torch.full_like(like, 99)
-
-
-def test_staged_rows_arrive_whole_and_parts_are_asked_for_one_by_one() -> None:
-    device = Staging()
-    channel = StagedChannel(AloneChannel(), device)
-    sent = [torch.randn(n, 3) for n in (4, 0, 2)]
-    out = [torch.full_like(each, float("nan")) for each in sent]
-    asked: list[int] = []
-
-    def parts() -> Any:
-        for number, (target, mine) in enumerate(zip(out, sent, strict=True)):
-            assert len(device.staged) == 2 * number
-            asked.append(number)
-            yield target, mine, [len(mine)], [len(mine)]
-
-    channel.all_to_all_v(parts())
-    assert asked == [0, 1, 2]
-    assert all(map(torch.equal, out, sent))
-
-
-def staged(rank: int, size: int) -> list[str]:
-    """What differs from the plain run where rows travel through staging memory."""
-    with pytest.MonkeyPatch.context() as patch:
-        made = links.channel
-        patch.setattr(
-            links, "channel", lambda place, *, timeout_s: StagedChannel(made(place, timeout_s=timeout_s), Staging())
-        )
-        return compare(rank, size, CONFIGS["several"], LOOPS["base"])[0]
-
-
-def test_training_over_staged_rows_is_exact() -> None:
-    assert shared_world(2).run(staged) == [[], []]
-
-
 def not_on_a_gpu(rank: int, size: int) -> dict[str, str]:
     model, _ = build(CONFIGS["row"], size)
-    with fscomm.enable(model, transport="host-staged") as served:
+    with pytest.raises(fscomm.NotServedError, match="not nccl: the tables are on the CPU"):
+        fscomm.enable(model, transport="nccl", strict=True).__enter__()
+    with fscomm.enable(model, transport="nccl") as served:
         pass
     return dict(served.report().fallbacks)
 
 
 def test_tables_elsewhere_than_the_transport_is_for_run_plainly() -> None:
     for said in shared_world(2).run(not_on_a_gpu):
-        assert said == {"embeddings.a": "its tables are on cpu: not for host-staged"}
+        assert list(said) == ["embeddings.a"]
+        assert said["embeddings.a"].startswith("there is no transport for these rows (transport='nccl'). not nccl:")
 
 
 def _is_device(make: Callable[[], Device]) -> Device:

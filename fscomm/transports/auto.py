@@ -1,0 +1,42 @@
+"""On which transport all ranks agree, and the proof in a warm-up that it works here."""
+
+import dataclasses
+import logging
+from functools import partial
+
+import torch
+
+from fscomm.device import device_of
+from fscomm.transports.capabilities import Capabilities, read
+from fscomm.transports.choose import Choice, choose
+from fscomm.transports.opening import NAMES, open_transport
+from fscomm.transports.selftest import check
+from fsranks.place import Place, gather
+
+log = logging.getLogger("fscomm")
+TRANSPORTS = ("auto", *NAMES)
+
+
+def agree_on(asked: str, place: Place, where: torch.device, *, timeout_s: float) -> Choice:
+    """What all ranks use for tables that lie `where`, the same everywhere; logs one line. Collective.
+
+    Whatever is not gloo, which the others are compared with, must first move rows rightly and, between GPUs, without a
+    kernel; otherwise nothing is chosen, for this reason.
+
+    Raises:
+        PeerError: a rank did not come, or was lost during the warm-up.
+    """
+    tell = partial(gather, place, what="the choice of a transport", timeout_s=timeout_s)
+    choice = choose([Capabilities.from_json(text) for text in tell(read(where).to_json())], asked)
+    if choice.name not in (None, "gloo"):
+        device = device_of(where)
+        transport = open_transport(choice.name, place, device, timeout_s=timeout_s)
+        try:
+            problem = check(transport, device, gather=tell)
+        finally:
+            transport.close("the warm-up is over")
+        if problem is not None:
+            failed = {choice.name: f"its warm-up failed: {problem}"}
+            choice = dataclasses.replace(choice, name=None, why_not={**choice.why_not, **failed})
+    log.info("fscomm: %s", choice.line())
+    return choice
