@@ -58,7 +58,7 @@ class Run:
 
 
 def splits(skew: str, world_size: int, nbytes: int) -> np.ndarray:
-    """float32 entries from rank to rank [W, W]; every rank sends `nbytes` times W, however they are spread."""
+    """float32 entries from rank to rank [W, W]; about `nbytes` a pair, however they are spread."""
     entries = np.full((world_size, world_size), nbytes // 4)
     ranks = np.arange(world_size)
     if skew == "one rank hot":
@@ -179,7 +179,7 @@ def report_sizes(answer: dict[tuple[str, int], dict[str, Any]], ranks: int) -> N
 
 
 def report_behind(found: dict[str, Found], behind: Behind, *, rate_mbit: float | None) -> None:
-    best = verdict(found, behind.chunks)
+    best = verdict(found, behind)
     idle, way = found["idle"], found[best.way]
     held_ms = 1e3 * best.budget_bytes / statistics.median(way.undisturbed_rate)
     restless = idle.percentile(0.99) / idle.percentile(0.5)

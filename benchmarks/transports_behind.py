@@ -10,9 +10,9 @@ chunk x budget  fscomm's way: two instances, bulk in chunks through `exchange` w
 
 import random
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,7 +25,6 @@ from fscomm.device import Host
 from fscomm.exchange import exchange
 from fscomm.schedule import Gate, Schedule
 from fscomm.transports.opening import open_transport
-from fscomm.transports.transport import Transport
 from fsranks.group import Part
 from fsranks.place import resolve
 
@@ -53,11 +52,12 @@ class Behind:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        return "idle", "one group", "two groups", *(chunked_name(*each) for each in self.chunks)
+        return "idle", "one group", "two groups", *self.chunked
 
-
-def chunked_name(chunk_bytes: int, budget_bytes: int) -> str:
-    return f"{chunk_bytes // KIB} x {budget_bytes // KIB} KiB"
+    @property
+    def chunked(self) -> dict[str, tuple[int, int]]:
+        """`chunks` by the name of their way."""
+        return {f"{chunk // KIB} x {budget // KIB} KiB": (chunk, budget) for chunk, budget in self.chunks}
 
 
 @dataclass(slots=True)
@@ -118,18 +118,17 @@ class Bench:
         self.urgent_rows = Rows(rank, behind.urgent_bytes)
         self.random = random.Random(7)  # the same pauses on both ranks
 
-    def run(self, way: str, *, exchanges: int | None) -> tuple[list[float], float]:
-        """Seconds of each collision exchange, and of the bulk. `exchanges`: at most so many; None: while bulk runs."""
+    def run(self, way: str, *, alone: bool = False) -> tuple[list[float], float]:
+        """Seconds of each collision exchange, none if bulk is to be `alone`, and of the bulk."""
         if way == "idle":
-            return [self.collision(self.urgent, None) for _ in range(exchanges or self.behind.idle)], 0.0
+            return [self.collision(None) for _ in range(self.behind.idle)], 0.0
         if way == "one group":
             return self.one_group()
-        gate, work = None, self.whole
-        if way != "two groups":
-            chunk, budget = self.behind.chunks[self.behind.ways.index(way) - 3]
-            gate = Gate(schedule=Schedule(budget_bytes=budget))
-            work = self.chunked(chunk, gate)
-        return self.beside(work, gate, exchanges)
+        if way == "two groups":
+            return self.beside(lambda: self.bulk.all_to_all_v(*self.bulk_rows.whole).wait(), None, alone=alone)
+        chunk_bytes, budget_bytes = self.behind.chunked[way]
+        gate = Gate(schedule=Schedule(budget_bytes=budget_bytes))
+        return self.beside(lambda: exchange(self.bulk, self.bulk_rows.parts(chunk_bytes), gate), gate, alone=alone)
 
     def one_group(self) -> tuple[list[float], float]:
         dist.barrier()
@@ -142,40 +141,32 @@ class Bench:
         urgent.wait()
         return [time.perf_counter() - behind], bulk_s
 
-    def whole(self) -> None:
-        self.bulk.all_to_all_v(*self.bulk_rows.whole).wait()
+    def beside(self, bulk: Callable[[], None], gate: Gate | None, *, alone: bool) -> tuple[list[float], float]:
+        """Collision exchanges with pauses, while `bulk` runs in a thread of its own on both ranks."""
 
-    def chunked(self, chunk_bytes: int, gate: Gate) -> Callable[[], None]:
-        return lambda: exchange(self.bulk, self.bulk_rows.parts(chunk_bytes), gate)
-
-    def beside(self, work: Callable[[], None], gate: Gate | None, exchanges: int | None) -> tuple[list[float], float]:
-        """Collision exchanges with pauses, while `work` runs in a thread of its own on both ranks."""
-        over_s: list[float] = []
-
-        def lane() -> None:
+        def lane() -> float:
             start = time.perf_counter()
-            work()
-            over_s.append(time.perf_counter() - start)
+            bulk()
+            return time.perf_counter() - start
 
-        dist.barrier()
-        thread = threading.Thread(target=lane)
-        thread.start()
         took: list[float] = []
-        while exchanges is None or len(took) < exchanges:
-            seconds = self.collision(self.urgent, gate)
-            if any(slowest([float(bool(over_s))])):
-                break
-            took.append(seconds)
-        thread.join()
-        return took, over_s[0]
+        with ThreadPoolExecutor(1) as pool:
+            dist.barrier()
+            seconds = pool.submit(lane)
+            while not alone:
+                last = self.collision(gate)
+                if any(slowest([float(seconds.done())])):
+                    break
+                took.append(last)
+            return took, seconds.result()
 
-    def collision(self, transport: Transport, gate: Gate | None) -> float:
+    def collision(self, gate: Gate | None) -> float:
         time.sleep(self.random.uniform(*PAUSE_S))
         dist.barrier()
         start = time.perf_counter()
         if gate is not None:
             gate.enter()
-        exchange(transport, [self.urgent_rows.whole], None)
+        exchange(self.urgent, [self.urgent_rows.whole], None)
         took = time.perf_counter() - start
         if gate is not None:
             gate.leave()
@@ -185,7 +176,7 @@ class Bench:
         """Once, before anything is timed."""
         self.bulk_rows.out.fill_(-1)
         self.urgent_rows.out.fill_(-1)
-        self.run(way, exchanges=None)
+        self.run(way)
         self.urgent_rows.check(f"{way}: collision")
         if way != "idle":
             self.bulk_rows.check(f"{way}: bulk")
@@ -219,12 +210,12 @@ def measure(rank: int, world_size: int, behind: Behind) -> dict[str, Found]:
         bench.check(way)
     for number in range(behind.rounds):
         for way in behind.ways if number % 2 == 0 else reversed(behind.ways):
-            took, bulk_s = bench.run(way, exchanges=None)
+            took, bulk_s = bench.run(way)
             found[way].urgent_s += slowest(took)
             if bulk_s:
                 found[way].bulk_rate.append(behind.bulk_bytes / slowest([bulk_s])[0])
             if way not in ("idle", "one group"):
-                alone_s = bench.run(way, exchanges=0)[1]
+                alone_s = bench.run(way, alone=True)[1]
                 found[way].undisturbed_rate.append(behind.bulk_bytes / slowest([alone_s])[0])
     bench.close()
     return found
@@ -239,16 +230,14 @@ class Best:
     ratio: float
 
 
-def verdict(found: dict[str, Found], chunks: Sequence[tuple[int, int]]) -> Best:
+def verdict(found: dict[str, Found], behind: Behind) -> Best:
     """The largest chunks that reach the goal, as they cost bulk the least; the nearest to it where none does."""
     idle = found["idle"]
-    all_of_them = [
+    tried = [
         Best(
-            way=chunked_name(chunk, budget),
-            budget_bytes=budget,
-            ratio=max(found[chunked_name(chunk, budget)].percentile(q) / idle.percentile(q) for q in (0.5, 0.99)),
+            way=way, budget_bytes=budget, ratio=max(found[way].percentile(q) / idle.percentile(q) for q in (0.5, 0.99))
         )
-        for chunk, budget in chunks
+        for way, (_, budget) in behind.chunked.items()
     ]
-    reaching = [each for each in all_of_them if each.ratio <= GOAL]
-    return max(reaching, key=lambda each: each.budget_bytes) if reaching else min(all_of_them, key=lambda e: e.ratio)
+    reaching = [each for each in tried if each.ratio <= GOAL]
+    return max(reaching, key=lambda each: each.budget_bytes) if reaching else min(tried, key=lambda each: each.ratio)
