@@ -16,8 +16,9 @@ from fscomm.layout import GroupLayout
 from fscomm.record import Recorder
 from fscomm.schedule import Gate
 from fscomm.traffic import Traffic
-from fscomm.transports.gloo import channel
+from fscomm.transports.gloo import Channel, channel
 from fscomm.transports.opening import open_transport
+from fscomm.transports.transport import Transport
 from fsranks.place import Place
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class Links:
         self._rows = {
             name: open_transport(transport, place, device, timeout_s=timeout_s, verify=False) for name in OF_ROWS
         }
-        self._all = (control, ids, *self._rows.values())
+        self._all: tuple[Channel | Transport, ...] = (control, ids, *self._rows.values())
         self.agreement = Agreement(control, recorder)
         module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
         self.stage = IdsStage(ids, self.gate, layouts, module_of, device.where)

@@ -193,7 +193,7 @@ class Meeting:
 
 
 def gather(place: Place, text: str, *, what: str, timeout_s: float) -> list[str]:
-    """The texts of all ranks of `place`, in their order; blocks until they are there. Every rank calls it equally often.
+    """The texts of all ranks of `place`, in their order; blocks until they are there. All ranks call it equally often.
 
     Raises:
         PeerError: names the ranks that did not come within `timeout_s`.
