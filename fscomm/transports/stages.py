@@ -139,8 +139,7 @@ class Stages:
         spans = part(operation.out_splits, index, operation.pieces).spans
         staging = self._buffer(piece, operation, arriving=True)
         with self._up:
-            if index == 0:
-                self._device.after(operation.before)
+            if index == 0:  # behind the caller's work already, as every way down is and was waited for
                 self._device.reads(operation.out)
             for staged, rows in _pairs(staging, operation.out, spans, operation.row_bytes):
                 rows.copy_(staged, non_blocking=True)

@@ -226,6 +226,20 @@ def test_abort_ends_what_is_under_way_and_tells_the_others() -> None:
     assert [each for each in theirs if "rank 0 was told to stop" not in each] == []
 
 
+def left(rank: int, world_size: int) -> None:
+    with opened(Host()) as transport:
+        if rank == 0:
+            transport.abort("has no more rows")
+        else:
+            with pytest.raises(PeerError, match="rank 0 has no more rows"):
+                transport.meet()
+        dist.barrier()
+
+
+def test_a_rank_that_waits_for_the_others_to_come_is_told_too() -> None:
+    shared_world(2).run(left, timeout_s=20)
+
+
 def late_within(rank: int, world_size: int) -> str:
     with opened(Host(), timeout_s=1) as transport:
         rows = torch.ones(2 * world_size)
