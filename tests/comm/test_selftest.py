@@ -1,7 +1,11 @@
 """The warm-up: real gloo ranks, and transports and devices that are wrong in one way each."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from fscomm.device import Host
 from fscomm.transports import selftest, selftest_rows
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.selftest import check
-from fscomm.transports.transport import AloneTransport
+from fscomm.transports.transport import AloneTransport, Done
 from fsranks.place import resolve
 
 LIMIT_S = 20.0
@@ -28,8 +32,9 @@ def gather(text):
 class Wrapped:
     """A transport that changes what handles give out or what arrived."""
 
-    def __init__(self, inner, after=None, handle=None):
-        self.inner, self.after, self.handle = inner, after, handle
+    def __init__(self, inner, after=None, handle=None, spoils=range(100)):
+        self.inner, self.after, self.handle, self.spoils = inner, after, handle, spoils
+        self.number = -1
         self.name, self.rank, self.world_size = inner.name, inner.rank, inner.world_size
 
     def all_to_all_v(self, out, inp, out_splits, in_splits):
@@ -39,7 +44,8 @@ class Wrapped:
         return self.wrap(self.inner.all_gather(out, inp), out, [len(inp)] * self.world_size)
 
     def wrap(self, handle, out, splits):
-        if self.after is not None:
+        self.number += 1
+        if self.after is not None and self.number in self.spoils:
             handle = After(handle, lambda: self.after(out, splits))
         return handle if self.handle is None else self.handle(handle)
 
@@ -118,12 +124,15 @@ def repeat_a_row(out, splits):
 SPOILED = {f.__name__: f for f in (swap_two_rows, drop_a_part, swap_two_ranks, repeat_a_row)}
 
 
-def run(rank, world_size, *, after=None, at=None, sms=None, takes_sms_at=(), bound_s=LIMIT_S):
-    """`check` of gloo; rows are spoiled by `after` on rank `at`, kernels carry them on the ranks `takes_sms_at`."""
+def run(rank, world_size, *, after=None, at=None, spoils=range(100), sms=None, takes_sms_at=(), bound_s=LIMIT_S):
+    """`check` of gloo; `after` spoils the rows of the operations `spoils` on rank `at`, kernels carry all rows on the
+    ranks `takes_sms_at`.
+    """
     inner = GlooTransport(resolve(), timeout_s=LIMIT_S)
     transport = Wrapped(
         inner,
         after=SPOILED[after] if rank == at else None,
+        spoils=spoils,
         handle=(lambda handle: Queued(handle, sms)) if rank in takes_sms_at else None,
     )
     try:
@@ -157,6 +166,17 @@ def names_the_sender(rank, world_size):
 
 def test_the_sender_is_named():
     assert shared_world(3).run(names_the_sender)[2].endswith("rows from rank 0 are not what was sent")
+
+
+def spoiled_on_a_device(rank, world_size, spoils):
+    return run(rank, world_size, after="swap_two_rows", at=1, spoils=spoils, sms=FakeSms())
+
+
+@pytest.mark.parametrize("spoils", [range(1), range(9, 10)], ids=["before", "while the SMs are held"])
+def test_rows_count_on_a_device_too(spoils):
+    answers = shared_world(2).run(spoiled_on_a_device, spoils)
+    name = "few rows" if 0 in spoils else "large pieces"
+    assert answers == [f"on rank 1: all-to-all of {name}: rows from rank 0 are not what was sent"] * 2
 
 
 def on_a_device(rank, world_size, options, takes_sms_at, bound_s):
@@ -229,6 +249,33 @@ def test_all_hold_until_all_are_through():
     assert shared_world(2).run(nobody_lets_go_early) == [(None, [False, True, True, False])] * 2
 
 
+class Recording(AloneTransport):
+    """Moves nothing; notes whether what it is to fill holds poison only."""
+
+    world_size = 2
+
+    def __init__(self):
+        super().__init__("gloo")
+        self.poisoned = []
+
+    def all_to_all_v(self, out, inp, out_splits, in_splits):
+        self.poisoned.append(bool((out != out).all() or (out == -1).all() or (out == 255).all()))
+        return Done()
+
+    def all_gather(self, out, inp):
+        return self.all_to_all_v(out, inp, [], [])
+
+
+def test_what_is_to_be_filled_is_poisoned_before(monkeypatch):
+    """Else rows of the time before would pass for new ones."""
+    monkeypatch.setattr(
+        selftest_rows.Operation, "problem", lambda operation: "" if operation.out.zero_() is not None else "-"
+    )
+    transport = Recording()
+    assert check(transport, Host(), gather=lambda text: [text, ""], engagement=FakeSms()) is None
+    assert transport.poisoned == [True] * 10
+
+
 class Failing:
     name, rank = "gloo", 0
 
@@ -283,3 +330,17 @@ def test_rows_tell_where_they_come_from(world_size):
         pieces = [part.tobytes() for op in of for part in map(torch.Tensor.numpy, op.sent) if part.size > 3]
         assert len(set(pieces)) == (len(pieces) if of[0].in_splits is not None else len(pieces) // world_size)
     assert kinds == {"none", "uneven", "empty"}
+
+
+def test_the_spinning_kernel_ends_by_flag_and_by_limit():
+    """Through Triton's interpreter, where its clock is a count of turns."""
+    pytest.importorskip("triton", reason="needs triton")
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("spin_interpreted.py"))],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["3", "5", "528", "246"]

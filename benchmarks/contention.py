@@ -1,0 +1,263 @@
+"""How much do transfers slow down the compute that runs beside them (the paper's Figure 10)?
+
+    python benchmarks/contention.py [--rounds 7] [--mib 64]
+
+Two ranks. Matrix products of a sequence model, in bfloat16, are timed alone and beside a transfer, in turns
+(alone, way, alone, way, ...), for a copy by a kernel of as many blocks as NCCL takes channels, and for each transport.
+With a GPU for each rank both compute; on one GPU only rank 0 does, as processes that compute get it one at a time.
+What arrives is compared before anything is reported. Needs a GPU, and Triton for the kernel.
+"""
+
+import argparse
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+from _ranks import run_ranks
+from _table import emit
+
+from fscomm.device import Cuda
+from fscomm.transports.capabilities import read
+from fscomm.transports.opening import open_transport
+from fscomm.transports.transport import Transport
+from fsranks.place import resolve
+
+TOKENS = (2048, 8192, 32768)
+HIDDEN, INNER = 1024, 4096
+RANKS = 2
+CHANNELS = 16
+SHARED = ("copy-engine", "host-staged")  # what two ranks of one GPU can use
+ALL = ("nccl", "nccl-ce", *SHARED)
+KERNEL = "copy by a kernel"
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """ways: in the order of the table. nbytes: what every rank sends at a time; transfers: how often in one turn."""
+
+    ways: tuple[str, ...]
+    rounds: int
+    nbytes: int
+    transfers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One round of one way: milliseconds per product alone before it and beside it, and how fast rows moved."""
+
+    way: str
+    tokens: int
+    alone_ms: float
+    beside_ms: float
+    gb_per_s: float
+
+    @property
+    def slower(self) -> float:
+        """Percent."""
+        return 100 * (self.beside_ms / self.alone_ms - 1)
+
+
+class Products:
+    """Matrix products in the stream of the calling thread; a call gives milliseconds per product."""
+
+    def __init__(self, tokens: int, where: torch.device) -> None:
+        self._x = torch.randn(tokens, HIDDEN, device=where, dtype=torch.bfloat16)
+        self._w = torch.randn(HIDDEN, INNER, device=where, dtype=torch.bfloat16)
+        self._out = torch.empty(tokens, INNER, device=where, dtype=torch.bfloat16)
+        self._number = max(4, (1 << 17) // tokens)  # a few milliseconds
+
+    def __call__(self) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(self._number):
+            torch.matmul(self._x, self._w, out=self._out)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / self._number
+
+
+class Transfers:
+    """`transfers` exchanges of even pieces over one transport, for a thread of its own; all ranks run as many."""
+
+    def __init__(self, transport: Transport, device: Cuda, settings: Settings) -> None:
+        self._transport, self._device = transport, device
+        self._times = settings.transfers
+        rows = settings.nbytes // 4 // transport.world_size
+        self._splits = [rows] * transport.world_size
+        total = rows * transport.world_size
+        self._inp = torch.arange(total, device=device.where, dtype=torch.int32) + total * transport.rank
+        here = torch.arange(rows, device=device.where, dtype=torch.int32) + rows * transport.rank
+        self._wanted = torch.cat([here + total * source for source in range(transport.world_size)])
+        self._out = torch.full_like(self._inp, -1)
+        torch.cuda.synchronize(device.where)
+
+    def __call__(self) -> None:
+        for _ in range(self._times):
+            self._transport.all_to_all_v(self._out, self._inp, self._splits, self._splits).wait()
+        self._device.wait(self._device.mark())
+
+    def check(self) -> None:
+        if not torch.equal(self._out, self._wanted):
+            raise SystemExit(f"{self._transport.name} brought something else than was sent: nothing to report")
+
+
+class KernelCopies:
+    """As many bytes copied within the device by a kernel of a few blocks."""
+
+    def __init__(self, device: Cuda, settings: Settings) -> None:
+        from contention_kernel import copy
+
+        self._copy, self._device, self._times = copy, device, settings.transfers
+        self._inp = torch.arange(settings.nbytes // 4, device=device.where, dtype=torch.int32)
+        self._out = torch.full_like(self._inp, -1)
+        torch.cuda.synchronize(device.where)
+
+    def __call__(self) -> None:
+        for _ in range(self._times):
+            self._copy(self._out, self._inp, blocks=CHANNELS)
+        self._device.wait(self._device.mark())
+
+    def check(self) -> None:
+        if not torch.equal(self._out, self._inp):
+            raise SystemExit("the kernel copied something else: nothing to report")
+
+
+def beside(
+    mover: ThreadPoolExecutor, transfers: Callable[[], None], products: Products | None
+) -> tuple[list[float], float]:
+    """Milliseconds per product while transfers were under way all the time, and the seconds those took."""
+    taken: list[float] = []
+    started = threading.Event()
+
+    def run() -> float:
+        started.set()
+        start = time.perf_counter()
+        transfers()
+        return time.perf_counter() - start
+
+    future = mover.submit(run)
+    started.wait()
+    while products is not None and not future.done():
+        took = products()
+        if not future.done():
+            taken.append(took)
+    return taken, future.result()
+
+
+def work(rank: int, world_size: int, settings: Settings) -> list[Turn]:
+    own = torch.cuda.device_count() >= world_size
+    where = torch.device("cuda", rank if own else 0)
+    device = Cuda(where)
+    device.enter()
+    opened = {
+        way: open_transport(way, resolve(), device, timeout_s=TIMEOUT_S) for way in settings.ways if way != KERNEL
+    }
+    ways: dict[str, Transfers | KernelCopies] = {
+        way: KernelCopies(device, settings) if way == KERNEL else Transfers(opened[way], device, settings)
+        for way in settings.ways
+    }
+    computes = own or rank == 0
+    turns = []
+    # One thread for all transfers: torch has 32 streams to give out, and then the one of the products again.
+    with ThreadPoolExecutor(1, initializer=device.enter) as mover:
+        for tokens in TOKENS:
+            products = Products(tokens, where) if computes else None
+            for number in range(settings.rounds + 1):
+                for way, transfers in ways.items():
+                    dist.barrier()
+                    if way != KERNEL or computes:
+                        turn = one_turn(way, tokens, mover, transfers, products, settings)
+                        turns += [turn] if number and turn is not None else []  # the first round warms up
+    for transfers in ways.values():
+        if computes or isinstance(transfers, Transfers):
+            transfers.check()
+    for transport in opened.values():
+        transport.close("the benchmark is over")
+    return turns
+
+
+def one_turn(
+    way: str,
+    tokens: int,
+    mover: ThreadPoolExecutor,
+    transfers: Transfers | KernelCopies,
+    products: Products | None,
+    settings: Settings,
+) -> Turn | None:
+    """None of a rank that does not compute."""
+    alone = [products() for _ in range(10)] if products is not None else []
+    taken, seconds = beside(mover, transfers, products)
+    if products is None:
+        return None
+    if not taken:
+        raise SystemExit(f"{way}: {settings.transfers} transfers were over before a product was: raise --mib")
+    return Turn(
+        way=way,
+        tokens=tokens,
+        alone_ms=statistics.median(alone),
+        beside_ms=statistics.median(taken),
+        gb_per_s=settings.nbytes * settings.transfers / seconds / 1e9,
+    )
+
+
+def row(tokens: int, way: str, turns: list[Turn]) -> list[object]:
+    slower = [turn.slower for turn in turns]
+    return [
+        tokens,
+        way,
+        statistics.median(turn.alone_ms for turn in turns),
+        statistics.median(turn.beside_ms for turn in turns),
+        statistics.median(slower),
+        min(slower),
+        max(slower),
+        statistics.median(turn.gb_per_s for turn in turns),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=64, help="what every rank sends at a time")
+    parser.add_argument("--transfers", type=int, default=20, help="how often in one turn")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("contention.py times compute on a GPU, and there is none here: nothing measured, nothing written")
+        sys.exit(2)
+    own = torch.cuda.device_count() >= RANKS
+    settings = Settings(
+        ways=(KERNEL, *(ALL if own else SHARED)),
+        rounds=arguments.rounds,
+        nbytes=arguments.mib << 20,
+        transfers=arguments.transfers,
+    )
+    turns = run_ranks(RANKS, work, settings)[0]
+    rows = [
+        row(tokens, way, [turn for turn in turns if (turn.tokens, turn.way) == (tokens, way)])
+        for tokens in TOKENS
+        for way in settings.ways
+    ]
+    hardware = read(torch.device("cuda", 0))
+    emit(
+        "contention",
+        f"Matrix products [tokens, {HIDDEN}] x [{HIDDEN}, {INNER}] in bfloat16 beside transfers of {arguments.mib} MiB",
+        ["tokens", "beside", "alone, ms", "beside it, ms", "slower, %", "least, %", "most, %", "moved, GB/s"],
+        rows,
+        notes=[
+            f"{hardware.gpu}, {'a GPU per rank' if own else 'one GPU for both ranks, of which only rank 0 computes'}. "
+            f"Medians of {settings.rounds} rounds; least and most: of the rounds.",
+            f"The kernel has {CHANNELS} blocks and copies within the device, so it moves more bytes than a link would.",
+            "The paper: about 10 % under NCCL, growing with sequence length.",
+        ],
+        extra={"hardware": asdict(hardware), "cuda": torch.version.cuda, "turns": [asdict(turn) for turn in turns]},
+    )
+
+
+if __name__ == "__main__":
+    main()
