@@ -24,96 +24,35 @@ _PAUSES_S = (2e-5, 5e-4)  # between two questions whether a mark is done: the fi
 _END_S = 2.0  # for queues to end, once nothing holds them
 
 
-class CudaDriver:
-    """A `streams.Driver` for ranks on one host whose GPUs reach each other's memory; several ranks may share a GPU.
-
-    `current_stream` gives the stream that the calling thread issues to, as a handle. Memory that was replaced stays
-    until the end: another thread may be about to write the words in it, and giving it back could wait for the device.
-    """
+class CudaStreams:
+    """Queues on one GPU. `current_stream` gives the stream that the calling thread issues to, as a handle."""
 
     def __init__(
-        self,
-        handshake: Handshake,
-        where: torch.device,
-        *,
-        cuda: Cuda | None = None,
-        current_stream: Callable[[], int] | None = None,
+        self, where: torch.device, *, cuda: Cuda | None = None, current_stream: Callable[[], int] | None = None
     ) -> None:
-        if not handshake.one_host:
-            raise ValueError("copy-engine needs all ranks on one host: take nccl-ce, or host-staged across hosts")
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
         self.where = where
         self.cuda = cuda or Cuda(where.index if where.index is not None else torch.cuda.current_device())
         self.current_stream = current_stream or (lambda: int(torch.cuda.current_stream(where).cuda_stream))
-        self._group = handshake.group
+        self.queues: list[CudaQueue] = []
         self._attributes = self._overlapping()
-        self._lock = threading.Lock()
-        self._regions: list[Region] = []
-        self._queues: list[CudaQueue] = []
-        self._now: Any = self._stream()  # never waits for a peer
-        self._read = int(self.cuda("cuMemHostAlloc", 4, 0))
-        self._closed = False
-
-    def memory(self, nbytes: int) -> list[torch.Tensor]:
-        """Blocks for peers. Raises PeerError on all ranks if one has no memory left."""
-        descriptor, problem = None, ""
-        try:
-            mine, descriptor = self._allocate(nbytes)
-        except CudaError as error:
-            problem = str(error)
-        try:
-            descriptors = exchange(self._group, descriptor, problem)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-        regions = {self.rank: mine} | self._attach(descriptors, mine.nbytes)
-        return [as_tensor(regions[rank], self.where, nbytes) for rank in range(self.world_size)]
 
     def queue(self, name: str) -> "CudaQueue":
-        queue = CudaQueue(self, name, self._stream())
-        self._queues.append(queue)
+        queue = CudaQueue(self, name, self.stream())
+        self.queues.append(queue)
         return queue
 
     def is_done(self, mark: "CudaMark") -> bool:
         return mark.done()
 
     def wait(self, mark: "CudaMark", timeout_s: float) -> bool:
-        if not _poll(mark.done, timeout_s):
+        if not poll(mark.done, timeout_s):
             return False
         self.cuda("cuStreamWaitEvent", self.current_stream(), mark.event, 0)
         return True
 
-    def write_now(self, word: torch.Tensor, value: int) -> None:
-        with self._lock:
-            if not self._closed:
-                self.cuda("cuStreamWriteValue32", self._now, word.data_ptr(), value & 0xFFFFFFFF, 0)
-
-    def read_now(self, word: torch.Tensor) -> int:
-        with self._lock:
-            if self._closed:
-                raise PeerError("the memory of this ring was given back")
-            self.cuda("cuMemcpyDtoHAsync", self._read, word.data_ptr(), 4, self._now)
-            self.cuda("cuStreamSynchronize", self._now)
-            return ctypes.c_int32.from_address(self._read).value
-
-    def close(self) -> None:
-        """Memory that a queue still uses after its waits are over stays: taking it away would break the device."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            ended = [self._end(queue) for queue in self._queues]
-            for queue in self._queues:
-                queue.close()
-            self.cuda("cuStreamSynchronize", self._now)
-            if all(ended):
-                for region in self._regions:
-                    detach(self.cuda, region)
-            self._regions.clear()
-            self.cuda("cuStreamDestroy", self._now)
-            self.cuda("cuMemFreeHost", self._read)
-            self.cuda.release()
+    def stream(self) -> Any:
+        """One that does not wait for the default stream."""
+        return self.cuda("cuStreamCreate", self.cuda.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
 
     def copy(self, stream: Any, out: torch.Tensor, inp: torch.Tensor) -> None:
         """Bytes, as a copy engine does it where the driver can be asked for one; else as it likes."""
@@ -139,8 +78,79 @@ class CudaDriver:
         wanted.flags = int(driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
         return wanted
 
-    def _stream(self) -> Any:
-        return self.cuda("cuStreamCreate", self.cuda.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+
+class CudaDriver(CudaStreams):
+    """A `streams.Driver` for ranks on one host whose GPUs reach each other's memory; several ranks may share a GPU.
+
+    Memory that was replaced stays until the end: another thread may be about to write the words in it, and giving it
+    back could wait for the device.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        where: torch.device,
+        *,
+        cuda: Cuda | None = None,
+        current_stream: Callable[[], int] | None = None,
+    ) -> None:
+        if not handshake.one_host:
+            raise ValueError("copy-engine needs all ranks on one host: take nccl-ce, or host-staged across hosts")
+        super().__init__(where, cuda=cuda, current_stream=current_stream)
+        self.rank = handshake.rank
+        self.world_size = handshake.world_size
+        self._group = handshake.group
+        self._lock = threading.Lock()
+        self._regions: list[Region] = []
+        self._now: Any = self.stream()  # never waits for a peer
+        self._read = int(self.cuda("cuMemHostAlloc", 4, 0))
+        self._closed = False
+
+    def memory(self, nbytes: int) -> list[torch.Tensor]:
+        """Blocks for peers. Raises PeerError on all ranks if one has no memory left."""
+        descriptor, problem = None, ""
+        try:
+            mine, descriptor = self._allocate(nbytes)
+        except CudaError as error:
+            problem = str(error)
+        try:
+            descriptors = exchange(self._group, descriptor, problem)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        regions = {self.rank: mine} | self._attach(descriptors, mine.nbytes)
+        return [as_tensor(regions[rank], self.where, nbytes) for rank in range(self.world_size)]
+
+    def write_now(self, word: torch.Tensor, value: int) -> None:
+        with self._lock:
+            if not self._closed:
+                self.cuda("cuStreamWriteValue32", self._now, word.data_ptr(), value & 0xFFFFFFFF, 0)
+
+    def read_now(self, word: torch.Tensor) -> int:
+        with self._lock:
+            if self._closed:
+                raise PeerError("the memory of this ring was given back")
+            self.cuda("cuMemcpyDtoHAsync", self._read, word.data_ptr(), 4, self._now)
+            self.cuda("cuStreamSynchronize", self._now)
+            return ctypes.c_int32.from_address(self._read).value
+
+    def close(self) -> None:
+        """Memory that a queue still uses after its waits are over stays: taking it away would break the device."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            ended = [self._end(queue) for queue in self.queues]
+            for queue in self.queues:
+                queue.close()
+            self.cuda("cuStreamSynchronize", self._now)
+            if all(ended):
+                for region in self._regions:
+                    detach(self.cuda, region)
+            self._regions.clear()
+            self.cuda("cuStreamDestroy", self._now)
+            self.cuda("cuMemFreeHost", self._read)
+            self.cuda.release()
 
     def _allocate(self, nbytes: int) -> tuple[Region, int]:
         """Zeros; nobody else can see them yet."""
@@ -166,43 +176,43 @@ class CudaDriver:
         mark = queue.mark()
         for word, value in queue.awaited.items():
             self.cuda("cuStreamWriteValue32", self._now, word, value, 0)
-        return _poll(mark.done, _END_S)
+        return poll(mark.done, _END_S)
 
 
 class CudaQueue:
-    """A stream of its own, which does not wait for the default stream."""
+    """A stream of its own."""
 
-    def __init__(self, driver: CudaDriver, name: str, stream: Any) -> None:
+    def __init__(self, streams: CudaStreams, name: str, stream: Any) -> None:
         self.name = name
         self.awaited: dict[int, int] = {}  # by address, the value last waited for
-        self._driver = driver
-        self._cuda = driver.cuda
-        self._stream = stream
-        self._behind = CudaMark(driver.cuda)
+        self._streams = streams
+        self._cuda = streams.cuda
+        self.stream = stream
+        self._behind = CudaMark(streams.cuda)
 
     def begin(self) -> None:
-        self._cuda("cuEventRecord", self._behind.event, self._driver.current_stream())
-        self._cuda("cuStreamWaitEvent", self._stream, self._behind.event, 0)
+        self._cuda("cuEventRecord", self._behind.event, self._streams.current_stream())
+        self._cuda("cuStreamWaitEvent", self.stream, self._behind.event, 0)
 
     def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
-        self._driver.copy(self._stream, out, inp)
+        self._streams.copy(self.stream, out, inp)
 
     def write(self, word: torch.Tensor, value: int) -> None:
-        self._cuda("cuStreamWriteValue32", self._stream, word.data_ptr(), value & 0xFFFFFFFF, 0)
+        self._cuda("cuStreamWriteValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, 0)
 
     def wait(self, word: torch.Tensor, value: int) -> None:
         geq = self._cuda.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value  # in a circle
         self.awaited[word.data_ptr()] = value & 0xFFFFFFFF
-        self._cuda("cuStreamWaitValue32", self._stream, word.data_ptr(), value & 0xFFFFFFFF, geq)
+        self._cuda("cuStreamWaitValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, geq)
 
     def mark(self) -> "CudaMark":
         mark = CudaMark(self._cuda)
-        self._cuda("cuEventRecord", mark.event, self._stream)
+        self._cuda("cuEventRecord", mark.event, self.stream)
         return mark
 
     def close(self) -> None:
         """The stream ends when it has run empty."""
-        self._cuda("cuStreamDestroy", self._stream)
+        self._cuda("cuStreamDestroy", self.stream)
 
 
 class CudaMark:
@@ -220,7 +230,7 @@ class CudaMark:
             self._cuda.forget(self.event)
 
 
-def _poll(is_done: Callable[[], bool], timeout_s: float) -> bool:
+def poll(is_done: Callable[[], bool], timeout_s: float) -> bool:
     """Block the calling thread until `is_done()`, at most so long; whether it is."""
     end = time.monotonic() + timeout_s
     pause, longest = _PAUSES_S
@@ -230,3 +240,9 @@ def _poll(is_done: Callable[[], bool], timeout_s: float) -> bool:
         time.sleep(pause)
         pause = min(2 * pause, longest)
     return True
+
+
+def engine_copy(where: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Copies bytes on `where` in the current stream, not the default one, without a kernel if the driver can."""
+    streams = CudaStreams(where)
+    return lambda out, inp: streams.copy(streams.current_stream(), out, inp)

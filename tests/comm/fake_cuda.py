@@ -33,9 +33,15 @@ OK = (CUresult.CUDA_SUCCESS,)
 
 
 class Stream:
-    def __init__(self) -> None:
+    """As a number, its place among the streams."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.todo: deque[tuple[str, Callable[[], bool], Callable[[], object]]] = deque()
         self.issued = self.done = 0
+
+    def __int__(self) -> int:
+        return self.number
 
 
 class Event:
@@ -62,7 +68,7 @@ class FakeCuda:
     def __init__(self, *, version: int = 13000, lacks_memory: bool = False) -> None:
         self.version = version
         self.lacks_memory = lacks_memory
-        self.caller = Stream()  # that of the thread which uses the ring
+        self.caller = Stream(0)  # that of the thread which uses the ring
         self.streams: list[Stream] = [self.caller]
         self.log: list[tuple[int, str]] = []  # stream, operation
         self.mapped: dict[int, int] = {}
@@ -158,7 +164,7 @@ class FakeCuda:
 
     def cuStreamCreate(self, flags: int) -> Any:
         assert flags == 1, "a stream that waits for the default stream"
-        self.streams.append(Stream())
+        self.streams.append(Stream(len(self.streams)))
         return self._in_context(self.streams[-1])
 
     def cuStreamDestroy(self, stream: Stream) -> Any:
@@ -236,6 +242,16 @@ class FakeCuda:
         with self._lock:
             while any(self._step(number, stream) for number, stream in enumerate(self.streams)):
                 pass
+
+    def issue(
+        self, stream: Stream, what: str, run: Callable[[], object], ready: Callable[[], bool] = lambda: True
+    ) -> Event:
+        """What a library issues; done when the event is."""
+        with self._lock:
+            event = Event()
+            self._issue(stream, what, run, ready)
+            event.stream, event.number = stream, stream.issued
+        return event
 
     def hold(self, stream: Stream, until: Callable[[], bool]) -> None:
         """Something before which `stream` does not go on."""

@@ -129,7 +129,7 @@ def test_what_is_issued_runs_behind_the_caller_and_in_order(fake: FakeCuda, driv
     assert fake.log == []
     opened.set()
     assert not driver.wait(mark, 0.01)
-    number = fake.streams.index(queue._stream)
+    number = fake.streams.index(queue.stream)
     assert fake.log == [(0, "held"), (number, "behind")]
     driver.write_now(mine, 1)
     assert not driver.wait(mark, 0.01)
@@ -186,7 +186,7 @@ def test_close_ends_a_queue_that_waits_and_is_final(fake: FakeCuda, driver: Cuda
     assert fake.mapped
     driver.close()
     assert fake.mapped == {}
-    assert not queue._stream.todo
+    assert not queue.stream.todo
     driver.close()
     driver.write_now(mine, 1)  # nobody writes into memory that is gone
     with pytest.raises(PeerError, match="given back"):
@@ -199,7 +199,7 @@ def test_memory_under_a_queue_that_does_not_end_stays(
     monkeypatch.setattr("fscomm.transports.cuda_driver._END_S", 0.01)
     driver.memory(1000)
     queue = driver.queue("receive")
-    fake.hold(queue._stream, lambda: False)
+    fake.hold(queue.stream, lambda: False)
     driver.close()
     assert fake.mapped
 
