@@ -7,19 +7,16 @@ the transport's own (`stages`), which alone waits for copies and for the wire.
 import math
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from fscomm.device import Device
-from fscomm.transports.gloo import Channel
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.pipeline import cut
 from fscomm.transports.stages import Operation, Stages
 from fscomm.transports.transport import Handle, Transport, check_gather, check_splits
 from fsranks.errors import PeerError
-from fsranks.group import Part
 from fsranks.place import describe
 
 _GRACE_S = 3.0  # in which the thread ends once it is told to
@@ -140,34 +137,3 @@ class HostStaged:
         while not self._submitted.empty():
             if (operation := self._submitted.get()) is not None:
                 operation.end(None, self._over())
-
-
-class StagedChannel:
-    """A host channel for tensors on `device`."""
-
-    def __init__(self, channel: Channel, device: Device) -> None:
-        self._channel = channel
-        self._device = device
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        return self._channel.all_gather(mine)
-
-    def all_to_all_v(self, parts: Iterable[Part]) -> None:
-        arriving: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-        def on_the_host() -> Iterator[Part]:
-            for out, mine, received, sent in parts:
-                leaving, coming = self._device.staging(mine), self._device.staging(out)
-                leaving.copy_(mine)
-                arriving.append((out, coming))
-                yield coming, leaving, received, sent
-
-        self._channel.all_to_all_v(on_the_host())
-        for out, coming in arriving:
-            out.copy_(coming, non_blocking=True)
-
-    def abort(self, reason: str) -> None:
-        self._channel.abort(reason)
-
-    def close(self, reason: str) -> None:
-        self._channel.close(reason)
