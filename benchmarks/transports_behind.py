@@ -121,7 +121,8 @@ class Bench:
     def run(self, way: str, *, alone: bool = False) -> tuple[list[float], float]:
         """Seconds of each collision exchange, none if bulk is to be `alone`, and of the bulk."""
         if way == "idle":
-            return [self.collision(None) for _ in range(self.behind.idle)], 0.0
+            idle = range(self.behind.idle)
+            return [self.collision(None) for _ in idle if not self.over_after_a_pause(lambda: False)], 0.0
         if way == "one group":
             return self.one_group()
         if way == "two groups":
@@ -153,16 +154,16 @@ class Bench:
         with ThreadPoolExecutor(1) as pool:
             dist.barrier()
             seconds = pool.submit(lane)
-            while not alone:
-                last = self.collision(gate)
-                if any(slowest([float(seconds.done())])):
-                    break
-                took.append(last)
+            while not alone and not self.over_after_a_pause(seconds.done):
+                took.append(self.collision(gate))
             return took, seconds.result()
 
-    def collision(self, gate: Gate | None) -> float:
+    def over_after_a_pause(self, is_over: Callable[[], bool]) -> bool:
+        """On any rank. Both come out of this at about the same time."""
         time.sleep(self.random.uniform(*PAUSE_S))
-        dist.barrier()
+        return any(slowest([float(is_over())]))
+
+    def collision(self, gate: Gate | None) -> float:
         start = time.perf_counter()
         if gate is not None:
             gate.enter()
