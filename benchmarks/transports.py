@@ -192,7 +192,8 @@ def report_behind(found: dict[str, Found], behind: Behind, *, rate_mbit: float |
         ["way", "P50, ms", "P99, ms", "P50 / idle", "P99 / idle", "exchanges", "bulk alone, GB/s", "bulk beside, GB/s"],
         [[name, *each.row(idle)] for name, each in found.items()],
         notes=[
-            "A x B: chunks of A, at most B under way; the first are fscomm's defaults. Slowest rank of every exchange, bulk that is under way included.",
+            f"A x B: chunks of A, at most B under way; by default: {CHUNK_BYTES // KIB} x {BUDGET_BYTES // KIB} "
+            "KiB. Slowest rank of every exchange, bulk that is under way included.",
             f"Goal: P50 and P99 within {GOAL}x of the idle link. {best.way}: {best.ratio:.2g}x, "
             f"{'reached' if best.ratio <= GOAL else 'NOT reached'}. What is under way cannot be called back: "
             f"{held_ms:.2g} ms of the link at this way's rate.",
