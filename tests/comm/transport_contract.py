@@ -47,9 +47,15 @@ def all_kinds(rank: int, world_size: int, name: str, verify: bool) -> None:
 
 
 def giant_pair(rank: int, world_size: int, name: str) -> None:
+    """More than a buffer holds, to the byte, and more than all of them hold for a receiver that begins late."""
     with opened(name) as transport:
-        for rows in (1 << 15, (1 << 15) + 1, 1):
-            AllToAll("one giant pair", one_pair(world_size, rows), (64,)).run(transport)
+        for nbytes in (1 << 23, (1 << 23) + 1, 1):
+            AllToAll("one giant pair", one_pair(world_size, nbytes), (), torch.uint8).run(transport)
+        job = AllToAll("to a late receiver", one_pair(world_size, (24 << 20) + 1), (), torch.uint8)
+        with after_agreement(lambda: time.sleep(0.3)) if rank == 0 else contextlib.nullcontext():
+            handle = job.begin(transport)
+        handle.wait()
+        job.check()
 
 
 def many_in_flight(rank: int, world_size: int, name: str, verify: bool) -> None:
@@ -261,8 +267,10 @@ def left_open() -> tuple[int, int, int]:
 
 
 def nothing_left(rank: int, world_size: int, name: str, verify: bool) -> None:
+    kept = []  # what is closed holds nothing, also while somebody holds it
     for k in range(20):
         with opened(name, verify=verify) as transport:
+            kept.append(transport)
             for job in mixed_jobs(world_size, 3, seed=k):
                 job.run(transport)
             mapped = in_shared_memory()
