@@ -5,10 +5,11 @@ through slot n % slots once the chunk that was there has been taken, and is take
 that is late thus holds up its senders after `slots` chunks, and an operation of another ring can pass between chunks.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring_plan import cut, grown, plan, room_for
 from fscomm.transports.transport import Handle, check_gather, check_splits
 from fsranks.errors import MismatchError, PeerError
-from fsranks.place import name_ranks
+from fsranks.place import describe, name_ranks
 
 Counts = dict[int, tuple[int, int]]  # by peer: slots it filled here, slots it emptied there
 
@@ -59,17 +60,20 @@ class Ring:
         self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
     ) -> Handle:
         check_splits(self.world_size, out, inp, out_splits, in_splits)
-        self._prepare("all_to_all_v", out, out_splits, in_splits)
-        return self._issue(_pieces(out, out_splits), _pieces(inp, in_splits))
+        with self._unless_broken():
+            self._prepare("all_to_all_v", out, out_splits, in_splits)
+            return self._issue(_pieces(out, out_splits), _pieces(inp, in_splits))
 
     def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
         check_gather(self.world_size, out, inp)
         splits = [len(inp)] * self.world_size
-        self._prepare("all_gather", out, splits, splits)
-        return self._issue(_pieces(out, splits), [_bytes(inp)] * self.world_size)
+        with self._unless_broken():
+            self._prepare("all_gather", out, splits, splits)
+            return self._issue(_pieces(out, splits), [_bytes(inp)] * self.world_size)
 
     def meet(self) -> None:
-        self._agree("meet", torch.empty(0, dtype=torch.uint8))
+        with self._unless_broken():
+            self._handshake.agree("meet", torch.empty(0, dtype=torch.uint8))
 
     def abort(self, reason: str) -> None:
         self._break(reason)
@@ -79,6 +83,7 @@ class Ring:
     def close(self, reason: str) -> None:
         self._break(reason)
         self._fabric.close()
+        self._flights.clear()
         self._handshake.group.close(reason)
 
     def _break(self, reason: str) -> str:
@@ -90,35 +95,34 @@ class Ring:
     def _error(self, reason: str) -> PeerError:
         return PeerError(f"{self.name} is broken on rank {self.rank}: {reason}")
 
-    def _check(self) -> None:
+    @contextlib.contextmanager
+    def _unless_broken(self) -> Iterator[None]:
+        """Raises PeerError if the ring is broken; whatever is raised inside breaks it, here and at the peers."""
         if self._reason is not None:
             raise self._error(self._reason)
-
-    def _agree(
-        self, operation: str, like: torch.Tensor, out_splits: Sequence[int] = (), in_splits: Sequence[int] = ()
-    ) -> int:
-        self._check()
         try:
-            return self._handshake.agree(operation, like, out_splits, in_splits)
-        except (PeerError, MismatchError) as error:
+            yield
+        except (PeerError, MismatchError) as error:  # the peers know, or find out as this rank did
             self._break(str(error))
             self._drain()
+            raise
+        except Exception as error:
+            reason = f"failed: {describe(error)}"
+            self._break(reason)
+            self._handshake.group.abort(reason)
+            self._fabric.poison()
             raise
 
     def _prepare(self, operation: str, like: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]) -> None:
         """Meet all ranks, and give all of them larger slots if one needs them."""
-        largest = self._agree(operation, like, out_splits, in_splits)
+        largest = self._handshake.agree(operation, like, out_splits, in_splits)
         slot_bytes = grown(self._fabric.slot_bytes, largest, self._most_slot_bytes)
         if slot_bytes == self._fabric.slot_bytes:
             return
         for flight in list(self._flights):
             flight.wait()
         self.meet()  # a rank that is done here may still be filled or emptied by one that is not
-        try:
-            self._fabric.resize(slot_bytes)
-        except (PeerError, OSError) as error:
-            self._break(f"slots of {slot_bytes} bytes could not be made: {error}")
-            raise
+        self._fabric.resize(slot_bytes)
 
     def _issue(self, outs: list[torch.Tensor], inps: list[torch.Tensor]) -> Handle:
         """outs, inps: the bytes from and to each rank."""
@@ -172,7 +176,6 @@ class Ring:
 
     def _complete(self, mark: Any, counts: Counts, issued_at: float) -> None:
         """Block until `mark` is done. Raises PeerError."""
-        self._check()
         start = time.monotonic()
         since = max(issued_at, self._progress_at)
         limit_s, behind = self._handshake.timeout_s, list(counts)
@@ -241,7 +244,8 @@ class _Flight:
         return self._ring._is_over(self._mark)
 
     def wait(self) -> None:
-        self._ring._complete(self._mark, self._counts, self._issued_at)
+        with self._ring._unless_broken():
+            self._ring._complete(self._mark, self._counts, self._issued_at)
         self._ring._forget(self)
         self._tensors = None
 

@@ -208,8 +208,10 @@ def test_memory_that_cannot_be_had_breaks_the_ring() -> None:
     fleet.drivers[0].memory = too_small  # type: ignore[method-assign]
     with pytest.raises(OSError, match="too small"):
         fleet.exchange(pair(60)).issue(0)
-    with pytest.raises(PeerError, match="slots of 64 bytes could not be made"):
+    with pytest.raises(PeerError, match=r"failed: OSError.*too small"):
         fleet.rings[0].meet()
+    assert ("abort", 0, "failed: OSError: [Errno 28] too small") in fleet.agreed.events
+    assert fleet.fabrics[1].poisoned()
 
 
 def test_a_late_receiver_stalls_its_sender_after_all_slots_and_nobody_else() -> None:
@@ -270,17 +272,17 @@ def over_at(fleet: Fleet, exchange: Exchange) -> list[float]:
 def test_a_collision_exchange_passes_between_two_chunks_of_a_bulk_exchange(own: bool) -> None:
     """Also when the bulk is what ranks keep."""
     machine = Machine(2)
-    bulk_ring = Fleet(machine, slots=4, slot_bytes=MIB, most=MIB)
+    bulk_ring = Fleet(machine, slots=4, slot_bytes=256 * KIB, most=256 * KIB)
     collision_ring = Fleet(machine, slots=4, slot_bytes=64 * KIB, most=64 * KIB)
-    large = 64 * MIB
+    large = 16 * MIB
     bulk = bulk_ring.exchange([[large, 8], [8, large]] if own else [[8, large], [large, 8]]).issue()
-    machine.run(until=5.3e-3)
-    assert machine.clock.now > 4e-3
+    machine.run(until=2.3e-3)
+    assert machine.clock.now > 1e-3
     start = machine.clock.now
     collision = collision_ring.exchange([[0, 64 * KIB], [64 * KIB, 0]]).issue()
     collided, ended = over_at(collision_ring, collision), over_at(bulk_ring, bulk)
     machine.run()
-    chunk_s, small_s = MIB / 1e9, 64 * KIB / 1e9
+    chunk_s, small_s = 256 * KIB / 1e9, 64 * KIB / 1e9
     assert collided[0] - start <= 2 * (chunk_s + small_s) + 1e-9  # at the sending and at the receiving engine
     assert ended[0] - start > 10 * (collided[0] - start)
     collision.check()
@@ -332,6 +334,25 @@ def test_a_rank_that_is_silent_is_blamed_at_the_time_limit() -> None:
     assert idle(fleet, 0, 2, 3)
     with pytest.raises(PeerError, match="fake is broken on rank 2: rank 1 did not answer"):
         fleet.rings[2].meet()
+
+
+def test_counts_that_come_late_do_not_undo_poison() -> None:
+    """What a peer's queue was about to write replaces the counts that ended the waits here."""
+    fleet = Fleet(Machine(2), timeout_s=0.1)
+    handle = fleet.exchange([[0, 500], [500, 0]]).issue(0).handles[0]
+    poison, given = fleet.fabrics[0].poison, 0
+
+    def overtaken() -> None:
+        nonlocal given
+        poison()
+        given += 1
+        if given < 5:
+            fleet.fabrics[0]._memory[0][: 4 * 64] = 0
+
+    fleet.fabrics[0].poison = overtaken  # type: ignore[method-assign]
+    with pytest.raises(PeerError):
+        handle.wait()
+    assert idle(fleet, 0)
 
 
 def test_poison_ends_waits_now_and_later_whoever_gave_it() -> None:
