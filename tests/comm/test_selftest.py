@@ -15,6 +15,7 @@ from worlds import shared_world
 from fscomm.device import Host
 from fscomm.transports import selftest, selftest_rows
 from fscomm.transports.gloo import GlooTransport
+from fscomm.transports.opening import open_transport
 from fscomm.transports.selftest import check
 from fscomm.transports.transport import AloneTransport, Done
 from fsranks.place import resolve
@@ -119,6 +120,19 @@ def swap_two_ranks(out, splits):
 def repeat_a_row(out, splits):
     if len(out) > 1 and splits[-1] > 1:
         out[-1] = out[-2]
+
+
+def real(rank, world_size, name):
+    transport = open_transport(name, resolve(), Host(), timeout_s=LIMIT_S)
+    try:
+        return check(transport, Host(), gather=gather, engagement=FakeSms())
+    finally:
+        transport.close("the test is over")
+
+
+@pytest.mark.parametrize("name", ["copy-engine", "host-staged"])
+def test_transports_of_the_host_pass(name):
+    assert shared_world(3).run(real, name) == [None] * 3
 
 
 SPOILED = {f.__name__: f for f in (swap_two_rows, drop_a_part, swap_two_ranks, repeat_a_row)}
