@@ -19,6 +19,7 @@ from fsranks.place import describe, name_ranks
 
 BOUND_S = 10.0
 CONTROL_S = 0.2  # a copy of a few bytes takes microseconds
+_TURNS = 4  # of buffers, as many as a transport may take in turn; allocating one would wait for the kernel that spins
 _ASK_AGAIN_S = 0.0005
 
 
@@ -69,7 +70,7 @@ def _move(transport: Transport, device: Device, given: list[Operation]) -> str:
 
 
 class _Trial:
-    """`operation`, which was done before, so that all is allocated and loaded, once more while all SMs are held.
+    """`operation` while all SMs are held, after it was done so often that all is allocated and loaded.
 
     Each step returns what went wrong on this rank, or an empty text.
     """
@@ -96,6 +97,8 @@ class _Trial:
         return "; ".join(text for text in (moved, ended) if text) or None
 
     def _hold(self, held: ExitStack) -> str:
+        for _ in range(_TURNS):
+            self._operation.issue(self._transport).wait()
         self._operation.poison()
         self._device.wait(self._device.mark())
         self._engagement = self._engagement or Multiprocessors(self._device.where)
