@@ -1,9 +1,7 @@
 """Memory that the ranks of one host share, and threads that copy there as a GPU's copy engines do."""
 
-import contextlib
 import mmap
 import os
-import secrets
 import threading
 import time
 from collections import deque
@@ -27,8 +25,8 @@ _SHORTEST_S, _LONGEST_S = 20e-6, 2e-3  # between two looks at a word
 class SharedMemory:
     """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
 
-    Memory is one file per rank in /dev/shm, unlinked as soon as all have attached: a rank that is killed afterwards
-    leaves nothing behind. Every rank raises if one cannot.
+    Memory is one file per rank in /dev/shm. It never has a name, the others open it through its owner's /proc, so that
+    nothing is left behind whoever is killed when. Every rank raises if one cannot.
 
     Raises:
         ValueError: the ranks are not all processes of this host.
@@ -44,22 +42,23 @@ class SharedMemory:
         self.rank = handshake.rank
         self.world_size = handshake.world_size
         self._group = handshake.group
-        token = self._group.all_gather(np.array([secrets.randbits(62)]))[0, 0]
-        self._names = [f"freescale-{token:016x}-{rank}" for rank in range(self.world_size)]
         self._queues: list[CopyThread] = []
 
     def memory(self, nbytes: int) -> list[torch.Tensor]:
-        made = False
+        file = -1
+
+        def make() -> None:
+            nonlocal file
+            file = os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
+            _reserve(file, nbytes)
+
         try:
-            self._on_all(lambda: _make(_FOLDER / self._names[self.rank], nbytes), nbytes)
-            memory = self._on_all(lambda: [_attach(_FOLDER / name, nbytes) for name in self._names], nbytes)
-            made = True
-            return memory
+            self._on_all(make, nbytes)
+            places = self._group.all_gather(np.array([os.getpid(), file]))
+            return self._on_all(lambda: [_attach(Path(f"/proc/{pid}/fd/{fd}"), nbytes) for pid, fd in places], nbytes)
         finally:
-            # Where something failed, a peer may be dead that cannot unlink its own any more.
-            for name in [self._names[self.rank]] if made else self._names:
-                with contextlib.suppress(FileNotFoundError):
-                    (_FOLDER / name).unlink()
+            if file >= 0:
+                os.close(file)
 
     def queue(self, name: str) -> "CopyThread":
         self._queues.append(CopyThread(f"fscomm {name}"))
@@ -207,13 +206,9 @@ class CopyThread:
             time.sleep(0 if waited_s < _SHORTEST_S else min(waited_s / 8, _LONGEST_S))
 
 
-def _make(path: Path, nbytes: int) -> None:
-    """A file of zeros that is there: memory that is only promised would end a process at its first use."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.posix_fallocate(file, 0, nbytes)
-    finally:
-        os.close(file)
+def _reserve(file: int, nbytes: int) -> None:
+    """Zeros that are there: memory that is only promised would end a process at its first use."""
+    os.posix_fallocate(file, 0, nbytes)
 
 
 def _attach(path: Path, nbytes: int) -> torch.Tensor:
