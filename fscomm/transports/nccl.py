@@ -60,6 +60,7 @@ class NcclTransport:
 
     def close(self, reason: str) -> None:
         self._watch.close(reason)
+        self._backend = None
 
     def _check_device(self, tensor: torch.Tensor) -> None:
         if tensor.device != self._device:

@@ -76,6 +76,7 @@ class PaddedTransport:
 
     def close(self, reason: str) -> None:
         self._watch.close(reason)
+        self._backend = None
         self._flights.clear()
         self._registered.drop()
 
@@ -171,6 +172,8 @@ class Registered:
         return self._pairs[-1]
 
     def drop(self) -> None:
+        """With the backend, which has aborted its communicator and thereby forgotten them."""
+        self._backend = None
         self._pairs.clear()
         self._pools.clear()
 

@@ -90,12 +90,17 @@ class Watch:
         self.give_up(reason)
 
     def close(self, reason: str) -> None:
-        """As `Transport.close`."""
+        """As `Transport.close`. Holds what `end` belongs to no longer."""
         self.give_up(reason)
+        self._end = _nothing
         self._handshake.group.close(reason)
 
     def _error(self, reason: str) -> PeerError:
         return PeerError(f"{self._name} is over on this rank: {reason}")
+
+
+def _nothing() -> None:
+    pass
 
 
 def row_bytes(like: torch.Tensor) -> int:

@@ -1,9 +1,7 @@
-"""The NCCL transport over a gloo backend: the contract, and what becomes of ranks that disagree, die or stop."""
+"""The NCCL transport over a gloo backend: the contract, ranks that disagree, and what an abort ends."""
 
 import contextlib
-import signal
 import threading
-import time
 from typing import Any
 
 import over_gloo
@@ -13,7 +11,7 @@ import torch.distributed as dist
 import transport_contract as contract
 from over_gloo import NCCL, PADDED
 from transport_jobs import AllToAll, after_agreement
-from worlds import World, shared_world
+from worlds import shared_world
 
 from fscomm.transports import nccl
 from fsranks.errors import MismatchError, PeerError
@@ -77,54 +75,6 @@ def elsewhere(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match="made for tensors on cpu, got one on meta"):
         transport.all_to_all_v(rows, rows, [1] * world_size, [1] * world_size)
     transport.close("done")
-
-
-@pytest.mark.parametrize(
-    ("name", "sign"),
-    [(NCCL, signal.SIGKILL), (PADDED, signal.SIGKILL), (NCCL, signal.SIGSTOP)],
-    ids=["killed", "killed, padded", "stopped"],
-)
-def test_a_rank_that_is_lost_under_way_is_named(name: str, sign: signal.Signals) -> None:
-    with World(SIZE) as world:
-        found = world.run(lost, name, sign, lost=[1])
-    for rank, (text, seconds) in enumerate(found[:1] + found[2:]):
-        assert "rank 1" in text, (rank, text)
-        assert seconds < 4 * LIMIT_S + 10, (rank, seconds)
-
-
-def lost(rank: int, world_size: int, name: str, sign: signal.Signals) -> tuple[str, float] | None:
-    """Rank 1 has agreed to the second operation, and then is gone."""
-    transport = OPEN[name](resolve(), LIMIT_S, True)
-    AllToAll("before", [[4] * world_size] * world_size).run(transport)
-    job = AllToAll("lost", [[1 << 12] * world_size] * world_size, (64,))
-    if rank == 1:
-        with after_agreement(lambda: signal.raise_signal(sign)):
-            job.begin(transport)
-    start = time.monotonic()
-    with pytest.raises(PeerError) as caught:
-        job.run(transport)
-    took = time.monotonic() - start
-    with pytest.raises(PeerError, match="rank 1"):
-        job.begin(transport)
-    transport.close("lost a rank")
-    return str(caught.value), took
-
-
-def test_a_late_rank_is_named_and_other_transports_live() -> None:
-    shared_world(SIZE).run(late)
-
-
-def late(rank: int, world_size: int) -> None:
-    slow, other = (over_gloo.open_nccl(resolve(), seconds, True) for seconds in (1.0, float(TIMEOUT_S)))
-    job, after = (AllToAll("late", [[4] * world_size] * world_size) for _ in range(2))
-    dist.barrier()
-    if rank == 2:
-        time.sleep(4.5)
-    with pytest.raises(PeerError, match="rank 2"):
-        job.run(slow)
-    after.run(other)
-    slow.close("done")
-    other.close("done")
 
 
 def test_abort_begins_nothing_and_tells_the_others() -> None:
