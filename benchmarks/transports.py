@@ -37,10 +37,10 @@ from fsranks.place import resolve
 SIZES = tuple(KIB << shift for shift in range(0, 17, 4))  # 1 KiB ... 64 MiB
 SKEWS = ("even", "one rank hot", "half zero")
 TRANSPORTS = {
-    "gloo": ("gloo", "gloo"),
-    "host-staged, gloo": ("host-staged", "gloo"),
-    "host-staged, shared memory": ("host-staged", "shared-memory"),
-    "copy-engine, shared memory": ("copy-engine", "gloo"),
+    "gloo": "gloo",
+    "host-staged, gloo": "host-staged",
+    "host-staged, shared memory": "host-staged:shared-memory",
+    "copy-engine, shared memory": "copy-engine",
 }
 TORCH, COPY = "all_to_all_single", "copy alone"
 WAYS = (TORCH, *TRANSPORTS, COPY)
@@ -118,8 +118,7 @@ def work(rank: int, world_size: int, run: Run) -> dict[tuple[str, int], dict[str
     """Seconds by skew, size and way, and the bytes that the busiest rank sends or receives."""
     place = resolve()
     transports = {
-        way: open_transport(name, place, Host(), timeout_s=60, verify=False, host=host)
-        for way, (name, host) in TRANSPORTS.items()
+        way: open_transport(name, place, Host(), timeout_s=60, verify=False) for way, name in TRANSPORTS.items()
     }
     answer = {}
     for skew in SKEWS:

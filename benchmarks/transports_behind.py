@@ -23,7 +23,8 @@ from network.world import World
 
 from fscomm.device import Host
 from fscomm.exchange import exchange
-from fscomm.schedule import Gate, Schedule
+from fscomm.gate import Gate
+from fscomm.schedule import Schedule
 from fscomm.transports.opening import open_transport
 from fsranks.group import Part
 from fsranks.place import resolve

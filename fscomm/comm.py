@@ -18,7 +18,8 @@ from fscomm.flushing import install
 from fscomm.lookahead import Lookahead
 from fscomm.record import Recorder
 from fscomm.report import Report
-from fscomm.transports.auto import TRANSPORTS, agree_on
+from fscomm.transports.auto import agree_on
+from fscomm.transports.opening import split_name
 from fsranks.place import Meeting, Place, resolve
 
 log = logging.getLogger("fscomm")
@@ -58,8 +59,8 @@ class enable:
         features: Mapping[str, Callable[[Any], Any]] | None = None,
         timeout_s: float = 300,
     ) -> None:
-        if transport not in TRANSPORTS:
-            raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, got {transport!r}")
+        if transport != "auto":
+            split_name(transport)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
         self._model = model
@@ -173,7 +174,7 @@ class Comm:
                 self._fall_back(module.name, choice.line())
             if strict:
                 raise NotServedError(choice.line())
-        return choice.name
+        return asked if choice.name is not None and asked != "auto" else choice.name
 
     def _fall_back(self, name: str, why: str) -> None:
         self._recorder.fallback(name, why)

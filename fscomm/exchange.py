@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
-from fscomm.schedule import Gate
+from fscomm.gate import Gate
 from fscomm.transports.transport import Handle, Transport
 from fsranks.group import Part
 

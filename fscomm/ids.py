@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from fscomm import answers, plan
+from fscomm.gate import Gate
 from fscomm.layout import GroupLayout
 from fscomm.overlap import RowSet
 from fscomm.plan import Request, Served
-from fscomm.schedule import Gate
 from fscomm.step import GroupAhead, GroupBack, Step, Verdict
 from fscomm.transports.gloo import Channel
 from fsranks.place import name_ranks

@@ -10,11 +10,11 @@ from typing import TypeVar
 from fscomm import torchrec_binding as binding
 from fscomm.agreement import Agreement
 from fscomm.device import Device
+from fscomm.gate import Gate
 from fscomm.ids import IdsStage
 from fscomm.lane import Lane, Pending
 from fscomm.layout import GroupLayout
 from fscomm.record import Recorder
-from fscomm.schedule import Gate
 from fscomm.traffic import Traffic
 from fscomm.transports.gloo import Channel, channel
 from fscomm.transports.opening import open_transport

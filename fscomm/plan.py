@@ -21,7 +21,7 @@ import torch
 from fscomm.layout import GroupLayout
 from fscomm.overlap import first_occurrences
 
-CHUNK_BYTES = 2 << 20  # of bulk rows between one pair of ranks; smaller ones cost throughput, larger ones priority
+CHUNK_BYTES = 1 << 20  # of bulk rows from one rank to all others; smaller ones cost throughput, larger ones priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def chunks(counts: list[int], largest: int | None, row_bytes: int) -> Chunks:
     """
     if largest is None:
         return Chunks(order=None, splits=[counts])
-    step = max(CHUNK_BYTES // row_bytes, 1)
+    step = max(CHUNK_BYTES // (row_bytes * max(len(counts) - 1, 1)), 1)
     number = max(math.ceil(largest / step), 1)
     splits = [[min(max(count - k * step, 0), step) for count in counts] for k in range(number)]
     if number == 1:

@@ -2,7 +2,7 @@
 
 The urgent lane carries the collision class, one step after the other: gradients, their update, look-up and rows of the
 same table rows for the next step. The bulk lane carries the exclusive class in chunks, each held back while urgent
-traffic runs (Algorithm 2 of the paper, with the sends ordered by `schedule.Gate`).
+traffic runs (Algorithm 2 of the paper, with the sends ordered by `gate.Gate`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fscomm.exchange import exchange
+from fscomm.gate import Gate
 from fscomm.layout import GroupLayout
 from fscomm.plan import Apply, Lookup, SendGradients
 from fscomm.record import Recorder
-from fscomm.schedule import Gate
 from fscomm.step import Step
 from fscomm.tables import Tables
 from fscomm.transports.transport import Transport

@@ -75,11 +75,14 @@ def test_torchrec_is_imported_in_one_file(package):
 
 
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
-    pure = [ROOT / "fscomm" / f"{name}.py" for name in ("plan", "answers", "layout", "overlap", "kernels")]
+    pure = [ROOT / "fscomm" / f"{name}.py" for name in ("plan", "answers", "layout", "overlap", "kernels", "schedule")]
+    pure += [
+        ROOT / "fscomm/transports" / f"{name}.py"
+        for name in ("choose", "padding", "pipeline", "requirements", "ring_plan")
+    ]
     for path in pure:
-        assert not {"threading", "queue", "torch.distributed", "fscomm.engine", "fscomm.transports"} & imports(path), (
-            path
-        )
+        forbidden = {"threading", "queue", "torch.distributed", "fscomm.engine", "fscomm.transports.transport"}
+        assert not forbidden & imports(path), path
 
 
 @pytest.mark.parametrize("package", ["fsdata", "fscomm"])

@@ -9,12 +9,11 @@ import torch
 from fscomm.device import device_of
 from fscomm.transports.capabilities import Capabilities, read
 from fscomm.transports.choose import Choice, choose
-from fscomm.transports.opening import NAMES, open_transport
+from fscomm.transports.opening import open_transport, split_name
 from fscomm.transports.selftest import check
 from fsranks.place import Place, gather
 
 log = logging.getLogger("fscomm")
-TRANSPORTS = ("auto", *NAMES)
 
 
 def agree_on(asked: str, place: Place, where: torch.device, *, timeout_s: float) -> Choice:
@@ -27,10 +26,12 @@ def agree_on(asked: str, place: Place, where: torch.device, *, timeout_s: float)
         PeerError: a rank did not come, or was lost during the warm-up.
     """
     tell = partial(gather, place, what="the choice of a transport", timeout_s=timeout_s)
-    choice = choose([Capabilities.from_json(text) for text in tell(read(where).to_json())], asked)
-    if choice.name not in (None, "gloo"):
+    name = asked if asked == "auto" else split_name(asked)[0]
+    choice = choose([Capabilities.from_json(text) for text in tell(read(where).to_json())], name)
+    if choice.name is not None and choice.name != "gloo":
         device = device_of(where)
-        transport = open_transport(choice.name, place, device, timeout_s=timeout_s)
+        exactly = asked if name == choice.name else choice.name
+        transport = open_transport(exactly, place, device, timeout_s=timeout_s)
         try:
             problem = check(transport, device, gather=tell)
         finally:

@@ -1,30 +1,50 @@
 """A transport by its name."""
 
-import torch
+import importlib.util
+import logging
 
 from fscomm.device import Device
+from fscomm.transports.choose import NAMES
+from fscomm.transports.cuda_driver import CudaDriver, CudaStreams
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.handshake import Handshake
+from fscomm.transports.host import host_collective
+from fscomm.transports.nccl import NcclTransport, nccl_backend
+from fscomm.transports.nccl_windows import NcclWindows
+from fscomm.transports.padded import PaddedTransport
+from fscomm.transports.ring import Ring
+from fscomm.transports.shared_memory import SharedMemory
+from fscomm.transports.staged import HostStaged
+from fscomm.transports.streams import StreamFabric
 from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.place import Place
 
-NAMES = ("gloo", "nccl", "nccl-ce", "copy-engine", "host-staged")
+log = logging.getLogger("fscomm")
 
 
-def open_transport(
-    name: str, place: Place, device: Device, *, timeout_s: float, verify: bool = True, host: str = "gloo"
-) -> Transport:
+def split_name(name: str) -> tuple[str, str]:
+    """A transport and its host collective: `host-staged:NAME` brings another one than gloo.
+
+    Raises:
+        ValueError: there is no such transport, or it has no host collective.
+    """
+    transport, colon, host = name.partition(":")
+    if transport not in NAMES or (colon and transport != "host-staged"):
+        raise ValueError(f"transport must be one of auto, {', '.join(NAMES)} or host-staged:NAME, got {name!r}")
+    return transport, host if colon else "gloo"
+
+
+def open_transport(name: str, place: Place, device: Device, *, timeout_s: float, verify: bool = True) -> Transport:
     """A new instance of transport `name` for tensors on `device`. Collective: all ranks open theirs in the same order.
 
-    With `verify` ranks compare splits before every operation; without, callers vouch for them. `host` is the host
-    collective of `host-staged`. Every operation is bounded by `timeout_s`.
+    With `verify` ranks compare splits before every operation; without, callers vouch for them. Every operation is
+    bounded by `timeout_s`.
 
     Raises:
         ValueError: a name that does not exist, or a transport that cannot work on `device`.
         PeerError: the other ranks did not come.
     """
-    if name not in NAMES:
-        raise ValueError(f"transport must be one of {', '.join(NAMES)}, got {name!r}")
+    name, host = split_name(name)
     if place.world_size == 1:
         return AloneTransport(name)
     if name == "gloo":
@@ -33,28 +53,38 @@ def open_transport(
         raise ValueError(f"{name} moves rows between GPUs, these are on {device.where}")
     handshake = Handshake(place, verify=verify, timeout_s=timeout_s)
     if name == "host-staged":
-        from fscomm.transports.host import host_collective
-        from fscomm.transports.staged import HostStaged
-
         return HostStaged(host_collective(host, place, timeout_s=timeout_s), handshake, device)
-    if device.where.type == "cpu":
-        return _in_shared_memory(handshake, name)
-    return _on_gpu(name, place, device.where, handshake)
+    if name == "copy-engine":
+        return _copy_engine(handshake, device)
+    if name == "nccl-ce":
+        return _nccl_ce(place, handshake, device)
+    backend = nccl_backend(place, device.where, timeout_s=timeout_s, zero_cta=False)
+    return NcclTransport(backend, handshake, device.where)
 
 
 def shared_memory_collective(place: Place, *, timeout_s: float) -> Transport:
     """A host collective for ranks on one machine: the ring of `copy-engine` with threads for copy engines."""
     handshake = Handshake(place, verify=False, timeout_s=timeout_s)
-    return _in_shared_memory(handshake, "shared-memory")
+    return Ring(StreamFabric(SharedMemory(handshake)), handshake, name="shared-memory")
 
 
-def _in_shared_memory(handshake: Handshake, name: str) -> Transport:
-    from fscomm.transports.ring import Ring
-    from fscomm.transports.shared_memory import SharedMemory
-    from fscomm.transports.streams import StreamFabric
-
-    return Ring(StreamFabric(SharedMemory(handshake)), handshake, name=name)
+def _copy_engine(handshake: Handshake, device: Device) -> Transport:
+    driver = SharedMemory(handshake) if device.where.type == "cpu" else CudaDriver(handshake, device.where)
+    return Ring(StreamFabric(driver), handshake, name="copy-engine")
 
 
-def _on_gpu(name: str, place: Place, where: torch.device, handshake: Handshake) -> Transport:
-    raise NotImplementedError
+def _nccl_ce(place: Place, handshake: Handshake, device: Device) -> Transport:
+    """By put and signal where all ranks can, else by even operations on padded buffers."""
+    if handshake.everywhere(importlib.util.find_spec("nccl") is not None):
+        fabric = None
+        try:
+            fabric = NcclWindows(handshake, CudaStreams(device.where))
+        except (ImportError, RuntimeError) as error:
+            log.info("fscomm: nccl-ce pads: %s", error)
+        if handshake.everywhere(fabric is not None):
+            assert fabric is not None
+            return Ring(fabric, handshake, name="nccl-ce")
+        if fabric is not None:
+            fabric.close()
+    backend = nccl_backend(place, device.where, timeout_s=handshake.timeout_s, zero_cta=True)
+    return PaddedTransport(backend, handshake, device)

@@ -30,7 +30,8 @@ def test_no_process_group() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"transport": "carrier-pigeon"}, "transport must be one of auto"),
+        ({"transport": "carrier-pigeon"}, "transport must be one of auto, gloo, nccl"),
+        ({"transport": "gloo:shared-memory"}, "transport must be one of auto, gloo, nccl"),
         ({"timeout_s": 0}, "timeout_s must be positive"),
     ],
 )

@@ -14,7 +14,8 @@ from worlds import shared_world
 
 from fscomm.device import Host
 from fscomm.exchange import IN_FLIGHT, exchange
-from fscomm.schedule import STARVED_S, Gate, Schedule
+from fscomm.gate import Gate
+from fscomm.schedule import STARVED_S, Schedule
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.errors import PeerError

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
 from fscomm import plan
+from fscomm.gate import Gate
 from fscomm.ids import BATCH, END, FAILED, IdsStage, judge
-from fscomm.schedule import Gate
 from fscomm.step import Step, Verdict
 
 DEADLINE_S = 60
@@ -209,7 +209,7 @@ def test_plans_of_all_ranks_fit(shape: Shape, limit: int | None, modules: list[i
     """Three steps and the end of data: both ways of every step, with rows shared as a set of rows says."""
     ranks = Ranks([shape, another(shape)], modules)
     asked = [[of.asked(n) for of in ranks.shapes] for n in range(3)]
-    size = plan.CHUNK_BYTES if limit is None else limit * ROW_BYTES
+    size = plan.CHUNK_BYTES if limit is None else limit * ROW_BYTES * max(shape.world_size - 1, 1)
     with mock.patch.object(plan, "CHUNK_BYTES", size):
         steps: list[list[Step]] = []
         for n in range(3):
@@ -279,7 +279,7 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
     ranks = Ranks([BUSY], [0])
     none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
     ids = [none, [[[0, 1, 2, 3], [], []], [], [[]]], none]
-    with mock.patch.object(plan, "CHUNK_BYTES", ROW_BYTES):
+    with mock.patch.object(plan, "CHUNK_BYTES", 2 * ROW_BYTES):
         steps, _ = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
         ranks.says(steps, [END] * 3)
     for step in steps:

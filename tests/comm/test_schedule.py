@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fscomm import schedule
-from fscomm.schedule import GRACE_S, Gate
+from fscomm import gate as gate_of_threads
+from fscomm.gate import Gate
+from fscomm.schedule import GRACE_S
 
 DEADLINE_S = 20
 
@@ -106,7 +107,7 @@ def test_the_quiet_time_is_waited_for_and_no_longer(monkeypatch: pytest.MonkeyPa
             clock.now_s += timeout / 2 if len(waits) == 1 else timeout  # woken early once
             return False
 
-    monkeypatch.setattr(schedule, "threading", SimpleNamespace(Condition=Advancing))
+    monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Advancing))
     gate = Gate(clock)
     gate.enter()
     gate.leave(expecting=True)
@@ -137,7 +138,7 @@ def test_who_waits_is_woken(
             waiting.set()  # the lock is held, and given back only when this thread can be woken
             return super().wait(DEADLINE_S)
 
-    monkeypatch.setattr(schedule, "threading", SimpleNamespace(Condition=Announced))
+    monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Announced))
     gate = Gate(clock)
     gate.enter()
     if expecting:

@@ -20,8 +20,10 @@ BUSY = Shape(
 )  # an owner of nothing among others, tables with several features
 
 
-def checked(limit: int | None) -> mock._patch:
-    return mock.patch.object(plan, "CHUNK_BYTES", plan.CHUNK_BYTES if limit is None else limit * ROW_BYTES)
+def checked(limit: int | None, world_size: int) -> mock._patch:
+    """Chunks of `limit` rows between two ranks."""
+    size = plan.CHUNK_BYTES if limit is None else limit * ROW_BYTES * max(world_size - 1, 1)
+    return mock.patch.object(plan, "CHUNK_BYTES", size)
 
 
 def requests(shape: Shape, asked: Asked) -> list[plan.Request]:
@@ -74,7 +76,7 @@ def test_rows_reach_the_outputs_that_asked_for_them(shape: Shape, limit: int | N
     here = simulated.used(shape, asked)
     shared = simulated.used(shape, before) & here
     largest = by_pair(shape, asked, here - shared, once=True)
-    with checked(limit):
+    with checked(limit, shape.world_size):
         masks = [mask(distinct_at(shape, asked, owner), shared) for owner in range(shape.world_size)]
         owners = list(zip(served(shape, asked), masks, shape.layouts(), strict=True))
         exclusive = [plan.lookup(owner, ~rows, largest, layout) for owner, rows, layout in owners]
@@ -95,7 +97,7 @@ def test_gradients_reach_their_rows_in_the_order_of_the_plain_update(shape: Shap
     here = simulated.used(shape, asked)
     shared = here & simulated.used(shape, after)
     for chosen, most in ((shared, None), (here - shared, by_pair(shape, asked, here - shared, once=False))):
-        with checked(limit):
+        with checked(limit, shape.world_size):
             sends = [
                 plan.send_gradients(asking, mask(codes_of(shape, asked, rank), chosen), most, ROW_BYTES)
                 for rank, asking in enumerate(requests(shape, asked))
@@ -182,7 +184,7 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
     counts: list[int], more: int, limit: int
 ) -> None:
     largest = max(counts) + more
-    with checked(limit):
+    with checked(limit, len(counts)):
         cut = plan.chunks(counts, largest, ROW_BYTES)
     assert len(cut.splits) == max(-(-largest // limit), 1)
     assert [sum(of_peer) for of_peer in zip(*cut.splits, strict=True)] == counts
@@ -198,12 +200,12 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
 
 
 def test_a_row_larger_than_a_chunk_travels_alone() -> None:
-    with checked(1):
+    with checked(1, 2):
         assert plan.chunks([2, 1], 2, 50 * ROW_BYTES).splits == [[1, 1], [1, 0]]
 
 
 def test_what_nothing_waits_for_stays_in_one_piece() -> None:
-    with checked(1):
+    with checked(1, 2):
         cut = plan.chunks([7, 9], None, ROW_BYTES)
     assert cut.order is None
     assert cut.splits == [[7, 9]]

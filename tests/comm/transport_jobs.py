@@ -27,17 +27,15 @@ KINDS = ["random", "skewed", "one sends nothing", "one receives nothing", "nobod
 Opener = Callable[[Place, float, bool], Transport]  # place, timeout_s, verify
 
 
-def _by_name(name: str, host: str = "gloo") -> Opener:
-    return lambda place, timeout_s, verify: open_transport(
-        name, place, Host(), timeout_s=timeout_s, verify=verify, host=host
-    )
+def _by_name(name: str) -> Opener:
+    return lambda place, timeout_s, verify: open_transport(name, place, Host(), timeout_s=timeout_s, verify=verify)
 
 
 OPENERS: dict[str, Opener] = {
     "gloo": _by_name("gloo"),
     "copy-engine": _by_name("copy-engine"),
     "host-staged": _by_name("host-staged"),
-    "host-staged over shared memory": _by_name("host-staged", "shared-memory"),
+    "host-staged over shared memory": _by_name("host-staged:shared-memory"),
 }
 
 

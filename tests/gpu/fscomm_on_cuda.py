@@ -1,6 +1,7 @@
 """One rank of `test_fscomm_cuda`: trains a sharded model on its GPU plainly and with fscomm, and compares every bit."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -81,7 +82,7 @@ def train(rank: int, size: int, device: torch.device, *, served: bool) -> dict[s
 
     data = [batch(step, rank, device) for step in range(STEPS)]
     if served:
-        with fscomm.enable(model, transport="host-staged", strict=True) as comm:
+        with fscomm.enable(model, transport=sys.argv[1], strict=True) as comm:
             loop(comm.lookahead(data))
         assert sum(each.unique_colliding for each in comm.report().total.collisions.values()) > 0
     else:

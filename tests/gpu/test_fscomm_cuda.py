@@ -1,4 +1,4 @@
-"""fscomm with tables on CUDA, rows through host memory: bitwise the plain loop. Two GPUs and torchrec are needed."""
+"""fscomm with tables on CUDA is bitwise the plain loop, over each transport. Two GPUs and torchrec are needed."""
 
 import importlib.util
 import subprocess
@@ -15,8 +15,18 @@ pytestmark = [
 ]
 
 
-def test_host_staged_is_bitwise_the_plain_loop() -> None:
+@pytest.mark.parametrize("transport", ["host-staged", "copy-engine", "nccl", "nccl-ce"])
+def test_bitwise_the_plain_loop(transport: str) -> None:
     script = Path(__file__).with_name("fscomm_on_cuda.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        transport,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -81,12 +81,12 @@ def gather(text):
     return texts
 
 
-def warm_up(rank, world_size, name, host):
+def warm_up(rank, world_size, name):
     """Both ranks on one GPU, each with all its multiprocessors held: they take turns on them."""
     where = torch.device("cuda", 0)
     device = Cuda(where)
     device.enter()
-    transport = open_transport(name, resolve(), device, timeout_s=LIMIT_S, verify=True, host=host)
+    transport = open_transport(name, resolve(), device, timeout_s=LIMIT_S, verify=True)
     try:
         return check(transport, device, gather=gather)
     finally:
@@ -133,16 +133,16 @@ def fall_back(rank, world_size):
         inner.close("the test is over")
 
 
-@pytest.mark.parametrize(("name", "host"), [("host-staged", "gloo"), ("host-staged", "shared-memory")])
-def test_rows_pass_through_the_host_without_sms(name, host):
+@pytest.mark.parametrize("name", ["host-staged", "host-staged:shared-memory"])
+def test_rows_pass_through_the_host_without_sms(name):
     with World(2) as world:
-        assert world.run(warm_up, name, host, timeout_s=150) == [None, None]
+        assert world.run(warm_up, name, timeout_s=150) == [None, None]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs cuda-bindings")
 def test_rows_pass_by_copy_engines_without_sms():
     with World(2) as world:
-        assert world.run(warm_up, "copy-engine", "gloo", timeout_s=150) == [None, None]
+        assert world.run(warm_up, "copy-engine", timeout_s=150) == [None, None]
 
 
 def test_a_fall_back_to_kernels_is_caught_on_hardware():
