@@ -77,7 +77,7 @@ class Cuda:
     """One GPU."""
 
     def __init__(self, where: torch.device) -> None:
-        self.where = where
+        self.where = where if where.index is not None else torch.device("cuda", torch.cuda.current_device())
 
     def enter(self) -> None:
         torch.cuda.set_device(self.where)

@@ -5,7 +5,7 @@ import logging
 
 from fscomm.device import Device
 from fscomm.transports.choose import NAMES
-from fscomm.transports.cuda_driver import CudaDriver, CudaStreams
+from fscomm.transports.cuda_driver import CudaDriver, CudaStreams, engine_copy
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.host import host_collective
@@ -87,4 +87,4 @@ def _nccl_ce(place: Place, handshake: Handshake, device: Device) -> Transport:
         if fabric is not None:
             fabric.close()
     backend = nccl_backend(place, device.where, timeout_s=handshake.timeout_s, zero_cta=True)
-    return PaddedTransport(backend, handshake, device)
+    return PaddedTransport(backend, handshake, device, copy=engine_copy(device.where))

@@ -149,12 +149,33 @@ def _stream_waits(records: Records) -> str | None:
 _NO_BLOCKING = _not_set(
     "CUDA_LAUNCH_BLOCKING", lambda value: value == "0", "every copy would block the thread that issues it"
 )
-_QUEUES = _not_set(
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    lambda value: value != "1",
-    "with one hardware queue a stream that waits for a peer holds up compute and what the peer waits for; "
-    "unset it or raise it",
+
+
+def _queues(least: int, why: str) -> Rule:
+    """Streams that share a hardware queue hold up each other."""
+
+    def rule(records: Records) -> str | None:
+        lacking = _listed(
+            records,
+            lambda record: _number(record.environment.get(_CONNECTIONS, _BY_DEFAULT)) < least,
+            lambda record: f"{_CONNECTIONS}={record.environment.get(_CONNECTIONS, f'{_BY_DEFAULT} (not set)')}",
+        )
+        return lacking and f"{lacking}: {why}"
+
+    return rule
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+_CONNECTIONS, _BY_DEFAULT = "CUDA_DEVICE_MAX_CONNECTIONS", "8"
+_QUEUES_OF_RINGS = _queues(
+    32,
+    "four rings have twelve streams, and one that waits for a peer would hold up what shares its hardware queue; "
+    "set it to 32 before the process starts",
 )
+_QUEUES = _queues(2, "with one hardware queue communication holds up compute; unset it or raise it")
 _FOR_NCCL_CE = (
     _nccl_from(ZERO_CTA),
     _same_nccl,
@@ -178,7 +199,7 @@ _RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
         _one_host,
         _stream_waits,
         _reachable,
-        _QUEUES,
+        _QUEUES_OF_RINGS,
         _NO_BLOCKING,
     ),
     ("nccl-ce", "cuda"): (*_FOR_NCCL_CE, _NO_BLOCKING),

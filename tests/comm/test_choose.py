@@ -9,6 +9,7 @@ from fscomm.transports import choose as choosing
 from fscomm.transports.capabilities import Capabilities, read
 from fscomm.transports.choose import NAMES, choose
 
+MASK = "CUDA_DEVICE_MAX_CONNECTIONS"
 CPU = Capabilities(device="cpu", host="a", torch="2.13.0", shm_free_bytes=8 << 30)
 GPU = Capabilities(
     device="cuda",
@@ -22,8 +23,8 @@ GPU = Capabilities(
     driver=13000,
     pinned=True,
     shm_free_bytes=8 << 30,
+    environment={MASK: "32"},
 )
-MASK = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def gpus(size=4, *, how="nvlink", **changes):
@@ -63,18 +64,38 @@ ABLE = [
         {"nccl", "nccl-ce", "copy-engine", "host-staged"},
     ),
     ("one hardware queue", gpus(r1={"environment": {MASK: "1"}}), {"nccl", "nccl-ce", "host-staged"}),
-    ("32 hardware queues", gpus(r1={"environment": {MASK: "32"}}), {"nccl", "nccl-ce", "copy-engine", "host-staged"}),
-    ("other cta policy", gpus(r0={"environment": {"NCCL_CTA_POLICY": "1"}}), {"nccl", "copy-engine", "host-staged"}),
+    ("as many hardware queues as by default", gpus(r1={"environment": {}}), {"nccl", "nccl-ce", "host-staged"}),
+    (
+        "other cta policy",
+        gpus(r0={"environment": {MASK: "32", "NCCL_CTA_POLICY": "1"}}),
+        {"nccl", "copy-engine", "host-staged"},
+    ),
     (
         "zero cta policy",
-        gpus(r0={"environment": {"NCCL_CTA_POLICY": "2"}}),
+        gpus(r0={"environment": {MASK: "32", "NCCL_CTA_POLICY": "2"}}),
         {"nccl", "nccl-ce", "copy-engine", "host-staged"},
     ),
-    ("nccl without p2p", gpus(r0={"environment": {"NCCL_P2P_DISABLE": "1"}}), {"nccl", "copy-engine", "host-staged"}),
-    ("nccl over sockets", gpus(r0={"environment": {"NCCL_P2P_LEVEL": "LOC"}}), {"nccl", "copy-engine", "host-staged"}),
-    ("nccl without vmm", gpus(r0={"environment": {"NCCL_CUMEM_ENABLE": "0"}}), {"nccl", "copy-engine", "host-staged"}),
-    ("no windows", gpus(r0={"environment": {"NCCL_WIN_ENABLE": "0"}}), {"nccl", "copy-engine", "host-staged"}),
-    ("blocking launches", gpus(r0={"environment": {"CUDA_LAUNCH_BLOCKING": "1"}}), {"nccl"}),
+    (
+        "nccl without p2p",
+        gpus(r0={"environment": {MASK: "32", "NCCL_P2P_DISABLE": "1"}}),
+        {"nccl", "copy-engine", "host-staged"},
+    ),
+    (
+        "nccl over sockets",
+        gpus(r0={"environment": {MASK: "32", "NCCL_P2P_LEVEL": "LOC"}}),
+        {"nccl", "copy-engine", "host-staged"},
+    ),
+    (
+        "nccl without vmm",
+        gpus(r0={"environment": {MASK: "32", "NCCL_CUMEM_ENABLE": "0"}}),
+        {"nccl", "copy-engine", "host-staged"},
+    ),
+    (
+        "no windows",
+        gpus(r0={"environment": {MASK: "32", "NCCL_WIN_ENABLE": "0"}}),
+        {"nccl", "copy-engine", "host-staged"},
+    ),
+    ("blocking launches", gpus(r0={"environment": {MASK: "32", "CUDA_LAUNCH_BLOCKING": "1"}}), {"nccl"}),
     ("nothing pinned", gpus(r0={"pinned": False}), {"nccl", "nccl-ce", "copy-engine"}),
     ("two on one gpu", gpus(2, r1={"uuid": "gpu-0"}), {"copy-engine", "host-staged"}),
     ("tables on both", [CPU, *gpus(2)], set()),
@@ -114,7 +135,8 @@ def test_auto_uses_only_what_is_proven(records, able):
         (gpus(), "gloo", "host-staged"),
         (gpus(r2={"cuda_bindings": None}), "copy-engine", "rank 2 has no cuda.bindings"),
         (gpus(r2={"cuda_bindings": None}), "copy-engine", "pip install cuda-bindings"),
-        (gpus(r1={"environment": {MASK: "1"}}), "copy-engine", f"rank 1 has {MASK}=1"),
+        (gpus(r1={"environment": {MASK: "1"}}), "copy-engine", f"rank 1 has {MASK}=1: four rings"),
+        (gpus(r1={"environment": {}}), "copy-engine", f"rank 1 has {MASK}=8 (not set): four rings"),
         (gpus(3, how="peer"), "nccl-ce", "no NVLink between ranks 0 and 1, 0 and 2, 1 and 2"),
         (gpus(2, r1={"uuid": "gpu-0"}), "nccl", "ranks 0, 1 share one"),
         ([CPU, *gpus(2)], "gloo", "rank 0 has tables on cpu, ranks 1, 2 have tables on cuda"),
@@ -156,7 +178,7 @@ def test_warnings_name_ranks():
     records = gpus(r1={"environment": {MASK: "1"}}, r2={"torch": "2.11.0"})
     version, setting, queues = choose(records, "nccl").warnings
     assert version == "the ranks differ in torch: ranks 0, 1, 3 have 2.13.0, rank 2 has 2.11.0"
-    assert setting == f"the ranks differ in {MASK}: ranks 0, 2, 3 have not set, rank 1 has 1"
+    assert setting == f"the ranks differ in {MASK}: ranks 0, 2, 3 have 32, rank 1 has 1"
     assert queues.startswith(f"rank 1 has {MASK}=1: with one hardware queue")
     (driver,) = choose(gpus(r2={"driver": 12040}), "copy-engine").warnings
     assert driver.startswith("rank 2 has an older driver than CUDA 12.8")
