@@ -101,8 +101,7 @@ class ControlGroup:
     def abort(self, reason: str) -> None:
         """Close all connections: a collective that blocks here raises at once, the other ranks' next one too.
 
-        `reason` is what the other ranks will read. Gloo offers no such call; a receive that nobody answers, given up
-        on after a millisecond, closes every connection of its group.
+        `reason` is what the other ranks will read.
         """
         with self._lock:
             gloo = self._gloo
@@ -110,9 +109,7 @@ class ControlGroup:
         with contextlib.suppress(StoreLost):
             self._post(reason)
         if gloo is not None:
-            with contextlib.suppress(RuntimeError):
-                receive = gloo.recv([torch.zeros(1)], (self.rank + 1) % self.world_size, _NEVER_SENT)
-                receive.wait(datetime.timedelta(milliseconds=1))
+            self._hang_up(gloo)
 
     def close(self, reason: str) -> None:
         """Give up the group; no collective may be under way. Leaves no thread and no connection."""
@@ -162,8 +159,21 @@ class ControlGroup:
         except RuntimeError as error:
             with self._lock:
                 known = self._reason
+            if known is None:
+                self._hang_up(gloo)  # who waits for this rank, and not for the dead one, must also look who is there
             reason = known or f"{self.blame(time.monotonic() - start)}. gloo said: {_brief(error)}"
             raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
+
+    def _hang_up(self, gloo: Any) -> None:
+        """Close all connections.
+
+        Gloo offers no such call; a receive that nobody answers, given up on after a millisecond, closes every
+        connection of its group. From a rank that is dead it fails before that, hence from every rank.
+        """
+        for ahead in range(1, self.world_size):
+            with contextlib.suppress(RuntimeError):
+                receive = gloo.recv([torch.zeros(1)], (self.rank + ahead) % self.world_size, _NEVER_SENT)
+                receive.wait(datetime.timedelta(milliseconds=1))
 
     def _post(self, reason: str, waited_s: float = 0.0) -> None:
         """Tell the others once what happened here; the first note stands. An empty reason says: alive, and as lost."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from worlds import World, shared_world
 
 from fscomm.transports.handshake import Handshake, _runs
-from fsranks.errors import MismatchError
+from fsranks.errors import MismatchError, PeerError
 from fsranks.place import resolve
 
 SIZE = 3
@@ -96,6 +97,28 @@ def test_a_rank_that_died_is_gone() -> None:
     with World(SIZE) as world:
         answers = world.run(see_gone, lost=(1,))
     assert answers == [(True, [], [1]), None, (True, [], [1])]
+
+
+def lose_after_sending(rank: int, world_size: int) -> str:
+    """Rank 1 dies when it has sent to all, and rank 2 has its word: of rank 0 alone, which cannot send any more."""
+    handshake = Handshake(resolve(), verify=False, timeout_s=LIMIT_S)
+    if rank == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if rank == 0:
+        while not handshake.gone():
+            time.sleep(0.01)
+        time.sleep(0.2)
+    with pytest.raises(PeerError) as caught:
+        handshake.agree("meet", torch.zeros(0))
+    handshake.group.close("done")
+    return str(caught.value)
+
+
+def test_a_rank_that_waits_for_one_that_lives_is_not_taken_for_dead() -> None:
+    with World(SIZE) as world:
+        answers = world.run(lose_after_sending, lost=(1,))
+    for rank in (0, 2):
+        assert "rank 1 did not answer" in answers[rank], answers
 
 
 def test_processes_that_ended_and_were_not_collected_do_not_run() -> None:
