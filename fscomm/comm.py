@@ -118,6 +118,7 @@ class Comm:
         self._engine: Engine | None = None
         agreed = self._agree_on(transport, modules, place, strict=strict, timeout_s=timeout_s) if modules else None
         if agreed is not None:
+            self._recorder.travels_by(agreed)
             self._engine = Engine(
                 modules,
                 place,

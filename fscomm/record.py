@@ -43,6 +43,7 @@ class Recorder:
         self._oldest = 0
         self._spans: deque[Span] = deque(maxlen=keep * _SPANS_PER_STEP)
         self._fallbacks: dict[str, str] = {}
+        self._transport: str | None = None
         self._training = {threading.get_ident()}
         self._waiting = 0
         self._waiting_since = 0.0
@@ -86,6 +87,10 @@ class Recorder:
         with self._lock:
             self._fallbacks.setdefault(module, reason)
 
+    def travels_by(self, transport: str) -> None:
+        """Note how rows travel."""
+        self._transport = transport
+
     def report(self) -> Report:
         """All that is known now; spans that are still open are not in it."""
         with self._lock:
@@ -96,6 +101,7 @@ class Recorder:
                 total=self._total.report(-1),
                 steps=steps,
                 fallbacks=dict(self._fallbacks),
+                transport=self._transport,
                 spans=tuple(self._spans),
             )
 

@@ -102,6 +102,8 @@ class Report:
     steps: tuple[StepReport, ...] = ()
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     """Why a module runs plainly, by its path."""
+    transport: str | None = None
+    """How rows travel; None where nothing is served."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class Report:
             "total": dataclasses.asdict(self.total),
             "steps": [dataclasses.asdict(step) for step in self.steps],
             "fallbacks": dict(self.fallbacks),
+            "transport": self.transport,
         }
 
     def save_trace(self, path: str | Path) -> None:
@@ -124,8 +127,9 @@ class Report:
 
     def _times(self) -> list[str]:
         steps = max(self.num_steps, 1)
+        travels = f", rows by {self.transport}" if self.transport else ""
         lines = [
-            f"fscomm, rank {self.rank}, mean of {self.num_steps} steps",
+            f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}",
             f"{'kind':<22}{'exposed ms':>12}{'inline ms':>12}{'hidden ms':>12}{'sent KB':>12}{'received KB':>13}",
         ]
         for kind in self.total.kinds:

@@ -120,6 +120,7 @@ def test_spans_are_kept_when_the_work_fails(clock: Clock) -> None:
 
 def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
     recorder = Recorder(rank=2)
+    recorder.travels_by("gloo")
     for step in (0, 1):
         recorder.count("a", step, occurrences=10, colliding=4, unique=5, unique_colliding=1)
         recorder.count("b", step, occurrences=2, colliding=0, unique=2, unique_colliding=0)
@@ -136,7 +137,7 @@ def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
     assert report.total.traffic("collision rows").received == 4
     assert [step.straggler_ms for step in report.steps] == [0, 7.5]
     shown = str(report)
-    assert "rank 2, mean of 2 steps" in shown
+    assert "rank 2, mean of 2 steps, rows by gloo\n" in shown
     assert "a: 40.0% of 10 ids a step collide, 20.0% of 5 distinct rows" in shown
 
 
