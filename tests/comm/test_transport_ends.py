@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import over_gloo
 import pytest
 import torch
 import torch.distributed as dist
@@ -122,10 +121,8 @@ def test_ranks_that_disagree_all_hear_about_what(about: Callable[[Transport], No
 
 def abort_blocked(rank: int, world_size: int, agreed: bool) -> dict[str, list[Outcome]]:
     """Rank 0 waits for rank 1, which holds back until rank 0 is out: before it agreed, or when it has to send."""
-    # On the host the padded transport waits inside of gloo, which nothing ends, where on a GPU it only issues.
-    names = [name for name in TRANSPORTS if name != over_gloo.PADDED]
-    transports = {name: open_by(name, LONG_S if rank == 0 else LIMIT_S) for name in names}
-    jobs = {name: large() for name in names}
+    transports = {name: open_by(name, LONG_S if rank == 0 else LIMIT_S) for name in TRANSPORTS}
+    jobs = {name: large() for name in TRANSPORTS}
     released = threading.Event()
 
     def exchange(name: str) -> list[Outcome]:
@@ -137,7 +134,7 @@ def abort_blocked(rank: int, world_size: int, agreed: bool) -> dict[str, list[Ou
             released.wait()
         found = [attempt(lambda: job.run(transport)) for _ in range(2)]
         transport.abort("and again")
-        transport.close("done")
+        found.append(attempt(lambda: transport.close("done")))
         transport.close("done")
         return found
 
@@ -146,13 +143,13 @@ def abort_blocked(rank: int, world_size: int, agreed: bool) -> dict[str, list[Ou
         released.set()
 
     if rank == 0:
-        found = in_threads(exchange, names)
+        found = in_threads(exchange)
         dist.barrier()
         return found
     waiting = threading.Thread(target=release)
     waiting.start()
     with after_agreement(released.wait) if rank == 1 else contextlib.nullcontext():
-        found = in_threads(exchange, names)
+        found = in_threads(exchange)
     waiting.join()
     return found
 
@@ -162,7 +159,8 @@ def test_abort_gets_a_blocked_wait_out(agreed: bool) -> None:
     """At once on the rank that aborts; others find out by their own limit, and at the latest in the next operation."""
     for rank, of_rank in enumerate(shared_world(SIZE).run(abort_blocked, agreed)):
         reason = "rank 0 was told to stop" if rank else "was told to stop"
-        for name, (blocked, again) in of_rank.items():
+        for name, (blocked, again, close) in of_rank.items():
+            assert close.took_s < SLACK_S, (name, rank, close)
             for outcome in (blocked, again):
                 if agreed and rank and outcome is blocked and not outcome.said:
                     continue  # all of its rows had come

@@ -6,7 +6,7 @@ it at the same time, each in a thread of its own.
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,8 +59,8 @@ def attempt(call: Callable[[], object]) -> Outcome:
     return Outcome(said=said, took_s=time.monotonic() - start)
 
 
-def in_threads(function: Callable[[str], T], names: Collection[str] = TRANSPORTS) -> dict[str, T]:
-    """`function(name)` for many transports at once."""
+def in_threads(function: Callable[[str], T]) -> dict[str, T]:
+    """`function(name)` for all transports at once."""
     results: dict[str, T] = {}
     errors: list[BaseException] = []
 
@@ -70,7 +70,7 @@ def in_threads(function: Callable[[str], T], names: Collection[str] = TRANSPORTS
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=call, args=(name,)) for name in names]
+    threads = [threading.Thread(target=call, args=(name,)) for name in TRANSPORTS]
     for thread in threads:
         thread.start()
     for thread in threads:
