@@ -28,7 +28,7 @@ from network.namespaces import why_not
 from transports_behind import GOAL, KIB, MIB, Behind, Found, measure, on_links, verdict
 
 from fscomm.device import Host
-from fscomm.plan import CHUNK_BYTES
+from fscomm.layout import CHUNK_BYTES
 from fscomm.schedule import BUDGET_BYTES
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
@@ -44,8 +44,8 @@ TRANSPORTS = {
 }
 TORCH, COPY = "all_to_all_single", "copy alone"
 WAYS = (TORCH, *TRANSPORTS, COPY)
-SMALLER = ((2048, 4096), (1024, 2048), (512, 1024), (256, 512))
-CHUNKS = ((CHUNK_BYTES, BUDGET_BYTES), *((chunk * KIB, budget * KIB) for chunk, budget in SMALLER))
+OTHERS = ((2048, 4096), (1024, 2048), (256, 512))
+CHUNKS = ((CHUNK_BYTES["cpu"], BUDGET_BYTES), *((chunk * KIB, budget * KIB) for chunk, budget in OTHERS))
 MOST = 40  # exchanges of one way and size in a round
 
 
@@ -191,7 +191,7 @@ def report_behind(found: dict[str, Found], behind: Behind, *, rate_mbit: float |
         ["way", "P50, ms", "P99, ms", "P50 / idle", "P99 / idle", "exchanges", "bulk alone, GB/s", "bulk beside, GB/s"],
         [[name, *each.row(idle)] for name, each in found.items()],
         notes=[
-            f"A x B: chunks of A, at most B under way; by default: {CHUNK_BYTES // KIB} x {BUDGET_BYTES // KIB} "
+            f"A x B: chunks of A, at most B under way; by default: {CHUNK_BYTES['cpu'] // KIB} x {BUDGET_BYTES // KIB} "
             "KiB. Slowest rank of every exchange, bulk that is under way included.",
             f"Goal: P50 and P99 within {GOAL}x of the idle link. {best.way}: {best.ratio:.2g}x, "
             f"{'reached' if best.ratio <= GOAL else 'NOT reached'}. What is under way cannot be called back: "
@@ -217,7 +217,7 @@ def main() -> None:
     behind = Behind(transport=arguments.transport, rounds=rounds, chunks=CHUNKS)
     if arguments.quick:
         run = replace(run, sizes=SIZES[:-1:2], way_s=0.05)
-        behind = replace(behind, chunks=CHUNKS[3:4], bulk_bytes=128 * MIB, idle=50)
+        behind = replace(behind, chunks=CHUNKS[:1], bulk_bytes=128 * MIB, idle=50)
     print("sizes and skew ...", file=sys.stderr)
     report_sizes(run_ranks(arguments.ranks, work, run)[0], arguments.ranks)
     print("collision traffic behind bulk ...", file=sys.stderr)

@@ -199,7 +199,7 @@ class IdsStage:
             return None
         layout = self._layouts[group]
         rows = shared.after[served.wire.positions]
-        merge = plan.merge(request, answer.after, answer.largest_exclusive, layout.row_bytes)
+        merge = plan.merge(request, answer.after, answer.largest_exclusive, layout.chunk_rows)
         if answer.irregular:
             step.stale[self._modules[group]] = "an id lies outside its table"
         return GroupAhead(
@@ -218,13 +218,13 @@ class IdsStage:
         """How the gradients of the step before travel."""
         if old is None or shared.before is None or answer.before is None:
             return None
-        bytes_, largest = self._layouts[group].row_bytes, answer.largest_deferred
+        rows, largest = self._layouts[group].chunk_rows, answer.largest_deferred
         mine = answer.before[old.request.wire.slots]
         return GroupBack(
-            urgent_send=self._put(plan.send_gradients(old.request, mine, None, bytes_), "index"),
-            urgent_apply=self._put(plan.apply(old.served, shared.before, None, bytes_), "ids", "index"),
-            deferred_send=self._put(plan.send_gradients(old.request, ~mine, largest, bytes_), "index"),
-            deferred_apply=self._put(plan.apply(old.served, ~shared.before, largest, bytes_), "ids", "index"),
+            urgent_send=self._put(plan.send_gradients(old.request, mine, None, rows), "index"),
+            urgent_apply=self._put(plan.apply(old.served, shared.before, None, rows), "ids", "index"),
+            deferred_send=self._put(plan.send_gradients(old.request, ~mine, largest, rows), "index"),
+            deferred_apply=self._put(plan.apply(old.served, ~shared.before, largest, rows), "ids", "index"),
         )
 
     def _put(self, planned: Planned, *names: str) -> Planned:

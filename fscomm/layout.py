@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+# Of bulk rows from one rank to all others, by where tables are. Collision rows wait for what is under way, and a chunk
+# costs a few hundred microseconds on the host. The size for GPUs, whose links are faster, is assumed, not measured.
+CHUNK_BYTES = {"cpu": 512 << 10, "cuda": 16 << 20}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLayout:
@@ -23,6 +27,7 @@ class GroupLayout:
         runs: [W][T] for every owner and each of its tables, in the order in which ids are sent to it, the number of
             consecutive features that read the table.
         rows: [T] rows of the tables that this rank owns.
+        chunk_bytes: what a rank sends of exclusive rows in one exchange, about.
     """
 
     module: str
@@ -33,6 +38,7 @@ class GroupLayout:
     dtype: torch.dtype
     runs: tuple[tuple[int, ...], ...]
     rows: tuple[int, ...]
+    chunk_bytes: int = CHUNK_BYTES["cpu"]
 
     def __post_init__(self) -> None:
         if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):
@@ -49,3 +55,8 @@ class GroupLayout:
     @property
     def row_bytes(self) -> int:
         return self.dim * self.dtype.itemsize
+
+    @property
+    def chunk_rows(self) -> int:
+        """Exclusive rows between two ranks in one exchange, at most."""
+        return max(self.chunk_bytes // (self.row_bytes * max(self.world_size - 1, 1)), 1)

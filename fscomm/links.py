@@ -15,6 +15,7 @@ from fscomm.ids import IdsStage
 from fscomm.lane import Lane, Pending
 from fscomm.layout import GroupLayout
 from fscomm.record import Recorder
+from fscomm.schedule import Schedule
 from fscomm.traffic import Traffic
 from fscomm.transports.gloo import Channel, channel
 from fscomm.transports.opening import open_transport
@@ -23,6 +24,7 @@ from fsranks.place import Place
 
 T = TypeVar("T")
 OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
+CHUNKS_UNDER_WAY = 2  # of bulk: one follows the other without a pause
 LANES = ("ids", "urgent", "bulk")
 
 
@@ -49,7 +51,8 @@ class Links:
         self._recorder = recorder
         self._error: BaseException | None = None
         layouts = [layout for module in modules for layout in module.layouts]
-        self.gate = Gate()
+        chunk_bytes = max(layout.chunk_bytes for layout in layouts)
+        self.gate = Gate(schedule=Schedule(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes))
         control, ids = (channel(place, timeout_s=timeout_s) for _ in range(2))
         # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
         self._rows = {

@@ -21,8 +21,6 @@ import torch
 from fscomm.layout import GroupLayout
 from fscomm.overlap import first_occurrences
 
-CHUNK_BYTES = 1 << 20  # of bulk rows from one rank to all others; smaller ones cost throughput, larger ones priority
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
@@ -147,14 +145,13 @@ class Chunks:
     splits: list[list[int]]
 
 
-def chunks(counts: list[int], largest: int | None, row_bytes: int) -> Chunks:
-    """Cut `counts` rows by peer; `largest` is the most rows of this class between any pair of all ranks.
+def chunks(counts: list[int], largest: int | None, step: int) -> Chunks:
+    """Cut `counts` rows by peer, at most `step` each; `largest` is the most of this class between any two ranks.
 
     With None they stay in one piece: collision rows, for which nothing has to wait.
     """
     if largest is None:
         return Chunks(order=None, splits=[counts])
-    step = max(CHUNK_BYTES // (row_bytes * max(len(counts) - 1, 1)), 1)
     number = max(math.ceil(largest / step), 1)
     splits = [[min(max(count - k * step, 0), step) for count in counts] for k in range(number)]
     if number == 1:
@@ -215,17 +212,17 @@ class Lookup:
     splits: list[list[int]]
 
 
-def send_gradients(request: Request, chosen: torch.Tensor, largest: int | None, row_bytes: int) -> SendGradients:
+def send_gradients(request: Request, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
     """`chosen`: bool[N] which occurrences, in wire order."""
     places = chosen.nonzero().squeeze(1)
     index = places if request.to_wire is None else request.to_wire[places]
-    cut = chunks(per_peer(chosen, request.wire.occurrences), largest, row_bytes)
+    cut = chunks(per_peer(chosen, request.wire.occurrences), largest, chunk_rows)
     return SendGradients(index=index if cut.order is None else index[cut.order], splits=cut.splits)
 
 
-def apply(served: Served, chosen: torch.Tensor, largest: int | None, row_bytes: int) -> Apply:
+def apply(served: Served, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> Apply:
     """`chosen`: bool[N] which occurrences, in wire order."""
-    cut = chunks(per_peer(chosen, served.wire.occurrences), largest, row_bytes)
+    cut = chunks(per_peer(chosen, served.wire.occurrences), largest, chunk_rows)
     place = torch.cumsum(chosen, 0) - 1
     if cut.order is not None:
         moved = torch.empty_like(cut.order)
@@ -241,7 +238,7 @@ def apply(served: Served, chosen: torch.Tensor, largest: int | None, row_bytes: 
 def lookup(served: Served, chosen: torch.Tensor, largest: int | None, layout: GroupLayout) -> Lookup:
     """`chosen`: bool[U] which distinct rows."""
     places = served.wire.positions[chosen]
-    cut = chunks(per_peer(chosen, served.wire.rows), largest, layout.row_bytes)
+    cut = chunks(per_peer(chosen, served.wire.rows), largest, layout.chunk_rows)
     if cut.order is not None:
         places = places[cut.order]
     keys = served.keys[places]
@@ -290,10 +287,10 @@ class Merge:
         return sum(map(sum, self.collision))
 
 
-def merge(request: Request, shared: torch.Tensor, largest: int, row_bytes: int) -> Merge:
+def merge(request: Request, shared: torch.Tensor, largest: int, chunk_rows: int) -> Merge:
     """`shared`: bool[U] which distinct rows are in the collision class."""
     exclusive = ~shared
-    cut = chunks(per_peer(exclusive, request.wire.rows), largest, row_bytes)
+    cut = chunks(per_peer(exclusive, request.wire.rows), largest, chunk_rows)
     collision = per_peer(shared, request.wire.rows)
     place = torch.empty(len(shared), dtype=torch.int64)
     total = len(shared) - sum(collision)

@@ -10,7 +10,7 @@ import math
 
 GRACE_S = 0.025  # how long bulk stays off the wire for a control word that does not come
 STARVED_S = 1.0  # urgent traffic that never pauses lets one chunk pass in this time
-BUDGET_BYTES = 2 << 20
+BUDGET_BYTES = 1 << 20
 
 
 class Schedule:

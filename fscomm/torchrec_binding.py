@@ -17,7 +17,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionAwaitable, Sharded
 from torchrec.distributed.types import NoWait, ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.layout import GroupLayout
+from fscomm.layout import CHUNK_BYTES, GroupLayout
 from fscomm.plan import Request, request
 from fscomm.tables import Tables
 
@@ -218,6 +218,7 @@ def bind(name: str, module: Any) -> Binding:
                 dtype=torch.float32,
                 runs=runs,
                 rows=tuple(table.local_rows for config in configs[rank] for table in config.embedding_tables),
+                chunk_bytes=CHUNK_BYTES[where(module).type],
             )
         )
         input_dists.append(dist)

@@ -17,7 +17,7 @@ from fsranks.group import ControlGroup
 from fsranks.place import Place
 
 _OPERATIONS = ("all_to_all_v", "all_gather", "meet")
-_SAME = ("operation number", "operation", "dtype", "bytes per row")
+_SAME = ("operation", "dtype", "bytes per row")
 
 
 class Handshake:
@@ -33,7 +33,6 @@ class Handshake:
         self.timeout_s = timeout_s
         self.group = ControlGroup(place, timeout_s=timeout_s)
         self._verify = verify
-        self._number = 0
         processes = self._gather(np.array([machine(), os.getpid()], np.int64))
         self._here = {r: int(pid) for r, (machine, pid) in enumerate(processes) if machine == processes[self.rank][0]}
 
@@ -52,10 +51,9 @@ class Handshake:
             PeerError: a rank is dead, has left, or is later than the time limit.
         """
         row_bytes = like.element_size() * _entries(like)
-        word = [self._number, _OPERATIONS.index(operation), _digest(str(like.dtype)), row_bytes]
+        word = [_OPERATIONS.index(operation), _digest(str(like.dtype)), row_bytes]
         largest = row_bytes * max([*out_splits, *in_splits], default=0)
         of_all = self._gather(np.array([*word, largest, *self._splits(out_splits, in_splits)], np.int64))
-        self._number += 1
         for what, column in zip(_SAME, of_all.T, strict=False):
             if (column != column[0]).any():
                 shown = [_OPERATIONS[c] for c in column] if what == "operation" else column.tolist()

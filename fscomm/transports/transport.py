@@ -28,8 +28,8 @@ class Transport(Protocol):
 
     Every rank makes its transports, and calls each one's methods, in the same order; an instance belongs to one thread
     at a time, and instances do not order each other. Tensors are contiguous and lie where the tables do (`gloo`: on the
-    host). `inp` may not be written, nor `out` touched, before the handle was waited for. After an error the transport
-    is broken and every call raises PeerError.
+    host). `inp` may not be written, nor `out` touched, before the handle was waited for. After a PeerError the
+    transport is broken and every call raises one; after a MismatchError it may be, on all ranks alike.
     """
 
     name: str

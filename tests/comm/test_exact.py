@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from worlds import shared_world
 
 from fscomm import plan
+from fscomm.layout import GroupLayout
 
 PARTLY_PLAIN = {  # steps of these run plainly, and the report says so
     "evaluation_of_the_batch",
@@ -97,7 +98,7 @@ def chunked(rank: int, size: int, config: Config) -> tuple[list[str], int]:
         most = max(most, len(made.splits))
         return made
 
-    with mock.patch.object(plan, "CHUNK_BYTES", 96), mock.patch.object(plan, "chunks", counted):
+    with mock.patch.object(GroupLayout, "chunk_rows", 3), mock.patch.object(plan, "chunks", counted):
         found, said = compare(rank, size, config, LOOPS["base"])
     assert said["fallbacks"] == {}
     return found, most

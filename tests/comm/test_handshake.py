@@ -65,20 +65,6 @@ def test_differing_operations_dtypes_and_rows_are_refused_by_all(verify: bool) -
             assert match in text
 
 
-def differ_in_number(rank: int, world_size: int) -> str:
-    handshake = Handshake(resolve(), verify=True, timeout_s=LIMIT_S)
-    handshake._number = 7 if rank == 2 else 6
-    with pytest.raises(MismatchError) as caught:
-        handshake.agree("meet", torch.zeros(0))
-    handshake.group.close("done")
-    return str(caught.value)
-
-
-def test_ranks_at_different_operations_are_told_how_far_each_is() -> None:
-    for text in shared_world(SIZE).run(differ_in_number):
-        assert "operation number by rank is [6, 6, 7]" in text
-
-
 def see_gone(rank: int, world_size: int) -> tuple[bool, list[int], list[int]]:
     handshake = Handshake(resolve(), verify=False, timeout_s=LIMIT_S)
     before = handshake.gone()

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -14,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
-from fscomm import plan
 from fscomm.gate import Gate
 from fscomm.ids import BATCH, END, FAILED, IdsStage, judge
+from fscomm.layout import GroupLayout
 from fscomm.step import Step, Verdict
 
 DEADLINE_S = 60
@@ -209,8 +210,7 @@ def test_plans_of_all_ranks_fit(shape: Shape, limit: int | None, modules: list[i
     """Three steps and the end of data: both ways of every step, with rows shared as a set of rows says."""
     ranks = Ranks([shape, another(shape)], modules)
     asked = [[of.asked(n) for of in ranks.shapes] for n in range(3)]
-    size = plan.CHUNK_BYTES if limit is None else limit * ROW_BYTES * max(shape.world_size - 1, 1)
-    with mock.patch.object(plan, "CHUNK_BYTES", size):
+    with nullcontext() if limit is None else mock.patch.object(GroupLayout, "chunk_rows", limit):
         steps: list[list[Step]] = []
         for n in range(3):
             made, verdicts = ranks.step(steps[-1] if steps else None, n, asked[n])
@@ -279,7 +279,7 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
     ranks = Ranks([BUSY], [0])
     none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
     ids = [none, [[[0, 1, 2, 3], [], []], [], [[]]], none]
-    with mock.patch.object(plan, "CHUNK_BYTES", 2 * ROW_BYTES):
+    with mock.patch.object(GroupLayout, "chunk_rows", 1):
         steps, _ = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
         ranks.says(steps, [END] * 3)
     for step in steps:

@@ -1,6 +1,8 @@
 """What travels where, of random groups on up to four ranks: rows reach the outputs, gradients the rows, in order."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,16 +16,16 @@ from fscomm import plan
 from fscomm.layout import GroupLayout
 
 ROW_BYTES = 12
+ALL = 10**6  # rows
 LIMITS = st.sampled_from([None, 1, 2, 5])  # rows in a chunk, None: all fit
 BUSY = Shape(
     world_size=3, runs=((2, 1), (), (1, 3)), rows=((4, 2), (), (5, 7)), longest=6, silent=3, seed=1
 )  # an owner of nothing among others, tables with several features
 
 
-def checked(limit: int | None, world_size: int) -> mock._patch:
-    """Chunks of `limit` rows between two ranks."""
-    size = plan.CHUNK_BYTES if limit is None else limit * ROW_BYTES * max(world_size - 1, 1)
-    return mock.patch.object(plan, "CHUNK_BYTES", size)
+def in_chunks(limit: int | None) -> AbstractContextManager[object]:
+    """At most `limit` rows between two ranks."""
+    return nullcontext() if limit is None else mock.patch.object(GroupLayout, "chunk_rows", limit)
 
 
 def requests(shape: Shape, asked: Asked) -> list[plan.Request]:
@@ -76,13 +78,14 @@ def test_rows_reach_the_outputs_that_asked_for_them(shape: Shape, limit: int | N
     here = simulated.used(shape, asked)
     shared = simulated.used(shape, before) & here
     largest = by_pair(shape, asked, here - shared, once=True)
-    with checked(limit, shape.world_size):
+    step = limit or ALL
+    with in_chunks(limit):
         masks = [mask(distinct_at(shape, asked, owner), shared) for owner in range(shape.world_size)]
         owners = list(zip(served(shape, asked), masks, shape.layouts(), strict=True))
         exclusive = [plan.lookup(owner, ~rows, largest, layout) for owner, rows, layout in owners]
         collision = [plan.lookup(owner, rows, None, layout) for owner, rows, layout in owners]
         merges = [
-            plan.merge(asking, mask(distinct_of(shape, asked, rank), shared), largest, ROW_BYTES)
+            plan.merge(asking, mask(distinct_of(shape, asked, rank), shared), largest, step)
             for rank, asking in enumerate(requests(shape, asked))
         ]
     check_forward(shape, asked, shared, (exclusive, collision), merges, limit)
@@ -96,16 +99,16 @@ def test_gradients_reach_their_rows_in_the_order_of_the_plain_update(shape: Shap
     asked, after = shape.asked(0), shape.asked(1)
     here = simulated.used(shape, asked)
     shared = here & simulated.used(shape, after)
+    step = limit or ALL
     for chosen, most in ((shared, None), (here - shared, by_pair(shape, asked, here - shared, once=False))):
-        with checked(limit, shape.world_size):
-            sends = [
-                plan.send_gradients(asking, mask(codes_of(shape, asked, rank), chosen), most, ROW_BYTES)
-                for rank, asking in enumerate(requests(shape, asked))
-            ]
-            applies = [
-                plan.apply(owner, mask(codes_at(shape, asked, rank), chosen), most, ROW_BYTES)
-                for rank, owner in enumerate(served(shape, asked))
-            ]
+        sends = [
+            plan.send_gradients(asking, mask(codes_of(shape, asked, rank), chosen), most, step)
+            for rank, asking in enumerate(requests(shape, asked))
+        ]
+        applies = [
+            plan.apply(owner, mask(codes_at(shape, asked, rank), chosen), most, step)
+            for rank, owner in enumerate(served(shape, asked))
+        ]
         check_backward(shape, asked, chosen, sends, applies, None if most is None else limit)
 
 
@@ -184,8 +187,7 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
     counts: list[int], more: int, limit: int
 ) -> None:
     largest = max(counts) + more
-    with checked(limit, len(counts)):
-        cut = plan.chunks(counts, largest, ROW_BYTES)
+    cut = plan.chunks(counts, largest, limit)
     assert len(cut.splits) == max(-(-largest // limit), 1)
     assert [sum(of_peer) for of_peer in zip(*cut.splits, strict=True)] == counts
     rows = [(peer, i) for peer, count in enumerate(counts) for i in range(count)]
@@ -200,13 +202,18 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
 
 
 def test_a_row_larger_than_a_chunk_travels_alone() -> None:
-    with checked(1, 2):
-        assert plan.chunks([2, 1], 2, 50 * ROW_BYTES).splits == [[1, 1], [1, 0]]
+    assert replace(two_tables(0), chunk_bytes=ROW_BYTES - 1).chunk_rows == 1
+
+
+def test_a_chunk_is_what_a_rank_sends_to_all_others() -> None:
+    layout = replace(two_tables(0), chunk_bytes=60 * ROW_BYTES)
+    assert layout.chunk_rows == 60
+    of_five = replace(layout, world_size=5, runs=(*layout.runs, (), (), ()))
+    assert of_five.chunk_rows == 15
 
 
 def test_what_nothing_waits_for_stays_in_one_piece() -> None:
-    with checked(1, 2):
-        cut = plan.chunks([7, 9], None, ROW_BYTES)
+    cut = plan.chunks([7, 9], None, 1)
     assert cut.order is None
     assert cut.splits == [[7, 9]]
 
