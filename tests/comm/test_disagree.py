@@ -177,7 +177,9 @@ def check(world: World, loop: Callable[[Run], None], odd: str, others: str, word
         assert left == [], rank
 
 
-def lost(rank: int, size: int, who: int, how: signal.Signals, at: int) -> tuple[str, str, float, list[str]]:
+def lost(
+    rank: int, size: int, who: int, how: signal.Signals, at: int, transport: str
+) -> tuple[str, str, float, list[str]]:
     """Rank `who` is lost in step `at`, its rows under way; at -1 before `enable`."""
 
     def lose(run: Run, step: int) -> None:
@@ -186,7 +188,7 @@ def lost(rank: int, size: int, who: int, how: signal.Signals, at: int) -> tuple[
 
     def loop(run: Run) -> None:
         lose(run, -1)
-        with fscomm.enable(run.model, timeout_s=TIMEOUT_S) as comm:
+        with fscomm.enable(run.model, transport=transport, timeout_s=TIMEOUT_S) as comm:
             for step, batch in enumerate(comm.lookahead(run.loader())):
                 loss = run.loss(step, batch)
                 lose(run, step)
@@ -209,9 +211,19 @@ LOST = [
 
 @pytest.mark.parametrize(("who", "how", "at"), LOST)
 def test_a_lost_rank_is_named(who: int, how: signal.Signals, at: int) -> None:
+    check_lost(who, how, at, "gloo")
+
+
+@pytest.mark.parametrize("transport", ["copy-engine", "host-staged"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
+def test_a_lost_rank_is_named_whatever_carries_rows(how: signal.Signals, transport: str) -> None:
+    check_lost(ODD, how, 3, transport)
+
+
+def check_lost(who: int, how: signal.Signals, at: int, transport: str) -> None:
     world = World(3)
     try:
-        answers = world.run(lost, who, how, at, lost={who}, timeout_s=90)
+        answers = world.run(lost, who, how, at, transport, lost={who}, timeout_s=90)
     finally:
         world.kill()
     for rank, answer in enumerate(answers):
