@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fscomm.transports.transport import row_bytes
 from fsranks.errors import MismatchError
 from fsranks.group import ControlGroup
 from fsranks.place import Place
@@ -50,9 +51,9 @@ class Handshake:
             MismatchError: on all ranks, if they are not at the same operation or, with `verify`, splits disagree.
             PeerError: a rank is dead, has left, or is later than the time limit.
         """
-        row_bytes = like.element_size() * _entries(like)
-        word = [_OPERATIONS.index(operation), _digest(str(like.dtype)), row_bytes]
-        largest = row_bytes * max([*out_splits, *in_splits], default=0)
+        size = row_bytes(like)
+        word = [_OPERATIONS.index(operation), _digest(str(like.dtype)), size]
+        largest = size * max([*out_splits, *in_splits], default=0)
         of_all = self._gather(np.array([*word, largest, *self._splits(out_splits, in_splits)], np.int64))
         for what, column in zip(_SAME, of_all.T, strict=False):
             if (column != column[0]).any():
@@ -94,10 +95,6 @@ class Handshake:
                 f"{expected[receiver, sender]} ({len(wrong)} pairs of ranks disagree): in_splits of one rank must be "
                 "the out_splits of the other"
             )
-
-
-def _entries(like: torch.Tensor) -> int:
-    return int(np.prod(like.shape[1:], dtype=np.int64))
 
 
 def _digest(text: str) -> int:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.transport import Done, Handle, check_gather, check_splits
-from fscomm.transports.watch import Watch, as_bytes, row_bytes
+from fscomm.transports.transport import Done, Handle, as_bytes, check_gather, check_splits, row_bytes
+from fscomm.transports.watch import Watch
 from fsranks.place import Place, board_of
 
 # NCCL's own watchdog ends the process when it loses patience, so it gets more than anybody has.

@@ -17,8 +17,8 @@ from fscomm.device import Device, Mark
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.nccl import finish
 from fscomm.transports.padding import Piece, pieces, slot_bytes
-from fscomm.transports.transport import Done, Handle, check_gather, check_splits
-from fscomm.transports.watch import Watch, as_bytes, row_bytes
+from fscomm.transports.transport import Done, Handle, as_bytes, check_gather, check_splits, row_bytes
+from fscomm.transports.watch import Watch
 
 _PAIRS = 2  # while one is on the wire, the next is filled
 Copy = Callable[[torch.Tensor, torch.Tensor], object]

@@ -17,7 +17,7 @@ import torch
 from fscomm.transports.fabric import Fabric
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring_plan import cut, grown, plan, room_for
-from fscomm.transports.transport import Handle, check_gather, check_splits
+from fscomm.transports.transport import Handle, as_bytes, check_gather, check_splits
 from fsranks.errors import MismatchError, PeerError
 from fsranks.place import describe, name_ranks
 
@@ -69,7 +69,7 @@ class Ring:
         splits = [len(inp)] * self.world_size
         with self._unless_broken():
             self._prepare("all_gather", out, splits, splits)
-            return self._issue(_pieces(out, splits), [_bytes(inp)] * self.world_size)
+            return self._issue(_pieces(out, splits), [as_bytes(inp)] * self.world_size)
 
     def meet(self) -> None:
         with self._unless_broken():
@@ -250,10 +250,6 @@ class _Flight:
         self._tensors = None
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
 def _pieces(tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
     """The bytes of each rank's rows."""
-    return [_bytes(part) for part in tensor.split(list(splits))]
+    return [as_bytes(part) for part in tensor.split(list(splits))]

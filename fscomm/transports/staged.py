@@ -4,7 +4,6 @@ No kernel takes part, so compute that runs beside it keeps all multiprocessors. 
 the transport's own (`stages`), which alone waits for copies and for the wire.
 """
 
-import math
 import queue
 import threading
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from fscomm.device import Device
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.pipeline import cut
 from fscomm.transports.stages import Operation, Stages
-from fscomm.transports.transport import Handle, Transport, check_gather, check_splits
+from fscomm.transports.transport import Handle, Transport, check_gather, check_splits, row_bytes
 from fsranks.errors import PeerError
 from fsranks.place import describe
 
@@ -109,10 +108,10 @@ class HostStaged:
         largest_bytes: int,
         gather: bool,
     ) -> Handle:
-        row_bytes = out.element_size() * math.prod(out.shape[1:])
-        pieces = cut(largest_bytes, row_bytes, world_size=self.world_size, chunk_bytes=self._chunk_bytes)
+        size = row_bytes(out)
+        pieces = cut(largest_bytes, size, world_size=self.world_size, chunk_bytes=self._chunk_bytes)
         operation = Operation(
-            out, inp, out_splits, in_splits, cut=pieces, row_bytes=row_bytes, gather=gather, device=self._device
+            out, inp, out_splits, in_splits, cut=pieces, row_bytes=size, gather=gather, device=self._device
         )
         with self._lock:
             self._check()

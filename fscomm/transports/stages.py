@@ -10,7 +10,7 @@ import torch
 from fscomm.device import Device, Mark
 from fscomm.transports.pinned import Buffers
 from fscomm.transports.pipeline import Cut, Pipeline, Stage, Step, part
-from fscomm.transports.transport import Handle, Transport
+from fscomm.transports.transport import Handle, Transport, as_bytes
 from fsranks.errors import PeerError
 
 _NAP_S = 50e-6  # between looks at copies that are under way: the driver's own wait would spin, and nothing could end it
@@ -34,7 +34,7 @@ class Operation:
         gather: bool,
         device: Device,
     ) -> None:
-        self.out, self.inp = _bytes(out), _bytes(inp)
+        self.out, self.inp = as_bytes(out), as_bytes(inp)
         self.out_splits, self.in_splits = list(out_splits), list(in_splits)
         self.row_bytes = row_bytes
         self.pieces = cut.pieces
@@ -166,10 +166,6 @@ class Stages:
                     f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
                     "before takes longer, or hangs. If it is only busy, raise timeout_s"
                 )
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def _pairs(

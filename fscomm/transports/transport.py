@@ -89,6 +89,16 @@ def check_gather(world_size: int, out: torch.Tensor, inp: torch.Tensor) -> None:
         raise ValueError(f"out must have {world_size} x {len(inp)} rows, got {len(out)}")
 
 
+def row_bytes(like: torch.Tensor) -> int:
+    """Of one entry of the first dimension."""
+    return like.element_size() * like.shape[1:].numel()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8, one-dimensional, the same memory: libraries do not know every dtype."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
 class Done:
     """The handle of what was over when the call that issued it returned."""
 

@@ -101,13 +101,3 @@ class Watch:
 
 def _nothing() -> None:
     pass
-
-
-def row_bytes(like: torch.Tensor) -> int:
-    """Of one entry of the first dimension."""
-    return like.element_size() * like.shape[1:].numel()
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8, one-dimensional, the same memory: libraries do not know every dtype."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
