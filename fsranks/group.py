@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import functools
 import json
+import os
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from fsranks import processes
 from fsranks.board import StoreLost
 from fsranks.errors import PeerError
 from fsranks.place import Place, board_of, name_ranks
@@ -57,6 +59,7 @@ class ControlGroup:
         self._busy = threading.Lock()
         self._posted = False
         self._reason: str | None = None
+        self._neighbours: dict[int, int] = {}  # processes of this machine, by rank
         self._gloo: Any = self._connect()
         # A daemon thread that is inside gloo when the interpreter ends would end the process by std::terminate.
         self._at_exit = functools.partial(_end_at_exit, weakref.ref(self))
@@ -97,6 +100,15 @@ class ControlGroup:
     def begin(self, part: Part) -> "Begun":
         """Issue one part and come back. Those begun are waited for in order, before anything else is asked."""
         return Begun(self, self._run(lambda gloo: _issue(gloo, part)))
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks are processes of this machine."""
+        return len(self._neighbours) == self.world_size - 1
+
+    def gone(self) -> list[int]:
+        """The ranks of this machine whose process has ended."""
+        return [rank for rank, pid in self._neighbours.items() if not processes.runs(pid)]
 
     def abort(self, reason: str) -> None:
         """Close all connections: a collective that blocks here raises at once, the other ranks' next one too.
@@ -186,7 +198,9 @@ class ControlGroup:
 
     def _connect(self) -> Any:
         """Gloo's group, once every rank has one. A connection that breaks while it is made is made again by all."""
-        self._board.post(f"here/{self.rank}", "", self._grace_s)
+        mine = json.dumps({"machine": processes.machine(), "pid": os.getpid()})
+        self._board.post(f"here/{self.rank}", mine, self._grace_s)
+        here = {rank: f"here/{rank}" for rank in range(self.world_size)}
         for number in range(_TRIES):
             try:
                 gloo, failure = self._connect_once(number), ""
@@ -195,11 +209,12 @@ class ControlGroup:
                 self._check_here(failure)
             self._board.post(f"connected/{number}/{self.rank}", failure, self._grace_s)
             keys = {f"connected/{number}/{rank}": rank for rank in range(self.world_size)}
-            notes = self._board.wait(keys, self.timeout_s + self._grace_s)
+            notes = self._board.wait([*keys, *here.values()], self.timeout_s + self._grace_s)
             if silent := [rank for key, rank in keys.items() if key not in notes]:
                 raise PeerError(f"the ranks could not connect over gloo: {name_ranks(silent)} did not say if they can")
             failures = {rank: notes[key] for key, rank in keys.items() if notes[key]}
             if not failures:
+                self._neighbours = _neighbours({rank: notes[key] for rank, key in here.items()}, self.rank)
                 return gloo
             del gloo  # its connections end before the next ones are made
         rank, failure = next(iter(failures.items()))
@@ -233,6 +248,9 @@ class ControlGroup:
         if told:
             return "; ".join(told)
         missing = [rank for rank in others if rank not in given]
+        if ended := [rank for rank in missing if rank in self.gone()]:
+            # The others may only wait for this rank, elsewhere.
+            return f"the process of {name_ranks(ended)} has ended. Look at the log of that rank"
         remedy = "Look at the log of that rank; if it was only busy (evaluation, checkpoint), raise timeout_s"
         if missing:
             return f"{name_ranks(missing)} did not answer within {max(waited_s, 0.1):.1f} s: dead or stopped. {remedy}"
@@ -273,6 +291,14 @@ class _Queue:
     def wait(self) -> None:
         while self._works:
             self._works.popleft().wait()
+
+
+def _neighbours(notes: dict[int, str], rank: int) -> dict[int, int]:
+    """The processes of the other ranks that are on this one's machine."""
+    given = {peer: json.loads(note) for peer, note in notes.items()}
+    return {
+        peer: each["pid"] for peer, each in given.items() if peer != rank and each["machine"] == given[rank]["machine"]
+    }
 
 
 def _issue(gloo: Any, part: Part) -> dist.Work:

@@ -1,7 +1,10 @@
 """Several exchanges in a row over one ControlGroup: order, how many are under way, and what ends them."""
 
+import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from worlds import shared_world
+from worlds import World, shared_world
 
 from fsranks.errors import PeerError
 from fsranks.group import ControlGroup, Part
@@ -263,3 +266,26 @@ def test_a_connection_that_breaks_while_it_is_made_is_made_again_by_all_ranks() 
 def test_connections_that_keep_breaking_are_given_up_by_all_ranks() -> None:
     for text in shared_world(SIZE).run(connect_badly, 9):
         assert "in 3 tries: rank 1: Read error: Connection reset by peer" in text
+
+
+def die_while_one_is_busy(rank: int, world_size: int) -> str:
+    """Rank 1 dies; rank 2 has other things to do and hears of nothing before rank 0 has given its verdict."""
+    group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        time.sleep(5)
+    with pytest.raises(PeerError) as caught:
+        group.all_gather(np.zeros(1))
+    assert group.gone() == [1]
+    group.close("done")
+    return str(caught.value)
+
+
+def test_who_is_only_busy_is_not_taken_for_dead() -> None:
+    with World(SIZE) as world:
+        first, _, busy = world.run(die_while_one_is_busy, lost=[1])
+    for said in (first, busy):
+        assert "the process of rank 1 has ended" in said
+        assert "2" not in said.partition("gloo said")[0].replace("exchange 0 between the ranks failed on rank 2", "")

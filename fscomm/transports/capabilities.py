@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from fscomm.transports.handshake import machine
+from fsranks.processes import machine
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def read(device: torch.device) -> Capabilities:
     """
     found: dict[str, Any] = {
         "device": device.type,
-        "host": str(machine()),
+        "host": machine(),
         "torch": torch.__version__,
         "nccl4py": _or_none(lambda: importlib.metadata.version("nccl4py")),
         "cuda_bindings": _or_none(lambda: importlib.metadata.version("cuda-bindings")),

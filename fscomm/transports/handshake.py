@@ -5,9 +5,7 @@ and sizes that disagree end the process inside NCCL or write over somebody else'
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,13 +32,11 @@ class Handshake:
         self.timeout_s = timeout_s
         self.group = ControlGroup(place, timeout_s=timeout_s)
         self._verify = verify
-        processes = self._gather(np.array([machine(), os.getpid()], np.int64))
-        self._here = {r: int(pid) for r, (machine, pid) in enumerate(processes) if machine == processes[self.rank][0]}
 
     @property
     def one_host(self) -> bool:
         """Whether all ranks are processes of this machine."""
-        return len(self._here) == self.world_size
+        return self.group.one_host
 
     def agree(
         self, operation: str, like: torch.Tensor, out_splits: Sequence[int] = (), in_splits: Sequence[int] = ()
@@ -69,7 +65,7 @@ class Handshake:
 
     def gone(self) -> list[int]:
         """The ranks of this machine whose process has ended."""
-        return [rank for rank, pid in self._here.items() if rank != self.rank and not _runs(pid)]
+        return self.group.gone()
 
     def _splits(self, out_splits: Sequence[int], in_splits: Sequence[int]) -> list[int]:
         """Always as many numbers: ranks that are not at the same operation can still tell each other."""
@@ -99,19 +95,3 @@ class Handshake:
 
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-
-
-def machine() -> int:
-    """A number that the processes of this machine share: of its boot, and of the namespace that names processes."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    space = Path("/proc/self/ns/pid")
-    return _digest(f"{boot.read_text()} {os.readlink(space)}") if boot.exists() and space.is_symlink() else os.getpid()
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process runs; one that has ended and was not collected by its parent does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in "ZX"
