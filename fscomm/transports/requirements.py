@@ -16,7 +16,7 @@ Rule = Callable[[Records], str | None]
 ZERO_CTA = (2, 28)
 ZERO_CTA_ACROSS_HOSTS = (2, 30, 7)
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
-SHM_BYTES = 64 << 20  # per rank; rings grow beyond, and then say what they lack
+SHM_BYTES = 64 << 20  # from one rank to another, at most: four slots of four rings
 
 
 def problem(name: str, records: Records) -> str | None:
@@ -51,7 +51,7 @@ def _one_host(records: Records) -> str | None:
 
 
 def _shm(records: Records) -> str | None:
-    needed = SHM_BYTES * len(records)
+    needed = SHM_BYTES * len(records) * (len(records) - 1)
     lacking = _listed(
         records,
         lambda record: record.shm_free_bytes is None or record.shm_free_bytes < needed,

@@ -131,6 +131,11 @@ def test_auto_uses_only_what_is_proven(records, able):
         (gpus(r3={"host": "b"}), "copy-engine", "one host, ranks 0, 1, 2 and rank 3 are apart"),
         (cpus(r1={"host": "b"}), "copy-engine", "one host, ranks 0, 2 and rank 1 are apart"),
         (cpus(r2={"shm_free_bytes": None}), "copy-engine", "rank 2 has no /dev/shm"),
+        (
+            cpus(r2={"shm_free_bytes": 383 << 20}),
+            "copy-engine",
+            "rank 2 has too little free in /dev/shm, which needs 384",
+        ),
         (cpus(), "nccl", "on the CPU"),
         (gpus(), "gloo", "host-staged"),
         (gpus(r2={"cuda_bindings": None}), "copy-engine", "rank 2 has no cuda.bindings"),
