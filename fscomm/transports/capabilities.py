@@ -45,7 +45,6 @@ class Capabilities:
             (over PCIe), none. A process that sees only its own device knows nothing.
         environment: those of `ENVIRONMENT` that are set.
         pinned: whether host memory can be page-locked.
-        shm_free_bytes: free in /dev/shm.
     """
 
     device: str
@@ -61,7 +60,6 @@ class Capabilities:
     reach: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     pinned: bool = False
-    shm_free_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -92,7 +90,6 @@ def read(device: torch.device) -> Capabilities:
         "nccl4py": _or_none(lambda: importlib.metadata.version("nccl4py")),
         "cuda_bindings": _or_none(lambda: importlib.metadata.version("cuda-bindings")),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        "shm_free_bytes": _or_none(_shm_free_bytes),
     }
     return Capabilities(**found, **(_of_gpu(device) if device.type == "cuda" else {}))
 
@@ -150,8 +147,3 @@ def _nvlinks() -> list[list[int]]:
 
     detect = _distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]
     return detect(_autograd.DeviceType.CUDA, "nvlink").matrix
-
-
-def _shm_free_bytes() -> int:
-    found = os.statvfs("/dev/shm")
-    return found.f_bavail * found.f_frsize

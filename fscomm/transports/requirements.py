@@ -16,7 +16,6 @@ Rule = Callable[[Records], str | None]
 ZERO_CTA = (2, 28)
 ZERO_CTA_ACROSS_HOSTS = (2, 30, 7)
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
-SHM_BYTES = 64 << 20  # from one rank to another, at most: four slots of four rings
 
 
 def problem(name: str, records: Records) -> str | None:
@@ -48,16 +47,6 @@ def _one_host(records: Records) -> str | None:
     if len(hosts) == 1:
         return None
     return f"all ranks must be on one host, {' and '.join(name_ranks(ranks) for ranks in hosts.values())} are apart"
-
-
-def _shm(records: Records) -> str | None:
-    needed = SHM_BYTES * len(records) * (len(records) - 1)
-    lacking = _listed(
-        records,
-        lambda record: record.shm_free_bytes is None or record.shm_free_bytes < needed,
-        lambda record: "no /dev/shm" if record.shm_free_bytes is None else "too little free in /dev/shm",
-    )
-    return lacking and f"{lacking}, which needs {needed >> 20} MiB (docker: --shm-size)"
 
 
 def _pinned(records: Records) -> str | None:
@@ -190,7 +179,7 @@ _FOR_NCCL_CE = (
 _RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
     ("gloo", "cpu"): (),
     ("host-staged", "cpu"): (),
-    ("copy-engine", "cpu"): (_one_host, _shm),
+    ("copy-engine", "cpu"): (_one_host,),
     ("nccl-ce", "cpu"): (_never("the tables are on the CPU"),),
     ("nccl", "cpu"): (_never("the tables are on the CPU"),),
     ("gloo", "cuda"): (_never("the tables are on GPUs; host-staged takes their rows over gloo"),),

@@ -17,7 +17,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.streams import in_circle
 from fsranks.place import name_ranks
 
-_FOLDER = Path("/dev/shm")
+NAME = "fscomm"  # in lists of what a process has mapped
 _JOIN_S = 5.0
 _SHORTEST_S, _LONGEST_S = 20e-6, 2e-3  # between two looks at a word
 
@@ -25,12 +25,12 @@ _SHORTEST_S, _LONGEST_S = 20e-6, 2e-3  # between two looks at a word
 class SharedMemory:
     """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
 
-    Memory is one file per rank in /dev/shm. It never has a name, the others open it through its owner's /proc, so that
-    nothing is left behind whoever is killed when. Every rank raises if one cannot.
+    Memory is one file per rank that lies in memory (memfd) and has no name: the others open it through its owner's
+    /proc, so that nothing is left behind whoever is killed when. Every rank raises if one cannot.
 
     Raises:
         ValueError: the ranks are not all processes of this host.
-        OSError: /dev/shm is too small, or cannot be used.
+        OSError: there is no memory left.
     """
 
     def __init__(self, handshake: Handshake) -> None:
@@ -49,7 +49,7 @@ class SharedMemory:
 
         def make() -> None:
             nonlocal file
-            file = os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
+            file = os.memfd_create(NAME)
             _reserve(file, nbytes)
 
         try:
@@ -93,12 +93,11 @@ class SharedMemory:
         codes = self._group.all_gather(np.array([0 if failure is None else failure.errno or 1]))[:, 0]
         if failed := np.flatnonzero(codes).tolist():
             code = int(codes[failed[0]])
-            needed, free = nbytes * self.world_size, os.statvfs(_FOLDER)
             raise OSError(
                 code,
-                f"{name_ranks(failed)} could not make or open memory in {_FOLDER}: {os.strerror(code)}. The "
-                f"{self.world_size} ranks need {needed >> 20} MiB for one ring, {free.f_bavail * free.f_frsize >> 20} "
-                "MiB are free: enlarge it (docker run --shm-size, mount -o remount,size=...), or use gloo",
+                f"{name_ranks(failed)} could not make or open memory that the ranks share: {os.strerror(code)}. The "
+                f"{self.world_size} ranks need {nbytes * self.world_size / (1 << 20):.1f} MiB more for one ring: "
+                "give them more memory, or use gloo",
             ) from failure
         return result
 

@@ -10,7 +10,7 @@ from fscomm.transports.capabilities import Capabilities, read
 from fscomm.transports.choose import NAMES, choose
 
 MASK = "CUDA_DEVICE_MAX_CONNECTIONS"
-CPU = Capabilities(device="cpu", host="a", torch="2.13.0", shm_free_bytes=8 << 30)
+CPU = Capabilities(device="cpu", host="a", torch="2.13.0")
 GPU = Capabilities(
     device="cuda",
     host="a",
@@ -22,7 +22,6 @@ GPU = Capabilities(
     cuda_bindings="13.5.0",
     driver=13000,
     pinned=True,
-    shm_free_bytes=8 << 30,
     environment={MASK: "32"},
 )
 
@@ -43,7 +42,6 @@ ABLE = [
     ("gpus alike", gpus(), {"nccl", "nccl-ce", "copy-engine", "host-staged"}),
     ("cpus alike", cpus(), {"gloo", "copy-engine", "host-staged"}),
     ("cpus apart", cpus(r1={"host": "b"}), {"gloo", "host-staged"}),
-    ("cpus, a full /dev/shm", cpus(r2={"shm_free_bytes": 1 << 20}), {"gloo", "host-staged"}),
     ("gpus apart", gpus(r3={"host": "b"}), {"nccl", "host-staged"}),
     (
         "gpus apart, new nccl",
@@ -130,12 +128,6 @@ def test_auto_uses_only_what_is_proven(records, able):
         (gpus(r3={"host": "b"}), "nccl-ce", "ranks 0, 1, 2, 3 have NCCL 2.29.7, needs 2.30.7"),
         (gpus(r3={"host": "b"}), "copy-engine", "one host, ranks 0, 1, 2 and rank 3 are apart"),
         (cpus(r1={"host": "b"}), "copy-engine", "one host, ranks 0, 2 and rank 1 are apart"),
-        (cpus(r2={"shm_free_bytes": None}), "copy-engine", "rank 2 has no /dev/shm"),
-        (
-            cpus(r2={"shm_free_bytes": 383 << 20}),
-            "copy-engine",
-            "rank 2 has too little free in /dev/shm, which needs 384",
-        ),
         (cpus(), "nccl", "on the CPU"),
         (gpus(), "gloo", "host-staged"),
         (gpus(r2={"cuda_bindings": None}), "copy-engine", "rank 2 has no cuda.bindings"),

@@ -27,9 +27,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 
 
 def held() -> int:
-    """Files in /dev/shm that this process has open or mapped."""
+    """Memory of rings that this process has open or mapped."""
     links = [os.readlink(link.path) for link in os.scandir("/proc/self/fd") if os.path.islink(link.path)]
-    return sum("/dev/shm/" in line for line in [*links, *Path("/proc/self/maps").read_text().splitlines()])
+    return sum("/memfd:fscomm" in line for line in [*links, *Path("/proc/self/maps").read_text().splitlines()])
 
 
 def a_ring(timeout_s: float = TIMEOUT_S, *, slots: int = 3, slot_bytes: int = 128, most: int = 4096) -> Ring:
@@ -231,7 +231,9 @@ def too_small(rank: int, size: int) -> str:
 
     shared_memory._reserve = full
     try:
-        with pytest.raises(OSError, match="rank 1 could not make or open memory in /dev/shm: No space left") as caught:
+        with pytest.raises(
+            OSError, match="rank 1 could not make or open memory that the ranks share: No space left"
+        ) as caught:
             StreamFabric(SharedMemory(handshake))
     finally:
         shared_memory._reserve = reserve
@@ -242,7 +244,7 @@ def too_small(rank: int, size: int) -> str:
 
 def test_too_little_memory_is_told_on_all_ranks_with_what_to_do() -> None:
     for text in shared_world(3).run(too_small):
-        assert "--shm-size" in text
+        assert "MiB more for one ring" in text
 
 
 def test_memory_is_there_when_it_was_promised(tmp_path: Path) -> None:

@@ -258,8 +258,8 @@ def input_errors(rank: int, world_size: int, name: str) -> None:
 
 
 def in_shared_memory() -> set[str]:
-    """The shared memory that this process maps."""
-    return {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line}
+    """The shared memory that this process maps, by inode."""
+    return {line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:fscomm" in line}
 
 
 def left_open() -> tuple[int, int, int]:
