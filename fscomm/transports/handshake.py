@@ -50,7 +50,7 @@ class Handshake:
         size = row_bytes(like)
         word = [_OPERATIONS.index(operation), _digest(str(like.dtype)), size]
         largest = size * max([*out_splits, *in_splits], default=0)
-        of_all = self._gather(np.array([*word, largest, *self._splits(out_splits, in_splits)], np.int64))
+        of_all = self.group.tell_all(np.array([*word, largest, *self._splits(out_splits, in_splits)], np.int64))
         for what, column in zip(_SAME, of_all.T, strict=False):
             if (column != column[0]).any():
                 shown = [_OPERATIONS[c] for c in column] if what == "operation" else column.tolist()
@@ -61,7 +61,7 @@ class Handshake:
 
     def everywhere(self, here: bool) -> bool:
         """Whether all ranks say so. Blocks for all ranks. Raises PeerError."""
-        return bool(self._gather(np.array([here], np.int64)).all())
+        return bool(self.group.tell_all(np.array([here], np.int64)).all())
 
     def gone(self) -> list[int]:
         """The ranks of this machine whose process has ended."""
@@ -72,14 +72,6 @@ class Handshake:
         if not self._verify:
             return []
         return [*out_splits, *in_splits] if out_splits else [0] * (2 * self.world_size)
-
-    def _gather(self, word: np.ndarray) -> np.ndarray:
-        """[W, n]; every rank sends its few numbers to all, as gloo's own all-gather goes round a ring."""
-        size = self.world_size
-        sent = torch.from_numpy(np.concatenate([word] * size))
-        received = torch.empty_like(sent)
-        self.group.all_to_all(received, sent, [len(word)] * size, [len(word)] * size)
-        return received.numpy().reshape(size, len(word))
 
     def _compare(self, splits: np.ndarray) -> None:
         expected, sent = splits[:, : self.world_size], splits[:, self.world_size :].T

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_schedule import Clock
 from worlds import shared_world
 
 from fscomm.device import Host
@@ -25,14 +26,6 @@ from fsranks.place import resolve
 BUDGET = 100
 SIZES = st.integers(0, 40).map(lambda entries: 4 * entries)
 DEADLINE_S = 20
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Wire(AloneTransport):

@@ -202,7 +202,8 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
 
 
 def test_a_row_larger_than_a_chunk_travels_alone() -> None:
-    assert replace(two_tables(0), chunk_bytes=ROW_BYTES - 1).chunk_rows == 1
+    rows = replace(two_tables(0), chunk_bytes=ROW_BYTES - 1).chunk_rows
+    assert plan.chunks([2, 1], 2, rows).splits == [[1, 1], [1, 0]]
 
 
 def test_a_chunk_is_what_a_rank_sends_to_all_others() -> None:
