@@ -75,7 +75,7 @@ class ControlGroup:
         return out
 
     def tell_all(self, mine: np.ndarray) -> np.ndarray:
-        """As `all_gather`, of few numbers [n, ...]: to every rank directly, where gloo's own goes round a ring of them."""
+        """As `all_gather`, of few numbers [n, ...]: each rank tells every other, where gloo's own goes round a ring."""
         sizes = [len(mine)] * self.world_size
         sent = torch.from_numpy(np.concatenate([mine] * self.world_size))
         received = torch.empty_like(sent)
