@@ -8,7 +8,7 @@ from fscomm.transports.choose import NAMES
 from fscomm.transports.cuda_driver import CudaDriver, CudaStreams, engine_copy
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.host import host_collective
+from fscomm.transports.host import host_collective, host_collectives
 from fscomm.transports.nccl import NcclTransport, nccl_backend
 from fscomm.transports.nccl_windows import NcclWindows
 from fscomm.transports.padded import PaddedTransport
@@ -26,11 +26,13 @@ def split_name(name: str) -> tuple[str, str]:
     """A transport and its host collective: `host-staged:NAME` brings another one than gloo.
 
     Raises:
-        ValueError: there is no such transport, or it has no host collective.
+        ValueError: there is no such transport or host collective, or a transport without one was given one.
     """
     transport, colon, host = name.partition(":")
     if transport not in NAMES or (colon and transport != "host-staged"):
         raise ValueError(f"transport must be one of auto, {', '.join(NAMES)} or host-staged:NAME, got {name!r}")
+    if colon and host not in (known := host_collectives()):
+        raise ValueError(f"the host collective of host-staged must be one of {', '.join(known)}, got {host!r}")
     return transport, host if colon else "gloo"
 
 

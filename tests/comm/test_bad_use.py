@@ -31,6 +31,7 @@ def test_no_process_group() -> None:
     ("options", "words"),
     [
         ({"transport": "carrier-pigeon"}, "transport must be one of auto, gloo, nccl"),
+        ({"transport": "host-staged:mpi"}, "must be one of gloo, shared-memory, got 'mpi'"),
         ({"transport": "gloo:shared-memory"}, "transport must be one of auto, gloo, nccl"),
         ({"timeout_s": 0}, "timeout_s must be positive"),
     ],
