@@ -8,8 +8,11 @@ from fscomm.transports.gloo import Channel
 from fsranks.errors import MismatchError
 from fsranks.place import name_ranks
 
-FAST, PLAIN, WRONG = 0, 1, 2
-_SAID = ("step", "module", "collision rows on their way", "backward passes")
+FAST, FETCH, FETCH_ALL, PLAIN, FOREIGN, WRONG = range(6)
+"""With the rows fetched ahead; the same, but the collision rows, or all rows, have to be fetched now; plainly; plainly,
+with features that were not announced; with features that the user announced otherwise, which is an error. The last of
+these that any rank wants is how all run."""
+_SAID = ("step", "module", "backward passes")
 
 
 class Agreement:
@@ -19,8 +22,8 @@ class Agreement:
         self._channel = channel
         self._recorder = recorder
 
-    def modes(self, name: str, m: int, *, step: int, collision: bool, passes: int, mode: int) -> np.ndarray:
-        """int64[W] the modes in which the ranks want to run module m in `step` (-1: in none). Blocks for all ranks.
+    def modes(self, name: str, m: int, *, step: int, passes: int, mode: int) -> np.ndarray:
+        """int64[W] the modes in which the ranks want to run module m while they hold `step` (-1: none). Blocks for all.
 
         What it waits is a straggler's: the word itself takes well under a millisecond.
 
@@ -28,7 +31,7 @@ class Agreement:
             MismatchError: on all ranks, if they are at different steps, modules or numbers of backward passes.
             AnnouncementError: on all ranks, if one of them got features that it had not announced.
         """
-        word = np.array([step, m, int(collision), passes, mode])
+        word = np.array([step, m, passes, mode])
         start = self._recorder.clock()
         with self._recorder.wait("agreement", step=step):
             words = self._channel.all_gather(word)

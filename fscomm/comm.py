@@ -150,11 +150,11 @@ class Comm:
     def flush(self) -> None:
         """Complete all deferred updates of this rank, as before reading tables. No collective.
 
-        What was fetched ahead is dropped, so tables may also be written by hand now: the next step runs plainly.
+        What was fetched ahead is dropped, so tables may also be written by hand now; the next step fetches it again.
         """
         if self._engine is not None and not self._over:
             self._engine.flush()
-            self._engine.mark_stale(range(len(self._engine.modules)), "comm.flush() was called")
+            self._engine.drop_fetched(range(len(self._engine.modules)))
 
     def report(self) -> Report:
         """What happened so far on this rank."""
@@ -220,11 +220,14 @@ class Comm:
                 target.forward = before
 
         self._undo.callback(give_back)
+        for door in engine.doors(m):
+            door.install()
+            self._undo.callback(door.remove)
         for undo in install(
             target,
             binding.fused_optimizers(target),
-            engine.flush,
-            lambda: engine.mark_stale([m], "its tables were loaded"),
+            lambda: engine.flush([m]),
+            lambda: engine.drop_fetched([m]),
         ):
             self._undo.callback(undo)
 

@@ -1,38 +1,41 @@
-"""The engine: takes batches one step ahead, forwards and backwards as they come, and keeps the order of updates.
+"""The engine: takes batches one step ahead, forwards and backwards as they come, and lets lanes do the work.
 
-Four threads. The training thread runs hooks of the user's loop; it touches no table, and no socket but for one control
-word per forward. The ids lane exchanges ids one step ahead. The urgent lane carries collision traffic, the bulk lane
-exclusive traffic.
+Four threads. The training thread runs hooks of the user's loop; it touches tables in a module's own forward only, and
+no socket but for one control word per forward. The ids lane exchanges ids one step ahead. The urgent lane carries
+collision traffic, the bulk lane exclusive traffic. When tables may be touched is the law of `order.py`; this file says
+what there is to do, in the order of the user's loop.
 
-Order, for step n (R_n the rows that all ranks use in it):
-- exclusive rows of n+1 (not in R_n) are looked up after all gradients of n-1 and before: same lane, in this order;
-- collision rows of n+1 (in R_n) are looked up after the collision gradients of n: one piece of work of the urgent lane;
-- deferred gradients of n (rows not in R_n+1) are applied before the exclusive rows of n+2 are looked up: same lane.
-Work that may run at the same time in both lanes is on disjoint rows. Whatever does not fit this order (a backward pass
-that comes late, a forward that was not announced, tables loaded by hand) is done after all that is pending, and what
-was fetched ahead is marked stale: the steps concerned run plainly, on all ranks, by the control word of their forward.
+Nothing here waits for a lane inside backward, except a forward that is called there (activation checkpointing).
 """
 
 import logging
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from fscomm import after_block
 from fscomm import torchrec_binding as binding
-from fscomm.agreement import FAST, PLAIN, WRONG
+from fscomm.agreement import FETCH, FETCH_ALL, FOREIGN, PLAIN
+from fscomm.counts import count_rows
 from fscomm.device import Device
+from fscomm.doors import Door, Update
 from fscomm.errors import NotServedError
 from fscomm.features import Snapshot
+from fscomm.gathering import Gathering
+from fscomm.gradient_tap import GradientTap
 from fscomm.ids import BATCH, END, FAILED
 from fscomm.lane import Pending
 from fscomm.links import Links
-from fscomm.merge_rows import MergeRows
+from fscomm.modes import Choice, choose, in_backward
+from fscomm.order import ANY, Rows, whole
 from fscomm.record import Recorder
 from fscomm.step import Step, Verdict
+from fscomm.table_access import TableAccess, result
 from fscomm.tables import take_hyper
 from fscomm.traffic import Gradients
 from fsranks.errors import MismatchError
@@ -44,7 +47,8 @@ log = logging.getLogger("fscomm")
 class Engine:
     """Serves `modules` on the ranks of `place`. Making it is collective.
 
-    Public methods are called by the training thread. Errors of a lane are raised by the next call that needs it.
+    Public methods are called by the training thread, `flush` by any thread. Errors of a lane are raised by the next
+    call that needs it.
     """
 
     def __init__(
@@ -64,52 +68,69 @@ class Engine:
         self._strict = strict
         self._explicit = explicit  # modules whose features the user names
         self.recorder = recorder
-        self._first = [0]
+        self._groups: list[range] = []  # by module
         for module in modules:
-            self._first.append(self._first[-1] + len(module.layouts))
-        self._layouts = [layout for module in modules for layout in module.layouts]
+            first = self._groups[-1].stop if self._groups else 0
+            self._groups.append(range(first, first + len(module.layouts)))
+        self._module_of = [m for m, groups in enumerate(self._groups) for _ in groups]
         self._kernels = [kernels for module in modules for kernels in module.kernels]
-        self._module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
         self._links = Links(modules, place, recorder, device=device, transport=transport, timeout_s=timeout_s)
         self._anchor = torch.zeros(0, requires_grad=True, device=device.where)
-        self._last_update: dict[str, Pending[None]] = {}  # by lane: those before it are done when it is
+        self._tables = TableAccess(self._links, self._groups, device)
+        self._gathering = Gathering(self._module_of, self._send_gradients)
+        self._reached: list[Step] = []  # by the backward pass that runs
+        self._pass = -1  # its number; -1 when none has brought anything
+        self._trains = threading.get_ident()
+        self._reading = ANY  # by the plain forward that runs
         self._announced: deque[Step] = deque()
+        self._to_fetch: deque[Step] = deque()  # announced, and too early to fetch
         self._newest: Step | None = None
         self._ended: Pending[Verdict] | None = None
         self._number = 0
         self._reported: set[int] = set()
         self._called: set[int] = set()
+        self._over: str | None = None
         self.current: Step | None = None
         self.forward_step: Step | None = None
+
+    def doors(self, m: int) -> list[Door]:
+        """To the tables of module m, for its own forward."""
+        return [
+            make(_Turns(self, g, number))
+            for g in self._groups[m]
+            for number, make in enumerate(self.modules[m].doors(g - self._groups[m].start))
+        ]
 
     # Batches
 
     def announce(self, given: list[Any], missing: list[str | None]) -> None:
         """The next batch: the KJT for each module, or None where there is none to prefetch, and why. Does not block."""
         self._links.check()
-        features = [None if kjt is None else Snapshot(kjt) for kjt in given]
         modules = len(self.modules)
+        before = self._newest
         step = Step(
             number=self._number,
-            follows=self._newest.number if self._newest is not None else None,
-            features=features,
+            follows=before.number if before is not None else None,
+            features=[None if kjt is None else Snapshot(kjt) for kjt in given],
             parts=[None] * modules,
             groups=[],
-            stale=list(missing),
+            plain=list(missing),
+            exclusive=[None] * modules,
             collision=[None] * modules,
             used=[False] * modules,
             backwards=[0] * modules,
         )
         self._number += 1
-        before, self._newest = self._newest, step
+        self._newest = step
         if before is None:
             self._announced.clear()  # a loop that was left, and another one starts
         self._announced.append(step)
-        pending = list(self._last_update.values())
         step.arrived = self._links.submit("ids", lambda: self._exchange_ids(step.number, before, step, BATCH, given))
         if before is not None:
-            before.planned = step.arrived
-        step.exclusive = self._links.submit("bulk", lambda: self._fetch_exclusive(step, pending))
+            before.next, before.planned = step.number, step.arrived
+        self._to_fetch.append(step)
+        if self.current is None or not self.current.open:
+            self._fetch()
 
     def end(self, *, failed: bool = False) -> None:
         """There is no next batch: the loader ended, or raised. Does not block."""
@@ -130,9 +151,10 @@ class Engine:
         if self.current is not None:
             for m in set(range(len(self.modules))) - self._called:
                 self._note_plain(m, f"step {self.current.number}: its forward was not called")
+            self._tables.forget(self.current, range(len(self.modules)))
         self._called.clear()
         with self.recorder.wait("ids", step=step.number):
-            verdict = self._await(step.arrived)
+            verdict = result(step.arrived)
         self.current = step
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
@@ -142,7 +164,7 @@ class Engine:
         self.current = None
         self.flush()
         if self._ended is not None:
-            verdict = self._await(self._ended)
+            verdict = self._ended.result()
             if verdict.stop is not None:
                 raise MismatchError(verdict.stop)
 
@@ -151,69 +173,56 @@ class Engine:
     ) -> Verdict:
         """In the ids lane."""
         self._links.gate.wait()  # nothing needs the ids soon, but the collision rows of the step before are waited for
-        requests: list[Any] = [None] * len(self._layouts)
+        requests: list[Any] = [None] * len(self._module_of)
         with self.recorder.span("ids", step=number if step is not None else None):
             if step is not None:
                 for m, kjt in enumerate(given):
                     if kjt is not None:
-                        step.parts[m], found = self.modules[m].prepare(kjt)
-                        requests[self._first[m] : self._first[m + 1]] = found
+                        groups = self._groups[m]
+                        step.parts[m], requests[groups.start : groups.stop] = self.modules[m].prepare(kjt)
             verdict = self._links.stage.run(number, before, step, status, requests)
         if step is not None:
-            self._count(step)
+            layouts = [layout for module in self.modules for layout in module.layouts]
+            count_rows(self.recorder, step, layouts)
         return verdict
 
-    def _fetch_exclusive(self, step: Step, pending: list[Pending[None]]) -> None:
-        """In the bulk lane."""
-        for update in pending:
-            update.result()
-        verdict = self._await(step.arrived)
-        if verdict.stop is None:
-            groups = [g for g, ahead in enumerate(step.groups) if ahead is not None]
-            self._links.bulk.send_rows(step, groups, collision=False)
+    def _fetch(self) -> None:
+        """Start to fetch the exclusive rows of the steps that waited for it.
+
+        The rows of a step are best fetched after the last backward pass that may come before its forward, except that
+        of the step between: until the held batch had its backward pass, or the next one its forward.
+        """
+        while self._to_fetch:
+            self._tables.fetch_exclusive(self._to_fetch.popleft(), range(len(self.modules)))
 
     # Forward
 
     def forward(self, m: int, features: Any) -> Any:
         """The output of module m, bitwise that of its own forward."""
+        self._trains = threading.get_ident()
+        self._end_failed_pass()
         self._links.check()
         self._called.add(m)
-        module = self.modules[m]
-        if not torch.is_grad_enabled():
-            self.flush()
-            return module.plain(features)
         step = self.current
-        if torch._C._current_graph_task_id() != -1:
-            self.report_plain(m, "it is called again inside backward (activation checkpointing)")
-            return self._run_plainly(m, None, features)
-        if step is None or step.used[m]:
-            unannounced = "no batch was announced for it: use comm.lookahead(loader)"
-            self.report_plain(m, unannounced if step is None else "it is used more than once in a forward")
-            self._agree(m, None, PLAIN)
-            return self._run_plainly(m, None, features)
-        step.used[m] = True
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-            self.report_plain(m, "hooks on saved tensors are active (activation checkpointing)")
-            return self._run_plainly(m, step, features)
-        if step.groups[self._first[m]] is None:
-            if (why := step.stale[m]) is not None:
-                self.report_plain(m, why)
-            elif step.features[m] is not None:
-                self._note_plain(m, f"step {step.number}: another rank could not announce its features")
-            return self._run_plainly(m, step, features)
-        return self._run_announced(m, step, features)
+        if torch.is_grad_enabled() and (step is None or not step.open):
+            self._fetch()
+        choice = choose(m, step, features, served=self._is_served(m, step), explicit=m in self._explicit)
+        if choice.why is not None:
+            self._say(m, choice)
+        modes = self._agree(m, step, choice.mode)
+        mode = modes.max()
+        if step is not None and torch.is_grad_enabled():
+            if not in_backward():
+                self._begin(m, step)
+            if mode < PLAIN:
+                return self._run_fast(m, step, mode)
+            if choice.mode < PLAIN:
+                others = name_ranks(np.nonzero(modes >= PLAIN)[0].tolist())
+                self._note_plain(m, f"step {step.number}: {others} could not use what was fetched ahead")
+        return self._run_plainly(m, step, features, foreign=mode == FOREIGN)
 
-    def _run_announced(self, m: int, step: Step, features: Any) -> Any:
-        announced = step.features[m]
-        foreign = announced is None or not announced.matches(features)
-        why = "it got other features than the batch holds" if foreign else step.stale[m]
-        modes = self._agree(m, step, WRONG if foreign and m in self._explicit else PLAIN if why else FAST)
-        if not modes.any():
-            self._begin_forward(step)
-            return self._run_fast(m, step)
-        why = why or f"{name_ranks(np.nonzero(modes)[0].tolist())} could not use what was fetched ahead"
-        self._note_plain(m, f"step {step.number}: {why}")
-        return self._run_plainly(m, step, features, foreign=foreign)
+    def _is_served(self, m: int, step: Step | None) -> bool:
+        return step is not None and all(step.groups[g] is not None for g in self._groups[m])
 
     def _agree(self, m: int, step: Step | None, mode: int) -> np.ndarray:
         before = self.forward_step
@@ -221,127 +230,122 @@ class Engine:
             self.modules[m].name,
             m,
             step=step.number if step is not None else -1,
-            collision=step is not None and step.collision[m] is not None,
             passes=before.backwards[m] if before is not None else 0,
             mode=mode,
         )
         self._links.gate.settle()
         return modes
 
-    def _run_fast(self, m: int, step: Step) -> Any:
-        module = self.modules[m]
-        groups = range(self._first[m], self._first[m + 1])
+    def _begin(self, m: int, step: Step) -> None:
+        """A forward of module m on the held batch, which backward may come back to."""
+        step.used[m] = step.open = True
+        self._tables.forget(step, [m])
+        self.forward_step = step
+
+    def _run_fast(self, m: int, step: Step, mode: int) -> Any:
+        """With the rows fetched ahead, or what is left of them."""
+        groups = self._groups[m]
         for g in groups:
             step.hypers[g] = [take_hyper(kernel) for kernel in self._kernels[g]]
+        if mode >= FETCH:  # the step before had no backward pass, maybe not even a forward
+            self._tables.fetch_collision(step, m)
+        if mode >= FETCH_ALL:  # an update came that was not expected
+            self._tables.fetch_exclusive(step, [m])
         with self.recorder.wait("exclusive rows", step=step.number):
-            self._await(step.exclusive)
-        if step.collision[m] is None:
-            # The step before had no backward, maybe not even a forward: only now that the exclusive rows are here is
-            # it certain that the bulk lane has applied what came before them.
-            self._send_collision(step, {}, None, [m])
+            result(step.exclusive[m])
         with self.recorder.wait("collision rows", step=step.number):
-            self._await(step.collision[m])
+            result(step.collision[m])
         step.nodes.update(groups)
         self._device.reads(*step.parts[m], *(each for g in groups for each in step.fetched(g)))
-        rows = [MergeRows.apply(self._anchor, step.groups[g], partial(self._take_gradient, step, g)) for g in groups]
-        return module.output(step.parts[m], rows)
+        rows = [
+            GradientTap.apply(self._anchor, buffer.index_select(0, index), partial(self._take_gradient, step, g))
+            for g in groups
+            for buffer, index in [step.fetched(g)]
+        ]
+        return self.modules[m].output(step.parts[m], rows)
 
-    def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool = False) -> Any:
-        """The module's own forward, after all that is pending; its update is the module's own, at backward.
+    def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:
+        """The module's own forward. Its kernels read and update in turn.
 
-        `foreign`: the features are not those of which the other ranks were told.
+        foreign: on some rank the features are not those that were announced.
         """
-        module = self.modules[m]
-        self.flush()
-        if step is not None:
-            self._begin_forward(step)
-        result = module.plain(features)
-
-        def watch(output: dict[str, Any]) -> None:
-            for tensor in {id(jagged.values()): jagged.values() for jagged in output.values()}.values():
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda gradient: self._plain_gradient(m, step, foreign))
-
-        binding.on_result(result, watch)
-        return result
-
-    def _begin_forward(self, step: Step) -> None:
-        if self.forward_step is not None and self.forward_step is not step:
-            self.forward_step.successor = None  # a graph that the user keeps shall not keep all steps after it
-        self.forward_step = step
+        outside = self._reading
+        self._reading = ANY if step is None or foreign else whole(step.number)
+        try:
+            output = self.modules[m].plain(features)
+        finally:
+            self._reading = outside
+        if torch.is_grad_enabled():
+            # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
+            binding.on_gradient(output, lambda: self._reach(step))
+        return output
 
     # Backward
 
     def _take_gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
-        """The gradient of one group is here; the last of a pass sends all of them."""
-        if not step.gradients:
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._send_gradients(step))
-        step.gradients[group] = gradient
-        if len(step.gradients) == len(step.nodes):
-            self._send_gradients(step)
+        self._reach(step)
+        self._gathering.take(step, group, gradient)
 
-    def _send_gradients(self, step: Step) -> None:
-        if not step.gradients:
+    def _may_read(self, group: int) -> Rows:
+        """A kernel is about to read, and waits for all updates of its module before that."""
+        m = self._module_of[group]
+        self._gathering.send_before(m)
+        self.flush([m])
+        return self._reading
+
+    def _take_plain_update(self, group: int, number: int, read: Rows | None, update: Update) -> None:
+        """Backward has reached a kernel that ran plainly; `read`: what that forward read, where it is known."""
+        m = self._module_of[group]
+        self._gathering.send_before(m)
+        self._tables.update_plainly(m, group, number, read or ANY, update)
+
+    def _reach(self, step: Step | None) -> None:
+        """A backward pass is at a forward of `step`."""
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            self._pass = number
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+        if step is not None:
+            self._reached.append(step)
+
+    def _end_pass(self) -> None:
+        self._pass = -1
+        self._gathering.send_rest()
+        for step in self._reached:
+            step.open = False
+        self._reached.clear()
+        if self._over is None:
+            self._fetch()
+
+    def _end_failed_pass(self) -> None:
+        """A backward pass that raised has ended without a word; what it had reached is updated in a plain loop, too."""
+        if self._pass != -1 and not in_backward() and threading.get_ident() == self._trains:
+            self._end_pass()
+
+    def _send_gradients(self, step: Step, gradients: Gradients) -> None:
+        """Update the tables with what a backward pass brought for the forward of `step`."""
+        modules = sorted({self._module_of[g] for g in step.nodes})
+        for m in modules:
+            step.backwards[m] += 1
+        if self._over is not None:
+            self._update_after_the_block(step, gradients, modules)
             return
         self._links.check()
-        gradients, step.gradients = step.gradients, {}
-        for m in {self._module_of[g] for g in step.nodes}:
-            step.backwards[m] += 1
-        with self.recorder.wait("ids", step=step.number):
-            self._await(step.planned)
-        groups = sorted(step.nodes)
-        if self._is_late(step):
-            self.flush()
-            self._submit_update("bulk", lambda: self._update_late(step, gradients, groups))
-            self.mark_stale(range(len(self.modules)), "a backward pass came after the next forward")
-            return
-        successor = step.successor
-        if successor is not None:
-            modules = sorted({self._module_of[g] for g in groups})
-            self._send_collision(successor, gradients, step, modules)
-        self._submit_update("bulk", lambda: self._links.bulk.update(step, gradients, groups, collision=False))
-
-    def _send_collision(self, step: Step, gradients: Gradients, before: Step | None, modules: list[int]) -> None:
-        """Start the urgent work: collision gradients of `before`, then the collision rows of `step`."""
-        groups = [g for g, ahead in enumerate(step.groups) if ahead is not None and self._module_of[g] in modules]
-
-        def work() -> None:
-            if before is not None:
-                self._links.urgent.update(before, gradients, before_groups, collision=True)
-            self._links.urgent.send_rows(step, groups, collision=True)
-
-        def leave() -> None:
-            self._device.wait(future.mark)
-            self._links.urgent.meet()  # the wire is free when all ranks have their rows
-            self._links.gate.leave(expecting=self.forward_step is not step)
-
-        before_groups = sorted(before.nodes) if before is not None else []
-        self._links.gate.enter()
-        future = self._submit_update("urgent", work)
-        self._links.submit("urgent", leave)
-        for m in modules:
-            step.collision[m] = future
-
-    def _submit_update(self, lane: str, work: Callable[[], None]) -> Pending[None]:
-        future = self._links.submit(lane, work)
-        self._last_update[lane] = future
-        return future
-
-    def _update_late(self, step: Step, gradients: Gradients, groups: list[int]) -> None:
-        for collision in (True, False):
-            self._links.bulk.update(step, gradients, groups, collision=collision)
-
-    def _is_late(self, step: Step) -> bool:
-        """A later forward has read the tables, or rows that this step updates were fetched after it."""
-        newest = self._newest
-        return self.forward_step is not step or (
-            newest is not None and newest is not step and newest.follows != step.number
+        successor = self._to_come(step.next)
+        to_fetch = [m for m in modules if successor is not None and not successor.used[m]]
+        expecting = successor if to_fetch else self.forward_step
+        self._tables.update(
+            step, gradients, modules, successor, to_fetch, expecting=lambda: self.forward_step is not expecting
         )
 
-    def _plain_gradient(self, m: int, step: Step | None, foreign: bool) -> None:
-        """A module is about to update its tables itself."""
-        if step is None or foreign or self._is_late(step):
-            self.mark_stale([m], "its tables were updated after rows had been fetched ahead")
+    def _update_after_the_block(self, step: Step, gradients: Gradients, modules: list[int]) -> None:
+        if self._over:
+            raise RuntimeError(
+                f"this backward goes through a forward of an fscomm block that ended with an error ({self._over}): the "
+                "other ranks do not wait for its gradients any more"
+            )
+        for m in modules:
+            after_block.update(step, gradients, self.modules[m], self._groups[m])
 
     # Order and end
 
@@ -351,6 +355,13 @@ class Engine:
         if self._strict:
             raise NotServedError(f"{self.modules[m].name}: {why}")
 
+    def _say(self, m: int, choice: Choice) -> None:
+        assert choice.why is not None
+        if choice.lasting:
+            self.report_plain(m, choice.why)
+        else:
+            self._note_plain(m, choice.why)
+
     def _note_plain(self, m: int, why: str) -> None:
         """Module m runs plainly, at least once; said in the log the first time."""
         name = self.modules[m].name
@@ -359,47 +370,49 @@ class Engine:
         self._reported.add(m)
         self.recorder.fallback(name, why)
 
-    def mark_stale(self, modules: Sequence[int], why: str) -> None:
-        """What was fetched ahead for `modules` and not yet used must not be used."""
-        steps = [*self._announced, *([self.current] if self.current is not None else [])]
-        for step in steps:
+    def drop_fetched(self, modules: Iterable[int]) -> None:
+        """The tables of `modules` were written by hand: what was fetched ahead of a forward to come is stale."""
+        for step in (*self._announced, self.current):
             for m in modules:
-                if not step.used[m]:
-                    step.stale[m] = step.stale[m] or why
+                if step is not None and not step.used[m]:
+                    step.exclusive[m] = step.collision[m] = None
 
-    def flush(self) -> None:
-        """Wait until all gradients that came back are applied to the tables of this rank. No new collective."""
+    def flush(self, modules: Iterable[int] | None = None) -> None:
+        """Wait until all gradients that came back are applied to the tables of `modules` (None: all) of this rank.
+
+        No new collective.
+        """
+        self._end_failed_pass()
         self._links.gate.settle()
         with self.recorder.wait("exclusive gradients"):
-            for update in self._last_update.values():
-                self._await(update)
-        self._last_update.clear()
+            for m in range(len(self.modules)) if modules is None else modules:
+                self._tables.wait(m)
 
     def close(self, reason: str) -> None:
         """End lanes and groups; work that is under way ends first, within its deadlines."""
+        self._over = self._over or ""
         self._links.close(reason)
 
     def abort(self, reason: str) -> None:
         """Get everything that blocks out; the other ranks are given `reason`."""
+        self._over = reason
         self._links.abort(reason)
 
-    def _await(self, future: Pending[Any] | None) -> Any:
-        assert future is not None
-        return future.result()
+    def _to_come(self, number: int | None) -> Step | None:
+        """The step of this number, if the user holds it or will get it."""
+        return next((each for each in (self.current, *self._announced) if each and each.number == number), None)
 
-    def _count(self, step: Step) -> None:
-        for layout, ahead in zip(self._layouts, step.groups, strict=False):
-            if ahead is not None:
-                self.recorder.count(
-                    layout.module,
-                    step.number,
-                    occurrences=len(ahead.served.keys),
-                    colliding=ahead.colliding,
-                    unique=len(ahead.exclusive.ids) + len(ahead.collision.ids),
-                    unique_colliding=len(ahead.collision.ids),
-                )
-                sent, received = (
-                    sum(ids.occurrences) - ids.occurrences[layout.rank]
-                    for ids in (ahead.request.wire, ahead.served.wire)
-                )
-                self.recorder.bytes(layout.module, step.number, "ids", 8 * sent, 8 * received)
+
+class _Turns:
+    """When it is the turn of one kernel, or of a group without any."""
+
+    def __init__(self, engine: Engine, group: int, number: int) -> None:
+        self._engine = engine
+        self._group = group
+        self._number = number
+
+    def read(self) -> Rows:
+        return self._engine._may_read(self._group)
+
+    def update(self, read: Any, update: Update) -> None:
+        self._engine._take_plain_update(self._group, self._number, read, update)

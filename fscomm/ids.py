@@ -62,7 +62,7 @@ class IdsStage:
     ) -> Verdict:
         """Tell the others of step `number` (None with END and FAILED), and plan it and the way back of `before`.
 
-        Sets `step.groups`, `before.back` and `before.successor`, but no future.
+        Sets `step.groups` and `before.back`, but no future.
         """
         words, counts = self._sizes(number, status, requests)
         verdict = judge(words)
@@ -71,7 +71,7 @@ class IdsStage:
         self._gate.enter()
         try:
             served = self._ids(requests, counts, verdict.served)
-            shared = [self._detect(group, before, served[group]) for group in range(len(self._layouts))]
+            shared = [self._detect(group, before, step, served[group]) for group in range(len(self._layouts))]
             given = self._answers(before, requests, served, shared)
         finally:
             self._gate.leave()
@@ -80,8 +80,6 @@ class IdsStage:
                 before.back.append(self._plan_back(g, _group(before, g), shared[g], answer))
             if step is not None:
                 step.groups.append(self._plan_ahead(g, step, requests[g], served[g], shared[g], answer))
-        if before is not None:
-            before.successor = step
         return verdict
 
     def _sizes(
@@ -139,14 +137,16 @@ class IdsStage:
     def _is_served(self, group: int, modules: int) -> bool:
         return bool(modules >> self._modules[group] & 1)
 
-    def _detect(self, group: int, before: Step | None, served: Served | None) -> _Shared:
-        """Which occurrences of both steps lie on rows that both steps use; this owner's rows only."""
+    def _detect(self, group: int, before: Step | None, step: Step | None, served: Served | None) -> _Shared:
+        """Which occurrences of both steps lie on rows that both steps use; this owner's rows only.
+
+        What a step that is not served uses is not known: all rows of its neighbours count as shared with it.
+        """
         ahead = _group(before, group)
         old = ahead.served if ahead is not None else None
         if served is None:
-            return _Shared(None if old is None else torch.zeros(len(old.keys), dtype=torch.bool), None)
+            return _Shared(None if old is None else torch.full((len(old.keys),), step is not None), None)
         if old is None:
-            # What an unserved step before will update is not known, so every row waits for it.
             return _Shared(None, torch.full((len(served.keys),), before is not None))
         return _Shared(RowSet(served.keys).contains(old.keys), RowSet(old.keys).contains(served.keys))
 
@@ -201,7 +201,7 @@ class IdsStage:
         rows = shared.after[served.wire.positions]
         merge = plan.merge(request, answer.after, answer.largest_exclusive, layout.chunk_rows)
         if answer.irregular:
-            step.stale[self._modules[group]] = "an id lies outside its table"
+            step.plain[self._modules[group]] = "an id lies outside its table"
         return GroupAhead(
             request=request,
             served=served,

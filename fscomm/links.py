@@ -5,7 +5,7 @@ every rank by the thread that makes the engine.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fscomm import torchrec_binding as binding
 from fscomm.agreement import Agreement
@@ -49,6 +49,7 @@ class Links:
         timeout_s: float,
     ) -> None:
         self._recorder = recorder
+        self._device = device
         self._error: BaseException | None = None
         layouts = [layout for module in modules for layout in module.layouts]
         chunk_bytes = max(layout.chunk_bytes for layout in layouts)
@@ -66,8 +67,43 @@ class Links:
         self.bulk = self._traffic("bulk", "exclusive", modules, layouts, self.gate)
         self._lanes = {name: Lane(name, self._failed, device=device, background=name != "urgent") for name in LANES}
 
-    def submit(self, lane: str, work: Callable[[], T]) -> Pending[T]:
-        return self._lanes[lane].submit(work)
+    def submit(self, lane: str, work: Callable[[], T], *, after: Sequence[Pending[Any]] = ()) -> Pending[T]:
+        """Let `lane` do `work`, once all work `after` which it shall come is done."""
+
+        def in_turn() -> T:
+            for each in after:
+                each.result()
+            return work()
+
+        return self._lanes[lane].submit(in_turn)
+
+    def submit_urgent(
+        self, work: Callable[[], None], *, after: Sequence[Pending[Any]], expecting: Callable[[], bool]
+    ) -> Pending[None]:
+        """The same in the urgent lane; the wire is kept for it until all ranks have done it.
+
+        It is kept from the moment on when nothing has to be waited for: what is waited for may need the wire itself.
+        `expecting`: whether a control word will follow soon.
+        """
+        at_once = all(each.done() for each in after)
+        if at_once:
+            self.gate.enter()
+
+        def in_turn() -> None:
+            for each in after:
+                each.result()
+            if not at_once:
+                self.gate.enter()
+            work()
+
+        def leave() -> None:
+            self._device.wait(done.mark)
+            self.urgent.meet()
+            self.gate.leave(expecting=expecting())
+
+        done = self._lanes["urgent"].submit(in_turn)
+        self._lanes["urgent"].submit(leave)
+        return done
 
     def check(self) -> None:
         """Raise the first error of a lane."""

@@ -66,17 +66,16 @@ class Step:
         parts: [M] the KJTs by group that the module's output needs.
         groups: [G] set by the ids lane; None where the module is not served in this step.
         arrived: the verdict of all ranks on this batch; done when `groups` are set.
-        planned: the verdict on the batch after it; done when `back` and `successor` are set.
+        planned: the verdict on the batch after it; done when `back` is set.
         back: [G] how gradients travel.
-        successor: the next step, as long as it is the last that was announced.
-        exclusive: the exclusive rows are here.
-        collision: [M] the collision rows are here; None while nobody has sent them.
-        stale: [M] why there are no rows fetched ahead, or none that may be used.
+        next: number of the step of the same loop after it, as soon as that is announced.
+        exclusive, collision: [M] the rows of the class are here; None while nobody fetches them, or they became stale.
+        plain: [M] why the module has to run plainly in this step, as far as that is known before.
         used: [M] its forward ran, in either way.
-        backwards: [M] backward passes that reached it.
+        backwards: [M] backward passes that reached rows fetched ahead.
+        open: its forward ran, and no backward pass has reached it yet.
         hypers: by group and kernel, taken at the forward.
         nodes: groups whose rows were handed out, and whose gradients come back.
-        gradients: those that came in this backward pass.
     """
 
     number: int
@@ -84,17 +83,17 @@ class Step:
     features: list[Snapshot | None]
     parts: list[Any]
     groups: list[GroupAhead | None]
-    stale: list[str | None]
+    plain: list[str | None]
+    exclusive: list[Pending[None] | None]
     collision: list[Pending[None] | None]
     used: list[bool]
     backwards: list[int]
     arrived: Pending[Verdict] | None = None
     planned: Pending[Verdict] | None = None
-    exclusive: Pending[None] | None = None
     back: list[GroupBack | None] = field(default_factory=list)
-    successor: "Step | None" = None
+    next: int | None = None
+    open: bool = False
     hypers: dict[int, list[Hyper]] = field(default_factory=dict)
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     nodes: set[int] = field(default_factory=set)
 
     def fetched(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ the module itself, its parameter names and its process group stay as they are.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionAwaitable, Sharded
 from torchrec.distributed.types import NoWait, ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fscomm.doors import Door, EmptyDoor, KernelDoor, Turns
 from fscomm.layout import CHUNK_BYTES, GroupLayout
 from fscomm.plan import Request, request
 from fscomm.tables import Tables
@@ -88,11 +90,15 @@ def problem_here(module: Any) -> str | None:
     for lookup in module._lookups:
         if lookup._need_prefetch or lookup.optim_state_tracker_fn is not None:
             return "a tracker or a cache follows its lookups"
+        if "forward" in vars(lookup):
+            return "the forward of its look-up was replaced"
         for kernel in _kernels(lookup):
             if kernel.optimizer not in SERVED_OPTIMIZERS:
                 return f"the state of optimizer {kernel.optimizer.name} cannot be held for a deferred update"
             if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision == SparseType.FP16:
                 return "updates are rounded stochastically: they do not repeat"
+            if "forward" in vars(kernel):
+                return "the forward of its kernel was replaced"
             if kernel.use_writeback_bwd_prehook or kernel.enable_raw_embedding_streaming:
                 return "its kernel writes rows back or streams them out"
     if any(
@@ -133,6 +139,15 @@ class Binding:
         layout = self.layouts[group]
         divide_by = layout.world_size if get_gradient_division() else 1
         return Tables(self.kernels[group], dim=layout.dim, dtype=layout.dtype, divide_by=divide_by, where=self.device)
+
+    def door_targets(self, group: int) -> list[Any]:
+        """Whose forward reads the tables: the fused kernels, or the look-up itself where this rank has none."""
+        return self.kernels[group] or [self.module._lookups[group]]
+
+    def doors(self, group: int) -> list[Callable[[Turns], Door]]:
+        """What makes the doors to the tables."""
+        kind = KernelDoor if self.kernels[group] else EmptyDoor
+        return [partial(kind, target, where=self.device) for target in self.door_targets(group)]
 
     def prepare(self, features: Any) -> tuple[list[Any], list[Request]]:
         """The KJT of each group as the module would send it, and what is asked of the owners. No collective."""
@@ -183,14 +198,16 @@ def servable(features: Any) -> str | None:
     return None
 
 
-def on_result(awaitable: Any, then: Callable[[dict[str, Any]], None]) -> None:
-    """Call `then` with the dictionary of jagged tensors once somebody waits for it."""
+def on_gradient(awaitable: Any, then: Callable[[], None]) -> None:
+    """Call `then` whenever backward comes to one of the jagged tensors that a module's forward gave."""
 
-    def callback(result: dict[str, Any]) -> dict[str, Any]:
-        then(result)
+    def watch(result: dict[str, Any]) -> dict[str, Any]:
+        for rows in {id(jagged.values()): jagged.values() for jagged in result.values()}.values():
+            if rows.requires_grad:
+                rows.register_hook(lambda _: then())
         return result
 
-    awaitable.callbacks.append(callback)
+    awaitable.callbacks.append(watch)
 
 
 def bind(name: str, module: Any) -> Binding:

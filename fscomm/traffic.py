@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from fscomm.doors import Update
 from fscomm.exchange import exchange
 from fscomm.gate import Gate
 from fscomm.layout import GroupLayout
@@ -75,6 +76,11 @@ class Traffic:
             for g in groups:
                 if g in gradients:
                     self._tables[g].apply(_back(step, g, collision)[1], received[g], step.hypers[g])
+
+    def update_plainly(self, group: int, kernel: int, update: Update) -> None:
+        """An update by a forward of TorchRec's own: its gradients are with the owners already."""
+        with self._recorder.span("plain apply"):
+            update(lambda: self._tables[group].shadows[kernel])
 
     def meet(self) -> None:
         """Return when all ranks have come here."""

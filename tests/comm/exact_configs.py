@@ -1,6 +1,7 @@
-"""The models that the exactness tests train, by name."""
+"""The models that the exactness tests train, by name; and any others."""
 
 from exact_model import Config, Table, mixed
+from hypothesis import strategies as st
 
 
 def _second() -> tuple[Table, ...]:
@@ -89,3 +90,37 @@ CONFIGS: dict[str, Config] = {
     ),
     "long": Config(modules={"a": mixed(200)}, max_batch=12, max_length=20, steps=20),
 }
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    """A model of one or two modules, its data and its optimizer."""
+    modules: dict[str, tuple[Table, ...]] = {}
+    for module in ("a", "b")[: draw(st.integers(1, 2))]:
+        tables = []
+        for number in range(draw(st.integers(1, 3))):
+            name = f"{module}{number}"
+            tables.append(
+                Table(
+                    name=name,
+                    rows=draw(st.sampled_from([12, 24, 41, 97])),
+                    sharding=draw(st.sampled_from(["row", "row", "table", "column"])),
+                    features=tuple(f"{name}_{feature}" for feature in range(draw(st.integers(1, 2)))),
+                    half=draw(st.booleans()) and draw(st.booleans()),
+                    home=draw(st.integers(0, 3)),
+                    rate=draw(st.sampled_from([1.0, 1.0, 0.5])),
+                )
+            )
+        modules[module] = tuple(tables)
+    return Config(
+        modules=modules,
+        optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise"])),
+        weight_decay=draw(st.sampled_from([0.0, 0.02])),
+        data_parallel=draw(st.sampled_from([True, True, False])),
+        static_graph=False,
+        one_kjt=draw(st.booleans()),
+        max_batch=draw(st.integers(1, 6)),
+        max_length=draw(st.sampled_from([3, 4, 5, 1, 0])),
+        spread=draw(st.sampled_from([1.0, 0.3, 1.0, 0.05])),
+        seed=draw(st.integers(1, 10_000)),
+    )

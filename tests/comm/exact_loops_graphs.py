@@ -2,9 +2,8 @@
 
 import torch
 from exact import Run, build_again, raw_state
-from exact_model import Batch
+from exact_model import ids_of
 from exact_registry import Loops
-from torchrec import KeyedJaggedTensor
 
 loop = Loops()
 
@@ -104,12 +103,8 @@ def module_alone(run: Run) -> None:
             run.train(step, batch)
             if step in (2, 4):
                 name = next(iter(run.config.modules))
-                found = run.model.module.embeddings[name](_ids(batch, name))
+                found = run.model.module.embeddings[name](ids_of(batch, name))
                 values = torch.cat([jagged.values().float() for jagged in found.values()])
                 run.record(f"values {step}", values)
                 if step == 4:
                     (values**2 / 100).sum().backward()
-
-
-def _ids(batch: Batch, module: str) -> KeyedJaggedTensor:
-    return batch.ids[module] if module in batch.ids else batch.ids["all"]

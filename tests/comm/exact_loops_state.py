@@ -95,8 +95,8 @@ def load_state_dict(run: Run) -> None:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             run.train(step, batch)
             if step == 2:
-                saved = {name: _copy(value) for name, value in run.model.state_dict().items()}
-                kept = _copied_optimizer(run.optimizer.state_dict())
+                saved = copied(run.model.state_dict())
+                kept = copied(run.optimizer.state_dict())
             if step == 4:
                 run.model.load_state_dict(saved)
                 run.optimizer.load_state_dict(kept)
@@ -134,12 +134,8 @@ def evaluation_of_the_batch(run: Run) -> None:
                 run.model.train()
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards") else value
-
-
-def _copied_optimizer(state: dict[str, Any]) -> dict[str, Any]:
+def copied(state: Any) -> Any:
     """A copy in which sharded tensors stay sharded."""
     if isinstance(state, dict):
-        return {key: _copied_optimizer(value) for key, value in state.items()}
-    return _copy(state)
+        return {key: copied(value) for key, value in state.items()}
+    return state.clone() if isinstance(state, torch.Tensor) or hasattr(state, "local_shards") else state

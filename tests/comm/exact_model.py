@@ -92,6 +92,7 @@ class Batch:
     target: torch.Tensor
     weight: torch.Tensor
     extra: dict[str, Any] = field(default_factory=dict)
+    hidden: dict[str, KeyedJaggedTensor] = field(default_factory=dict)  # in place of `ids`
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         return self
@@ -124,7 +125,7 @@ class Net(nn.Module):
 
     def find(self, batch: Batch) -> dict[str, Any]:
         asked = [
-            module(_ids(batch, name))
+            module(ids_of(batch, name))
             for name, module in self.embeddings.items()
             if name not in batch.extra.get("skip", ())
         ]
@@ -135,8 +136,10 @@ class Net(nn.Module):
         return found
 
 
-def _ids(batch: Batch, module: str) -> KeyedJaggedTensor:
-    return batch.ids[module] if module in batch.ids else batch.ids["all"]
+def ids_of(batch: Batch, module: str) -> KeyedJaggedTensor:
+    """What a module gets."""
+    ids = batch.ids or batch.hidden
+    return ids[module] if module in ids else ids["all"]
 
 
 def _pool(jagged: Any, gate: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 from exact import compare
-from exact_configs import CONFIGS
+from exact_configs import CONFIGS, configs
 from exact_loops import LOOPS
-from exact_model import Config, Table
+from exact_model import Config
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from worlds import shared_world
@@ -109,38 +109,6 @@ def test_rows_in_many_chunks(name: str) -> None:
     for found, most in shared_world(2).run(chunked, CONFIGS[name]):
         assert found == []
         assert most > 2
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> Config:
-    modules: dict[str, tuple[Table, ...]] = {}
-    for module in ("a", "b")[: draw(st.integers(1, 2))]:
-        tables = []
-        for number in range(draw(st.integers(1, 3))):
-            name = f"{module}{number}"
-            tables.append(
-                Table(
-                    name=name,
-                    rows=draw(st.sampled_from([12, 24, 41, 97])),
-                    sharding=draw(st.sampled_from(["row", "row", "table", "column"])),
-                    features=tuple(f"{name}_{feature}" for feature in range(draw(st.integers(1, 2)))),
-                    half=draw(st.booleans()) and draw(st.booleans()),
-                    home=draw(st.integers(0, 3)),
-                    rate=draw(st.sampled_from([1.0, 1.0, 0.5])),
-                )
-            )
-        modules[module] = tuple(tables)
-    return Config(
-        modules=modules,
-        optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise"])),
-        weight_decay=draw(st.sampled_from([0.0, 0.02])),
-        static_graph=False,
-        one_kjt=draw(st.booleans()),
-        max_batch=draw(st.integers(1, 6)),
-        max_length=draw(st.integers(0, 5)),
-        spread=draw(st.sampled_from([0.05, 0.3, 1.0])),
-        seed=draw(st.integers(1, 10_000)),
-    )
 
 
 RANDOM = {"phases": [Phase.explicit, Phase.generate], "deadline": None, "suppress_health_check": list(HealthCheck)}

@@ -164,7 +164,8 @@ def a_step(number: int, modules: int) -> Step:
         features=[None] * modules,
         parts=[None] * modules,
         groups=[],
-        stale=[None] * modules,
+        plain=[None] * modules,
+        exclusive=[None] * modules,
         collision=[None] * modules,
         used=[False] * modules,
         backwards=[0] * modules,
@@ -223,14 +224,12 @@ def test_plans_of_all_ranks_fit(shape: Shape, limit: int | None, modules: list[i
             check_rows(of, asked[n][g], sets[n] & sets[n + 1], steps[n], g, limit)
             check_gradients(of, asked[n][g], sets[n + 1] & sets[n + 2], steps[n], g, limit)
     for n in range(2):
-        assert [step.successor for step in steps[n]] == steps[n + 1]
-        assert all(step.stale == [None] * len(set(modules)) for step in steps[n])
-    assert [step.successor for step in steps[2]] == [None] * ranks.world_size
+        assert all(step.plain == [None] * len(set(modules)) for step in steps[n])
     assert {(gate.entered, gate.inside) for gate in ranks.gates} == {(4, 0)}
 
 
 def test_a_module_that_one_rank_cannot_serve_is_served_by_none() -> None:
-    """Its gradients of the step before are all deferred, and every row of the step after it waits."""
+    """Nobody knows which rows it will use, so all rows of the steps before and after it count as shared with it."""
     ranks = Ranks([BUSY, another(BUSY), BUSY], [0, 1, 0])
     asked = [[of.asked(n) for of in ranks.shapes] for n in (0, 2, 4)]
     first, _ = ranks.step(None, 0, asked[0])
@@ -242,7 +241,7 @@ def test_a_module_that_one_rank_cannot_serve_is_served_by_none() -> None:
         assert [group is None for group in step.groups] == [True, False, True]
         assert [back is None for back in step.back] == [True, False, True]
     for g in (0, 2):
-        check_gradients(BUSY, asked[0][g], set(), first, g, None)
+        check_gradients(BUSY, asked[0][g], used(BUSY, asked[0][g]), first, g, None)
         check_rows(BUSY, asked[2][g], used(BUSY, asked[2][g]), third, g, None)
     other = ranks.shapes[1]
     shared = used(other, asked[0][1]) & used(other, asked[1][1])
@@ -261,17 +260,17 @@ def test_a_loop_that_starts_again_waits_for_nothing() -> None:
     check_rows(BUSY, asked[0], set(), again, 0, None)
 
 
-def test_an_id_outside_its_table_makes_its_module_stale_on_all_ranks() -> None:
+def test_an_id_outside_its_table_makes_its_module_plain_on_all_ranks() -> None:
     ranks = Ranks([BUSY, another(BUSY)], [1, 0])
     asked = [of.asked(0) for of in ranks.shapes]
     asked[0].ids[1][2][0].append(BUSY.rows[2][0])  # one past the last row of rank 2's table
     asked[0].orders[1] = None
     steps, _ = ranks.step(None, 0, asked)
     for step in steps:
-        assert step.stale == [None, "an id lies outside its table"]
+        assert step.plain == [None, "an id lies outside its table"]
     check_rows(ranks.shapes[1], asked[1], set(), steps, 1, None)
     after, _ = ranks.step(steps, 1, [of.asked(2) for of in ranks.shapes])
-    assert [step.stale for step in after] == [[None, None]] * 3
+    assert [step.plain for step in after] == [[None, None]] * 3
 
 
 def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
@@ -318,7 +317,6 @@ def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> No
     assert text in str(verdicts[0].stop)
     for g, of in enumerate(ranks.shapes):
         check_gradients(of, asked[g], set(), steps, g, None)
-    assert [step.successor for step in steps] == [None] * 3
 
 
 def test_ranks_at_different_steps_stop_all() -> None:

@@ -1,0 +1,350 @@
+"""Random training programs: what a user's loop may do, in any order, as a list of operations.
+
+`play(operations)` gives a loop for `exact.compare`. Every operation makes sense in every state (what is impossible is
+skipped), so that any part of a failing program is a program, too. All ranks play the same operations, but for those
+that name a rank. `n` chooses among the variants of an operation.
+
+Losses that a forward gave are *held*, until an operation runs backward through them, in any order.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from exact import Loop, Run
+from exact_loops_state import copied
+from exact_model import Batch, ids_of
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+EPOCH = 9  # batches until a loader ends
+HIDDEN = 5  # every so many batches hide their ids
+MOST_HELD = 3
+VARIANTS = 12
+LENGTH = 12
+OUTSIDE = 2  # operations after a block was left, until the next one is entered
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    name: str
+    n: int
+
+    def __repr__(self) -> str:
+        return f"Op({self.name!r}, {self.n})"
+
+
+WARM_UP = [  # until features are known, steps run plainly
+    Operation("train_next", 0),
+    Operation("train_next", 0),
+    Operation("load", 0),
+]
+
+
+class Player:
+    """One run of a program. `log` entries are numbered, so that both runs name them alike."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.comm: Any = None
+        self.batch: Batch | None = None
+        self.held: list[torch.Tensor] = []
+        self._batches: Iterator[Batch] = iter(())
+        self._consumed = 0
+        self._count = 0
+        self._outside = 0
+        self._forwards = 0
+        self._kept: list[Any] | None = None
+        self._block = contextlib.ExitStack()
+
+    def play(self, operations: list[Operation]) -> None:
+        with contextlib.ExitStack() as last:
+            last.callback(lambda: self._block.close())
+            self.enter()
+            for operation in WARM_UP + operations:
+                self._count += 1
+                getattr(self, operation.name)(operation.n)
+                self._outside = 0 if self.comm is not None else self._outside + 1
+                if self._outside > OUTSIDE:
+                    self.enter()
+
+    def nothing(self, n: int) -> None:
+        pass
+
+    # Blocks and batches
+
+    def enter(self, n: int = 0) -> None:
+        """Graphs from outside a block are not carried into it: their updates are TorchRec's own (see README)."""
+        if self.comm is None:
+            self.held.clear()
+            self._block = contextlib.ExitStack()
+            self.comm = self._block.enter_context(self.run.enable())
+            self.new_loop()
+
+    def leave(self, n: int = 0) -> None:
+        if self.comm is not None:
+            self._block.close()
+            self.comm, self.batch = None, None
+            self.run.record_raw(f"{self._count} left")
+
+    def new_loop(self, n: int = 0) -> None:
+        """The loop is left, if there is one, and another one goes on with the batch after."""
+        if self.comm is not None:
+            self._batches, self.batch = iter(self.comm.lookahead(self._loader(EPOCH))), None
+
+    def next(self, n: int = 0) -> None:
+        if self.comm is None:
+            self.batch = self._loader(1)[0]
+            self._consumed += 1
+            return
+        try:
+            self.batch = next(self._batches)
+            self._consumed += 1
+        except StopIteration:
+            self.new_loop()
+
+    def _loader(self, number: int) -> list[Batch]:
+        """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids."""
+        batches = self.run.loader(self._consumed, self._consumed + number)
+        for i, batch in enumerate(batches, self._consumed):
+            if i % HIDDEN == HIDDEN - 1 and (i % 2 or i % self.run.size == self.run.rank):
+                batch.ids, batch.hidden = {}, batch.ids
+        return batches
+
+    # Forwards
+
+    def forward(self, n: int) -> None:
+        """On the batch that is held; once more on it; with a part of it unused."""
+        if self.batch is not None and len(self.held) < MOST_HELD:
+            with self._no_sync():
+                self.held.append(self._loss(self._varied(self.batch, n)))
+
+    def next_forward(self, n: int) -> None:
+        if len(self.held) < MOST_HELD:
+            self.next()
+            self.forward(n)
+
+    def foreign(self, n: int) -> None:
+        """On another batch, on all ranks or on one."""
+        if len(self.held) < MOST_HELD:
+            with self._no_sync():
+                self.held.append(self._loss(self._strange(n)))
+
+    def module(self, n: int) -> None:
+        """One sharded module by itself."""
+        if self.batch is not None and len(self.held) < MOST_HELD:
+            self.held.append(self._values_loss(self._module_name(n), self.batch))
+
+    def recomputed(self, n: int) -> None:
+        """One sharded module under activation checkpointing, of either kind."""
+        if self.batch is not None and len(self.held) < MOST_HELD:
+            name, batch = self._module_name(n // 2), self.batch
+
+            def again(scale: torch.Tensor) -> torch.Tensor:
+                return self._values(name, batch) * scale
+
+            values = checkpoint(again, torch.ones(1, requires_grad=True), use_reentrant=bool(n % 2))
+            self.held.append((values**2 / 100).sum())
+
+    def saved_elsewhere(self, n: int) -> None:
+        """With hooks on saved tensors, on all ranks or on one."""
+        if self.batch is not None and len(self.held) < MOST_HELD:
+            here = n % 2 == 0 or n // 2 % self.run.size == self.run.rank
+            with self._no_sync(), torch.autograd.graph.save_on_cpu() if here else contextlib.nullcontext():
+                self.held.append(self._loss(self.batch))
+
+    def evaluate(self, n: int) -> None:
+        batch = self.batch if n % 2 and self.batch is not None else self.run.loader(80 + n, 81 + n)[0]
+        with torch.no_grad():
+            self.run.record(f"{self._count} evaluated", self.run.model(batch))
+
+    # Backwards
+
+    def backward(self, n: int) -> None:
+        """Of one held loss."""
+        if self.held:
+            with self._no_sync():
+                self.held.pop(n % len(self.held)).backward()
+
+    def backward_of_sum(self, n: int) -> None:
+        if self.held:
+            total = sum(self.held[::-1] if n % 2 else self.held)
+            self.held.clear()
+            with self._no_sync():
+                total.backward()
+
+    def train_pair(self, n: int) -> None:
+        """One backward through two forwards: of two batches, or of one."""
+        self.next_forward(n)
+        (self.next_forward if n % 3 else self.forward)(n)
+        self.backward_of_sum(n)
+
+    def backward_kept(self, n: int) -> None:
+        """Of one held loss, whose graph stays."""
+        if self.held:
+            with self._no_sync():
+                self.held[n % len(self.held)].backward(retain_graph=True)
+
+    def backward_fails(self, n: int) -> None:
+        """It raises when some of the tables are updated, and some are not."""
+        self.next()
+        if self.batch is not None:
+            names = list(self.run.config.modules)
+            values = [self._values(name, self.batch) for name in (names if n % 2 else names[::-1])]
+            values[0].register_hook(_refuse)  # backward comes to the others first
+            with contextlib.suppress(_Refused):
+                sum((each**2 / 100).sum() for each in values).backward()
+
+    def drop(self, n: int) -> None:
+        if self.held:
+            self.held.pop(n % len(self.held))
+
+    # Steps
+
+    def train(self, n: int) -> None:
+        """As everybody trains; now and then with the losses that are held."""
+        if self.batch is None:
+            self.next()
+        if self.batch is not None:
+            self.run.set_rate(self._count)
+            self.run.optimizer.zero_grad()
+            loss = self._loss(self._strange(n) if n % 6 == 1 else self._varied(self.batch, n))
+            if n % 3 == 2:
+                loss = sum(self.held, loss)
+                self.held.clear()
+            loss.backward()
+            self.optimizer_step(n)
+
+    def train_next(self, n: int) -> None:
+        self.next()
+        self.train(n)
+
+    def train_twice(self, n: int) -> None:
+        """Two steps on one batch."""
+        self.train_next(n)
+        self.train(n)
+
+    def optimizer_step(self, n: int) -> None:
+        """Dense weights may not change while a graph that saved them is held; the tables' rates may."""
+        (self.run.model.fused_optimizer if self.held else self.run.optimizer).step()
+
+    def zero_grad(self, n: int) -> None:
+        self.run.optimizer.zero_grad()
+
+    def rate(self, n: int) -> None:
+        self.run.set_rate(n)
+
+    # Looking
+
+    def state(self, n: int) -> None:
+        """Read on all ranks or on one; of the model or of an optimizer first."""
+        if n % 3 == 2 and n % self.run.size != self.run.rank:
+            return
+        parts = [
+            ("model", self.run.model),
+            ("optimizer", self.run.optimizer),
+            ("fused", self.run.model.fused_optimizer),
+        ]
+        for name, part in parts[n % 3 :] + parts[: n % 3]:
+            self.run.record(f"{self._count} {name}", part.state_dict())
+
+    def load(self, n: int) -> None:
+        """Keep the state the first time, then go back to it."""
+        if self._kept is None:
+            self._kept = [copied(part.state_dict()) for part in (self.run.model, self.run.optimizer)]
+        else:
+            self.held.clear()  # their graphs have saved what is overwritten
+            self.run.model.load_state_dict(copied(self._kept[0]))  # TorchRec changes what it is given
+            self.run.optimizer.load_state_dict(copied(self._kept[1]))
+
+    def flush(self, n: int) -> None:
+        if self.comm is not None and (n % 2 or n % self.run.size == self.run.rank):
+            self.comm.flush()
+            self.run.record_raw(f"{self._count} flushed")
+
+    # Parts
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        self._forwards += 1
+        return self.run.loss(f"{self._count}.{self._forwards}", batch)
+
+    def _strange(self, n: int) -> Batch:
+        """Another batch than the one held, on all ranks or on one."""
+        elsewhere = self.batch is not None and n // 2 % 2 and n % self.run.size != self.run.rank
+        return self.batch if elsewhere else self.run.loader(60 + n, 61 + n)[0]  # type: ignore[return-value]
+
+    def _values_loss(self, module: str, batch: Batch) -> torch.Tensor:
+        return (self._values(module, batch) ** 2 / 100).sum()
+
+    def _values(self, module: str, batch: Batch) -> torch.Tensor:
+        found = self.run.model.module.embeddings[module](ids_of(batch, module))
+        return torch.cat([jagged.values().float() for jagged in found.values()])
+
+    def _varied(self, batch: Batch, n: int) -> Batch:
+        modules = self.run.config.modules
+        last = list(modules)[-1]
+        features = [feature for table in modules[last] for feature in table.features]
+        extra = [{}, {}, {"skip": (last,)}, {"unused": features[:1]}, {"unused": features}, {"unused": features}][n % 6]
+        return replace(batch, extra=extra)
+
+    def _module_name(self, n: int) -> str:
+        names = list(self.run.config.modules)
+        return names[n % len(names)]
+
+    def _no_sync(self) -> Any:
+        """DDP wants one backward after each forward; all others do without it."""
+        return self.run.ddp.no_sync() if hasattr(self.run.ddp, "no_sync") else contextlib.nullcontext()
+
+
+class _Refused(Exception):
+    pass
+
+
+def _refuse(_: torch.Tensor) -> None:
+    raise _Refused
+
+
+def play(operations: list[Operation]) -> Loop:
+    return lambda run: Player(run).play(operations)
+
+
+WEIGHTS: dict[Callable[..., None], int] = {
+    Player.nothing: 1,  # a program that fails shrinks to these
+    Player.next: 2,
+    Player.forward: 4,
+    Player.next_forward: 10,
+    Player.train: 3,
+    Player.train_twice: 4,
+    Player.train_next: 8,
+    Player.backward: 6,
+    Player.backward_of_sum: 7,
+    Player.train_pair: 8,
+    Player.backward_kept: 3,
+    Player.backward_fails: 3,
+    Player.foreign: 2,
+    Player.module: 1,
+    Player.recomputed: 1,
+    Player.saved_elsewhere: 1,
+    Player.evaluate: 1,
+    Player.drop: 1,
+    Player.optimizer_step: 1,
+    Player.zero_grad: 1,
+    Player.rate: 1,
+    Player.state: 1,
+    Player.load: 3,
+    Player.flush: 1,
+    Player.new_loop: 1,
+    Player.leave: 1,
+}
+NAMES = [operation.__name__ for operation, weight in WEIGHTS.items() for _ in range(weight)]
+
+
+def programs() -> st.SearchStrategy[list[Operation]]:
+    operations = st.builds(Operation, st.sampled_from(NAMES), st.integers(0, VARIANTS - 1))
+    return st.lists(operations, min_size=LENGTH, max_size=LENGTH).map(without_nothing)
+
+
+def without_nothing(operations: list[Operation]) -> list[Operation]:
+    return [operation for operation in operations if operation.name != "nothing"]
