@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transport_jobs import OPENERS
+from transport_jobs import MORE
 
 from fscomm.device import Host
 from fscomm.transports.handshake import Handshake
@@ -57,5 +57,5 @@ def open_padded(place: Place, timeout_s: float, verify: bool) -> Transport:
 
 def run(rank: int, world_size: int, case: Callable[..., None], name: str, *args: object) -> None:
     """A case of the contract, with these transports among those that can be opened by name."""
-    OPENERS.update({NCCL: open_nccl, PADDED: open_padded})
+    MORE.update({NCCL: open_nccl, PADDED: open_padded})
     case(rank, world_size, name, *args)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import transport_contract as contract
 from fake_cuda import FakeCuda
-from transport_jobs import OPENERS, AllToAll, after_agreement, one_pair
+from transport_jobs import MORE, AllToAll, after_agreement, one_pair
 from worlds import World, shared_world
 
 from fscomm.transports import descriptors
@@ -43,7 +43,7 @@ def open_ring(place: Place, timeout_s: float, verify: bool) -> Transport:
 
 
 def run(rank: int, world_size: int, case: Any, *args: object) -> None:
-    OPENERS[NAME] = open_ring
+    MORE[NAME] = open_ring
     case(rank, world_size, NAME, *args)
 
 

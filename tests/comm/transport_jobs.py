@@ -38,9 +38,11 @@ OPENERS: dict[str, Opener] = {
     "host-staged over shared memory": _by_name("host-staged:shared-memory"),
 }
 
+MORE: dict[str, Opener] = {}  # that a test adds in its processes
+
 
 def open_by(name: str, timeout_s: float = LIMIT_S, *, verify: bool = True) -> Transport:
-    return OPENERS[name](resolve(), timeout_s, verify)
+    return (OPENERS | MORE)[name](resolve(), timeout_s, verify)
 
 
 @contextlib.contextmanager
