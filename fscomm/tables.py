@@ -70,7 +70,8 @@ class Shadow:
         copied.iter_cpu.fill_(hyper.iteration - 1)
         with torch.enable_grad():
             out = copied(*args, **options)
-        out.backward(gradient.view_as(out))
+        with torch.no_grad():  # in this thread: on CUDA autograd's own may be in a forward that waits for this update
+            out.grad_fn(gradient.view_as(out))
 
     def _current(self) -> Any:
         if not all(getattr(self._copy, name, None) is getattr(self._kernel, name, None) for name in _MEMORY):
