@@ -10,7 +10,6 @@ import torch
 from fscomm import doors, engine, modes
 from fscomm.agreement import PLAIN
 from fscomm.gathering import Gathering
-from fscomm.ids import IdsStage
 from fscomm.order import Rows, TableOrder
 from fscomm.table_access import TableAccess
 from fscomm.tables import Shadow, read_hyper
@@ -88,16 +87,6 @@ def stale_collision_rows_are_used() -> Any:
 @order_break
 def foreign_features_count_as_announced() -> Any:
     return mock.patch.object(modes, "FOREIGN", PLAIN)
-
-
-@order_break
-def a_step_that_is_not_served_shares_no_rows() -> Any:
-    detect = IdsStage._detect
-
-    def changed(self: Any, group: int, before: Any, step: Any, served: Any) -> Any:
-        return detect(self, group, before, None if served is None else step, served)
-
-    return mock.patch.object(IdsStage, "_detect", changed)
 
 
 @order_break
