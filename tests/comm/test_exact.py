@@ -6,11 +6,9 @@ from unittest import mock
 
 import pytest
 from exact import compare
-from exact_configs import CONFIGS, configs
+from exact_configs import CONFIGS
 from exact_loops import LOOPS
 from exact_model import Config
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from worlds import shared_world
 
 from fscomm import plan
@@ -109,20 +107,3 @@ def test_rows_in_many_chunks(name: str) -> None:
     for found, most in shared_world(2).run(chunked, CONFIGS[name]):
         assert found == []
         assert most > 2
-
-
-RANDOM = {"phases": [Phase.explicit, Phase.generate], "deadline": None, "suppress_health_check": list(HealthCheck)}
-
-
-@settings(max_examples=5, derandomize=True, **RANDOM)  # type: ignore[arg-type]
-@given(size=st.integers(1, 4), config=configs(), loop=st.sampled_from(sorted(LOOPS)))
-def test_random_models_and_loops(size: int, config: Config, loop: str) -> None:
-    same(size, config, loop)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-@settings(max_examples=300, **RANDOM)  # type: ignore[arg-type]
-@given(size=st.integers(1, 4), config=configs(), loop=st.sampled_from(sorted(LOOPS)))
-def test_many_random_models_and_loops(size: int, config: Config, loop: str) -> None:
-    same(size, config, loop)

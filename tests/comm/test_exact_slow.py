@@ -34,17 +34,9 @@ def late(rank: int, size: int, loop: str, collision: bool) -> list[str]:
 
 
 HARD = ("base", "left_early", "state_dict_everywhere", "two_steps_in_three_without_forward")
-LANES = pytest.mark.parametrize("collision", [True, False], ids=["urgent", "bulk"])
 
 
-@LANES
+@pytest.mark.parametrize("collision", [True, False], ids=["urgent", "bulk"])
 @pytest.mark.parametrize("loop", HARD)
 def test_a_lane_is_late(loop: str, collision: bool) -> None:
     assert shared_world(2).run(late, loop, collision) == [[], []]
-
-
-@pytest.mark.full
-@LANES
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_lane_is_late_in_any_loop(loop: str, collision: bool) -> None:
-    assert shared_world(3).run(late, loop, collision) == [[], [], []]
