@@ -342,7 +342,7 @@ class Engine:
         if self._over:
             raise RuntimeError(
                 f"this backward goes through a forward of an fscomm block that ended with an error ({self._over}): the "
-                "other ranks do not wait for its gradients any more"
+                "other ranks do not wait for its gradients any more; run the forward again"
             )
         for m in modules:
             after_block.update(step, gradients, self.modules[m], self._groups[m])

@@ -75,7 +75,10 @@ def test_torchrec_is_imported_in_one_file(package):
 
 
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
-    pure = [ROOT / "fscomm" / f"{name}.py" for name in ("plan", "answers", "layout", "order", "overlap", "kernels", "schedule")]
+    pure = [
+        ROOT / "fscomm" / f"{name}.py"
+        for name in ("plan", "answers", "layout", "order", "overlap", "kernels", "schedule")
+    ]
     pure += [
         ROOT / "fscomm/transports" / f"{name}.py"
         for name in ("choose", "padding", "pipeline", "requirements", "ring_plan")

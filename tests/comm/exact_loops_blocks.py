@@ -140,3 +140,19 @@ def exception_in_backward(run: Run) -> None:
     with pytest.raises(KeyError, match="in backward"):
         broken()
     run.record_raw("after the block")
+
+
+@loop
+def backward_after_the_block(run: Run) -> None:
+    """Of a served forward. Lanes and transports are closed by then."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step == 5:
+                loss = run.loss(step, batch)
+                break
+            run.train(step, batch)
+    run.record_raw("after the block")
+    loss.backward()
+    run.optimizer.step()
+    run.record_raw("after its backward")
+    run.train(9, run.loader(9, 10)[0])

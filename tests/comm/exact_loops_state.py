@@ -1,5 +1,7 @@
 """Loops that look at the state, change it, or evaluate in mid-run."""
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -139,3 +141,39 @@ def copied(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: copied(value) for key, value in state.items()}
     return state.clone() if isinstance(state, torch.Tensor) or hasattr(state, "local_shards") else state
+
+
+@loop
+def read_by_another_thread(run: Run) -> None:
+    """As an asynchronous checkpoint does: all the time, while the training thread goes on."""
+    with run.enable() as comm:
+        stop = _again_and_again(comm.flush, run.model.state_dict, run.model.fused_optimizer.state_dict)
+        try:
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                run.train(step, batch)
+        finally:
+            stop()
+
+
+def _again_and_again(*actions: Callable[[], Any]) -> Callable[[], None]:
+    """Do them in a thread of their own until the returned function is called, which raises what they raised."""
+    over, errors = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                for action in actions:
+                    action()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join(60)
+        if thread.is_alive() or errors:
+            raise RuntimeError("the thread that reads has not ended") from (errors[0] if errors else None)
+
+    return stop

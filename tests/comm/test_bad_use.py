@@ -182,9 +182,35 @@ def changed_model(rank: int, size: int) -> list[str]:
     return differences(expected, train(rank, size, CONFIG, loop, "fscomm").log)
 
 
+def backward_after_an_error(rank: int, size: int) -> None:
+    """The other ranks may have lost lanes, or gone elsewhere: no one knows whether they come to this backward."""
+    run = new_run(rank, size, CONFIG, "fscomm")
+    losses = []
+
+    def broken() -> None:
+        with run.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                losses.append(run.loss(step, batch))
+                if step == 4:
+                    raise KeyError("the user's own")
+                losses[-1].backward()
+
+    with pytest.raises(KeyError, match="the user's own"):
+        broken()
+    with pytest.raises(RuntimeError, match=r"block that ended with an error .*the user's own.*run the forward again"):
+        losses[-1].backward()
+
+
 @pytest.mark.parametrize(
     "case",
-    [no_sharded_module, unknown_feature_names, entered_twice, same_batch_object, strict_without_lookahead],
+    [
+        backward_after_an_error,
+        no_sharded_module,
+        unknown_feature_names,
+        entered_twice,
+        same_batch_object,
+        strict_without_lookahead,
+    ],
 )
 def test_an_error_on_every_rank(case: Callable[..., Any]) -> None:
     on_two(case)
