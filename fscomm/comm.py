@@ -1,8 +1,10 @@
 """`fscomm.enable`: prioritized embedding communication for the sharded modules of a model, inside a `with`."""
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -111,14 +113,26 @@ class Comm:
         self._over = False
         self._undo = contextlib.ExitStack()
         self._recorder = Recorder(rank=place.rank)
-        with Meeting(place, what="fscomm.enable", timeout_s=timeout_s) as meeting:
-            modules = self._choose(model, place, strict=strict)
-            self._finder = Finder([module.name for module in modules], features, binding.servable)
-            meeting.agree(_fingerprint(modules, self._recorder.report().fallbacks, transport))
         self._engine: Engine | None = None
+        meeting = partial(Meeting, place, what="fscomm.enable", timeout_s=timeout_s)
+        with meeting() as all_ranks:
+            found = _sharded_modules(model)
+            here = _problems(found, place)
+            same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}
+            told = all_ranks.agree(same, tell=json.dumps(here))
+        for name, why in _of_all_ranks([json.loads(of_rank) for of_rank in told]).items():
+            self._fall_back(name, why)
+        self._refuse_fallbacks(strict)
+        with meeting() as all_ranks:
+            fallbacks = self._recorder.report().fallbacks
+            modules = [binding.bind(name, module) for name, module in found.items() if name not in fallbacks]
+            self._finder = Finder([module.name for module in modules], features, binding.servable)
+            all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
         agreed = self._agree_on(transport, modules, place, strict=strict, timeout_s=timeout_s) if modules else None
-        if agreed is not None:
-            self._recorder.travels_by(agreed)
+        if agreed is None:
+            return
+        self._recorder.travels_by(agreed)
+        with contextlib.ExitStack() as failed, meeting() as all_ranks:
             self._engine = Engine(
                 modules,
                 place,
@@ -129,8 +143,11 @@ class Comm:
                 strict=strict,
                 timeout_s=timeout_s,
             )
+            failed.push(self._give_up)
             for m, module in enumerate(modules):
                 self._take_over(m, module)
+            all_ranks.agree({})
+            failed.pop_all()
 
     def lookahead(self, loader: Iterable[T], device: torch.device | None = None) -> "Lookahead[T]":
         """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
@@ -173,39 +190,26 @@ class Comm:
         if choice.name is None:
             for module in modules:
                 self._fall_back(module.name, choice.line())
-            if strict:
-                raise NotServedError(choice.line())
+            self._refuse_fallbacks(strict)
         return asked if choice.name is not None and asked != "auto" else choice.name
 
     def _fall_back(self, name: str, why: str) -> None:
         self._recorder.fallback(name, why)
         log.warning("fscomm: %s runs plainly: %s", name, why)
 
-    def _choose(self, model: nn.Module, place: Place, *, strict: bool) -> list[binding.Binding]:
-        found = list(binding.sharded_modules(model))
-        if not found:
-            raise ValueError(
-                f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
-            )
-        whole = binding.version_problem()
-        modules: list[binding.Binding] = []
-        for name, module in found:
-            if "forward" in vars(module) and isinstance(vars(module)["forward"], _Forward):
-                raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
-            here = binding.problem(module) or binding.problem_here(module)
-            why = whole or here or _elsewhere(module, place)
-            if why is None and len(modules) == _MOST_MODULES:
-                why = f"{_MOST_MODULES} modules are served already"
-            if why is None and modules and modules[0].device != binding.where(module):
-                why = f"its tables are on {binding.where(module)}, those of {modules[0].name} on {modules[0].device}"
-            if why is None:
-                modules.append(binding.bind(name, module))
-            else:
-                self._fall_back(name, why)
+    def _refuse_fallbacks(self, strict: bool) -> None:
         fallbacks = self._recorder.report().fallbacks
         if strict and fallbacks:
             raise NotServedError("; ".join(f"{name}: {why}" for name, why in fallbacks.items()))
-        return modules
+
+    def _give_up(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Entering failed, here or elsewhere: put everything back."""
+        assert self._engine is not None
+        self._undo.close()
+        self._engine.abort(f"could not enter the fscomm block: {error}")
+        self._engine.close("could not enter the fscomm block")
 
     def _take_over(self, m: int, module: binding.Binding) -> None:
         assert self._engine is not None
@@ -317,6 +321,47 @@ class _Listener(Generic[T]):
             engine.finish()
 
 
+def _sharded_modules(model: nn.Module) -> dict[str, Any]:
+    found = dict(binding.sharded_modules(model))
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
+        )
+    for name, module in found.items():
+        if isinstance(vars(module).get("forward"), _Forward):
+            raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
+    return found
+
+
+def _problems(found: Mapping[str, Any], place: Place) -> dict[str, str]:
+    """Why modules cannot be served, as far as this rank can see."""
+    problems: dict[str, str] = {}
+    served: list[str] = []
+    whole = binding.version_problem()
+    for name, module in found.items():
+        why = whole or binding.problem(module) or binding.problem_here(module) or _elsewhere(module, place)
+        device = binding.where(module)
+        if why is None and len(served) == _MOST_MODULES:
+            why = f"{_MOST_MODULES} modules are served already"
+        if why is None and served and (of_first := binding.where(found[served[0]])) != device:
+            why = f"its tables are on {device}, those of {served[0]} on {of_first}"
+        if why is None:
+            served.append(name)
+        else:
+            problems[name] = why
+    return problems
+
+
+def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
+    """A module runs plainly everywhere if one rank cannot serve it."""
+    merged: dict[str, str] = {}
+    for rank, of_rank in enumerate(problems):
+        for name, why in of_rank.items():
+            everywhere = all(other.get(name) == why for other in problems)
+            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
+    return merged
+
+
 def _elsewhere(module: Any, place: Place) -> str | None:
     group = module._env.process_group
     if group.size() == place.world_size and group.rank() == place.rank:
@@ -324,15 +369,8 @@ def _elsewhere(module: Any, place: Place) -> str | None:
     return f"it is sharded over {group.size()} of {place.world_size} ranks"
 
 
-def _fingerprint(modules: list[binding.Binding], fallbacks: Mapping[str, str], transport: str) -> dict[str, str]:
-    layouts = {
-        module.name: str([(each.sharding, each.dim, each.runs) for each in module.layouts]) for module in modules
-    }
-    return {
-        **{f"module {name}": text for name, text in layouts.items()},
-        "run plainly": str(dict(fallbacks)),
-        "transport": transport,
-    }
+def _layout(module: binding.Binding) -> str:
+    return str([(each.sharding, each.dim, each.runs) for each in module.layouts])
 
 
 __all__ = ["Comm", "enable"]

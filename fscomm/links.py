@@ -4,6 +4,7 @@ One transport per class, direction and issuing thread (no two threads may issue 
 every rank by the thread that makes the engine.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from fscomm.transports.transport import Transport
 from fsranks.place import Place
 
 T = TypeVar("T")
+Link = TypeVar("Link", Channel, Transport)
 OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
 CHUNKS_UNDER_WAY = 2  # of bulk: one follows the other without a pause
 LANES = ("ids", "urgent", "bulk")
@@ -54,18 +56,29 @@ class Links:
         layouts = [layout for module in modules for layout in module.layouts]
         chunk_bytes = max(layout.chunk_bytes for layout in layouts)
         self.gate = Gate(schedule=Schedule(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes))
-        control, ids = (channel(place, timeout_s=timeout_s) for _ in range(2))
-        # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
-        self._rows = {
-            name: open_transport(transport, place, device, timeout_s=timeout_s, verify=False) for name in OF_ROWS
-        }
-        self._all: tuple[Channel | Transport, ...] = (control, ids, *self._rows.values())
-        self.agreement = Agreement(control, recorder)
-        module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
-        self.stage = IdsStage(ids, self.gate, layouts, module_of, device.where)
-        self.urgent = self._traffic("urgent", "collision", modules, layouts, None)
-        self.bulk = self._traffic("bulk", "exclusive", modules, layouts, self.gate)
-        self._lanes = {name: Lane(name, self._failed, device=device, background=name != "urgent") for name in LANES}
+        with contextlib.ExitStack() as opened:  # whatever fails, nothing of it stays open
+
+            def keep(link: Link) -> Link:
+                opened.callback(link.close, "could not enter the fscomm block")
+                return link
+
+            control, ids = (keep(channel(place, timeout_s=timeout_s)) for _ in range(2))
+            # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
+            self._rows = {
+                name: keep(open_transport(transport, place, device, timeout_s=timeout_s, verify=False))
+                for name in OF_ROWS
+            }
+            self._all: tuple[Channel | Transport, ...] = (control, ids, *self._rows.values())
+            self.agreement = Agreement(control, recorder)
+            module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
+            self.stage = IdsStage(ids, self.gate, layouts, module_of, device.where)
+            self.urgent = self._traffic("urgent", "collision", modules, layouts, None)
+            self.bulk = self._traffic("bulk", "exclusive", modules, layouts, self.gate)
+            self._lanes: dict[str, Lane] = {}
+            opened.callback(self._close_lanes)
+            for name in LANES:
+                self._lanes[name] = Lane(name, self._failed, device=device, background=name != "urgent")
+            opened.pop_all()
 
     def submit(self, lane: str, work: Callable[[], T], *, after: Sequence[Pending[Any]] = ()) -> Pending[T]:
         """Let `lane` do `work`, once all work `after` which it shall come is done."""
@@ -114,11 +127,14 @@ class Links:
         """End lanes and groups; work that is under way ends first, within its deadlines."""
         self.gate.stop()
         try:
-            for lane in self._lanes.values():
-                lane.close()
+            self._close_lanes()
         finally:
             for each in self._all:
                 each.close(reason)
+
+    def _close_lanes(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
 
     def abort(self, reason: str) -> None:
         """Get everything that blocks out; the other ranks are given `reason`."""

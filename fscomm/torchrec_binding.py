@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding import EmbeddingCollectionAwaitable, ShardedEmbeddingCollection
@@ -26,6 +27,7 @@ from fscomm.tables import Tables
 TESTED = ("1.9",)
 HOST = torch.device("cpu")
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
+OF_WHOLE_TABLES = (WeightDecayMode.COUNTER, WeightDecayMode.COWCLIP, WeightDecayMode.DECOUPLE_GLOBAL)
 SERVED_OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
 
@@ -95,8 +97,10 @@ def problem_here(module: Any) -> str | None:
         for kernel in _kernels(lookup):
             if kernel.optimizer not in SERVED_OPTIMIZERS:
                 return f"the state of optimizer {kernel.optimizer.name} cannot be held for a deferred update"
-            if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision == SparseType.FP16:
+            if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision != SparseType.FP32:
                 return "updates are rounded stochastically: they do not repeat"
+            if kernel.weight_decay_mode in OF_WHOLE_TABLES:
+                return f"weight decay {kernel.weight_decay_mode.name} looks at more than the rows of the step"
             if "forward" in vars(kernel):
                 return "the forward of its kernel was replaced"
             if kernel.use_writeback_bwd_prehook or kernel.enable_raw_embedding_streaming:

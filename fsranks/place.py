@@ -139,28 +139,31 @@ class Meeting:
             except StoreLost as lost:
                 error.add_note(f"and the other ranks could not be told: {lost}")
 
-    def agree(self, fingerprint: Mapping[str, str]) -> None:
+    def agree(self, fingerprint: Mapping[str, str], *, tell: str = "") -> list[str]:
         """Block until all ranks are here, at most `timeout_s`; all of them return, or all of them raise.
+
+        Returns what each rank had to `tell`, by rank: that may differ.
 
         Raises:
             MismatchError: names the ranks and items that differ, with both values.
             PeerError: names the ranks that did not come, or the one that failed and its error.
         """
         if self._board is None:
-            return
+            return [tell]
         self._over = True
         try:
-            verdict = self._meet(self._board, dict(fingerprint))
+            verdict = self._meet(self._board, {"items": dict(fingerprint), "told": tell})
         except StoreLost as lost:
             raise PeerError(f"{self._what}: {lost}") from lost
         if verdict["kind"] == "mismatch":
             raise MismatchError(f"{self._what}: {verdict['text']}")
         if verdict["kind"] == "peer":
             raise PeerError(f"{self._what}: {verdict['text']}")
+        return verdict["told"]
 
-    def _meet(self, board: Board, mine: dict[str, str]) -> dict[str, str]:
+    def _meet(self, board: Board, mine: dict[str, Any]) -> dict[str, Any]:
         rank, world_size = self._place.rank, self._place.world_size
-        board.post(str(rank), json.dumps({"items": mine}), self._timeout_s)
+        board.post(str(rank), json.dumps(mine), self._timeout_s)
         if rank == 0:
             verdict = self._judge(board.wait(map(str, range(world_size)), self._timeout_s))
             board.post("verdict", json.dumps(verdict), self._timeout_s)
@@ -171,7 +174,7 @@ class Meeting:
             return self._judge(board.wait(map(str, range(world_size)), 0.1))
         return json.loads(notes["verdict"])
 
-    def _judge(self, notes: dict[str, str]) -> dict[str, str]:
+    def _judge(self, notes: dict[str, str]) -> dict[str, Any]:
         """What the posted notes amount to; rank 0's items are the reference."""
         world_size = self._place.world_size
         given: dict[int, dict[str, Any]] = {int(rank): json.loads(note) for rank, note in notes.items()}
@@ -187,7 +190,7 @@ class Meeting:
             return {"kind": "peer", "text": text}
         text = differences({rank: note["items"] for rank, note in given.items()})
         if not text:
-            return {"kind": "same", "text": ""}
+            return {"kind": "same", "told": [given[rank]["told"] for rank in range(world_size)]}
         remedy = "Pass the same arguments and files to every rank"
         return {"kind": "mismatch", "text": f"ranks were not given the same job. {text}. {remedy}"}
 

@@ -66,13 +66,13 @@ class Run:
         if self.mode == "plain":
             yield PlainComm()
             return
-        before = _attachments(self.model, self.optimizer)
+        before = attachments(self.model, self.optimizer)
         with fscomm.enable(self.model, timeout_s=TIMEOUT_S, **self.options) as comm:
             try:
                 yield comm
             finally:
                 self.reports.append(comm)
-        after = _attachments(self.model, self.optimizer)
+        after = attachments(self.model, self.optimizer)
         left = [
             f"{name}: {before.get(name)} -> {after.get(name)}"
             for name in before | after
@@ -255,7 +255,7 @@ def summary(run: Run) -> dict[str, Any]:
     return {"fallbacks": dict(report.fallbacks), "report": report.to_dict()}
 
 
-def _attachments(model: Any, optimizer: Any) -> dict[str, Any]:
+def attachments(model: Any, optimizer: Any) -> dict[str, Any]:
     """Hooks and callables on instances of the model and its optimizers: what a block has to put back."""
     found: dict[str, Any] = {}
     owners = [(f"model.{name}", module) for name, module in model.named_modules()]

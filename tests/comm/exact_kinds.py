@@ -4,8 +4,10 @@ import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from exact_model import OPTIMIZERS, RATE, WIDTH, Batch, Config, Net, Table, build_net, wrap
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -164,6 +166,24 @@ def uvm(config: Config, size: int) -> tuple[Any, Any]:
 def tracked(config: Config, size: int) -> tuple[Any, Any]:
     model, optimizer = build_net(config, size, Net(config))
     model.module.embeddings["b"].register_post_lookup_tracker_fn(lambda *_: None)
+    return model, optimizer
+
+
+def tracked_on_rank_1(config: Config, size: int) -> tuple[Any, Any]:
+    """What only one rank can see: the others run plainly with it."""
+    return (tracked if dist.get_rank() == 1 else untracked)(config, size)
+
+
+def untracked(config: Config, size: int) -> tuple[Any, Any]:
+    return build_net(config, size, Net(config))
+
+
+def counting(config: Config, size: int) -> tuple[Any, Any]:
+    """Lookups of module b say that they regularise by a counter; on CPU none can."""
+    model, optimizer = build_net(config, size, Net(config))
+    for lookup in model.module.embeddings["b"]._lookups:
+        for kernel in lookup._emb_modules:
+            kernel.emb_module.weight_decay_mode = WeightDecayMode.COUNTER
     return model, optimizer
 
 

@@ -31,6 +31,7 @@ TRAINED: list[tuple[str, dict[str, str]]] = [
     ("uvm", {"embeddings.b": "kernel fused_uvm_caching"}),
     ("managed", {"embeddings.b": "ShardedManagedCollisionEmbeddingCollection"}),
     ("tracked", {"embeddings.b": "tracker"}),
+    ("tracked_on_rank_1", {"embeddings.b": "on rank 1 a tracker follows"}),
     ("pooled", {"bag": "EmbeddingBagCollection"}),
     ("hooked", {}),
     ("without_gradients", {}),
@@ -93,6 +94,7 @@ ASKED: list[tuple[str, int, Config, str]] = [
     ("compiled", 2, CONFIG, "compiled"),
     ("two_dimensional", 2, CONFIG, "2D"),
     ("adam", 2, CONFIG, "ADAM"),
+    ("counting", 2, CONFIG, "weight decay COUNTER"),
 ]
 
 
