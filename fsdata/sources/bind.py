@@ -115,9 +115,9 @@ def _bind_kind(
             bounds.append(_bind_one(source, want, schema, partitions))
         except SchemaError as error:
             faults.append((want.field, str(error)))
-    if source.filter is not None:
+    if source.condition is not None:
         try:
-            kind = expression_type(source.filter, schema, partitions)
+            kind = expression_type(source.condition, schema, partitions)
             if not pa.types.is_boolean(kind):
                 faults.append(("filter", f"gives {kind} where true or false is needed"))
         except SchemaError as error:
@@ -132,7 +132,7 @@ def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: 
     if default is not None:
         _check_default(want, default)
     if not isinstance(column, str):
-        kind = expression_type(column, schema, partitions)
+        kind = expression_type(source.computed[want.field], schema, partitions)
         _object(want, kind, "the expression's result")
         return Bound(want, "expression", None, kind, default, policy)
     found = schema.get_all_field_indices(column)
@@ -175,17 +175,19 @@ def partition_column(value: int | str | None, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int64()), rows)
 
 
-def expression_type(expression: object, schema: pa.Schema, partitions: dict[str, int | str | None]) -> pa.DataType:
+def expression_type(
+    expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, int | str | None]
+) -> pa.DataType:
     """Run an expression on no rows of the columns it names."""
     fields = []
-    for name in expressions.roots(expression):  # type: ignore[arg-type]
+    for name in expression.columns:
         if name in schema.names:
             fields.append(schema.field(name))
         elif name in partitions:
             fields.append(pa.field(name, partition_column(partitions[name], 0).type))
         else:
             raise SchemaError(f"the expression's column {name!r} is missing")
-    return expressions.output_type(expression, pa.schema(fields))  # type: ignore[arg-type]
+    return expressions.output_type(expression, pa.schema(fields))
 
 
 def _compare_kinds(

@@ -28,7 +28,8 @@ class ParquetSource:
             begin with `_` or `.` left out), or URLs of any pyarrow or fsspec filesystem. `key=value` folders are
             columns. Files of one glob or folder are read in the order of their names.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
-            list) per row. A field that is not named here is the column of the same name.
+            list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
+            `Expression`. A field that is not named here is the column of the same name.
         defaults: field -> number for a missing column and for nulls under the policy `default`. In lists it stands
             for null elements; a list that is null or missing becomes defaults, as many as its group's other lists
             have elements (none if the whole group is null).
@@ -47,11 +48,11 @@ class ParquetSource:
 
     paths: str | Path | Sequence[str | Path]
     _: KW_ONLY
-    columns: Mapping[str, "str | pl.Expr"] = field(default_factory=dict)
+    columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
     join: Sequence["Join"] = ()
-    filter: "pl.Expr | None" = None
+    filter: "pl.Expr | expressions.Expression | None" = None
     filesystem: Any = None
     weight: float | None = None
     on_error: Literal["raise", "skip"] = "raise"
@@ -62,9 +63,11 @@ class ParquetSource:
         for option in ("columns", "defaults", "nulls"):
             set_field(self, option, _mapping(option, getattr(self, option)))
         set_field(self, "join", _joins(self.join))
-        for name, column in self.columns.items():
-            if not isinstance(column, str):
-                expressions.check(column, f"columns={{{name!r}: ...}}")
+        columns = {
+            name: column if isinstance(column, str) else expressions.checked(column, f"columns={{{name!r}: ...}}")
+            for name, column in self.columns.items()
+        }
+        set_field(self, "columns", columns)
         for name, value in self.defaults.items():
             _check_default(name, value)
         for name, policy in self.nulls.items():
@@ -73,7 +76,7 @@ class ParquetSource:
             if policy == "default" and name not in self.defaults:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
-            expressions.check(self.filter, "filter=...")
+            set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
         if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
             raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
         if self.on_error not in ("raise", "skip"):
@@ -105,6 +108,18 @@ class ParquetSource:
         """The first path, short enough for a message."""
         paths = self.path_list
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+    @property
+    def computed(self) -> dict[str, expressions.Expression]:
+        """The fields that are made by expressions."""
+        return {
+            name: cast(expressions.Expression, each) for name, each in self.columns.items() if type(each) is not str
+        }
+
+    @property
+    def condition(self) -> expressions.Expression | None:
+        """`filter` as it was checked."""
+        return cast("expressions.Expression | None", self.filter)
 
     @property
     def path_list(self) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 [[sources]]
 paths = "impressions/*.parquet"          # or a list; relative to the TOML file
-columns = { item_id = "items", hour = { sql = "request_ts / 3600 % 24" },
+columns = { item_id = "items", hour = { sql = "DIV(request_ts, 3600) % 24" },
                 country = { hash = "country", buckets = 1000 } }   # text; `list = true` for lists of text
 defaults = { country = 0 }
 nulls = { click = "drop" }
-filter = "click IS NOT NULL"             # SQL
+filter = "click IS NOT NULL"             # SQL, see `fsdata.sources.sql` and `sql_functions`
 weight = 2.0
 on_error = "skip"
 
@@ -14,6 +14,8 @@ on_error = "skip"
 on = "user_id"
 fields = ["age"]
 paths = "users.parquet"                  # and every option above but weight
+
+Reading it touches no other file and no network.
 """
 
 import tomllib
