@@ -1,7 +1,7 @@
 """`ParquetSource` and `Join`: how a set of files becomes the fields of a schema. Nothing is opened here."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -152,7 +152,7 @@ class Join:
             raise SchemaError(f"Join(on=...) names one key, got {self.on!r}")
         if isinstance(self.fields, str):
             raise SchemaError(f"Join(fields=...) takes a tuple of names, got {self.fields!r}; write ({self.fields!r},)")
-        object.__setattr__(self, "fields", tuple(self.fields))
+        object.__setattr__(self, "fields", _tuple_of(self.fields, str))
         if not self.fields or not all(isinstance(name, str) and name for name in self.fields):
             raise SchemaError(f"Join(fields=...) names at least one field of the schema, got {self.fields!r}")
         if len(set(self.fields)) < len(self.fields):
@@ -172,10 +172,18 @@ class Join:
 
 
 def _paths(value: Any) -> tuple[str, ...]:
-    paths = (value,) if isinstance(value, str | Path) else tuple(value)
+    paths = _tuple_of(value, str | Path)
     if not paths or not all(isinstance(path, str | Path) and str(path) for path in paths):
         raise SchemaError(f"ParquetSource takes one or more paths, got {value!r}")
+    for path in map(str, paths):
+        if "\0" in path or any("\ud800" <= sign <= "\udfff" for sign in path):
+            raise SchemaError(f"paths={path!r}: no path contains such a character")
     return tuple(str(path) for path in paths)
+
+
+def _tuple_of(value: Any, kind: Any) -> tuple[Any, ...]:
+    """One of a kind or several of them as a tuple; what is neither is left for the caller to refuse."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, kind) else (value,)
 
 
 def _mapping(option: str, value: Any) -> dict[str, Any]:
@@ -186,7 +194,7 @@ def _mapping(option: str, value: Any) -> dict[str, Any]:
 
 
 def _joins(value: Any) -> tuple[Join, ...]:
-    joins = (value,) if isinstance(value, Join) else tuple(value)
+    joins = _tuple_of(value, Join)
     if not all(isinstance(join, Join) for join in joins):
         raise SchemaError(f"join takes Join objects, got {value!r}")
     fields = [name for join in joins for name in join.fields]
