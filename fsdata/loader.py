@@ -62,7 +62,8 @@ class FreeScaleDataLoader:
             first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
             all are done.
         rank, world_size: default to torch.distributed, else torchrun's environment, else 0 of 1.
-        timeout_s: how long any rank waits for the others before it raises, naming the missing ones.
+        timeout_s: how long any rank waits for the others, when the loader is made and in every step, before it raises,
+            naming the missing ones. `Balance(timeout_s=...)` overrides it for the steps.
 
     Constructing reads footers, compares files and arguments over all ranks, and creates process groups: call it on
     every rank, on the main thread, in the same order. Iterating blocks until the next batch is there.
@@ -125,7 +126,9 @@ class FreeScaleDataLoader:
         self._exchange: StepExchange | None = None
         self._planner: StepPlanner | None = None
         if needs_peers:
-            self._exchange = StepExchange(self._place, timeout_s=balance.timeout_s if balance else timeout_s)
+            self._exchange = StepExchange(
+                self._place, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
+            )
             self._planner = StepPlanner(balance, self._place.world_size) if balance else None
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._place.world_size)

@@ -1,6 +1,7 @@
 """The loader on several gloo ranks: balance, rows that drop out, resume, and what can go wrong between ranks."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from sets import SCHEMA, expected, same, samples_of, two_sources, write
 from worlds import shared_world
 
 from fsdata import Balance, CorruptFileError, FreeScaleDataLoader, MismatchError, ParquetSource, PeerError, Polynomial
+from fsdata.rebalance import rebalance
+from fsdata.redistribute import StepExchange
 from fsranks.place import resolve
 
 COST = Polynomial(linear=1, quadratic=1, candidate=1)
@@ -312,6 +315,28 @@ def silent(rank, world_size, folder):
 
 def test_autotune_without_reports_is_an_error(folder):
     assert shared_world(2).run(silent, folder) == [True, True]
+
+
+def limits_of_steps(rank, world_size, folder):
+    """The time limits with which loaders and `rebalance` make their exchanges."""
+    limits = []
+
+    def noted(place, *, timeout_s):
+        limits.append(timeout_s)
+        return StepExchange(place, timeout_s=timeout_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("loader", "rebalance"):
+            patch.setattr(sys.modules[f"fsdata.{module}"], "StepExchange", noted)
+        for balance in (Balance(), Balance(timeout_s=21)):
+            loader_on(folder, balance=balance).close()
+            rebalance([], lengths="x", balance=balance, timeout_s=22).close()
+        loader_on(folder, sources=ParquetSource(str(folder / "own"), filter=pl.col("row") > 3)).close()
+    return limits
+
+
+def test_the_limit_of_a_step_is_balances_else_the_loaders(folder):
+    assert shared_world(2).run(limits_of_steps, folder) == [[20, 22, 21, 21, 20]] * 2
 
 
 def explicit_ranks(rank, world_size, folder):
