@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from fsdata.balance import Balance, StepPlanner
 from fsdata.batch import Batch
@@ -31,9 +32,13 @@ from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps,
 from fsranks.place import Meeting, resolve
 
 _GRACE_S = 5.0
-_NO_GROUP = (
-    "{why} makes the ranks talk at every step, but torch.distributed is not initialized for these ranks: call "
-    "torch.distributed.init_process_group before making the loader"
+_NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
+_NOT_INITIALIZED = (
+    "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
+)
+_OTHER_RANKS = (
+    "rank= and world_size= are not those of torch.distributed: give process_group=, the group of the ranks that share "
+    "the data, in their place"
 )
 
 
@@ -61,7 +66,9 @@ class FreeScaleDataLoader:
         uneven: without `balance`, where rows drop out while reading: `"drop"` ends the epoch on all ranks when the
             first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
             all are done.
-        rank, world_size: default to torch.distributed, else torchrun's environment, else 0 of 1.
+        rank, world_size: default to `process_group`, else torch.distributed, else torchrun's environment, else 0 of 1.
+        process_group: the ranks that share the data, where that is not all of the job (data-parallel beside context- or
+            tensor-parallel ranks). A group of gloo's is made from them. `Balance(process_group=...)` means the same.
         timeout_s: how long any rank waits for the others, when the loader is made and in every step, before it raises,
             naming the missing ones. `Balance(timeout_s=...)` overrides it for the steps.
 
@@ -93,6 +100,7 @@ class FreeScaleDataLoader:
         uneven: Uneven = "drop",
         rank: int | None = None,
         world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
         timeout_s: float = 300,
     ) -> None:
         self._options = _Options(
@@ -107,7 +115,7 @@ class FreeScaleDataLoader:
             timeout_s=timeout_s,
         )
         sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
-        self._place = resolve(rank, world_size, balance.process_group if isinstance(balance, Balance) else None)
+        self._place = resolve(rank, world_size, _one_group(process_group, balance))
         self._pool = Pool()
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         with Meeting(self._place, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
@@ -121,7 +129,12 @@ class FreeScaleDataLoader:
             )
             needs_peers = self._place.world_size > 1 and (balance is not None or self._data.may_drop)
             if needs_peers and self._place.group is None:
-                raise ValueError(_NO_GROUP.format(why="balance" if balance else "a source whose rows can drop out"))
+                raise ValueError(
+                    _NO_GROUP.format(
+                        why="balance" if balance else "a source whose rows can drop out",
+                        missing=_OTHER_RANKS if dist.is_available() and dist.is_initialized() else _NOT_INITIALIZED,
+                    )
+                )
             meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)})
         self._exchange: StepExchange | None = None
         self._planner: StepPlanner | None = None
@@ -323,6 +336,13 @@ class _Options:
 def cores_of_this_rank() -> int:
     """Cores this process may use, shared with the other ranks on the host."""
     return max(len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def _one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:
+    of_balance = balance.process_group if isinstance(balance, Balance) else None
+    if given is not None and of_balance is not None and given is not of_balance:
+        raise ValueError("process_group and Balance(process_group=...) are two groups: give one of them")
+    return of_balance if given is None else given
 
 
 def _can_pin(wanted: bool) -> bool:

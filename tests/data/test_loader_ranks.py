@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch.distributed as dist
 from sets import SCHEMA, expected, same, samples_of, two_sources, write
 from worlds import shared_world
 
@@ -337,6 +338,35 @@ def limits_of_steps(rank, world_size, folder):
 
 def test_the_limit_of_a_step_is_balances_else_the_loaders(folder):
     assert shared_world(2).run(limits_of_steps, folder) == [[20, 22, 21, 21, 20]] * 2
+
+
+def data_parallel(rank, world_size, folder):
+    """Ranks 0, 2 and 1, 3 share the data; neighbours compute on the same samples."""
+    groups = [dist.new_group(members) for members in ([0, 2], [1, 3])]
+    mine = groups[rank % 2]
+    source = ParquetSource(str(folder / "own"), filter=(pl.col("row") < 22) | (pl.col("row") % 5 == 0))
+    read = []
+    for options in ({"process_group": mine}, {"balance": Balance(cost=COST), "process_group": mine}):
+        with loader_on(folder, sources=source, **options) as loader:
+            read.append([rows_of(batch) for batch in loader])
+    with pytest.raises(ValueError, match="give process_group="):
+        loader_on(folder, sources=source, rank=rank // 2, world_size=2)
+    with pytest.raises(ValueError, match="are two groups"):
+        loader_on(folder, process_group=mine, balance=Balance(process_group=dist.group.WORLD))
+    dist.destroy_process_group(mine)
+    return read
+
+
+def test_a_group_of_the_ranks_that_share_the_data(folder):
+    by_rank = shared_world(4).run(data_parallel, folder)
+    assert by_rank[0] == by_rank[1]
+    assert by_rank[2] == by_rank[3]
+    want = [row for row in range(40) if row < 22 or row % 5 == 0]
+    balanced = [row for rank in (0, 2) for batch in by_rank[rank][1] for row in batch]
+    dropped = [row for rank in (0, 2) for batch in by_rank[rank][0] for row in batch]
+    assert sorted(balanced) == want
+    assert set(dropped) <= set(want)
+    assert len(dropped) == len(set(dropped)) > 0
 
 
 def explicit_ranks(rank, world_size, folder):
