@@ -32,6 +32,11 @@ from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps,
 from fsranks.place import Meeting, resolve
 
 _GRACE_S = 5.0
+_CLOSED = "this loader was closed; make a new one"
+_TAKEN_OVER = (
+    "this iterator has ended: another iter() of the same loader began, and a loader reads one epoch at a time. Make a "
+    "second loader to read twice at once"
+)
 _NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
 _NOT_INITIALIZED = (
     "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
@@ -45,9 +50,9 @@ _OTHER_RANKS = (
 class FreeScaleDataLoader:
     """Iterates over batches of Parquet rows, each rank its share, every row once per epoch.
 
-    Each `iter()` is the next epoch. At every step all ranks deliver `batch_size` samples from about the same place of
-    the data; the last global batch is dealt out evenly. With `balance` the samples of a global batch are then moved
-    between the ranks so that all have the same work.
+    Each `iter()` is the next epoch and ends the one before. At every step all ranks deliver `batch_size` samples from
+    about the same place of the data; the last global batch is dealt out evenly. With `balance` the samples of a global
+    batch are then moved between the ranks so that all have the same work.
 
     Args:
         sources: one or several `ParquetSource`.
@@ -146,6 +151,7 @@ class FreeScaleDataLoader:
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._place.world_size)
         self._next_epoch = 0
+        self._turn = 0  # counts iter(): the last one reads, those before it have ended
         self._loaded: Progress | None = None
         self._steps: Steps | None = None
         self._ahead: Ahead[tuple[Batch, Progress]] | None = None
@@ -154,13 +160,14 @@ class FreeScaleDataLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._closed:
-            raise RuntimeError("this loader was closed; make a new one")
+            raise RuntimeError(_CLOSED)
         self._end_steps()
         loaded, self._loaded = self._loaded, None
         progress = loaded or Progress.start(self._next_epoch, self._place.world_size, self._progress.tuning)
         self._next_epoch = progress.epoch + 1
         self._progress = progress
-        return self._epoch(progress, resumed=loaded is not None)
+        self._turn += 1
+        return self._epoch(progress, self._turn, resumed=loaded is not None)
 
     def __len__(self) -> int:
         """Steps of a whole epoch; an upper bound where rows can drop out while reading."""
@@ -239,16 +246,20 @@ class FreeScaleDataLoader:
         if self._exchange is not None:
             self._exchange.close()
 
-    def _epoch(self, progress: Progress, resumed: bool) -> Iterator[Batch]:
+    def _epoch(self, progress: Progress, turn: int, *, resumed: bool) -> Iterator[Batch]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
+        if turn != self._turn or self._closed:
+            raise RuntimeError(_CLOSED if self._closed else _TAKEN_OVER)
         yielded = False
         self._steps = self._make_steps(progress)
         self._ahead = ahead = Ahead(self._steps.next, depth=self._options.prefetch, pin=self._options.pin)
         for batch, self._progress in ahead:
             yielded = True
             yield batch
+        if turn != self._turn:
+            raise RuntimeError(_TAKEN_OVER)
         if self._ahead is not ahead:
-            return  # another iter() took over
+            return  # closed, or a state was loaded
         self._end_steps()
         self._progress = Progress.start(progress.epoch + 1, self._place.world_size, self._progress.tuning)
         if resumed and not yielded:

@@ -93,6 +93,7 @@ class Rebalanced(Generic[BatchT]):
         self._planner = StepPlanner(balance, place.world_size)
         self._source = Source(loader, measure, replicate)
         self._epoch = 0
+        self._turn = 0  # counts iter(): the last one runs, those before it have ended
         self._ahead: Ahead[Made] | None = None
         self._made: Made | None = None
         self._closed = False
@@ -105,12 +106,17 @@ class Rebalanced(Generic[BatchT]):
         steps = RebalanceSteps(self._source, self._exchange, self._planner, self._epoch)
         self._epoch += 1
         self._ahead = Ahead(steps.next, depth=_DEPTH, pin=False)
-        return self._batches(self._ahead)
+        self._turn += 1
+        return self._batches(self._ahead, self._turn)
 
-    def _batches(self, ahead: Ahead[Made]) -> Iterator[BatchT]:
+    def _batches(self, ahead: Ahead[Made], turn: int) -> Iterator[BatchT]:
         for made in ahead:
             self._made = made
             yield made.batch
+        if turn != self._turn:
+            raise RuntimeError(
+                "this iterator has ended: another iter() of the same rebalance(...) began; one epoch runs at a time"
+            )
         if self._ahead is ahead:
             self._end_epoch()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 import torch.distributed as dist
 from sets import SCHEMA, expected, same, samples_of, two_sources, write
 from worlds import shared_world
@@ -240,6 +241,32 @@ def test_leaving_the_loop_early_and_starting_again(folder):
         assert orders[0] == orders[2][:2]
         assert orders[1] == orders[2][:3]
         assert len(orders[2]) == 8
+
+
+def two_iterators(rank, world_size, folder):
+    with loader_on(folder, balance=Balance(cost=COST)) as loader:
+        first, second = iter(loader), iter(loader)
+        seen = [rows_of(next(second))]
+        with pytest.raises(RuntimeError, match="another iter"):
+            next(first)
+        seen += [rows_of(batch) for batch in second]
+    assert threads_left() == []
+    batches = [{"n": torch.full((4,), rank)}] * 3
+    with rebalance(batches, lengths=lambda batch: batch["n"], timeout_s=20) as balanced:
+        first = iter(balanced)
+        next(first)
+        second = iter(balanced)
+        next(second)
+        with pytest.raises(RuntimeError, match="another iter"):
+            next(first)
+        assert len(list(second)) == 2
+    assert threads_left() == []
+    return seen
+
+
+def test_a_second_iterator_ends_the_first_on_all_ranks(folder):
+    by_rank = shared_world(2).run(two_iterators, folder)
+    assert sorted(row for rank in by_rank for step in rank for row in step) == ALL
 
 
 def one_leaves(rank, world_size, folder):
