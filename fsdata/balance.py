@@ -32,8 +32,9 @@ class Balance:
         ranks_per_node: for `hierarchical`.
         autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
         process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
-        timeout_s: how long a rank waits for another in one step before it raises, naming it. A rank may pause the loop
-            (evaluation, checkpoint) while others wait for it: set this longer than that.
+        timeout_s: how long a rank waits for another in one step before it raises, naming it; None takes the
+            `timeout_s` of the loader or of `rebalance`. A rank may pause the loop (evaluation, checkpoint) while others
+            wait for it: set this longer than that.
 
     Raises:
         ValueError: an unknown method, a number out of range, or an option that the method cannot honour.
@@ -46,7 +47,7 @@ class Balance:
     ranks_per_node: int | None = None
     autotune: bool = False
     process_group: dist.ProcessGroup | None = None
-    timeout_s: float = 300.0
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -68,8 +69,12 @@ class Balance:
             )
         if self.autotune and self.method in _NO_SPEED:
             raise ValueError(f"method={self.method!r} cannot follow the speed of ranks: use 'vbs' or 'fbs+swap'")
-        if not self.timeout_s > 0:
+        if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
+
+    def step_timeout_s(self, default_s: float) -> float:
+        """How long a rank waits for another in one step: `timeout_s`, else `default_s`."""
+        return default_s if self.timeout_s is None else self.timeout_s
 
     def __repr__(self) -> str:
         """What ranks compare: without the process group, and without the addresses that plain functions show."""

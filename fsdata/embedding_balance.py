@@ -36,7 +36,9 @@ class EmbeddingBalance:
         place = resolve(process_group=balance.process_group)
         self._modules = embedding, dense
         self._dispatcher = Dispatcher(
-            StepPlanner(balance, place.world_size), process_group=balance.process_group, timeout_s=balance.timeout_s
+            StepPlanner(balance, place.world_size),
+            process_group=balance.process_group,
+            timeout_s=balance.step_timeout_s(300.0),
         )
         self._hooks: list[RemovableHandle] = []
         self.handle: Handle | None = None

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from fsdata.balance import Balance, StepPlanner
 from fsdata.batch import Batch
@@ -31,18 +32,27 @@ from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps,
 from fsranks.place import Meeting, resolve
 
 _GRACE_S = 5.0
-_NO_GROUP = (
-    "{why} makes the ranks talk at every step, but torch.distributed is not initialized for these ranks: call "
-    "torch.distributed.init_process_group before making the loader"
+_CLOSED = "this loader was closed; make a new one"
+_TAKEN_OVER = (
+    "this iterator has ended: another iter() of the same loader began, and a loader reads one epoch at a time. Make a "
+    "second loader to read twice at once"
+)
+_NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
+_NOT_INITIALIZED = (
+    "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
+)
+_OTHER_RANKS = (
+    "rank= and world_size= are not those of torch.distributed: give process_group=, the group of the ranks that share "
+    "the data, in their place"
 )
 
 
 class FreeScaleDataLoader:
     """Iterates over batches of Parquet rows, each rank its share, every row once per epoch.
 
-    Each `iter()` is the next epoch. At every step all ranks deliver `batch_size` samples from about the same place of
-    the data; the last global batch is dealt out evenly. With `balance` the samples of a global batch are then moved
-    between the ranks so that all have the same work.
+    Each `iter()` is the next epoch and ends the one before. At every step all ranks deliver `batch_size` samples from
+    about the same place of the data; the last global batch is dealt out evenly. With `balance` the samples of a global
+    batch are then moved between the ranks so that all have the same work.
 
     Args:
         sources: one or several `ParquetSource`.
@@ -61,8 +71,11 @@ class FreeScaleDataLoader:
         uneven: without `balance`, where rows drop out while reading: `"drop"` ends the epoch on all ranks when the
             first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
             all are done.
-        rank, world_size: default to torch.distributed, else torchrun's environment, else 0 of 1.
-        timeout_s: how long any rank waits for the others before it raises, naming the missing ones.
+        rank, world_size: default to `process_group`, else torch.distributed, else torchrun's environment, else 0 of 1.
+        process_group: the ranks that share the data, where that is not all of the job (data-parallel beside context- or
+            tensor-parallel ranks). A group of gloo's is made from them. `Balance(process_group=...)` means the same.
+        timeout_s: how long any rank waits for the others, when the loader is made and in every step, before it raises,
+            naming the missing ones. `Balance(timeout_s=...)` overrides it for the steps.
 
     Constructing reads footers, compares files and arguments over all ranks, and creates process groups: call it on
     every rank, on the main thread, in the same order. Iterating blocks until the next batch is there.
@@ -92,6 +105,7 @@ class FreeScaleDataLoader:
         uneven: Uneven = "drop",
         rank: int | None = None,
         world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
         timeout_s: float = 300,
     ) -> None:
         self._options = _Options(
@@ -106,7 +120,7 @@ class FreeScaleDataLoader:
             timeout_s=timeout_s,
         )
         sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
-        self._place = resolve(rank, world_size, balance.process_group if isinstance(balance, Balance) else None)
+        self._place = resolve(rank, world_size, _one_group(process_group, balance))
         self._pool = Pool()
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         with Meeting(self._place, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
@@ -120,16 +134,24 @@ class FreeScaleDataLoader:
             )
             needs_peers = self._place.world_size > 1 and (balance is not None or self._data.may_drop)
             if needs_peers and self._place.group is None:
-                raise ValueError(_NO_GROUP.format(why="balance" if balance else "a source whose rows can drop out"))
+                raise ValueError(
+                    _NO_GROUP.format(
+                        why="balance" if balance else "a source whose rows can drop out",
+                        missing=_OTHER_RANKS if dist.is_available() and dist.is_initialized() else _NOT_INITIALIZED,
+                    )
+                )
             meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)})
         self._exchange: StepExchange | None = None
         self._planner: StepPlanner | None = None
         if needs_peers:
-            self._exchange = StepExchange(self._place, timeout_s=balance.timeout_s if balance else timeout_s)
+            self._exchange = StepExchange(
+                self._place, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
+            )
             self._planner = StepPlanner(balance, self._place.world_size) if balance else None
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._place.world_size)
         self._next_epoch = 0
+        self._turn = 0  # counts iter(): the last one reads, those before it have ended
         self._loaded: Progress | None = None
         self._steps: Steps | None = None
         self._ahead: Ahead[tuple[Batch, Progress]] | None = None
@@ -138,13 +160,14 @@ class FreeScaleDataLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._closed:
-            raise RuntimeError("this loader was closed; make a new one")
+            raise RuntimeError(_CLOSED)
         self._end_steps()
         loaded, self._loaded = self._loaded, None
         progress = loaded or Progress.start(self._next_epoch, self._place.world_size, self._progress.tuning)
         self._next_epoch = progress.epoch + 1
         self._progress = progress
-        return self._epoch(progress, resumed=loaded is not None)
+        self._turn += 1
+        return self._epoch(progress, self._turn, resumed=loaded is not None)
 
     def __len__(self) -> int:
         """Steps of a whole epoch; an upper bound where rows can drop out while reading."""
@@ -223,16 +246,20 @@ class FreeScaleDataLoader:
         if self._exchange is not None:
             self._exchange.close()
 
-    def _epoch(self, progress: Progress, resumed: bool) -> Iterator[Batch]:
+    def _epoch(self, progress: Progress, turn: int, *, resumed: bool) -> Iterator[Batch]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
+        if turn != self._turn or self._closed:
+            raise RuntimeError(_CLOSED if self._closed else _TAKEN_OVER)
         yielded = False
         self._steps = self._make_steps(progress)
         self._ahead = ahead = Ahead(self._steps.next, depth=self._options.prefetch, pin=self._options.pin)
         for batch, self._progress in ahead:
             yielded = True
             yield batch
+        if turn != self._turn:
+            raise RuntimeError(_TAKEN_OVER)
         if self._ahead is not ahead:
-            return  # another iter() took over
+            return  # closed, or a state was loaded
         self._end_steps()
         self._progress = Progress.start(progress.epoch + 1, self._place.world_size, self._progress.tuning)
         if resumed and not yielded:
@@ -320,6 +347,13 @@ class _Options:
 def cores_of_this_rank() -> int:
     """Cores this process may use, shared with the other ranks on the host."""
     return max(len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def _one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:
+    of_balance = balance.process_group if isinstance(balance, Balance) else None
+    if given is not None and of_balance is not None and given is not of_balance:
+        raise ValueError("process_group and Balance(process_group=...) are two groups: give one of them")
+    return of_balance if given is None else given
 
 
 def _can_pin(wanted: bool) -> bool:

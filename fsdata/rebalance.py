@@ -49,7 +49,8 @@ def rebalance(
             KeyedJaggedTensor `features`), or {sequence: path}.
         balance: default `Balance()`.
         replicate: paths of parts that are the same for all samples; every rank keeps its own value.
-        timeout_s: how long a rank waits for another in one step. Longer than any pause of a single rank.
+        timeout_s: how long a rank waits for another, here and in one step. Longer than any pause of a single rank.
+            `Balance(timeout_s=...)` overrides it for the steps.
 
     With one rank, batches pass through unchanged. Constructing it is collective: every rank, main thread, same order.
 
@@ -86,10 +87,13 @@ class Rebalanced(Generic[BatchT]):
                 f"this is rank {place.rank} of {place.world_size}, but torch.distributed is not initialized: call "
                 "torch.distributed.init_process_group() first"
             )
-        self._exchange = StepExchange(place, timeout_s=timeout_s) if place.world_size > 1 else None
+        self._exchange: StepExchange | None = None
+        if place.world_size > 1:
+            self._exchange = StepExchange(place, timeout_s=balance.step_timeout_s(timeout_s))
         self._planner = StepPlanner(balance, place.world_size)
         self._source = Source(loader, measure, replicate)
         self._epoch = 0
+        self._turn = 0  # counts iter(): the last one runs, those before it have ended
         self._ahead: Ahead[Made] | None = None
         self._made: Made | None = None
         self._closed = False
@@ -102,12 +106,17 @@ class Rebalanced(Generic[BatchT]):
         steps = RebalanceSteps(self._source, self._exchange, self._planner, self._epoch)
         self._epoch += 1
         self._ahead = Ahead(steps.next, depth=_DEPTH, pin=False)
-        return self._batches(self._ahead)
+        self._turn += 1
+        return self._batches(self._ahead, self._turn)
 
-    def _batches(self, ahead: Ahead[Made]) -> Iterator[BatchT]:
+    def _batches(self, ahead: Ahead[Made], turn: int) -> Iterator[BatchT]:
         for made in ahead:
             self._made = made
             yield made.batch
+        if turn != self._turn:
+            raise RuntimeError(
+                "this iterator has ended: another iter() of the same rebalance(...) began; one epoch runs at a time"
+            )
         if self._ahead is ahead:
             self._end_epoch()
 

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import json
-import pickle
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from fsdata.balance import StepPlanner
 from fsdata.batch import StepStats, loss_weight
 from fsdata.errors import DataError, MismatchError
 from fsdata.redistribute import Assignment, GlobalBatch, Status, Step, StepExchange
+from fsdata.template_text import from_text, to_text
 from fsdata.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
 from fsranks.place import differences
 
@@ -181,7 +181,7 @@ class RebalanceSteps:
     def _introduce(self, exchange: StepExchange, status: Status) -> dict[int, dict[str, Any]]:
         """How the batches of every rank that has one are built; MismatchError on all ranks if they differ."""
         template = self._source.template
-        mine = {} if template is None else {"parts": template.describe(), **_pickled(template)}
+        mine = {} if template is None else {"parts": template.describe(), **_written(template)}
         everyone = [json.loads(text) for text in exchange.gather(json.dumps(mine).encode(), status)]
         known = {rank: other for rank, other in enumerate(everyone) if other}
         text = differences({rank: other["parts"] for rank, other in known.items()}) if known else ""
@@ -196,7 +196,7 @@ class RebalanceSteps:
         first = min(known)
         template, why = None, known[first].get("error", "")
         if not why:
-            template = pickle.loads(bytes.fromhex(known[first]["template"]))
+            template = from_text(known[first]["template"])
             if template.constants:
                 why = f"it holds replicated values {list(template.constants)}, of which this rank has none"
         if why:
@@ -222,11 +222,11 @@ def _measured(by_group: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(LENGTH): value for name, value in by_group.items() if name.startswith(LENGTH)}
 
 
-def _pickled(template: Template) -> dict[str, str]:
+def _written(template: Template) -> dict[str, str]:
     try:
-        return {"template": pickle.dumps(template).hex()}
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"template": to_text(template)}
+    except DataError as error:
+        return {"error": str(error)}
 
 
 def _check_alike(first: Template, other: Template) -> None:

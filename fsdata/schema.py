@@ -5,8 +5,8 @@ Field names are the keys of `Batch.features`, so they are unique over the whole 
 """
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ class Sequence:
             raise SchemaError(f"a Sequence needs a name, got {self.name!r}")
         if not self.fields and not self.floats:
             raise SchemaError(f"Sequence {self.name!r} has no fields: name at least one list column")
-        if self.max_length is not None and (not isinstance(self.max_length, int) or self.max_length < 1):
+        if self.max_length is not None and (type(self.max_length) is not int or self.max_length < 1):
             raise SchemaError(f"Sequence {self.name!r}: max_length must be at least 1 or None, got {self.max_length!r}")
         if self.keep not in ("first", "last"):
             raise SchemaError(f"Sequence {self.name!r}: keep must be 'first' or 'last', got {self.keep!r}")
@@ -117,34 +117,71 @@ class Schema:
     @classmethod
     def from_toml(cls, path: str | Path) -> "Schema":
         """Read the schema from the `[schema]` table of a TOML file (see README, "Schema files")."""
-        return schema_of(_load(path), path)
+        return schema_of(load_toml(path), path)
 
 
 def schema_of(document: dict[str, Any], path: str | Path) -> Schema:
     """Build the schema that the `[schema]` table of a parsed TOML document describes."""
-    table = document.get("schema")
-    if not isinstance(table, dict):
+    if not isinstance(document.get("schema"), dict):
         raise SchemaError(f"{path}: no [schema] table")
-    options = dict(table)
+    options = dict(table_of(document["schema"], f"{path}: schema", _keys_of(Schema)))
+    entries = options.get("sequences", [])
+    if not isinstance(entries, list):
+        raise SchemaError(f"{path}: schema.sequences is a list of tables, got {entries!r}")
+    options["sequences"] = tuple(
+        _sequence(entry, f"{path}: schema.sequences[{number}]") for number, entry in enumerate(entries)
+    )
+    if "candidates" in options:
+        options["candidates"] = _sequence(options["candidates"], f"{path}: schema.candidates", name="candidates")
     try:
-        options["sequences"] = tuple(Sequence(**entry) for entry in options.get("sequences", ()))
-        if "candidates" in options:
-            options["candidates"] = Sequence(**{"name": "candidates", **options["candidates"]})
         return Schema(**options)
-    except TypeError as error:
-        raise SchemaError(f"{path}: [schema] {error}") from error
+    except SchemaError as error:
+        raise SchemaError(f"{path}: schema: {error}") from error
 
 
-def _load(path: str | Path) -> dict[str, Any]:
+def _sequence(entry: Any, where: str, **defaults: str) -> Sequence:
+    options = defaults | table_of(entry, where, _keys_of(Sequence))
+    if "name" not in options:
+        raise SchemaError(f"{where} needs a name")
     try:
-        return tomllib.loads(Path(path).read_text())
-    except tomllib.TOMLDecodeError as error:
+        return Sequence(**options)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from error
+
+
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """The document in a TOML file.
+
+    Raises:
+        SchemaError: not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SchemaError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise SchemaError(f"{path}: not valid TOML: nested too deeply") from error
+
+
+def table_of(value: Any, where: str, keys: Collection[str]) -> dict[str, Any]:
+    """`value`, once it is known to be a table of a TOML file with no other keys than these."""
+    if not isinstance(value, dict):
+        raise SchemaError(f"{where} is a table, got {value!r}")
+    unknown = sorted(set(value) - set(keys))
+    if unknown:
+        raise SchemaError(f"{where} has no option {', '.join(unknown)}; there are {', '.join(keys)}")
+    return value
+
+
+def _keys_of(kind: type) -> list[str]:
+    return [each.name for each in fields(kind)]
 
 
 def _names(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str):
         raise SchemaError(f"{where} takes a tuple of names, got the string {value!r}; write ({value!r},)")
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        raise SchemaError(f"{where} takes a tuple of names, got {value!r}")
     names = tuple(value)
     if not all(isinstance(name, str) and name for name in names):
         raise SchemaError(f"{where} takes names, got {names!r}")

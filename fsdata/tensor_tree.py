@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of the structure: how to make the value from its children, parts and constants; picklable.
+    """A node of the structure: how to make the value from its children, parts and constants.
 
     `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt. `parts` are indices of
     the node's parts, for a kjt its keys' values, then their weights.
@@ -95,6 +95,24 @@ class TakenApart:
     template: Template
     table: RowTable
     constants: dict[str, Any]
+
+
+def template_of(root: Node, parts: tuple[Part, ...], constants: tuple[str, ...]) -> Template:
+    """The template of a structure, with the order that its fields have in records."""
+    itemsize = np.array([part.itemsize for part in parts], np.int64)
+    sequence = np.argsort(-alignment_of(itemsize), kind="stable")
+    sorted_parts = [parts[i] for i in sequence]
+    groups = list(dict.fromkeys(part.group for part in sorted_parts if part.group is not None))
+    first = [next(i for i, part in enumerate(sorted_parts) if part.group == group) for group in groups]
+    spec = RecordSpec(
+        names=tuple(f"{part.path} {part}" for part in sorted_parts),
+        itemsize=itemsize[sequence],
+        group=np.array([-1 if part.group is None else groups.index(part.group) for part in sorted_parts], np.int64),
+        width=np.array([int(part.group is None) for part in sorted_parts], np.int64),
+        groups=tuple(groups),
+        group_field=np.array(first, np.int64),
+    )
+    return Template(root=root, parts=parts, spec=spec, order=np.argsort(sequence), constants=constants)
 
 
 Measure = Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -165,28 +183,14 @@ class _Walk:
             self.parts.append(Part(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name))
             self._address.append(np.zeros(len(values), np.int64))
             self._length.append(np.asarray(values, np.int64))
-        itemsize = np.array([part.itemsize for part in self.parts], np.int64)
-        sequence = np.argsort(-alignment_of(itemsize), kind="stable")
-        sorted_parts = [self.parts[i] for i in sequence]
-        groups = list(dict.fromkeys(part.group for part in sorted_parts if part.group is not None))
-        first = [next(i for i, part in enumerate(sorted_parts) if part.group == group) for group in groups]
-        spec = RecordSpec(
-            names=tuple(f"{part.path} {part}" for part in sorted_parts),
-            itemsize=itemsize[sequence],
-            group=np.array([-1 if part.group is None else groups.index(part.group) for part in sorted_parts], np.int64),
-            width=np.array([int(part.group is None) for part in sorted_parts], np.int64),
-            groups=tuple(groups),
-            group_field=np.array(first, np.int64),
-        )
+        template = template_of(root, tuple(self.parts), tuple(self.constants))
+        sequence = np.argsort(template.order)
         shape = (len(self.parts), self.samples or 0)
         table = RowTable(
             np.array(self._address, np.int64).reshape(shape)[sequence],
             np.array(self._length, np.int64).reshape(shape)[sequence],
-            spec.itemsize,
+            template.spec.itemsize,
             tuple(self._owners),
-        )
-        template = Template(
-            root=root, parts=tuple(self.parts), spec=spec, order=np.argsort(sequence), constants=tuple(self.constants)
         )
         return TakenApart(template=template, table=table, constants=self.constants)
 

@@ -40,20 +40,27 @@ class Board:
 
     def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
         """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
-        store, keys = self.store, list(keys)
-        end = time.monotonic() + timeout_s
+        keys = list(keys)
+        return _bounded(lambda: self._ask(keys, timeout_s), timeout_s + _PATIENCE_S, self._connection)
 
-        def ask() -> dict[str, str]:
-            while not store.check(keys):
-                if time.monotonic() >= end:
-                    return {key: store.get(key).decode() for key in keys if store.check([key])}
-                time.sleep(_ASK_AGAIN_S)
-            return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True))
-
-        return _bounded(ask, timeout_s + _PATIENCE_S, self._connection)
+    def _ask(self, keys: list[str], timeout_s: float) -> dict[str, str]:
+        """As `wait`. All ranks may wait for one that is late: they ask for that one's key alone, ever less often."""
+        store, begin = self.store, time.monotonic()
+        known = len(keys) if store.check(keys) else 0
+        while known < len(keys):
+            if store.check([keys[known]]):
+                known += 1
+                continue
+            waited = time.monotonic() - begin
+            if waited >= timeout_s:
+                keys = keys[:known] + [key for key in keys[known + 1 :] if store.check([key])]
+                break
+            time.sleep(min(max(_ASK_AGAIN_S, waited / 10), _ASK_AGAIN_AT_MOST_S, timeout_s - waited))
+        return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True)) if keys else {}
 
 
 _ASK_AGAIN_S = 0.005
+_ASK_AGAIN_AT_MOST_S = 0.25
 _PATIENCE_S = 3.0  # what a store that is alive may take for an answer on a busy machine
 
 

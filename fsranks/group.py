@@ -206,23 +206,23 @@ class ControlGroup:
 
     def _connect(self) -> Any:
         """Gloo's group, once every rank has one. A connection that breaks while it is made is made again by all."""
-        mine = json.dumps({"machine": processes.machine(), "pid": os.getpid()})
-        self._board.post(f"here/{self.rank}", mine, self._grace_s)
-        here = {rank: f"here/{rank}" for rank in range(self.world_size)}
+        mine = {"machine": processes.machine(), "pid": os.getpid()}
+        self._board.post(f"here/{self.rank}", "", self._grace_s)
         for number in range(_TRIES):
             try:
                 gloo, failure = self._connect_once(number), ""
             except RuntimeError as error:
                 gloo, failure = None, _brief(error) or type(error).__name__
                 self._check_here(failure)
-            self._board.post(f"connected/{number}/{self.rank}", failure, self._grace_s)
+            self._board.post(f"connected/{number}/{self.rank}", json.dumps({"failure": failure, **mine}), self._grace_s)
             keys = {f"connected/{number}/{rank}": rank for rank in range(self.world_size)}
-            notes = self._board.wait([*keys, *here.values()], self.timeout_s + self._grace_s)
+            notes = self._board.wait(keys, self.timeout_s + self._grace_s)
             if silent := [rank for key, rank in keys.items() if key not in notes]:
                 raise PeerError(f"the ranks could not connect over gloo: {name_ranks(silent)} did not say if they can")
-            failures = {rank: notes[key] for key, rank in keys.items() if notes[key]}
+            given = {rank: json.loads(notes[key]) for key, rank in keys.items()}
+            failures = {rank: note["failure"] for rank, note in given.items() if note["failure"]}
             if not failures:
-                self._neighbours = _neighbours({rank: notes[key] for rank, key in here.items()}, self.rank)
+                self._neighbours = _neighbours(given, self.rank)
                 return gloo
             del gloo  # its connections end before the next ones are made
         rank, failure = next(iter(failures.items()))
@@ -301,9 +301,8 @@ class _Queue:
             self._works.popleft().wait()
 
 
-def _neighbours(notes: dict[int, str], rank: int) -> dict[int, int]:
+def _neighbours(given: dict[int, dict[str, Any]], rank: int) -> dict[int, int]:
     """The processes of the other ranks that are on this one's machine."""
-    given = {peer: json.loads(note) for peer, note in notes.items()}
     return {
         peer: each["pid"] for peer, each in given.items() if peer != rank and each["machine"] == given[rank]["machine"]
     }

@@ -74,6 +74,11 @@ def test_torchrec_is_imported_in_one_file(package):
     assert inside == ["torchrec_binding.py"]
 
 
+def test_nothing_is_unpickled():
+    paths = [path for package in ("fscomm", "fsdata", "fsranks") for path in files(package)]
+    assert violations(paths, forbidden=("pickle", "cloudpickle", "dill", "marshal", "shelve")) == []
+
+
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
     pure = [
         ROOT / "fscomm" / f"{name}.py"

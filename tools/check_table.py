@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fsdata.errors import CorruptFileError, DataError, SchemaError
-from fsdata.sources import Join, ParquetSource, expressions
+from fsdata.sources import Join, ParquetSource
 from fsdata.sources.bind import Bound, Kind, bind, partition_column
 from fsdata.sources.discover import discover
+from fsdata.sources.expressions import Expression, evaluate
 from fsdata.sources.footers import Footer, read_footers
 from fsdata.sources.retry import Retry
 from fsdata.sources.roles import Want
@@ -236,9 +237,9 @@ def _needed(kind: Kind, source: ParquetSource) -> list[str]:
     names = {bound.column for bound in kind.bounds if bound.origin == "column"}
     for bound in kind.bounds:
         if bound.origin == "expression":
-            names.update(expressions.roots(source.columns[bound.want.field]))  # type: ignore[arg-type]
-    if source.filter is not None:
-        names.update(expressions.roots(source.filter))
+            names.update(source.computed[bound.want.field].columns)
+    if source.condition is not None:
+        names.update(source.condition.columns)
     return [name for name in kind.schema.names if name in names] or kind.schema.names[:1]
 
 
@@ -247,25 +248,25 @@ def _columns(
 ) -> tuple[np.ndarray, list[tuple[Bound, pa.Array]]]:
     """(rows that the filter keeps, the column of every field that has one)."""
     kept = np.arange(batch.num_rows)
-    if source.filter is not None:
-        mask = pc.fill_null(_evaluate(source.filter, batch, kind), False)
+    if source.condition is not None:
+        mask = pc.fill_null(_evaluate(source.condition, pa.bool_(), batch, kind), False)
         batch, kept = batch.filter(mask), np.flatnonzero(np.asarray(mask.cast(pa.uint8())))
     columns = []
     for bound in kind.bounds:
         if bound.origin == "column":
             columns.append((bound, batch.column(bound.column)))
         elif bound.origin == "expression":
-            columns.append((bound, _evaluate(source.columns[bound.want.field], batch, kind)))
+            columns.append((bound, _evaluate(source.computed[bound.want.field], bound.type, batch, kind)))
     return kept, columns
 
 
-def _evaluate(expression: Any, batch: pa.RecordBatch, kind: Kind) -> pa.Array:
-    names = expressions.roots(expression)
+def _evaluate(expression: Expression, type_bound: Any, batch: pa.RecordBatch, kind: Kind) -> pa.Array:
     arrays = [
         partition_column(kind.partitions[name], batch.num_rows) if name in kind.partitions else batch.column(name)
-        for name in names
+        for name in expression.columns
     ]
-    return expressions.evaluate([expression], pa.RecordBatch.from_arrays(arrays, list(names)))[0]
+    rows = pa.RecordBatch.from_arrays(arrays, list(expression.columns))
+    return evaluate([expression], [type_bound], rows)[0]
 
 
 def _without_match(checked: Checked, sides: Sequence[tuple[Join, np.ndarray]]) -> Iterator[Fault]:

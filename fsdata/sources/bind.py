@@ -60,17 +60,18 @@ def bind(
     values = _partition_values(footers)
     kinds: list[Kind] = []
     kind_of: list[int] = []
-    seen: dict[tuple[str, tuple], int] = {}
+    seen: dict[tuple, int] = {}
     problems: dict[tuple[str, str], list[str]] = defaultdict(list)
     faults: list[list[tuple[str, str]]] = []
     for footer, partitions in zip(footers, values, strict=True):
         key = (
             footer.schema.to_string(show_field_metadata=False, show_schema_metadata=False),
             tuple(sorted(partitions.items())),
+            twice := _in_both(footer, source),
         )
         if key not in seen:
             seen[key] = len(kinds)
-            bounds, fault = _bind_kind(source, wants, footer.schema, partitions)
+            bounds, fault = _bind_kind(source, wants, footer.schema, partitions, twice)
             kinds.append(Kind(footer.schema, partitions, tuple(bounds)))
             faults.append(fault)
         kind_of.append(seen[key])
@@ -105,19 +106,42 @@ def _is_int64(text: str) -> bool:
     return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
 
 
+def _in_both(footer: Footer, source: ParquetSource) -> tuple[str, ...]:
+    """Names that are a column of the file and a `key=value` folder, and that `columns` does not mention."""
+    mentioned = {column for column in source.columns.values() if isinstance(column, str)}
+    mentioned.update(name for expression in source.computed.values() for name in expression.columns)
+    return tuple(sorted(set(footer.file.partitions) & set(footer.schema.names) - mentioned))
+
+
+def _check_both(field: str, name: str, twice: Sequence[str]) -> None:
+    if name in twice:
+        raise SchemaError(
+            f"{name!r} is a column of the file and the folder {name}=... that the file is in: give "
+            f"columns={{{field!r}: {name!r}}} for the file's column, or rename one of both"
+        )
+
+
 def _bind_kind(
-    source: ParquetSource, wants: Sequence[Want], schema: pa.Schema, partitions: dict[str, int | str | None]
+    source: ParquetSource,
+    wants: Sequence[Want],
+    schema: pa.Schema,
+    partitions: dict[str, int | str | None],
+    twice: Sequence[str],
 ) -> tuple[list[Bound], list[tuple[str, str]]]:
     bounds = []
     faults = []
     for want in wants:
         try:
+            if want.field not in source.columns:
+                _check_both(want.field, want.field, twice)
             bounds.append(_bind_one(source, want, schema, partitions))
         except SchemaError as error:
             faults.append((want.field, str(error)))
-    if source.filter is not None:
+    if source.condition is not None:
         try:
-            kind = expression_type(source.filter, schema, partitions)
+            for name in source.condition.columns:
+                _check_both(name, name, twice)
+            kind = expression_type(source.condition, schema, partitions)
             if not pa.types.is_boolean(kind):
                 faults.append(("filter", f"gives {kind} where true or false is needed"))
         except SchemaError as error:
@@ -132,7 +156,7 @@ def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: 
     if default is not None:
         _check_default(want, default)
     if not isinstance(column, str):
-        kind = expression_type(column, schema, partitions)
+        kind = expression_type(source.computed[want.field], schema, partitions)
         _object(want, kind, "the expression's result")
         return Bound(want, "expression", None, kind, default, policy)
     found = schema.get_all_field_indices(column)
@@ -175,17 +199,19 @@ def partition_column(value: int | str | None, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int64()), rows)
 
 
-def expression_type(expression: object, schema: pa.Schema, partitions: dict[str, int | str | None]) -> pa.DataType:
+def expression_type(
+    expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, int | str | None]
+) -> pa.DataType:
     """Run an expression on no rows of the columns it names."""
     fields = []
-    for name in expressions.roots(expression):  # type: ignore[arg-type]
+    for name in expression.columns:
         if name in schema.names:
             fields.append(schema.field(name))
         elif name in partitions:
             fields.append(pa.field(name, partition_column(partitions[name], 0).type))
         else:
             raise SchemaError(f"the expression's column {name!r} is missing")
-    return expressions.output_type(expression, pa.schema(fields))  # type: ignore[arg-type]
+    return expressions.output_type(expression, pa.schema(fields))
 
 
 def _compare_kinds(

@@ -70,6 +70,25 @@ def unwrap(array: pa.Array) -> pa.Array:
             return array
 
 
+def without_dictionaries(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The array with the values that its dictionaries stand for, in lists also."""
+    kind = _plain_type(array.type)
+    return array if kind == array.type else array.cast(kind)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if not is_list(kind):
+        return kind
+    item = _plain_type(kind.value_type)
+    if item == kind.value_type:
+        return kind
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+
+
 def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
     """The list array with other child values."""
     kind = array.type

@@ -8,7 +8,7 @@ column of every batch.
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,8 @@ from fsdata.kernels import index
 from fsdata.sources import convert, expressions
 from fsdata.sources.batch_rows import batch_rows
 from fsdata.sources.bind import Kind, partition_column
+from fsdata.sources.expressions import Expression
 from fsdata.sources.plan import Places, SlicePlan
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
@@ -64,8 +62,8 @@ class Slice:
 class Expressions:
     """What polars has to do for a source: field -> expression, and the filter."""
 
-    of: "dict[str, pl.Expr]"
-    filter: "pl.Expr | None"
+    of: dict[str, Expression]
+    filter: Expression | None
 
 
 def decode(
@@ -138,7 +136,9 @@ class _Builder:
         }
         self._report = np.zeros(4, np.int64)
         self._refill = np.zeros(len(plan.spec), np.uint8)
-        self._computed = [exprs.of[c.bound.want.field] for c in plan.columns if c.name is None]
+        computed = [column.bound for column in plan.columns if column.name is None]
+        self._computed = [exprs.of[bound.want.field] for bound in computed]
+        self._computed_types = [bound.type for bound in computed]
         shape = (places.rows, rows)
         memory = pa.allocate_buffer(4 * rows * places.dense)
         dense = np.frombuffer(memory, np.float32).reshape(rows, places.dense)
@@ -183,14 +183,14 @@ class _Builder:
 
     def _filter(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
         assert self._exprs.filter is not None
-        mask = self._evaluate([self._exprs.filter], batch)[0]
+        mask = self._evaluate([self._exprs.filter], [pa.bool_()], batch)[0]
         keep = np.flatnonzero(convert.bool_mask(mask))
         self._rows.append(first + keep)
         return batch if len(keep) == batch.num_rows else batch.filter(mask)
 
     def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch that the kernels see: `plan.columns`, all of native types."""
-        computed = self._evaluate(self._computed, batch) if self._computed else []
+        computed = self._evaluate(self._computed, self._computed_types, batch) if self._computed else []
         arrays = []
         for column in self._plan.columns:
             array = computed[column.expression] if column.name is None else batch.column(column.name)
@@ -200,8 +200,8 @@ class _Builder:
                 raise DataError(f"{self._place(self._at + error.row)}: {column.bound.want.field}: {error}") from error
         return _anonymous(arrays, batch.num_rows)
 
-    def _evaluate(self, exprs: "list[pl.Expr]", batch: pa.RecordBatch) -> list[pa.Array]:
-        names = list(dict.fromkeys(name for expression in exprs for name in expressions.roots(expression)))
+    def _evaluate(self, exprs: list[Expression], kinds: list[Any], batch: pa.RecordBatch) -> list[pa.Array]:
+        names = list(dict.fromkeys(name for expression in exprs for name in expression.columns))
         arrays = [
             partition_column(self._kind.partitions[name], batch.num_rows)
             if name in self._kind.partitions
@@ -209,7 +209,7 @@ class _Builder:
             for name in names
         ]
         try:
-            return expressions.evaluate(exprs, pa.RecordBatch.from_arrays(arrays, names))
+            return expressions.evaluate(exprs, kinds, pa.RecordBatch.from_arrays(arrays, names))
         except (SchemaError, DataError) as error:
             raise DataError(f"{self._place(self._at)} or one of the {batch.num_rows - 1} after it: {error}") from error
 

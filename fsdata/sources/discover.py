@@ -1,12 +1,15 @@
 """From paths, globs, folders and URLs to a list of files with their partition values."""
 
+import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from fsdata.errors import SchemaError
@@ -64,18 +67,24 @@ def _resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
         return _as_arrow(filesystem), given
     scheme = given.split("://", 1)[0] if "://" in given else ""
     if not scheme:
-        return pafs.LocalFileSystem(), str(Path(given).expanduser().absolute())
+        try:
+            return pafs.LocalFileSystem(), str(Path(given).expanduser().absolute())
+        except RuntimeError as error:
+            raise SchemaError(f"{given}: there is no such user, or no home folder. Give the folder itself") from error
     if scheme == "file":
         return pafs.LocalFileSystem(), str(Path(given.split("://", 1)[1]).absolute())
     if scheme in _NATIVE_SCHEMES:
         fixed, rest = _fixed_part(given)
-        system, path = pafs.FileSystem.from_uri(fixed)
+        try:
+            system, path = pafs.FileSystem.from_uri(fixed)
+        except pa.ArrowInvalid as error:
+            raise SchemaError(f"{given}: not a URL: {error}") from error
         return system, path.rstrip("/") + rest
     import fsspec
 
     try:
         system, path = fsspec.core.url_to_fs(given)
-    except (ValueError, ImportError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise SchemaError(f"{given}: {error}") from error
     return _as_arrow(system), path
 
@@ -108,6 +117,10 @@ def _expand(system: pafs.FileSystem, path: str, given: str) -> list[str]:
         if not files:
             raise FileNotFoundError(f"{given}: no {' or '.join(SUFFIXES)} file in this folder or below it")
         return files
+    if info.type == pafs.FileType.Unknown:
+        raise SchemaError(
+            f"{given}: {_what_it_is(path)}, where a file or folder is needed: copy what it gives to a file"
+        )
     base, rest = _fixed_part(path)
     if not rest:
         raise FileNotFoundError(f"{given}: no such file or folder")
@@ -121,6 +134,17 @@ def _expand(system: pafs.FileSystem, path: str, given: str) -> list[str]:
     if not files:
         raise FileNotFoundError(f"{given}: no file matches")
     return files
+
+
+def _what_it_is(path: str) -> str:
+    mode = os.stat(path).st_mode
+    kinds = {
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "neither a file nor a folder")
 
 
 def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[str]:

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from fsdata.buffers import Pool
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
-from fsdata.sources import expressions
 from fsdata.sources.batch_rows import wide_columns
 from fsdata.sources.bind import Kind, bind
 from fsdata.sources.decode import Expressions, Slice, decode
@@ -108,10 +107,10 @@ class SourceFiles:
         """Plan the decoding of the fields that `serves` chooses."""
         source = self.source
         kinds = [replace(kind, bounds=tuple(b for b in kind.bounds if serves(b.want))) for kind in self.kinds]
-        exprs = {name: column for name, column in source.columns.items() if not isinstance(column, str)}
-        condition = source.filter if filtered else None
-        roots = {name: expressions.roots(expression) for name, expression in exprs.items()}
-        filter_roots = () if condition is None else expressions.roots(condition)
+        exprs = source.computed
+        condition = source.condition if filtered else None
+        roots = {name: expression.columns for name, expression in exprs.items()}
+        filter_roots = () if condition is None else condition.columns
         plans = [plan_slices(kind, places, filter_roots=filter_roots, roots=roots) for kind in kinds]
         firsts = [self.footers[self._kind_of.index(number)] for number in range(len(kinds))]
         wide = [wide_columns(first.metadata, plan.read) for first, plan in zip(firsts, plans, strict=True)]

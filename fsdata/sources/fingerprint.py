@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from fsdata.sources import expressions
 from fsdata.sources.footers import Footer
 from fsdata.sources.source import ParquetSource
 
@@ -26,22 +25,23 @@ def fingerprint(source: ParquetSource, footers: Iterable[Footer], side: Iterable
     return items
 
 
-def _arguments(source: ParquetSource) -> Iterable[str | bytes]:
+def _arguments(source: ParquetSource) -> Iterable[str]:
+    computed = source.computed
     for name, column in sorted(source.columns.items()):
         yield f"column {name}"
-        yield column if isinstance(column, str) else expressions.serialize(column)
+        yield computed[name].form if name in computed else str(column)
     yield from (f"default {name} {value!r}" for name, value in sorted(source.defaults.items()))
     yield from (f"nulls {name} {policy}" for name, policy in sorted(source.nulls.items()))
-    if source.filter is not None:
+    if source.condition is not None:
         yield "filter"
-        yield expressions.serialize(source.filter)
+        yield source.condition.form
     yield from (f"join {join.on} {' '.join(join.fields)}" for join in source.join)
     yield f"weight {source.weight!r} on_error {source.on_error}"
 
 
-def _hash(parts: Iterable[str | bytes]) -> str:
+def _hash(parts: Iterable[str]) -> str:
     result = blake2b(digest_size=8)
     for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
+        raw = part.encode()
         result.update(len(raw).to_bytes(8, "little") + raw)
     return result.hexdigest()

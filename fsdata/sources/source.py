@@ -1,7 +1,7 @@
 """`ParquetSource` and `Join`: how a set of files becomes the fields of a schema. Nothing is opened here."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -28,7 +28,8 @@ class ParquetSource:
             begin with `_` or `.` left out), or URLs of any pyarrow or fsspec filesystem. `key=value` folders are
             columns. Files of one glob or folder are read in the order of their names.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
-            list) per row. A field that is not named here is the column of the same name.
+            list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
+            `Expression`. A field that is not named here is the column of the same name.
         defaults: field -> number for a missing column and for nulls under the policy `default`. In lists it stands
             for null elements; a list that is null or missing becomes defaults, as many as its group's other lists
             have elements (none if the whole group is null).
@@ -47,11 +48,11 @@ class ParquetSource:
 
     paths: str | Path | Sequence[str | Path]
     _: KW_ONLY
-    columns: Mapping[str, "str | pl.Expr"] = field(default_factory=dict)
+    columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
     join: Sequence["Join"] = ()
-    filter: "pl.Expr | None" = None
+    filter: "pl.Expr | expressions.Expression | None" = None
     filesystem: Any = None
     weight: float | None = None
     on_error: Literal["raise", "skip"] = "raise"
@@ -62,9 +63,11 @@ class ParquetSource:
         for option in ("columns", "defaults", "nulls"):
             set_field(self, option, _mapping(option, getattr(self, option)))
         set_field(self, "join", _joins(self.join))
-        for name, column in self.columns.items():
-            if not isinstance(column, str):
-                expressions.check(column, f"columns={{{name!r}: ...}}")
+        columns = {
+            name: column if isinstance(column, str) else expressions.checked(column, f"columns={{{name!r}: ...}}")
+            for name, column in self.columns.items()
+        }
+        set_field(self, "columns", columns)
         for name, value in self.defaults.items():
             _check_default(name, value)
         for name, policy in self.nulls.items():
@@ -73,7 +76,7 @@ class ParquetSource:
             if policy == "default" and name not in self.defaults:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
-            expressions.check(self.filter, "filter=...")
+            set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
         if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
             raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
         if self.on_error not in ("raise", "skip"):
@@ -107,6 +110,18 @@ class ParquetSource:
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
     @property
+    def computed(self) -> dict[str, expressions.Expression]:
+        """The fields that are made by expressions."""
+        return {
+            name: cast(expressions.Expression, each) for name, each in self.columns.items() if type(each) is not str
+        }
+
+    @property
+    def condition(self) -> expressions.Expression | None:
+        """`filter` as it was checked."""
+        return cast("expressions.Expression | None", self.filter)
+
+    @property
     def path_list(self) -> tuple[str, ...]:
         """`paths` as given, always a tuple of strings."""
         return cast(tuple[str, ...], self.paths)
@@ -137,7 +152,7 @@ class Join:
             raise SchemaError(f"Join(on=...) names one key, got {self.on!r}")
         if isinstance(self.fields, str):
             raise SchemaError(f"Join(fields=...) takes a tuple of names, got {self.fields!r}; write ({self.fields!r},)")
-        object.__setattr__(self, "fields", tuple(self.fields))
+        object.__setattr__(self, "fields", _tuple_of(self.fields, str))
         if not self.fields or not all(isinstance(name, str) and name for name in self.fields):
             raise SchemaError(f"Join(fields=...) names at least one field of the schema, got {self.fields!r}")
         if len(set(self.fields)) < len(self.fields):
@@ -157,10 +172,18 @@ class Join:
 
 
 def _paths(value: Any) -> tuple[str, ...]:
-    paths = (value,) if isinstance(value, str | Path) else tuple(value)
+    paths = _tuple_of(value, str | Path)
     if not paths or not all(isinstance(path, str | Path) and str(path) for path in paths):
         raise SchemaError(f"ParquetSource takes one or more paths, got {value!r}")
+    for path in map(str, paths):
+        if "\0" in path or any("\ud800" <= sign <= "\udfff" for sign in path):
+            raise SchemaError(f"paths={path!r}: no path contains such a character")
     return tuple(str(path) for path in paths)
+
+
+def _tuple_of(value: Any, kind: Any) -> tuple[Any, ...]:
+    """One of a kind or several of them as a tuple; what is neither is left for the caller to refuse."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, kind) else (value,)
 
 
 def _mapping(option: str, value: Any) -> dict[str, Any]:
@@ -171,7 +194,7 @@ def _mapping(option: str, value: Any) -> dict[str, Any]:
 
 
 def _joins(value: Any) -> tuple[Join, ...]:
-    joins = (value,) if isinstance(value, Join) else tuple(value)
+    joins = _tuple_of(value, Join)
     if not all(isinstance(join, Join) for join in joins):
         raise SchemaError(f"join takes Join objects, got {value!r}")
     fields = [name for join in joins for name in join.fields]

@@ -2,11 +2,11 @@
 
 [[sources]]
 paths = "impressions/*.parquet"          # or a list; relative to the TOML file
-columns = { item_id = "items", hour = { sql = "request_ts / 3600 % 24" },
+columns = { item_id = "items", hour = { sql = "DIV(request_ts, 3600) % 24" },
                 country = { hash = "country", buckets = 1000 } }   # text; `list = true` for lists of text
 defaults = { country = 0 }
 nulls = { click = "drop" }
-filter = "click IS NOT NULL"             # SQL
+filter = "click IS NOT NULL"             # SQL, see `fsdata.sources.sql` and `sql_functions`
 weight = 2.0
 on_error = "skip"
 
@@ -14,13 +14,15 @@ on_error = "skip"
 on = "user_id"
 fields = ["age"]
 paths = "users.parquet"                  # and every option above but weight
+
+Reading it touches no other file and no network.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from fsdata.errors import SchemaError
+from fsdata.schema import load_toml, table_of
 from fsdata.sources import expressions
 from fsdata.sources.source import Join, ParquetSource
 
@@ -33,32 +35,29 @@ def sources_from_toml(path: str | Path) -> list[ParquetSource]:
     Raises:
         SchemaError: not TOML, an option that does not exist, or what `ParquetSource` and `Join` reject.
     """
-    try:
-        document = tomllib.loads(Path(path).read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise SchemaError(f"{path}: not valid TOML: {error}") from error
-    tables = document.get("sources")
+    tables = load_toml(path).get("sources")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise SchemaError(f"{path}: no [[sources]] table")
     folder = Path(path).absolute().parent
     return [_source(table, folder, f"{path}: sources[{number}]") for number, table in enumerate(tables)]
 
 
-def _source(table: dict[str, Any], folder: Path, where: str) -> ParquetSource:
-    unknown = sorted(set(table) - set(_OPTIONS))
-    if unknown:
-        raise SchemaError(f"{where} has no option {', '.join(unknown)}; there are {', '.join(_OPTIONS)}")
+def _source(table: Any, folder: Path, where: str) -> ParquetSource:
+    table_of(table, where, _OPTIONS)
     if "paths" not in table:
         raise SchemaError(f"{where} needs paths")
     paths = table["paths"] if isinstance(table["paths"], list) else [table["paths"]]
     joins = table.get("join", [])
+    if not isinstance(joins, list):
+        raise SchemaError(f"{where}.join is a list of tables, got {joins!r}")
+    columns = table.get("columns", {})
+    if not isinstance(columns, dict):
+        raise SchemaError(f"{where}.columns is a table, got {columns!r}")
     condition = table.get("filter")
     try:
         return ParquetSource(
             [_absolute(path, folder, where) for path in paths],
-            columns={
-                name: _column(column, f"{where}.columns.{name}") for name, column in table.get("columns", {}).items()
-            },
+            columns={name: _column(column, f"{where}.columns.{name}") for name, column in columns.items()},
             defaults=table.get("defaults", {}),
             nulls=table.get("nulls", {}),
             join=[_join(entry, folder, f"{where}.join[{number}]") for number, entry in enumerate(joins)],
@@ -70,12 +69,16 @@ def _source(table: dict[str, Any], folder: Path, where: str) -> ParquetSource:
         raise error if str(error).startswith(where) else SchemaError(f"{where}: {error}") from error
 
 
-def _join(table: dict[str, Any], folder: Path, where: str) -> Join:
+def _join(table: Any, folder: Path, where: str) -> Join:
+    table_of(table, where, ("on", "fields", *_OPTIONS))
     missing = [option for option in ("on", "fields") if option not in table]
     if missing:
         raise SchemaError(f"{where} needs {' and '.join(missing)}")
     rest = {name: value for name, value in table.items() if name not in ("on", "fields")}
-    return Join(_source(rest, folder, where), on=table["on"], fields=table["fields"])
+    try:
+        return Join(_source(rest, folder, where), on=table["on"], fields=table["fields"])
+    except SchemaError as error:
+        raise error if str(error).startswith(where) else SchemaError(f"{where}: {error}") from error
 
 
 def _column(column: Any, where: str) -> Any:
@@ -84,16 +87,20 @@ def _column(column: Any, where: str) -> Any:
     if set(column) == {"sql"}:
         return expressions.parse(column["sql"], where)
     if {"hash", "buckets"} <= set(column) <= {"hash", "buckets", "list"}:
-        buckets = column["buckets"]
-        if not isinstance(buckets, int) or buckets < 1:
+        name, buckets, is_list = column["hash"], column["buckets"], column.get("list", False)
+        if not isinstance(name, str) or not name:
+            raise SchemaError(f"{where}: hash must be the name of a column, got {name!r}")
+        if type(buckets) is not int or not 1 <= buckets < 2**63:
             raise SchemaError(f"{where}: buckets must be a positive integer, got {buckets!r}")
-        return expressions.hashed(column["hash"], buckets, is_list=bool(column.get("list", False)))
+        if not isinstance(is_list, bool):
+            raise SchemaError(f"{where}: list must be true or false, got {is_list!r}")
+        return expressions.hashed(name, buckets, is_list=is_list)
     raise SchemaError(
         f"{where} is a name, {{ sql = '...' }} or {{ hash = 'column', buckets = n, list = false }}; got {column!r}"
     )
 
 
 def _absolute(path: Any, folder: Path, where: str) -> str:
-    if not isinstance(path, str):
-        raise SchemaError(f"{where}: paths are strings, got {path!r}")
-    return path if "://" in path or Path(path).is_absolute() else str(folder / path)
+    if not isinstance(path, str) or not path:
+        raise SchemaError(f"{where}.paths: paths are strings, got {path!r}")
+    return path if "://" in path or path.startswith("~") or Path(path).is_absolute() else str(folder / path)

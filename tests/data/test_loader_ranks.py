@@ -1,15 +1,20 @@
 """The loader on several gloo ranks: balance, rows that drop out, resume, and what can go wrong between ranks."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
+import torch.distributed as dist
 from sets import SCHEMA, expected, same, samples_of, two_sources, write
 from worlds import shared_world
 
 from fsdata import Balance, CorruptFileError, FreeScaleDataLoader, MismatchError, ParquetSource, PeerError, Polynomial
+from fsdata.rebalance import rebalance
+from fsdata.redistribute import StepExchange
 from fsranks.place import resolve
 
 COST = Polynomial(linear=1, quadratic=1, candidate=1)
@@ -238,6 +243,32 @@ def test_leaving_the_loop_early_and_starting_again(folder):
         assert len(orders[2]) == 8
 
 
+def two_iterators(rank, world_size, folder):
+    with loader_on(folder, balance=Balance(cost=COST)) as loader:
+        first, second = iter(loader), iter(loader)
+        seen = [rows_of(next(second))]
+        with pytest.raises(RuntimeError, match="another iter"):
+            next(first)
+        seen += [rows_of(batch) for batch in second]
+    assert threads_left() == []
+    batches = [{"n": torch.full((4,), rank)}] * 3
+    with rebalance(batches, lengths=lambda batch: batch["n"], timeout_s=20) as balanced:
+        first = iter(balanced)
+        next(first)
+        second = iter(balanced)
+        next(second)
+        with pytest.raises(RuntimeError, match="another iter"):
+            next(first)
+        assert len(list(second)) == 2
+    assert threads_left() == []
+    return seen
+
+
+def test_a_second_iterator_ends_the_first_on_all_ranks(folder):
+    by_rank = shared_world(2).run(two_iterators, folder)
+    assert sorted(row for rank in by_rank for step in rank for row in step) == ALL
+
+
 def one_leaves(rank, world_size, folder):
     loader = loader_on(folder, balance=Balance(cost=COST, timeout_s=20), prefetch=1)
     with loader:
@@ -312,6 +343,57 @@ def silent(rank, world_size, folder):
 
 def test_autotune_without_reports_is_an_error(folder):
     assert shared_world(2).run(silent, folder) == [True, True]
+
+
+def limits_of_steps(rank, world_size, folder):
+    """The time limits with which loaders and `rebalance` make their exchanges."""
+    limits = []
+
+    def noted(place, *, timeout_s):
+        limits.append(timeout_s)
+        return StepExchange(place, timeout_s=timeout_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("loader", "rebalance"):
+            patch.setattr(sys.modules[f"fsdata.{module}"], "StepExchange", noted)
+        for balance in (Balance(), Balance(timeout_s=21)):
+            loader_on(folder, balance=balance).close()
+            rebalance([], lengths="x", balance=balance, timeout_s=22).close()
+        loader_on(folder, sources=ParquetSource(str(folder / "own"), filter=pl.col("row") > 3)).close()
+    return limits
+
+
+def test_the_limit_of_a_step_is_balances_else_the_loaders(folder):
+    assert shared_world(2).run(limits_of_steps, folder) == [[20, 22, 21, 21, 20]] * 2
+
+
+def data_parallel(rank, world_size, folder):
+    """Ranks 0, 2 and 1, 3 share the data; neighbours compute on the same samples."""
+    groups = [dist.new_group(members) for members in ([0, 2], [1, 3])]
+    mine = groups[rank % 2]
+    source = ParquetSource(str(folder / "own"), filter=(pl.col("row") < 22) | (pl.col("row") % 5 == 0))
+    read = []
+    for options in ({"process_group": mine}, {"balance": Balance(cost=COST), "process_group": mine}):
+        with loader_on(folder, sources=source, **options) as loader:
+            read.append([rows_of(batch) for batch in loader])
+    with pytest.raises(ValueError, match="give process_group="):
+        loader_on(folder, sources=source, rank=rank // 2, world_size=2)
+    with pytest.raises(ValueError, match="are two groups"):
+        loader_on(folder, process_group=mine, balance=Balance(process_group=dist.group.WORLD))
+    dist.destroy_process_group(mine)
+    return read
+
+
+def test_a_group_of_the_ranks_that_share_the_data(folder):
+    by_rank = shared_world(4).run(data_parallel, folder)
+    assert by_rank[0] == by_rank[1]
+    assert by_rank[2] == by_rank[3]
+    want = [row for row in range(40) if row < 22 or row % 5 == 0]
+    balanced = [row for rank in (0, 2) for batch in by_rank[rank][1] for row in batch]
+    dropped = [row for rank in (0, 2) for batch in by_rank[rank][0] for row in batch]
+    assert sorted(balanced) == want
+    assert set(dropped) <= set(want)
+    assert len(dropped) == len(set(dropped)) > 0
 
 
 def explicit_ranks(rank, world_size, folder):

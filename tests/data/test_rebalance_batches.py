@@ -1,6 +1,6 @@
 """Taking batches apart and building them again, in one process; what cannot be split is refused by its path."""
 
-import pickle
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torchrec import KeyedJaggedTensor
 from fsdata.batch import StepStats
 from fsdata.errors import DataError
 from fsdata.rebalance import rebalance
+from fsdata.template_text import from_text, to_text
 from fsdata.tensor_tree import LENGTH, take_apart
 
 
@@ -24,7 +25,7 @@ def no_lengths(batch: Any, jagged: Any) -> dict[str, np.ndarray]:
 def test_what_was_taken_apart_can_be_built_from_any_rows(index: list[int]) -> None:
     marks = [9, 2, 33, 7, 14, 25]
     apart = take_apart(batch_of(marks), (), no_lengths)
-    template = pickle.loads(pickle.dumps(apart.template))
+    template = from_text(to_text(apart.template))
     built = template.build(apart.table.take(np.array(index, np.int64)), {})
     same(built, batch_of([marks[i] for i in index]))
 
@@ -78,6 +79,43 @@ GOOD = torch.arange(4)
 def test_what_cannot_be_split_by_sample_is_refused_by_its_path(bad: Any, match: str) -> None:
     with pytest.raises(DataError, match=match):
         take_apart(Thing(GOOD, bad), (), no_lengths)
+
+
+def test_types_that_other_ranks_cannot_import_are_named() -> None:
+    @dataclass
+    class Local:
+        x: torch.Tensor
+
+    template = take_apart(Local(GOOD), (), no_lengths).template
+    with pytest.raises(DataError, match=r"cannot import test_rebalance_batches:.*Local: define it at the top"):
+        to_text(template)
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        ("os:system", "os:system is no dataclass on this rank"),
+        ("builtins:dict", "builtins:dict is no dataclass"),
+        ("builtins:eval", "is no dataclass"),
+        ("no_such_module:Thing", "no_such_module:Thing cannot be imported on this rank"),
+        ("test_rebalance_batches:Nothing", "cannot be imported on this rank"),
+    ],
+)
+def test_a_structure_from_a_peer_makes_no_other_types(path: str, match: str) -> None:
+    document = json.loads(to_text(take_apart(Thing(GOOD, None), (), no_lengths).template))
+    assert document["root"]["make"] == "test_rebalance_batches:Thing"
+    document["root"]["make"] = path
+    with pytest.raises(DataError, match=match):
+        from_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("change", [{"parts": 3}, {"root": {}}, {"root": 3}, {"constants": None}], ids=str)
+def test_a_broken_structure_from_a_peer_is_an_error(change: dict[str, Any]) -> None:
+    document = json.loads(to_text(take_apart(Thing(GOOD, None), (), no_lengths).template))
+    with pytest.raises(DataError, match="no structure of a batch"):
+        from_text(json.dumps(document | change))
+    with pytest.raises(DataError, match="is no dtype"):
+        from_text(json.dumps(document).replace('"int64"', '"sum"'))
 
 
 def test_replicated_parts_are_not_looked_at() -> None:

@@ -10,7 +10,8 @@ from user_files import USERS, found, users
 
 from fsdata import Schema, Sequence
 from fsdata.errors import DataError, SchemaError
-from fsdata.sources import ParquetSource
+from fsdata.sources import ParquetSource, expressions
+from fsdata.sources.expressions import Expression
 
 
 def test_renames_expressions_and_filters(tmp_path):
@@ -77,6 +78,8 @@ def test_a_filter_that_keeps_nothing(tmp_path):
         pl.lit(3),
         pl.col("user", "other"),
         pl.all(),
+        pl.int_range(pl.len()) + pl.col("user"),
+        pl.col("user").map_batches(lambda series: series),
         "user + 1 is no column",
         3,
     ],
@@ -105,3 +108,46 @@ def test_an_expression_that_fails_on_data_names_the_rows(tmp_path):
     path = write(tmp_path / "a.parquet", {"name": pa.array(["1", "x"])})
     with pytest.raises(DataError, match=r"a\.parquet, row group 0, row 0 or one of the 1 after it: expression failed"):
         found(path, columns={"user": pl.col("name").cast(pl.Int64)})
+
+
+@pytest.mark.parametrize(
+    ("expression", "count"),
+    [(pl.col("user").first(), 1), (pl.col("user").filter(pl.col("user") > 1), 2), (pl.col("user").append(1), 4)],
+    ids=["one value", "fewer", "more"],
+)
+@pytest.mark.parametrize("option", ["columns", "filter"])
+def test_lengths_of_results_are_compared_with_the_rows(tmp_path, expression, count, option):
+    """Expressions that pass the check cannot do this, as far as is known; the kernels trust lengths and types."""
+    path = users(tmp_path, "a.parquet", 1, 2, 3)
+    unchecked = Expression(expression if option == "columns" else expression > 0, "unchecked", ("user",))
+    with pytest.raises(
+        DataError, match=rf"row group 0, row 0 or one .*: the .* over user gave {count} values for 3 rows"
+    ):
+        found(path, **{option: {"user": unchecked} if option == "columns" else unchecked})
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.list_(pa.int64()), pa.dictionary(pa.int32(), pa.int64())], ids=str)
+def test_types_of_results_are_compared_with_those_that_were_bound(tmp_path, monkeypatch, kind):
+    path = users(tmp_path, "a.parquet", 1, 2, 3)
+    schema = Schema(sequences=(Sequence("uih", ("item",)),)) if pa.types.is_list(kind) else Schema(context=("item",))
+    monkeypatch.setattr(expressions, "output_type", lambda expression, schema: kind)
+    handle, layout = opened(ParquetSource(path, columns={"item": pl.col("user") + 1}), schema)
+    with pytest.raises(
+        DataError, match=rf"row 0 or one of the 2 after it: .* over user gave int64 where it gives {kind}"
+    ):
+        read_all(handle, layout)
+
+
+def test_dictionaries_are_hashed_by_what_they_stand_for(tmp_path):
+    """Their numbers differ from file to file, and polars' from process to process."""
+    plain = pa.array(["a", "b", "c", "b"])
+    nested = pa.array([["a"], ["c", "b"], [], ["b"]], pa.list_(pa.string()))
+    dictionaries = pa.array(["c", "b", "a"]).dictionary_encode().dictionary
+    codes = pa.DictionaryArray.from_arrays(pa.array([2, 1, 0, 1]), dictionaries)
+    of_lists = pa.ListArray.from_arrays(nested.offsets, nested.values.dictionary_encode())
+    schema = Schema(sequences=(Sequence("tags", ("tag",)),), context=("city",))
+    columns = {"city": pl.col("city").hash() % 1000, "tag": pl.col("tags").list.eval(pl.element().hash() % 1000)}
+    one = write(tmp_path / "one.parquet", {"city": plain, "tags": nested})
+    other = write(tmp_path / "other.parquet", {"city": codes, "tags": of_lists})
+    read = [read_all(*opened(ParquetSource(path, columns=columns), schema)) for path in (one, other)]
+    assert read[0] == read[1]

@@ -1,5 +1,7 @@
 """Sources: finding files by folder, glob and URL, and the columns that their places give."""
 
+import os
+
 import fsspec
 import polars as pl
 import pyarrow as pa
@@ -7,7 +9,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from parquet import column, opened, read, read_all
+from parquet import column, opened, read, read_all, write
 from user_files import USERS, found, users
 
 from fsdata import Schema
@@ -148,6 +150,48 @@ def test_a_null_partition_follows_the_policy(tmp_path):
     assert column(read(ParquetSource(tmp_path, nulls={"country": "drop"}), schema), "user") == [[1]]
 
 
-def test_the_files_own_column_wins_over_a_partition(tmp_path):
+def test_a_column_that_is_also_a_folder_is_an_error_until_columns_decides(tmp_path):
     users(tmp_path, "user=5/a.parquet", 1)
-    assert found(tmp_path) == [1]
+    message = r"user: 'user' is a column of the file and the folder user=\.\.\. .* columns=\{'user': 'user'\}"
+    with pytest.raises(SchemaError, match=message):
+        found(tmp_path)
+    assert found(tmp_path, columns={"user": "user"}) == [1]
+    assert found(tmp_path, columns={"user": pl.col("user") + 1}) == [2]
+
+
+def test_a_filter_does_not_choose_between_column_and_folder(tmp_path):
+    path = write(tmp_path / "day=5" / "a.parquet", {"user": pa.array([1, 2]), "day": pa.array([1, 5])})
+    with pytest.raises(SchemaError, match="filter: 'day' is a column of the file and the folder day="):
+        found(path, filter=pl.col("day") == 5)
+    assert found(path) == [1, 2]
+    schema = Schema(context=("user", "day"))
+    samples = read(ParquetSource(path, columns={"day": "day"}, filter=pl.col("day") == 5), schema)
+    assert samples == [{"user": [2], "day": [5]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("~nobody-of-this-name/a.parquet", "there is no such user"),
+        ("a\0b.parquet", "no path contains such a character"),
+        ("a\0*.parquet", "no path contains such a character"),
+        ("\ud800.parquet", "no path contains such a character"),
+        ("s3://bad bucket/a.parquet", "not a URL"),
+        ("/dev/null", "/dev/null: a device, where a file or folder is needed"),
+    ],
+)
+def test_paths_that_lead_nowhere(path, message):
+    with pytest.raises(SchemaError, match=message):
+        found(path)
+
+
+@pytest.mark.parametrize("option", ["paths", "join"])
+def test_options_of_another_type(option):
+    with pytest.raises(SchemaError, match=r"got 3|got \(3,\)|takes Join objects"):
+        ParquetSource(**{"paths": "a"} | {option: 3})
+
+
+def test_a_pipe_is_called_one(tmp_path):
+    os.mkfifo(tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match=r"a\.parquet: a named pipe, where a file or folder is needed"):
+        found(tmp_path / "a.parquet")

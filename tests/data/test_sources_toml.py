@@ -2,7 +2,8 @@
 
 import pyarrow as pa
 import pytest
-from parquet import column, lists, read, write
+from parquet import column, lists, write
+from parquet import read as read_rows
 
 from fsdata import Schema, Sequence
 from fsdata.errors import SchemaError
@@ -58,7 +59,7 @@ def test_a_source_with_everything(tmp_path):
     assert schema.sequences == (Sequence("uih", ("item", "word")),)
     (source,) = sources_from_toml(tmp_path / "job.toml")
     assert (source.weight, source.on_error) == (2.0, "skip")
-    samples = read(source, schema)
+    samples = read_rows(source, schema)
     assert column(samples, "user") == [[1], [3]]
     assert column(samples, "hour") == [[2], [0]]
     assert column(samples, "dense") == [[33.0], [-1.0]]
@@ -83,9 +84,63 @@ def test_a_source_with_everything(tmp_path):
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { expr = 'x' } }", r"sources\[0\]\.columns\.a is a name"),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 0 } }", "positive integer, got 0"),
         ("[[sources]]\npaths = 'a'\n[[sources.join]]\npaths = 'b'", r"sources\[0\]\.join\[0\] needs on and fields"),
+        ("[[sources]]\npaths = ''", r"sources\[0\]\.paths: paths are strings, got ''"),
+        ('[[sources]]\npaths = "a\\u0000b"', r"sources\[0\]: paths='.*a\\x00b': no path contains such"),
+        ("[[sources]]\npaths = 'a'\ncolumns = 3", r"sources\[0\]\.columns is a table, got 3"),
+        ("[[sources]]\npaths = 'a'\ncolumns = { a = [1] }", r"sources\[0\]: columns=\{'a': ...\} takes a column name"),
+        (
+            "[[sources]]\npaths = 'a'\ncolumns = { a = { sql = 3 } }",
+            r"sources\[0\]\.columns\.a: SQL is a string, got 3",
+        ),
+        ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 3, buckets = 2 } }", r"columns\.a: hash must be the name"),
+        ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = true } }", "positive integer, got True"),
+        ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 2, list = 1 } }", "list must be true or"),
+        ("[[sources]]\npaths = 'a'\nfilter = 3", r"sources\[0\]\.filter: SQL is a string, got 3"),
+        ("[[sources]]\npaths = 'a'\njoin = 3", r"sources\[0\]\.join is a list of tables, got 3"),
+        ("[[sources]]\npaths = 'a'\njoin = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
+        (
+            "[[sources]]\npaths = 'a'\n[[sources.join]]\npaths = 'b'\non = 'x'\nfields = 3",
+            r"sources\[0\]\.join\[0\]: Join\(fields=...\) names at least one field of the schema, got \(3,\)",
+        ),
+        ("a = " + "[" * 5000 + "]" * 5000, "not valid TOML: nested too deeply"),
     ],
 )
 def test_documents_that_make_no_sense(tmp_path, text, message):
     (tmp_path / "job.toml").write_text(text)
     with pytest.raises(SchemaError, match=message):
         sources_from_toml(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schema = 3", r"no \[schema\] table"),
+        ("[schema]\nnope = 3", "schema has no option nope; there are sequences, candidates"),
+        ("[schema]\nsequences = 3", "schema.sequences is a list of tables, got 3"),
+        ("[schema]\nsequences = [3]", r"schema.sequences\[0\] is a table, got 3"),
+        ("[schema]\nsequences = [{}]", r"schema.sequences\[0\] needs a name"),
+        (
+            "[schema]\nsequences = [{ name = 'a', field = ['b'] }]",
+            r"schema.sequences\[0\] has no option field; there are",
+        ),
+        (
+            "[schema]\nsequences = [{ name = 'a', fields = 3 }]",
+            r"sequences\[0\]: Sequence\('a', fields=...\) takes a tuple",
+        ),
+        ("[schema]\nsequences = [{ name = 'a', fields = ['b'], max_length = true }]", "max_length .*, got True"),
+        ("[schema]\ncandidates = 3", "schema.candidates is a table, got 3"),
+        ("[schema]\ncontext = 3", r"schema: Schema\(context=...\) takes a tuple of names, got 3"),
+        ("[schema]\ndense = { a = 1 }", r"schema: Schema\(dense=...\) takes a tuple of names, got \{'a': 1\}"),
+    ],
+)
+def test_schemas_that_make_no_sense(tmp_path, text, message):
+    (tmp_path / "job.toml").write_text(text)
+    with pytest.raises(SchemaError, match=rf"job\.toml: .*{message}"):
+        Schema.from_toml(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize("read", [Schema.from_toml, sources_from_toml])
+def test_files_that_are_no_text(tmp_path, read):
+    (tmp_path / "job.toml").write_bytes(b"\xff\xfe[schema]")
+    with pytest.raises(SchemaError, match=r"job\.toml: not valid TOML"):
+        read(tmp_path / "job.toml")

@@ -1,0 +1,267 @@
+"""Which polars expressions give one value per row from that row alone, told from the tree that polars writes as JSON.
+
+Polars cannot be asked: it calls `int_range(len())` and Python functions separable by row. So everything that is not on
+the list here is refused. The walk also writes the expression in a form of our own, for fingerprints: names are those of
+the list whatever a later polars calls them, options that are null or false are left out, and constants are decoded. A
+test holds the forms; where a new polars fails it, this file translates, so that saved states keep their meaning.
+"""
+
+import io
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from fsdata.errors import SchemaError
+
+MAX_NODES = 10_000
+MAX_DEPTH = 250
+
+
+def _names(text: str) -> frozenset[str]:
+    """From lines of a name space, a colon, and the names in it."""
+    lines = [line.partition(":") for line in text.splitlines()]
+    return frozenset(f"{space.strip()}.{name}".lstrip(".") for space, _, names in lines for name in names.split())
+
+
+_SPACES = frozenset(
+    ("Boolean", "StringExpr", "TemporalExpr", "ListExpr", "ArrayExpr", "StructExpr", "BinaryExpr", "Trigonometry")
+) | {"Pow", "Bitwise", "Business", "Sql", "Sql.Binary", "Range"}
+_OPERATORS = _names("""
+    : Plus Minus Multiply Divide TrueDivide FloorDivide TruncDivide Modulus And Or Xor LogicalAnd LogicalOr
+    : Eq EqValidity NotEq NotEqValidity Lt LtEq Gt GtEq
+""")
+_ELEMENTWISE = _names("""
+    : Abs Negate Sign Floor Ceil Round RoundSF Truncate Clip Exp Log Log1p Erf Erfc Atan2 Hash FillNull Coalesce
+    : MaxHorizontal MinHorizontal SumHorizontal MeanHorizontal Replace ReplaceStrict AsStruct Reinterpret
+    Range: IntRanges
+    Boolean: Not IsNull IsNotNull IsNan IsNotNan IsFinite IsInfinite IsBetween IsClose IsIn AllHorizontal AnyHorizontal
+    Trigonometry: Sin Cos Tan Cot ArcSin ArcCos ArcTan Sinh Cosh Tanh ArcSinh ArcCosh ArcTanh Degrees Radians
+    Pow: Generic Sqrt Cbrt
+    Bitwise: CountOnes CountZeros LeadingOnes LeadingZeros TrailingOnes TrailingZeros
+    StringExpr: Contains ContainsAny ConcatHorizontal CountMatches EndsWith EscapeRegex Extract ExtractAll ExtractGroups
+    StringExpr: ExtractMany Find FindMany Format Head HexEncode HexDecode Base64Encode Base64Decode JsonDecode
+    StringExpr: JsonPathMatch LenBytes LenChars Lowercase Normalize PadEnd PadStart Replace ReplaceMany Reverse Slice
+    StringExpr: Split SplitExact SplitN StartsWith StripChars StripCharsEnd StripCharsStart StripPrefix StripSuffix
+    StringExpr: Strptime Tail Titlecase ToDecimal ToInteger Uppercase ZFill
+    BinaryExpr: Contains EndsWith StartsWith Size Slice Head Tail Get HexEncode HexDecode Base64Encode Base64Decode
+    TemporalExpr: BaseUtcOffset CastTimeUnit Century Combine ConvertTimeZone DSTOffset Date Day DaysInMonth
+    TemporalExpr: DatetimeFunction Duration Hour IsLeapYear IsoYear Microsecond Millennium Millisecond Minute Month
+    TemporalExpr: MonthEnd MonthStart Nanosecond OffsetBy OrdinalDay Quarter Replace ReplaceTimeZone Round Second Time
+    TemporalExpr: TimeStamp ToString TotalDays TotalHours TotalMicroseconds TotalMilliseconds TotalMinutes
+    TemporalExpr: TotalNanoseconds TotalSeconds Truncate Week WeekDay Year
+    Business: AddBusinessDay IsBusinessDay
+    ListExpr: ArgMax ArgMin Concat Contains CountMatches Diff DropNulls Gather GatherEvery Get Join Length Max Mean
+    ListExpr: Median Min Shift Slice Sort Std Sum ToArray ToStruct Var
+    ArrayExpr: ArgMax ArgMin Contains CountMatches Dot Get Join Length Max Mean Median Min Shift Slice Sort Std Sum
+    ArrayExpr: ToList ToStruct Var
+    StructExpr: FieldByName JsonEncode RenameFields
+    Sql: ToFloat Round IsIn
+    Sql.Binary: Div Rem IntDiv Mul
+""")
+# Inside a list these look at the elements of one row.
+_IN_LISTS = _ELEMENTWISE | _names("""
+    : ArgMax ArgMin CumCount CumMax CumMin CumProd CumSum Diff DropNans DropNulls NullCount Product Reverse Shift Unique
+    Boolean: All Any
+""")
+_AGGREGATES = _names(": Min Max Sum Mean Median Count First Last NUnique Std Var")
+_IN_LIST_NODES = {"Filter": ("input", "by"), "Sort": ("expr",), "Slice": ("input", "offset", "length")}
+# Functions whose collections (so many arguments after the first) are constants: a column would be all its rows.
+_COLLECTIONS = {"Boolean.IsIn": 1, "Sql.IsIn": 1, "Replace": 2, "ReplaceStrict": 2} | {
+    f"StringExpr.{name}": count
+    for name, count in (("ContainsAny", 1), ("ReplaceMany", 2), ("ExtractMany", 1), ("FindMany", 1))
+}
+
+
+def check(document: str) -> tuple[str, tuple[str, ...]]:
+    """(form, columns that are read) of an expression, from its JSON.
+
+    Raises:
+        SchemaError: something in it is not on the list, or it is too large.
+    """
+    walk = _Walk()
+    try:
+        form = walk.node(json.loads(document), in_list=False)
+        text = json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except SchemaError:
+        raise
+    except RecursionError:
+        raise _too_deep() from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise SchemaError(
+            f"this version of polars writes it in a way that is not known here ({error!r}): take an older polars, or "
+            "write it as SQL in a schema file"
+        ) from error
+    return text, tuple(dict.fromkeys(walk.columns))
+
+
+def _too_deep() -> SchemaError:
+    return SchemaError(f"it is nested more than {MAX_DEPTH} deep; for many values of one column use is_in or replace")
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.columns: list[str] = []
+        self._nodes = 0
+        self._depth = 0
+
+    def node(self, node: Any, *, in_list: bool) -> Any:
+        """The form of one node."""
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise SchemaError(f"it has more than {MAX_NODES} parts")
+        if self._depth == MAX_DEPTH:
+            raise _too_deep()
+        self._depth += 1
+        if node == "Element" and in_list:
+            form: Any = ["element"]
+        elif isinstance(node, dict) and len(node) == 1:
+            ((kind, value),) = node.items()
+            form = self._of_kind(kind, value, in_list)
+        else:
+            raise _refused(str(node))
+        self._depth -= 1
+        return form
+
+    def _of_kind(self, kind: str, value: Any, in_list: bool) -> Any:
+        if kind == "Column":
+            return self._column(value, in_list)
+        if kind == "Literal":
+            return _constant(value, alone=True)
+        if kind == "Alias":
+            return self.node(value[0], in_list=in_list)
+        if kind == "BinaryExpr" and value["op"] in _OPERATORS:
+            return [value["op"], *self._all((value["left"], value["right"]), in_list)]
+        if kind == "Ternary":
+            return ["if", *self._all((value["predicate"], value["truthy"], value["falsy"]), in_list)]
+        if kind == "Cast":
+            return ["cast", self.node(value["expr"], in_list=in_list), _type(value["dtype"]), value["options"]]
+        if kind == "Function":
+            return self._function(value["input"], value["function"], in_list)
+        if kind == "Eval" and not in_list:
+            inner = self.node(value["evaluation"], in_list=True)
+            return ["each", self.node(value["expr"], in_list=False), inner, _options(value["variant"])]
+        if in_list and kind == "Agg":
+            return self._aggregate(value)
+        if in_list and kind in _IN_LIST_NODES:
+            parts = _IN_LIST_NODES[kind]
+            rest = _options({name: each for name, each in value.items() if name not in parts})
+            return [kind, *self._all([value[name] for name in parts], in_list), rest]
+        if kind == "Selector":
+            raise SchemaError("it names several columns at once: name each column, and give one output")
+        raise _refused("a Python function" if kind == "AnonymousFunction" else _named(kind, value))
+
+    def _all(self, nodes: Iterable[Any], in_list: bool) -> list[Any]:
+        return [self.node(node, in_list=in_list) for node in nodes]
+
+    def _column(self, name: Any, in_list: bool) -> Any:
+        if in_list:
+            if name != "":
+                raise SchemaError(f"column {name!r} is used inside a list")
+            return ["element"]
+        self.columns.append(name)
+        return ["column", name]
+
+    def _function(self, inputs: list[Any], function: Any, in_list: bool) -> Any:
+        name, options = _name(function)
+        if name not in (_IN_LISTS if in_list else _ELEMENTWISE):
+            raise _refused(name)
+        if name == "StringExpr.Strptime" and options[1].get("format") is None:
+            raise SchemaError("it guesses the format of a time from the first rows of each batch: give format=")
+        if name == "Unique" and options is not True:
+            raise SchemaError("unique() gives an order that differs from run to run: give maintain_order=True")
+        constants = _COLLECTIONS.get(name, 0)
+        form = [name]
+        for number, node in enumerate(inputs):
+            if 0 < number <= constants:
+                if not isinstance(node, dict) or "Literal" not in node:
+                    raise _refused(f"{name} of a column's values")
+                form.append(_constant(node["Literal"], alone=False))
+            else:
+                form.append(self.node(node, in_list=in_list))
+        return [*form, _options(options)]
+
+    def _aggregate(self, value: Any) -> Any:
+        ((name, of),) = value.items()
+        if name not in _AGGREGATES:
+            raise _refused(f"Agg.{name}")
+        rest: Any = None
+        if isinstance(of, list):
+            of, *rest = of
+        elif isinstance(of, dict) and "input" in of:
+            rest = {key: each for key, each in of.items() if key != "input"}
+            of = of["input"]
+        return [f"Agg.{name}", self.node(of, in_list=True), _options(rest)]
+
+
+def _name(function: Any) -> tuple[str, Any]:
+    """The function's name with its name space, and its options."""
+    name, options = "", function
+    while isinstance(options, str) or (isinstance(options, dict) and len(options) == 1):
+        if isinstance(options, str):
+            return name + options, None
+        ((part, options),) = options.items()
+        name += part
+        if name not in _SPACES:
+            return name, options
+        name += "."
+    raise _refused(str(function))
+
+
+def _named(kind: str, value: Any) -> str:
+    return f"{kind}.{next(iter(value))}" if kind == "Agg" and isinstance(value, dict) else kind
+
+
+def _refused(what: str) -> SchemaError:
+    return SchemaError(
+        f"it must give one value per row from that row alone, because files are decoded in batches; {what[:80]} is not "
+        "on the list of what is known to do so. Write the column into the files, or use another expression"
+    )
+
+
+def _options(options: Any) -> Any:
+    """Options without what is null or false, so that an option that is new and off changes nothing."""
+    if isinstance(options, dict):
+        return {name: _options(each) for name, each in options.items() if each is not None and each is not False}
+    if isinstance(options, list):
+        return [_options(each) for each in options]
+    return options
+
+
+def _type(kind: Any) -> Any:
+    text = json.dumps(kind)
+    if not isinstance(kind, dict) or set(kind) != {"Literal"} or any(f'"{bad}"' in text for bad in _NO_TYPES):
+        raise SchemaError("it makes a type that is not fixed: cast to numbers, texts, times or lists of them")
+    return kind["Literal"]
+
+
+_NO_TYPES = ("Categorical", "Enum", "Object", "Unknown")  # the numbers behind categories depend on what came before
+
+
+def _constant(value: Any, *, alone: bool) -> Any:
+    """A constant. `alone`: it stands for every row, so that a Series of several values would meet them one by one."""
+    ((kind, inner),) = value.items()
+    if kind == "Series" or (kind == "Scalar" and isinstance(inner, dict) and set(inner) & {"List", "Array"}):
+        values = _decoded(inner if kind == "Series" else next(iter(inner.values())))
+        if kind == "Series" and alone and len(values) != 1:
+            raise SchemaError(f"a Series of {len(values)} values is no constant: it would meet the rows one by one")
+        return ["constant", "list", _type_name(values.type), [_plain(each) for each in values.to_pylist()]]
+    if kind not in ("Dyn", "Scalar") or (isinstance(inner, dict) and None in inner.values()):
+        raise SchemaError(
+            "a constant is a finite number, a text, a time or a list of them; ask with is_nan, is_infinite"
+        )
+    return ["constant", inner]
+
+
+def _decoded(stream: Any) -> pa.ChunkedArray:
+    return pa.ipc.open_stream(io.BytesIO(bytes(stream))).read_all().column(0)
+
+
+def _type_name(kind: pa.DataType) -> str:
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return "text" if text else str(kind)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | str) else repr(value)
