@@ -8,16 +8,20 @@ are lookups in host memory there.
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import exact_kinds
 import pytest
+import torch
 from exact import Run, compare
 from exact_kinds import BESIDE, SERVED, TWO, varying
 from exact_loops import LOOPS
 from exact_model import Config, build
+from fbgemm_gpu.split_embedding_configs import SparseType
 from worlds import shared_world
 
 import fscomm
+from fscomm import torchrec_binding
 from fscomm.errors import NotServedError
 
 CONFIG = Config(modules=TWO, static_graph=False, even=True)
@@ -126,3 +130,27 @@ def served_alone(rank: int, size: int) -> Any:
 
 def test_nothing_to_report() -> None:
     assert shared_world(2).run(served_alone) == [{}, {}]
+
+
+def rounded(rank: int, size: int) -> list[str | None]:
+    """What is said of module b on CPU and, if its tables were there, on CUDA, by the precision of its rows."""
+    model, _ = build(CONFIG, size)
+    module = model.module.embeddings["b"]
+    said = []
+    for device in ("cpu", "cuda"):
+        for precision in (SparseType.FP32, SparseType.FP16, SparseType.BF16):
+            for lookup in module._lookups:
+                for kernel in lookup._emb_modules:
+                    kernel.emb_module.weights_precision = precision
+            with mock.patch.object(torchrec_binding, "where", return_value=torch.device(device)):
+                said.append(torchrec_binding.problem_here(module))
+    return said
+
+
+def test_rounding_by_chance_does_not_repeat() -> None:
+    *on_cpu, fp32, fp16, bf16 = shared_world(1).run(rounded)[0]
+    assert on_cpu == [None] * 3
+    assert fp32 is None
+    assert fp16 is not None
+    assert "stochastically" in fp16
+    assert bf16 == fp16
