@@ -16,7 +16,7 @@ from fsdata.errors import DataError
 from fsdata.sources.footers import Footer, Skipped
 from fsdata.sources.retry import unreachable
 
-from .collisions_arrays import check_types, last_time, parts
+from .collisions_arrays import check_ids, check_time, last_time, parts
 from .collisions_kernels import take_rows
 from .errors import CommandFailed
 from .scan.columns import Bound, Reader, bind
@@ -90,12 +90,14 @@ def hold(
 
     With more than `most_ids` ids after the cut to `max_length`, runs of consecutive row groups are read, and of large
     row groups only the first rows, so that `ranks` ranks still have a row group each. One thread per core.
-    Raises UsageError where the column is not there or holds no integers, CommandFailed where a file cannot be reached.
+    Raises UsageError where no file has integers in the column, CommandFailed where a file cannot be reached.
     """
     wanted = [column, *([time] if time else [])]
-    bound = bind(files, wanted)
-    for footer, leaves in zip(files.footers, bound.leaves, strict=True):
-        check_types(footer, column if column in leaves else None, time if time in leaves else None)
+    bound = bind(
+        files,
+        wanted,
+        check=lambda footer, name, place: (check_ids if name == column else check_time)(footer, name, place),
+    )
     units = _whole_units(files, bound, wanted, max_length)
     low, span = _range(files, bound, column, units)
     wanted_rows = _BATCHES * ranks * batch_size

@@ -117,6 +117,27 @@ def test_what_was_skipped_is_named_and_status_1(folder, unpredicted, tmp_path):
         assert document["sequences"]["items"]["rows"] == 8
 
 
+def test_a_file_with_a_column_of_another_kind_is_left_out(folder, tmp_path):
+    write(folder / "a.parquet", [[1, 2], [], [3]], at=pa.array([1, 2, 3]))
+    write(folder / "b.parquet", [[4], None, [5] * 7, [6, 6], [7]], at=pa.array([1.5] * 5))
+    pq.write_table(pa.table({"items": [1, 2], "at": [4, 5]}), folder / "0.parquet")
+    pq.write_table(pa.table({"items": [[[1]]], "at": [6]}), folder / "z.parquet")
+    options = ("--sequence", "items", "--out", tmp_path / "out", "--json", "--ranks", "2", "--batch-size", "2")
+    for more in ((), ("--quick",), ("--time", "at")):
+        done = call(folder, *options, *more)
+        assert done.exit_code == 1, done.output
+        document = json.loads(done.stdout)
+        left_out = {one["file"]: one["reason"] for one in document["skipped"] if one["file"] != "b.parquet"}
+        assert left_out == {
+            "0.parquet": "items is int64, one value per row; a sequence is a list column",
+            "z.parquet": "items holds lists in lists; a sequence is a list of numbers",
+        }
+        assert document["sequences"]["items"]["rows"] == 8
+        assert (document["recommended"] is None) == (more == ("--quick",))
+        assert more == ("--quick",) or document["collisions"]["rows"] == 8
+    assert "b.parquet: at is double; a time is an integer, a timestamp or a date (5 rows left out)" in done.stderr
+
+
 def refused():
     yield "no such path", ["nowhere.parquet", "--sequence", "items"], "no such file"
     yield "no sequence", ["data"], "--sequence"

@@ -64,6 +64,7 @@ def profile(
 def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out: Path, engine_name: str | None) -> None:
     """`engine_name` is None for footers only."""
     from .. import profile as profiles
+    from ..collisions_arrays import check_ids
     from ..profile_tables import show
     from ..scan.columns import bind
     from ..scan.engines import REMOTE_THREADS, engine
@@ -71,7 +72,7 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
 
     files = open_files(paths)
     if settings.ids is not None:
-        bind(files, [settings.ids])  # refused now rather than after all lengths are read
+        bind(files, [settings.ids], check=check_ids)  # refused now rather than after all lengths are read
     if engine_name is None:
         found = profiles.quick(files, columns, paths=paths)
     else:

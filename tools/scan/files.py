@@ -18,6 +18,10 @@ _REMOTE_THREADS = 16  # footers of remote files are waited for, not computed
 _NAMED = 3
 
 
+class Misfit(Exception):
+    """Why a column of one file cannot be used; other files may have it as it is needed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
     """Files with a readable footer, in the order of the paths, and those without one."""
@@ -95,7 +99,7 @@ def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileR
 def leaf(footer: Footer, column: str) -> Leaf | None:
     """The leaf of `column` (a top-level name, or a dotted path inside structs) in this file; None if it is not there.
 
-    Raises UsageError for a column with several leaves (a struct, a list of structs) or with lists in lists.
+    Raises Misfit for a column with several leaves (a struct, a list of structs) or with lists in lists.
     """
     schema = footer.metadata.schema
     found = [
@@ -107,8 +111,8 @@ def leaf(footer: Footer, column: str) -> Leaf | None:
         return None
     if len(found) > 1:
         paths = ", ".join(schema.column(index).path for index in found[:5])
-        raise UsageError(f"{footer.file.path}: {column} has {len(found)} leaf columns: name one of {paths}")
+        raise Misfit(f"{column} has {len(found)} leaf columns: name one of {paths}")
     one = schema.column(found[0])
     if one.max_repetition_level > 1:
-        raise UsageError(f"{footer.file.path}: {column} holds lists in lists; a sequence is a list of numbers")
+        raise Misfit(f"{column} holds lists in lists; a sequence is a list of numbers")
     return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1, levels=one.max_definition_level)
