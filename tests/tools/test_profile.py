@@ -62,8 +62,8 @@ def test_one_command_writes_everything(tmp_path):
     assert printed.pop("findings") == []
     document = json.loads((out / "profile.json").read_text())
     assert document == printed
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "profile.json"]
-    assert "item_ids" in (out / "index.html").read_text()
+    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
+    assert "item_ids" in (out / "profile.html").read_text()
     assert (document["version"], document["kind"], document["mode"]) == (1, "profile", "full")
     assert (document["files"], document["rows"], document["paths"]) == (4, 2000, paths)
     assert list(document["sequences"]) == ["item_ids", "actions"]
@@ -81,7 +81,7 @@ def test_tables_for_people(folder, unpredicted, tmp_path):
     assert done.exit_code == 0, done.output
     for text in ("2 files", "8 rows", "Lengths", "Longest rows of items", "b.parquet", "nothing is predicted"):
         assert text in done.stdout
-    assert "index.html" in done.stdout
+    assert "profile.html" in done.stdout
 
 
 def test_quick_reads_footers_only(folder, tmp_path):
@@ -100,7 +100,7 @@ def test_quick_reads_footers_only(folder, tmp_path):
         {"file": "b.parquet", "rows": 5, "events": 11, "mean": 2.2},
     ]
     assert document["stragglers"] is document["recommended"] is document["collisions"] is document["simulation"] is None
-    assert (tmp_path / "out" / "index.html").stat().st_size > 1000
+    assert (tmp_path / "out" / "profile.html").stat().st_size > 1000
 
 
 def test_what_was_skipped_is_named_and_status_1(folder, unpredicted, tmp_path):
@@ -165,11 +165,11 @@ def test_bad_usage_is_refused(arguments, message, tmp_path, monkeypatch):
 
 def test_nothing_half_written_where_writing_fails(folder, unpredicted, tmp_path):
     out = tmp_path / "out"
-    (out / "index.html").mkdir(parents=True)  # in the way
+    (out / "profile.html").mkdir(parents=True)  # in the way
     done = call(folder, "--sequence", "items", "--out", out)
     assert done.exit_code == 1
     assert "cannot write to" in done.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "profile.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
     json.loads((out / "profile.json").read_text())
 
 

@@ -27,7 +27,7 @@ def profile(
         list[str], typer.Option(help="A list column of history events; may be given again. The first is simulated.")
     ],
     candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
-    out: Annotated[Path, typer.Option(help="Gets profile.json and index.html.")] = Path("freescale-report"),
+    out: Annotated[Path, typer.Option(help="Gets profile.json and profile.html.")] = Path("freescale-report"),
     quick: Annotated[bool, typer.Option("--quick", help="Footers only: rows, events, means, by file.")] = False,
     time: Annotated[
         str | None, typer.Option(help="The column with the time of a row, integers or timestamps: lengths over time.")
@@ -93,5 +93,5 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
     show(terminal, document)
     for note in notes:
         terminal.say(note)
-    terminal.say(f"written to {out / 'index.html'} and {out / 'profile.json'}")
+    terminal.say(f"written to {out / 'profile.html'} and {out / 'profile.json'}")
     terminal.result(document)

@@ -36,7 +36,7 @@ def simulate(
         Path | None,
         typer.Option(help=f"Results of benchmarks/exposed.py to predict too. Default: {BENCHMARK}, if it is there."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where simulation.json and index.html go.")] = Path("freescale-report"),
+    out: Annotated[Path, typer.Option(help="Where simulation.json and simulation.html go.")] = Path("freescale-report"),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Predict a training step with and without balancing, prioritized and SM-free communication, and what they bring.
@@ -49,7 +49,7 @@ def simulate(
         document = _simulated(profile, hardware, numbers(ranks, "--ranks"), chosen, validate)
         write_report(document, out, "simulation")
         _show(terminal, document["simulation"])
-        terminal.say(f"written: {out / 'simulation.json'}, {out / 'index.html'}")
+        terminal.say(f"written: {out / 'simulation.json'}, {out / 'simulation.html'}")
         terminal.result(document)
 
 
