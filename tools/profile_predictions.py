@@ -13,6 +13,7 @@ from .collisions import estimate
 from .errors import UsageError
 from .profile import Columns, Profile, Settings
 from .recommend import recommend, recommended_length
+from .recommend_code import loader_files
 from .scan.columns import bind_lists, type_of
 from .scan.files import FileSet
 from .simulate import load_hardware, simulate
@@ -57,7 +58,7 @@ def predict(
         )
     document["stragglers"] = grid
     document["recommended"] = recommend(
-        histogram, grid, column=name, paths=paths, candidates=candidates, candidate_column=columns.candidates
+        histogram, grid, files=loader_files(files, document, paths=paths), candidates=candidates
     )
     with bar("counting collisions") as progress:
         document["collisions"], notes = _collisions(document, files, columns, settings, progress)

@@ -188,13 +188,8 @@ def simulate_setting(samples: Samples, setting: Setting, *, methods: Sequence[st
 
 
 def method_options(method: str, setting: Setting) -> dict[str, Any]:
-    """What `pack` is given for a method: counts of `vbs` stay within a quarter of the batch size."""
-    if method == "vbs":
-        size = setting.batch_size
-        return {"method": method, "min_count": size * 3 // 4, "max_count": -(-size * 5 // 4)}
-    if method == "hierarchical":
-        return {"method": method, "ranks_per_node": setting.node}
-    return {"method": method}
+    """What `pack` is given for a method, as `fsdata.Balance` gives it: counts of `vbs` are free."""
+    return {"method": method, **({"ranks_per_node": setting.node} if method == "hierarchical" else {})}
 
 
 def _simulate_all(samples: Samples, tasks: Sequence[Task], progress: Progress | None) -> dict[Setting, dict[str, Any]]:
