@@ -18,6 +18,7 @@ import torch
 from fsdata.balance import Balance, StepPlanner
 from fsdata.batch import Batch
 from fsdata.buffers import Pool
+from fsdata.cores import usable_cores
 from fsdata.prefetch import Ahead
 from fsdata.reading.dataset import Dataset
 from fsdata.reading.plan import stream_rows
@@ -319,7 +320,7 @@ class _Options:
 
 def cores_of_this_rank() -> int:
     """Cores this process may use, shared with the other ranks on the host."""
-    return max(len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def _can_pin(wanted: bool) -> bool:

@@ -4,7 +4,6 @@ At most 84 M ids are held (two batches of 64 x 128 samples as long as the paper'
 tell that ids lie close together; a quarter of that where they do not, because renumbering takes a hash table.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from fsdata.cores import usable_cores
 from fsdata.errors import DataError
 from fsdata.sources.footers import Footer, Skipped
 from fsdata.sources.retry import unreachable
@@ -205,7 +205,7 @@ class _Reading:
 
     def run(self, progress: Progress | None) -> None:
         tasks = list(_tasks(self._units))
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="freescale-ids") as pool:
+        with ThreadPoolExecutor(usable_cores(), thread_name_prefix="freescale-ids") as pool:
             for _ in pool.map(lambda task: self._read_file(task, progress), tasks):
                 pass
 

@@ -7,13 +7,13 @@ Batches are drawn from a length histogram, row by row; the same seed gives the s
 
 import dataclasses
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from fsdata.cores import usable_cores
 from fsdata.cost import CANDIDATES, CostModel, Polynomial, Power
 from fsdata.packing import pack
 from fsdata.packing.plan import straggler_share
@@ -206,7 +206,7 @@ def _simulate_all(samples: Samples, tasks: Sequence[Task], progress: Progress | 
             progress.advance(rows=setting.samples * setting.steps)
         return point
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="freescale-straggler") as pool:
+    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="freescale-straggler") as pool:
         return dict(zip(order, pool.map(one, order), strict=True))
 
 

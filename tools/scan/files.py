@@ -1,12 +1,12 @@
 """The Parquet files that a command is about: found, footers read, unreadable ones named."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from fsdata.cores import usable_cores
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.sources.discover import FileRef, discover
 from fsdata.sources.footers import Footer, Skipped, read_footers
@@ -84,7 +84,7 @@ def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileR
     """
     try:
         files = discover(paths, filesystem)
-        threads = len(os.sched_getaffinity(0)) if files[0].local else _REMOTE_THREADS
+        threads = usable_cores() if files[0].local else _REMOTE_THREADS
         return list(zip(files, read_footers(files, threads=threads, retry=Retry()), strict=True))
     except (FileNotFoundError, SchemaError) as error:
         raise UsageError(str(error)) from error
