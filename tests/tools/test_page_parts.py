@@ -65,6 +65,69 @@ def test_sentences_tell_the_figures_of_the_data():
     assert f"+{100 * gain[-1]['qps_gain']:.1f} % at 1,024" in aid
 
 
+def test_maps_of_one_quantity_share_their_colours():
+    grid = documents.grid()
+    maps = [
+        block.figure.data[0]
+        for (section, title), block in plots(documents.profile()).items()
+        if section == "stragglers" and "by ranks and longest history" in title
+    ]
+    assert len(maps) == 2
+    (low,), (high,) = ({getattr(one, end) for one in maps} for end in ("zmin", "zmax"))
+    shares = [
+        np.log10(max(100 * point["straggler"][method], 0.001))
+        for point in grid["points"]
+        if point["axis"] == "two-way"
+        for method in ("none", "fbs+swap")
+    ]
+    assert (low, high) == (pytest.approx(min(shares)), pytest.approx(max(shares)))
+    cells = [cell for one in maps for row in one.z for cell in row]
+    assert (min(cells), max(cells)) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ((0.0, 0.0), "is 0 at every point: no history outweighs a mean rank."),
+        ((0.0, 0.385), "nowhere at these settings, 38.5\u00a0% at worst (64 ranks of 16 samples, histories of at most"),
+        ((0.02, 0.385), "gets below the lower bound: 2.00\u00a0% at these settings, 38.5\u00a0% at most."),
+    ],
+)
+def test_the_introduction_tells_the_bound_of_the_data(bounds, said):
+    document = documents.profile()
+    default = document["stragglers"]["default"]
+    for point in document["stragglers"]["points"]:
+        point["lower_bound"] = 0.0
+        if all(point[key] == default[key] for key in default):
+            point["lower_bound"] = bounds[0]
+        if point["axis"] == "batch_size" and point["batch_size"] == 16:
+            point["lower_bound"] = bounds[1]
+    (section,) = [section for section in page_of(document).sections if section.id == "stragglers"]
+    assert said in section.intro
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "shown", "unit"),
+    [
+        (1_750_000_000, 3600, "2025-06-15T15:06:40", "UTC, from seconds since 1970"),
+        (1_750_000_000_000, 3_600_000, "2025-06-15T15:06:40", "UTC, from milliseconds since 1970"),
+        (1_750_000_000_000_000_000, 3600 * 10**9, "2025-06-15T15:06:40", "UTC, from nanoseconds since 1970"),
+        (7, 1, 7, "in the unit of the column"),
+        ("2025-06-15T15:06:40", None, "2025-06-15T15:06:40", "date"),
+    ],
+)
+def test_axes_of_time_say_their_unit(first, step, shown, unit):
+    document = documents.profile()
+    drift = document["sequences"]["item_ids"]["drift"]
+    for place, span in enumerate(drift):
+        span["from"] = first if step is None else first + place * step
+    block = plots(document)["lengths-0", "Length over time (events)"]
+    assert block.figure.data[0].x[0] == shown
+    assert block.figure.layout.xaxis.title.text == f"time of the rows ({unit})"
+    assert block.figure.layout.xaxis.tickformat == (",d" if shown == 7 else None), "thousands, not 1.75B"
+    assert f"({numbers.moment(shown)})" in block.aid
+
+
 def test_every_method_and_the_bound_are_drawn_over_every_axis():
     grid = documents.grid()
     for axis, places in (("max_length", 7), ("ranks", 8), ("batch_size", 6)):
