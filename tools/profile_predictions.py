@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from fsdata.sources.roles import plain
 
+from .carried import fitting
 from .collisions import estimate
 from .errors import UsageError
 from .profile import Columns, Profile, Settings
@@ -22,7 +23,6 @@ from .terminal import Progress
 
 HARDWARE = "h100-ib"
 DIM = 128  # of the embedding table, for the bytes of an exchange
-_PAIRS = 4  # of global batches that the rows should be enough for
 
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
@@ -99,15 +99,6 @@ def _collisions(
             raise
         return None, [f"collisions are not estimated: {error}"]
     return found, [*notes, *found["notes"]]
-
-
-def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:
-    """(ranks, batch size) halved, ranks first, until a few pairs of global batches fit into the rows."""
-    while ranks > 1 and ranks * batch_size * (_PAIRS + 1) > rows:
-        ranks = (ranks + 1) // 2
-    while batch_size > 1 and ranks * batch_size * (_PAIRS + 1) > rows:
-        batch_size //= 2
-    return ranks, batch_size
 
 
 def _with_integers(files: FileSet, column: str) -> FileSet:

@@ -128,6 +128,35 @@ def test_axes_of_time_say_their_unit(first, step, shown, unit):
     assert f"({numbers.moment(shown)})" in block.aid
 
 
+def tiles(document):
+    return {tile.name: tile for section in page_of(document).sections[:1] for tile in section.blocks[0].tiles}
+
+
+def test_the_gain_is_at_ranks_that_the_rows_carry_and_over_torchrecs_pipeline():
+    for document in (documents.profile(), documents.simulate_result()):
+        points = {(point["ranks"], point["way"]): point for point in document["simulation"]["points"]}
+        found = tiles(document)
+        assert not any("1,024" in name for name in found)
+        gain = points[128, "all"]["qps"] / points[128, "sparse dist"]["qps"] - 1
+        assert found["QPS gain at 128 ranks"].value == numbers.signed(gain)
+        assert "over TrainPipelineSparseDist" in found["QPS gain at 128 ranks"].note
+    step = numbers.milliseconds(points[128, "sparse dist"]["step_ms"])
+    assert found["Step at 128 ranks"].note == f"instead of {step} with TrainPipelineSparseDist"
+    traces = plots(document)["steps", "QPS gain (%) by ranks"].figure.data
+    assert {trace.name: (trace.x[0], trace.x[-1]) for trace in traces} == {
+        "more ranks than the rows are enough for": (128, 1024),
+        "enough rows": (8, 128),
+    }
+    assert ("steps", "One step before: TrainPipelineSparseDist (ms by lane), 64 ranks") in plots(document)
+
+
+def test_rows_that_carry_no_simulated_number_of_ranks_give_no_gain():
+    document = documents.profile() | {"simulation": documents.simulation(carried=None)}
+    found = tiles(document)["QPS gain"]
+    assert (found.value, found.note[:46]) == ("not known", "The 83,000 rows are too few for 8 ranks of 128")
+    assert len(plots(document)["steps", "QPS gain (%) by ranks"].figure.data) == 1
+
+
 def test_every_method_and_the_bound_are_drawn_over_every_axis():
     grid = documents.grid()
     for axis, places in (("max_length", 7), ("ranks", 8), ("batch_size", 6)):

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from freescale_tools import profile_predictions
+from freescale_tools.carried import fitting
 from freescale_tools.commands.profile import profile as command
 from freescale_tools.errors import UsageError
 from freescale_tools.profile import Columns, Settings, full, quick
@@ -199,10 +200,10 @@ def test_what_cannot_be_predicted_says_why(tmp_path):
 
 
 def test_collisions_fit_the_rows():
-    assert profile_predictions.fitting(100_000, 64, 128) == (64, 128)
-    assert profile_predictions.fitting(4_372, 64, 128) == (4, 128)
-    assert profile_predictions.fitting(100, 64, 128) == (1, 16)
-    assert profile_predictions.fitting(0, 64, 128) == (1, 1)
+    assert fitting(100_000, 64, 128) == (64, 128)
+    assert fitting(4_372, 64, 128) == (4, 128)
+    assert fitting(100, 64, 128) == (1, 16)
+    assert fitting(0, 64, 128) == (1, 1)
 
 
 def test_defaults_are_near_the_papers():
