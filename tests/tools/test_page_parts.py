@@ -89,8 +89,8 @@ def test_maps_of_one_quantity_share_their_colours():
     ("bounds", "said"),
     [
         ((0.0, 0.0), "is 0 at every point: no history outweighs a mean rank."),
-        ((0.0, 0.385), "nowhere at these settings, 38.5\u00a0% at worst (64 ranks of 16 samples, histories of at most"),
-        ((0.02, 0.385), "gets below the lower bound: 2.00\u00a0% at these settings, 38.5\u00a0% at most."),
+        ((0.0, 0.385), "mean rank; it is 38.5\u00a0% at most, with 64 ranks of 16 samples and histories of at most"),
+        ((0.02, 0.385), "outweighs a mean rank: 2.00\u00a0% at these settings, 38.5\u00a0% at most."),
     ],
 )
 def test_the_introduction_tells_the_bound_of_the_data(bounds, said):

@@ -33,10 +33,10 @@ def step_section(simulation: Document, grid: Document | None) -> Section:
 def enough_rows(simulation: Document) -> str:
     """For how many ranks the rows are enough."""
     carried, first = simulation["carried"], min(point["ranks"] for point in simulation["points"])
-    rows, size = count(carried["rows"]), count(carried["batch_size"])
+    rows, size = f"The {count(carried['rows'])} rows", f"ranks of {count(carried['batch_size'])} samples"
     if carried["ranks"] is None:
-        return f"The {rows} rows are too few for {count(first)} ranks of {size} samples: they would see the same rows."
-    return f"The {rows} rows are enough for {count(carried['ranks'])} ranks of {size} samples; more see the same rows."
+        return f"{rows} are too few for {count(first)} {size}: every batch would repeat them."
+    return f"{rows} are enough for {count(carried['ranks'])} {size}; batches of more ranks repeat them."
 
 
 def _blocks(simulation: Document, ranks: int) -> Iterator[Block]:
@@ -45,7 +45,7 @@ def _blocks(simulation: Document, ranks: int) -> Iterator[Block]:
     if len(simulation["gain"]) > 1:
         yield _gain(simulation)
     if len({point["ranks"] for point in points}) > 1:
-        yield _steps(points, ways)
+        yield _steps(points, ways, ranks)
     yield _bubbles(at, ranks, simulation["over"])
     yield from _timelines(at, ranks, simulation["over"])
     yield _gain_table(simulation)
@@ -68,13 +68,12 @@ def _gain(simulation: Document) -> Block:
     )
 
 
-def _steps(points: Sequence[Document], ways: Sequence[str]) -> Block:
-    most = max(point["ranks"] for point in points)
-    at = {point["way"]: point for point in points if point["ranks"] == most}
+def _steps(points: Sequence[Document], ways: Sequence[str], ranks: int) -> Block:
+    at = {point["way"]: point for point in points if point["ranks"] == ranks}
     slowest, fastest = (choose(at.values(), key=lambda point: point["step_ms"]) for choose in (max, min))
     return Plot(
         title="Time of a step (ms) by ranks",
-        aid=f"At {count(most)} ranks a step takes {milliseconds(slowest['step_ms'])} ({slowest['way']}) to "
+        aid=f"At {count(ranks)} ranks a step takes {milliseconds(slowest['step_ms'])} ({slowest['way']}) to "
         f"{milliseconds(fastest['step_ms'])} ({fastest['way']}).",
         figure=figures.steps(points, ways),
         half=True,

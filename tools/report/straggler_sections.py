@@ -65,12 +65,15 @@ def _bound(grid: Document) -> str:
     worst = max(grid["points"], key=lambda point: point["lower_bound"])
     if 100 * worst["lower_bound"] < figures.LEAST_PERCENT:
         return "The lower bound of plans with equal counts is 0 at every point: no history outweighs a mean rank."
-    text = "Where one history outweighs a mean rank, no plan with equal counts gets below the lower bound: "
     if 100 * max(usual, default=0.0) >= figures.LEAST_PERCENT:
-        return f"{text}{percent(max(usual))} at these settings, {percent(worst['lower_bound'])} at most."
+        return (
+            "No plan with equal counts gets below the lower bound, because one history outweighs a mean rank: "
+            f"{percent(max(usual))} at these settings, {percent(worst['lower_bound'])} at most."
+        )
     return (
-        f"{text}nowhere at these settings, {percent(worst['lower_bound'])} at worst ({count(worst['ranks'])} ranks of "
-        f"{count(worst['batch_size'])} samples, histories of at most {count(worst['max_length'])} events)."
+        "The lower bound of plans with equal counts is 0 at these settings, because no history outweighs a mean rank; "
+        f"it is {percent(worst['lower_bound'])} at most, with {count(worst['ranks'])} ranks of "
+        f"{count(worst['batch_size'])} samples and histories of at most {count(worst['max_length'])} events."
     )
 
 
