@@ -7,7 +7,6 @@ lengths and collisions. Ways are timed in turn, best of several, all with as man
 
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from freescale_tools.report.page import render
 from freescale_tools.scan.files import FileSet, open_files
 from freescale_tools.synth import reference_set
 from freescale_tools.terminal import Terminal
+from fsdata.cores import usable_cores
 
 COLUMN = "item_ids"
 COLUMNS = Columns(sequences=(COLUMN,))
@@ -34,7 +34,7 @@ REPEATS = 9
 SMALL = {"files": 200, "rows_per_file": 400}
 LARGE = {"files": 4, "rows_per_file": 32_768}
 THICK = {"files": 2, "rows_per_file": 65_536, "row_group_rows": 65_536}
-CORES = len(os.sched_getaffinity(0))
+CORES = usable_cores()
 MANY_FILES, MANY_LENGTHS = 100_000, 300_000
 
 

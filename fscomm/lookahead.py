@@ -55,6 +55,8 @@ class Lookahead(Generic[T]):
     Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
     new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
     `it = iter(lookahead)` and loop over that.
+
+    Public attributes that it has not itself are read from the loader: `sampler`, `dataset`, `batch_size`, `set_epoch`.
     """
 
     def __init__(self, loader: Iterable[T], *, listener: Listener, device: torch.device | None) -> None:
@@ -90,6 +92,15 @@ class Lookahead(Generic[T]):
         """
         self._check_open()
         return next(self._epoch if self._epoch is not None else iter(self))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"the lookahead has no attribute {name!r}")
+        try:
+            return getattr(self._loader, name)
+        except AttributeError as error:
+            loader = type(self._loader).__name__
+            raise AttributeError(f"neither the lookahead nor its {loader} has an attribute {name!r}") from error
 
     def __len__(self) -> int:
         """Steps of an epoch. Raises TypeError where the loader does not know."""
@@ -235,9 +246,10 @@ def to_device(value: Any, device: torch.device | None) -> Any:
         return value.to(device, non_blocking=True)
     if callable(getattr(value, "to", None)):
         takes = inspect.signature(value.to).parameters
-        return value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)
+        moved: Any = value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)
+        return value if moved is None else moved  # None: it moved in place
     if isinstance(value, MutableMapping):
-        moved: Any = copy.copy(value)
+        moved = copy.copy(value)
         for key, item in value.items():
             moved[key] = to_device(item, device)
         return moved

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from fsdata.balance import Balance, StepPlanner
 from fsdata.batch import Batch
 from fsdata.buffers import Pool
+from fsdata.cores import usable_cores
 from fsdata.prefetch import Ahead
 from fsdata.reading.dataset import Dataset
 from fsdata.reading.plan import stream_rows
@@ -346,7 +347,7 @@ class _Options:
 
 def cores_of_this_rank() -> int:
     """Cores this process may use, shared with the other ranks on the host."""
-    return max(len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def _one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:

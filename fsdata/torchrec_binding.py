@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from fsranks.torch_notices import keep_fx_notice_away
+
 
 @functools.cache
 def _torchrec() -> Any:
@@ -15,6 +17,7 @@ def _torchrec() -> Any:
             "fsdata delivers features as a torchrec KeyedJaggedTensor, and torchrec cannot be imported "
             f"({error}). Install it as the README's section 'Installing' says"
         ) from error
+    keep_fx_notice_away()
     return torchrec
 
 

@@ -21,6 +21,7 @@ FEWEST = 4
 _SIMULATED = 200
 _MOST_SAMPLES = 65_536  # of a simulated global batch
 _SLOW = 0.03
+_EXPLAINED = 0.9  # R2 of a model that is worth planning with
 
 TOKENS = Polynomial(linear=1, quadratic=0)
 
@@ -160,16 +161,22 @@ def advice(document: dict[str, Any]) -> list[str]:
     said = []
     if document["rows"] < 50:
         said.append(f"Only {document['rows']} rows: 50 or more give a steadier fit.")
-    if document["r2"] < 0.9:
-        said.append(
-            f"R2 is {document['r2']:.2f}: time does not follow from lengths alone. Measure compute without waiting for "
-            "other ranks, leave warm-up out (--skip), keep other work off the machine."
-        )
     slow = [one for one in document["speeds"] if one["ratio"] > 1 + _SLOW and one["steps"] >= FEWEST]
     if slow:
         named = ", ".join(f"{one['rank']} (+{one['ratio'] - 1:.0%})" for one in slow)
         said.append(f"Slower than the model says: rank {named}. Balance(autotune=True) gives such ranks less.")
     return said
+
+
+def doubt(document: dict[str, Any]) -> str | None:
+    """Why the model is not to be relied on; None where it explains the measured seconds."""
+    if document["r2"] >= _EXPLAINED:
+        return None
+    return (
+        f"R2 is {document['r2']:.2f}, below {_EXPLAINED}: time does not follow from lengths alone, and plans made with "
+        "this model leave ranks waiting. Measure compute without waiting for other ranks, leave warm-up out (--skip), "
+        "keep other work off the machine"
+    )
 
 
 def _check(kept: Sequence[Step], given: int, skip: int) -> None:

@@ -30,7 +30,7 @@ VERSION = 1
 class SourceCheck:
     """One source: its files are found and their footers read when it is made; `run` reads the rows.
 
-    Raises UsageError if it has no files.
+    Raises UsageError if it has no files, or they cannot be reached.
     """
 
     def __init__(self, source: ParquetSource, schema: Schema, *, index: int) -> None:

@@ -1,6 +1,5 @@
 """One table of a source, main or joined, scanned for everything that a loader would stop at."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,15 +11,14 @@ import pyarrow.compute as pc
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources import Join, ParquetSource
 from fsdata.sources.bind import Bound, Kind, bind, partition_column
-from fsdata.sources.discover import discover
 from fsdata.sources.expressions import Expression, evaluate
-from fsdata.sources.footers import Footer, read_footers
-from fsdata.sources.retry import Retry
+from fsdata.sources.footers import Footer
 from fsdata.sources.roles import Want
 
 from .check_rows import Checked, Fault, check_fields, check_groups
 from .errors import UsageError
 from .reading import reading_source
+from .scan.files import read_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +89,8 @@ class Table:
         groups: group name -> its list fields, which must have equal lengths.
         label: how findings call it.
 
-    `findings` holds what was wrong with files and types; `scan` finds what is wrong with rows. Raises UsageError if
-    there are no files.
+    `findings` holds what was wrong with files and types; `scan` finds what is wrong with rows. Raises UsageError as
+    `read_files`.
     """
 
     def __init__(
@@ -143,15 +141,13 @@ class Table:
 
     def _read(self) -> list[Footer]:
         try:
-            files = discover(self.source.path_list, self.source.filesystem)
-            threads = len(os.sched_getaffinity(0)) if files[0].local else 16
-            answers = read_footers(files, threads=threads, retry=Retry())
-        except (FileNotFoundError, PermissionError, SchemaError) as error:
+            found = read_files(self.source.path_list, self.source.filesystem)
+        except UsageError as error:
             raise UsageError(f"{self.label}: {error}") from error
-        for file, answer in zip(files, answers, strict=True):
+        for file, answer in found:
             if isinstance(answer, CorruptFileError):
                 self.findings.append(Finding(kind="corrupt", source=self.label, what=str(answer), file=file.name))
-        return [answer for answer in answers if isinstance(answer, Footer)]
+        return [answer for _, answer in found if isinstance(answer, Footer)]
 
     def _bind(self) -> list[Kind | None]:
         """A kind for every file, with the fields that can be read from it; None where rows cannot be looked at."""

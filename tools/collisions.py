@@ -5,13 +5,14 @@ the background (the paper, section 2 and Figure 3). Shares are counted by occurr
 by distinct row. Counting is exact for every sampled pair of batches and takes one memory access per id.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+from fsdata.cores import usable_cores
 
 from .collisions_kernels import MARKS, leave_mark, tally, tally_ranks
 from .collisions_order import Batches, by_time, in_file_order, shuffled, sliced, streaks
@@ -144,7 +145,7 @@ class _Counting:
             (spot for spot in spots if self.batches(spot).pairs),
             key=lambda spot: (-spot.rows, -spot.max_length, spot.order, spot.ranks),
         )
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         threads = max(min(cores, _STATE_BYTES // max(self._held.distinct, 1), len(possible)), 1)
         with ThreadPoolExecutor(threads, thread_name_prefix="freescale-collisions") as pool:
             counted = pool.map(lambda spot: self._count(spot, default), possible)

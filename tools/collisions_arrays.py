@@ -7,32 +7,33 @@ from fsdata.sources import convert
 from fsdata.sources.footers import Footer
 from fsdata.sources.roles import is_list, plain
 
-from .errors import UsageError
 from .scan.columns import type_of
+from .scan.files import Leaf, Misfit
 
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-def check_types(footer: Footer, column: str | None, time: str | None) -> None:
-    """UsageError unless the ids are integers and the time is one, or a timestamp or date; None is not looked at."""
+def check_ids(footer: Footer, column: str, _: Leaf) -> None:
+    """Misfit unless they are integers, or lists of them."""
+    if not pa.types.is_integer(_element(footer, column)):
+        raise Misfit(
+            f"{column} is {type_of(footer.schema, column)}; collisions are counted on integer ids. Name the column of "
+            "row numbers that the embedding table is looked up with, or write one (strings: hash them, for example "
+            "with polars' pl.col(...).hash())"
+        )
 
-    def element(whole: pa.DataType) -> pa.DataType:
-        return plain(whole.value_type) if hasattr(whole, "value_type") else whole
 
-    if column is not None:
+def check_time(footer: Footer, column: str, _: Leaf) -> None:
+    """Misfit unless it is an integer, a timestamp or a date, or a list of them."""
+    kind = _element(footer, column)
+    if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         whole = type_of(footer.schema, column)
-        kind = element(whole)
-        if not pa.types.is_integer(kind):
-            raise UsageError(
-                f"{footer.file.path}: {column} is {whole}; collisions are counted on integer ids. Name the column of "
-                "row numbers that the embedding table is looked up with, or write one (strings: hash them, for example "
-                "with polars' pl.col(...).hash())"
-            )
-    if time is not None:
-        whole = type_of(footer.schema, time)
-        kind = element(whole)
-        if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-            raise UsageError(f"{footer.file.path}: {time} is {whole}; a time is an integer, a timestamp or a date")
+        raise Misfit(f"{column} is {whole}; a time is an integer, a timestamp or a date")
+
+
+def _element(footer: Footer, column: str) -> pa.DataType:
+    whole = type_of(footer.schema, column)
+    return plain(whole.value_type) if hasattr(whole, "value_type") else whole
 
 
 def parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ At most 84 M ids are held (two batches of 64 x 128 samples as long as the paper'
 tell that ids lie close together; a quarter of that where they do not, because renumbering takes a hash table.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,11 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from fsdata.cores import usable_cores
 from fsdata.errors import DataError
 from fsdata.sources.footers import Footer, Skipped
 from fsdata.sources.retry import unreachable
 
-from .collisions_arrays import check_types, last_time, parts
+from .collisions_arrays import check_ids, check_time, last_time, parts
 from .collisions_kernels import take_rows
 from .errors import CommandFailed
 from .scan.columns import Bound, Reader, bind
@@ -90,12 +90,14 @@ def hold(
 
     With more than `most_ids` ids after the cut to `max_length`, runs of consecutive row groups are read, and of large
     row groups only the first rows, so that `ranks` ranks still have a row group each. One thread per core.
-    Raises UsageError where the column is not there or holds no integers, CommandFailed where a file cannot be reached.
+    Raises UsageError where no file has integers in the column, CommandFailed where a file cannot be reached.
     """
     wanted = [column, *([time] if time else [])]
-    bound = bind(files, wanted)
-    for footer, leaves in zip(files.footers, bound.leaves, strict=True):
-        check_types(footer, column if column in leaves else None, time if time in leaves else None)
+    bound = bind(
+        files,
+        wanted,
+        check=lambda footer, name, place: (check_ids if name == column else check_time)(footer, name, place),
+    )
     units = _whole_units(files, bound, wanted, max_length)
     low, span = _range(files, bound, column, units)
     wanted_rows = _BATCHES * ranks * batch_size
@@ -203,7 +205,7 @@ class _Reading:
 
     def run(self, progress: Progress | None) -> None:
         tasks = list(_tasks(self._units))
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="freescale-ids") as pool:
+        with ThreadPoolExecutor(usable_cores(), thread_name_prefix="freescale-ids") as pool:
             for _ in pool.map(lambda task: self._read_file(task, progress), tasks):
                 pass
 

@@ -21,13 +21,16 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_report(document: Mapping[str, Any], out: Path, name: str) -> None:
-    """`<name>.json` and `index.html` in `out`. Raises CommandFailed where they cannot be written."""
+    """`<name>.json` and `<name>.html` in `out`, beside those of other commands.
+
+    Raises CommandFailed where they cannot be written.
+    """
     from .report.page import write_page
 
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / f"{name}.json", json.dumps(document, default=plain, allow_nan=False) + "\n")
-        write_page(document, out / "index.html")
+        write_page(document, out / f"{name}.html")
     except OSError as error:
         raise CommandFailed(f"cannot write to {out}: {error}") from error
 

@@ -91,7 +91,8 @@ class Profile:
 def quick(files: FileSet, columns: Columns, *, paths: Sequence[str]) -> Profile:
     """From footers: rows, events, means, and these by file. Reads no page.
 
-    Raises UsageError for columns that are no lists or nowhere.
+    Files whose column is no list are in the document's `skipped`. Raises UsageError for columns that are a list
+    nowhere.
     """
     bound = bind_lists(files, columns.lists)
     found = {column: counts(files, bound, column) for column in columns.lists}
@@ -108,8 +109,8 @@ def full(
 ) -> Profile:
     """From the lengths of all rows. Reads the named list columns, and the time column, once.
 
-    Damaged row groups and files that cannot be reached are in the document's `skipped`. Raises UsageError for columns
-    that are no lists or nowhere, or a time that is none.
+    Damaged row groups, files that cannot be reached and files whose column is no list, or no time, are in the
+    document's `skipped`. Raises UsageError for columns that are a list, or a time, nowhere.
     """
     bound = bind_lists(files, columns.lists)
     missing = list(bound.missing)

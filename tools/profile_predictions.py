@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from fsdata.sources.roles import is_list, plain
+from fsdata.sources.roles import plain
 
+from .carried import fitting
 from .collisions import estimate
 from .errors import UsageError
 from .profile import Columns, Profile, Settings
 from .recommend import recommend, recommended_length
-from .scan.columns import type_of
+from .recommend_code import loader_files
+from .scan.columns import bind_lists, type_of
 from .scan.files import FileSet
 from .simulate import load_hardware, simulate
 from .stragglers import straggler_grid
@@ -20,7 +23,6 @@ from .terminal import Progress
 
 HARDWARE = "h100-ib"
 DIM = 128  # of the embedding table, for the bytes of an exchange
-_PAIRS = 4  # of global batches that the rows should be enough for
 
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
@@ -56,7 +58,7 @@ def predict(
         )
     document["stragglers"] = grid
     document["recommended"] = recommend(
-        histogram, grid, column=name, paths=paths, candidates=candidates, candidate_column=columns.candidates
+        histogram, grid, files=loader_files(files, document, paths=paths), candidates=candidates
     )
     with bar("counting collisions") as progress:
         document["collisions"], notes = _collisions(document, files, columns, settings, progress)
@@ -68,8 +70,12 @@ def _collisions(
     document: dict[str, Any], files: FileSet, columns: Columns, settings: Settings, progress: Progress
 ) -> tuple[dict[str, Any] | None, list[str]]:
     column = settings.ids or columns.sequences[0]
-    if settings.ids is None and not _holds_integers(files, column):
-        return None, [f"collisions are not estimated: {column} holds no integers; name a column that does with --ids"]
+    if settings.ids is None:
+        files = _with_integers(files, column)
+        if not files.footers:
+            return None, [
+                f"collisions are not estimated: {column} holds no integers; name a column that does with --ids"
+            ]
     ranks, batch_size = fitting(files.rows, settings.default_ranks, settings.batch_size)
     notes = []
     if (ranks, batch_size) != (settings.default_ranks, settings.batch_size):
@@ -95,16 +101,14 @@ def _collisions(
     return found, [*notes, *found["notes"]]
 
 
-def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:
-    """(ranks, batch size) halved, ranks first, until a few pairs of global batches fit into the rows."""
-    while ranks > 1 and ranks * batch_size * (_PAIRS + 1) > rows:
-        ranks = (ranks + 1) // 2
-    while batch_size > 1 and ranks * batch_size * (_PAIRS + 1) > rows:
-        batch_size //= 2
-    return ranks, batch_size
-
-
-def _holds_integers(files: FileSet, column: str) -> bool:
-    footer = next(footer for footer in files.footers if column.split(".")[0] in footer.schema.names)
-    kind = type_of(footer.schema, column)
-    return is_list(kind) and pa.types.is_integer(plain(kind.value_type))
+def _with_integers(files: FileSet, column: str) -> FileSet:
+    """The files that have it as a list of integers."""
+    found = zip(files.footers, bind_lists(files, [column]).leaves, strict=True)
+    return replace(
+        files,
+        footers=tuple(
+            footer
+            for footer, leaves in found
+            if column in leaves and pa.types.is_integer(plain(type_of(footer.schema, column).value_type))
+        ),
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .carried import BATCHES
 from .terminal import Terminal
 
 Document = Mapping[str, Any]
@@ -116,16 +117,21 @@ def _collisions(terminal: Terminal, found: Document) -> None:
 
 def _gain(terminal: Terminal, found: Document) -> None:
     steps = {(point["ranks"], point["way"]): point for point in found["points"]}
+    carried = found["carried"]["ranks"] or 0
     rows = []
     for one in found["gain"]:
-        plain, whole = steps[one["ranks"], "plain"], steps[one["ranks"], "all"]
-        speeds = round(plain["qps"]), round(whole["qps"])
-        rows.append([one["ranks"], plain["step_ms"], whole["step_ms"], *speeds, _percent(one["qps_gain"])])
+        before, whole = steps[one["ranks"], found["over"]], steps[one["ranks"], "all"]
+        speeds = round(before["qps"]), round(whole["qps"])
+        enough = "yes" if one["ranks"] <= carried else "no"
+        rows.append([one["ranks"], before["step_ms"], whole["step_ms"], *speeds, _percent(one["qps_gain"]), enough])
     terminal.table(
-        f"What FreeScale would bring on {found['hardware']['name']}",
-        ["ranks", "step ms, plain", "with all", "samples/s, plain", "with all", "gain %"],
+        f"What FreeScale would bring over TrainPipelineSparseDist on {found['hardware']['name']}",
+        ["ranks", "step ms, SparseDist", "with all", "samples/s, SparseDist", "with all", "gain %", "enough rows"],
         rows,
-        notes=["Simulated; every assumed parameter is in profile.json. `freescale simulate` takes other hardware."],
+        notes=[
+            f"enough rows: the {found['carried']['rows']:,} rows make at least {BATCHES} different global batches.",
+            "Simulated; every assumed parameter is in profile.json. `freescale simulate` takes other hardware.",
+        ],
     )
 
 

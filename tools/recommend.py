@@ -5,7 +5,7 @@ it other ranks wait for one sample however the batch is dealt, below it events a
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from fsdata.cost import CostModel, Polynomial
 from fsdata.packing import Method, pack
 
+from .recommend_code import LoaderFiles, code
 from .scan.histogram import LengthHistogram
 from .stragglers import UNPACKED, Samples, Setting, simulate_setting
 
@@ -21,31 +22,19 @@ _HEADROOM = 1.25  # over the fullest rank of the simulated steps
 _WORTH = 0.01  # variable counts have to bring so much before they are proposed
 _COARSE = 10  # a length is rounded down to tens
 
-_CODE = """\
-{imports}
-
-schema = Schema(sequences=({sequence},){candidates})
-balance = Balance({method!r}, cost={cost}, max_tokens={max_tokens})
-with FreeScaleDataLoader(ParquetSource({source}), schema, batch_size={batch_size}, balance=balance) as loader:
-    for batch in loader:
-        ...  # your training step; loss = global_mean(per_sample_loss, batch)
-"""
-
 
 def recommend(
     histogram: LengthHistogram,
     grid: Mapping[str, Any],
     *,
-    column: str,
-    paths: Sequence[str],
+    files: LoaderFiles,
     candidates: LengthHistogram | None = None,
-    candidate_column: str | None = None,
     cost: CostModel | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Settings for the default ranks and batch size of `grid` (of `straggler_grid`), why, and code to paste.
 
-    `column`, `candidate_column` and `paths` are what the code names. `cost`: the Polynomial or Power of the grid.
+    `files` is what the code reads. `cost`: the Polynomial or Power of the grid.
     Raises UsageError where the histogram has no events.
     """
     model = cost or Polynomial()
@@ -74,7 +63,7 @@ def recommend(
             f"max_tokens: the fullest rank of {chosen.steps} simulated steps holds {peak:,} events; {max_tokens:,} "
             "leaves a quarter more. A step that needs more ends with an error that says so, instead of out of memory.",
         ],
-        "code": _code(chosen, method, max_tokens, column=column, paths=paths, candidates=candidate_column),
+        "code": code(files, chosen, method=method, max_tokens=max_tokens),
     }
 
 
@@ -176,29 +165,3 @@ def _three_digits(value: float) -> int:
     """Rounded up."""
     unit = max(10 ** (len(str(int(value))) - 3), 1)
     return int(-(-value // unit)) * unit
-
-
-def _code(
-    chosen: Setting, method: str, max_tokens: int, *, column: str, paths: Sequence[str], candidates: str | None
-) -> str:
-    fields = {wanted: wanted.replace(".", "_") for wanted in (column, candidates) if wanted}
-    # A field of a struct is no column of the file: polars takes it out.
-    inside = ", ".join(f"{fields[path]!r}: {_expression(path)}" for path in fields if "." in path)
-    names = ["Balance", "FreeScaleDataLoader", "ParquetSource", "Schema", "Sequence", type(chosen.cost).__name__]
-    source = repr(list(paths) if len(paths) > 1 else paths[0])
-    name = fields[column]
-    return _CODE.format(
-        imports=("import polars as pl\n" if inside else "") + f"from fsdata import {', '.join(sorted(names))}",
-        sequence=f"Sequence({name!r}, fields=({name!r},), max_length={chosen.max_length})",
-        candidates=f', candidates=Sequence("candidates", fields=({fields[candidates]!r},))' if candidates else "",
-        method=method,
-        cost=repr(chosen.cost),
-        max_tokens=max_tokens,
-        source=source + (f", columns={{{inside}}}" if inside else ""),
-        batch_size=chosen.batch_size,
-    )
-
-
-def _expression(path: str) -> str:
-    first, *rest = path.split(".")
-    return f"pl.col({first!r})" + "".join(f".struct.field({name!r})" for name in rest)

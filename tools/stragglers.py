@@ -7,13 +7,13 @@ Batches are drawn from a length histogram, row by row; the same seed gives the s
 
 import dataclasses
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from fsdata.cores import usable_cores
 from fsdata.cost import CANDIDATES, CostModel, Polynomial, Power
 from fsdata.packing import pack
 from fsdata.packing.plan import straggler_share
@@ -188,13 +188,8 @@ def simulate_setting(samples: Samples, setting: Setting, *, methods: Sequence[st
 
 
 def method_options(method: str, setting: Setting) -> dict[str, Any]:
-    """What `pack` is given for a method: counts of `vbs` stay within a quarter of the batch size."""
-    if method == "vbs":
-        size = setting.batch_size
-        return {"method": method, "min_count": size * 3 // 4, "max_count": -(-size * 5 // 4)}
-    if method == "hierarchical":
-        return {"method": method, "ranks_per_node": setting.node}
-    return {"method": method}
+    """What `pack` is given for a method, as `fsdata.Balance` gives it: counts of `vbs` are free."""
+    return {"method": method, **({"ranks_per_node": setting.node} if method == "hierarchical" else {})}
 
 
 def _simulate_all(samples: Samples, tasks: Sequence[Task], progress: Progress | None) -> dict[Setting, dict[str, Any]]:
@@ -211,7 +206,7 @@ def _simulate_all(samples: Samples, tasks: Sequence[Task], progress: Progress | 
             progress.advance(rows=setting.samples * setting.steps)
         return point
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="freescale-straggler") as pool:
+    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="freescale-straggler") as pool:
         return dict(zip(order, pool.map(one, order), strict=True))
 
 

@@ -1,6 +1,5 @@
 """The files of one source, found and bound: decoding slices of them with retries and the policy for damage."""
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from fsdata.buffers import Pool
+from fsdata.cores import usable_cores
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 from fsdata.sources.batch_rows import wide_columns
 from fsdata.sources.bind import Kind, bind
@@ -75,7 +75,7 @@ class SourceFiles:
         self._seen: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         files = discover(source.path_list, source.filesystem)
-        at_once = threads or len(os.sched_getaffinity(0))
+        at_once = threads or usable_cores()
         self.footers = self._usable(
             read_footers(files, threads=at_once if files[0].local else max(at_once, _REMOTE_THREADS), retry=retry),
             [file.name for file in files],

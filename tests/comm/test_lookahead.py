@@ -1,8 +1,10 @@
 """One batch ahead: order of events, errors, loops left and started again, loaders that do not behave."""
 
+import copy
 import itertools
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookaheads import META, Flaky, Loader, Told, ahead
@@ -65,6 +67,23 @@ def test_length_is_the_loader_s():
     assert list(ahead(x for x in "ab")) == ["a", "b"]
     with pytest.raises(TypeError, match="has no len"):
         len(ahead(x for x in "ab"))
+
+
+def test_other_attributes_are_the_loader_s():
+    sampler = torch.utils.data.DistributedSampler(list(range(8)), num_replicas=2, rank=0, seed=1)
+    loader = torch.utils.data.DataLoader(list(range(8)), batch_size=2, sampler=sampler)
+    batches = ahead(loader)
+    assert (batches.sampler, batches.dataset, batches.batch_size) == (sampler, loader.dataset, 2)
+    for epoch in range(2):
+        batches.sampler.set_epoch(epoch)
+        assert torch.equal(torch.cat(list(batches)), torch.cat(list(loader)))
+        assert sampler.epoch == epoch
+    with pytest.raises(AttributeError, match="neither the lookahead nor its DataLoader has an attribute 'smapler'"):
+        batches.smapler  # noqa: B018
+    assert not hasattr(batches, "_iterator"), "only what is public"
+    assert copy.copy(batches).batch_size == 2
+    batches.close()
+    assert batches.sampler is sampler
 
 
 def test_a_loop_left_early_and_started_again_is_the_loader_s():

@@ -44,6 +44,16 @@ class PlainTo:
         return PlainTo(self.x.to(device))
 
 
+class InPlace:
+    """Its `to` returns nothing."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device, non_blocking=False):
+        self.x = self.x.to(device, non_blocking=non_blocking)
+
+
 def one() -> torch.Tensor:
     return torch.ones(2)
 
@@ -80,6 +90,16 @@ def test_batches_move_whole():
     assert isinstance(moved["default"], defaultdict)
     assert moved["default"]["x"].device == moved["ordered"]["x"].device == META
     assert batch["tensor"].device == batch["frozen"].x.device == count["x"].device == torch.device("cpu")
+
+
+def test_a_batch_that_moves_in_place():
+    batch = InPlace(one())
+    assert to_device(batch, META) is batch
+    assert batch.x.device == META
+    first, second = InPlace(one()), {"inside": InPlace(one())}
+    moved, _ = ahead([first, second], Told(), META)
+    assert moved is first
+    assert to_device(second, META)["inside"].x.device == META
 
 
 def test_what_is_not_understood_stays():

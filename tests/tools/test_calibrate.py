@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from freescale_tools.calibrate import advice, calibrate, explain, measured_straggler
+from freescale_tools.calibrate import advice, calibrate, doubt, explain, measured_straggler
 from freescale_tools.calibrate_read import parse_histogram, read_steps
 from freescale_tools.errors import UsageError
 from fscomm.meter_steps import BubbleReport, StepTimes
@@ -116,7 +116,8 @@ def test_warm_up_is_left_out(tmp_path):
     assert calibrate(steps)["r2"] < 0.5
     document = calibrate(steps, skip=1)
     assert (document["r2"], document["rows"]) == (pytest.approx(1), 22)
-    assert "R2 is" in " ".join(advice(calibrate(steps)))
+    assert "R2 is" in (doubt(calibrate(steps)) or "")
+    assert doubt(document) is None
 
 
 def test_a_slow_rank_is_named(tmp_path):
@@ -238,3 +239,15 @@ def test_command(tmp_path, call):
     for wrong in (("--ranks", 1), ("--skip", -1)):
         assert call(path, *wrong).exit_code == 2
     assert call(tmp_path / "none.csv").exit_code == 2
+
+
+def test_seconds_that_do_not_follow_from_lengths_are_a_finding(tmp_path, call):
+    random = np.random.default_rng(2)
+    lines = [f"{step},{rank},{random.uniform(1, 2)!r},{text_of(one)}" for (step, rank), one in batches().items()]
+    (tmp_path / "m.csv").write_text("\n".join(["step,rank,seconds,lengths", *lines]) + "\n")
+    done = call(tmp_path / "m.csv", "--json")
+    assert done.exit_code == 1, done.output
+    answer = json.loads(done.stdout)
+    assert answer["r2"] < 0.3
+    (finding,) = answer["findings"]
+    assert finding.startswith(f"R2 is {answer['r2']:.2f}, below 0.9: time does not follow from lengths alone")

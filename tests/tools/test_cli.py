@@ -1,5 +1,6 @@
 """What the command line accepts and refuses, and with which exit status."""
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -57,6 +58,41 @@ def test_demo_refuses_folders_without_sequences(tmp_path):
     assert (done.exit_code, "integer lists" in done.stderr) == (2, True)
     done = call("demo", "--data", tmp_path, "--sequence", "item_ids")
     assert (done.exit_code, "item_ids" in done.stderr) == (2, True)
+
+
+class Unreachable(fsspec.AbstractFileSystem):
+    """A store whose host does not answer; below `listed/` it lists a file that cannot be opened."""
+
+    protocol = "unreachable"
+
+    def info(self, path, **_):
+        if "listed" not in path:
+            raise OSError("AWS Error NETWORK_CONNECTION\nduring HeadBucket: no route to host")
+        return {"name": path, "type": "file", "size": 1000}
+
+    def _open(self, path, **_):
+        raise TimeoutError("no route to host")
+
+
+@pytest.mark.parametrize("path", ["unreachable://bucket/a.parquet", "unreachable://listed/a.parquet"])
+@pytest.mark.parametrize("command", ["profile", "collisions", "optimize", "check"])
+def test_a_store_that_cannot_be_reached_is_one_line_and_status_2(command, path, tmp_path):
+    fsspec.register_implementation("unreachable", Unreachable, clobber=True)
+    (tmp_path / "schema.toml").write_text('[schema]\ncontext = ["user_id"]\n')
+    options = {
+        "profile": ("--sequence", "items", "--out", tmp_path / "out"),
+        "collisions": ("--ids", "items", "--out", tmp_path / "out"),
+        "optimize": ("--out", tmp_path / "out"),
+        "check": ("--schema", tmp_path / "schema.toml"),
+    }
+    done = call(command, path, *options[command])
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "cannot be read" in line
+    assert "no route to host" in line
+    assert "credentials" in line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("command", [(), ("synth",), ("demo",)])

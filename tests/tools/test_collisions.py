@@ -280,6 +280,17 @@ def test_the_seed_decides(tmp_path):
     assert first["points"] != other["points"]
 
 
+def test_a_file_with_a_column_of_another_kind_is_left_out(tmp_path):
+    path = write(tmp_path / "a.parquet", HAND, at=[1] * 6)
+    write(tmp_path / "b.parquet", [["a"]], kind=pa.list_(pa.string()), at=[1])
+    write(tmp_path / "c.parquet", [[7]], at=["noon"])
+    settings = {**SETTINGS, "orders": ("file", "time"), "time": "at"}
+    found = estimate(open_files([str(tmp_path)]), "ids", **settings)
+    reasons = [(one["file"], one["rows"], one["reason"].split(";")[0]) for one in found["skipped"]]
+    assert reasons == [("b.parquet", 1, "ids is list<element: string>"), ("c.parquet", 1, "at is string")]
+    assert found["points"] == estimate(open_files([str(path)]), "ids", **settings)["points"]
+
+
 def test_refused(tmp_path):
     path = write(tmp_path / "a.parquet", HAND, words=["a"] * 6, floats=[[1.0]] * 6)
     with pytest.raises(UsageError, match=r"2 ranks x 2 samples are 8 rows, but only 6 rows could be read"):

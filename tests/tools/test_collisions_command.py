@@ -42,8 +42,8 @@ def test_tables_and_files(run, data, tmp_path):
     found = document["collisions"]
     assert (found["dim"], found["ranks"], found["batch_size"]) == (16, 4, 2)
     assert [point["order"] for point in found["points"] if point["axis"] == "order"] == ["file", "shuffled", "time"]
-    assert sorted(path.name for path in out.iterdir()) == ["collisions.json", "index.html"]
-    assert "collision" in (out / "index.html").read_text().lower()
+    assert sorted(path.name for path in out.iterdir()) == ["collisions.html", "collisions.json"]
+    assert "collision" in (out / "collisions.html").read_text().lower()
 
 
 def test_json_alone(run, data, tmp_path):

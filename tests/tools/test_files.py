@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale_tools.errors import UsageError
-from freescale_tools.scan.files import leaf, open_files
+from freescale_tools.scan.files import Misfit, leaf, open_files
 
 
 def write(path, **columns):
@@ -44,7 +44,7 @@ def test_leaves(tmp_path):
     assert (items.path, items.is_list, items.levels) == ("items.list.element", True, 3)
     assert inside.is_list
     assert leaf(footer, "item") is None
-    with pytest.raises(UsageError, match=r"struct has 2 leaf columns: name one of struct\.a"):
+    with pytest.raises(Misfit, match=r"struct has 2 leaf columns: name one of struct\.a"):
         leaf(footer, "struct")
-    with pytest.raises(UsageError, match="lists in lists"):
+    with pytest.raises(Misfit, match="lists in lists"):
         leaf(footer, "nested")

@@ -141,7 +141,7 @@ def test_what_is_no_sequence_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"a\.parquet: user is int64, one value per row"):
         profiled([tmp_path / "a.parquet"], "user")
     with pytest.raises(UsageError, match=r"b\.parquet: items is int64, one value per row"):
-        profiled([tmp_path / "a.parquet", tmp_path / "b.parquet"])
+        profiled([tmp_path / "b.parquet", tmp_path / "c.parquet"])
     with pytest.raises(UsageError, match=r"c\.parquet: items holds lists in lists"):
         profiled([tmp_path / "c.parquet"])
     with pytest.raises(UsageError, match=r"no file has a column 'item'; .*a\.parquet has items, user"):

@@ -29,9 +29,17 @@ def test_a_report_is_two_files(tmp_path, monkeypatch):
     monkeypatch.setattr("freescale_tools.report.page.render", lambda document: f"page of {document['kind']}")
     write_report({"kind": "profile", "counts": np.arange(2)}, tmp_path / "new" / "folder", "profile")
     found = {path.name: path.read_text() for path in (tmp_path / "new" / "folder").iterdir()}
-    assert found.keys() == {"profile.json", "index.html"}
+    assert found.keys() == {"profile.json", "profile.html"}
     assert json.loads(found["profile.json"]) == {"kind": "profile", "counts": [0, 1]}
-    assert found["index.html"] == "page of profile"
+    assert found["profile.html"] == "page of profile"
+
+
+def test_reports_of_several_commands_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("freescale_tools.report.page.render", lambda document: f"page of {document['kind']}")
+    for name in ("profile", "collisions", "simulation"):
+        write_report({"kind": name}, tmp_path, name)
+    pages = {path.name: path.read_text() for path in tmp_path.glob("*.html")}
+    assert pages == {f"{name}.html": f"page of {name}" for name in ("profile", "collisions", "simulation")}
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

@@ -65,6 +65,98 @@ def test_sentences_tell_the_figures_of_the_data():
     assert f"+{100 * gain[-1]['qps_gain']:.1f} % at 1,024" in aid
 
 
+def test_maps_of_one_quantity_share_their_colours():
+    grid = documents.grid()
+    maps = [
+        block.figure.data[0]
+        for (section, title), block in plots(documents.profile()).items()
+        if section == "stragglers" and "by ranks and longest history" in title
+    ]
+    assert len(maps) == 2
+    (low,), (high,) = ({getattr(one, end) for one in maps} for end in ("zmin", "zmax"))
+    shares = [
+        np.log10(max(100 * point["straggler"][method], 0.001))
+        for point in grid["points"]
+        if point["axis"] == "two-way"
+        for method in ("none", "fbs+swap")
+    ]
+    assert (low, high) == (pytest.approx(min(shares)), pytest.approx(max(shares)))
+    cells = [cell for one in maps for row in one.z for cell in row]
+    assert (min(cells), max(cells)) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ((0.0, 0.0), "is 0 at every point: no history outweighs a mean rank."),
+        ((0.0, 0.385), "mean rank; it is 38.5\u00a0% at most, with 64 ranks of 16 samples and histories of at most"),
+        ((0.02, 0.385), "outweighs a mean rank: 2.00\u00a0% at these settings, 38.5\u00a0% at most."),
+    ],
+)
+def test_the_introduction_tells_the_bound_of_the_data(bounds, said):
+    document = documents.profile()
+    default = document["stragglers"]["default"]
+    for point in document["stragglers"]["points"]:
+        point["lower_bound"] = 0.0
+        if all(point[key] == default[key] for key in default):
+            point["lower_bound"] = bounds[0]
+        if point["axis"] == "batch_size" and point["batch_size"] == 16:
+            point["lower_bound"] = bounds[1]
+    (section,) = [section for section in page_of(document).sections if section.id == "stragglers"]
+    assert said in section.intro
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "shown", "unit"),
+    [
+        (1_750_000_000, 3600, "2025-06-15T15:06:40", "UTC, from seconds since 1970"),
+        (1_750_000_000_000, 3_600_000, "2025-06-15T15:06:40", "UTC, from milliseconds since 1970"),
+        (1_750_000_000_000_000_000, 3600 * 10**9, "2025-06-15T15:06:40", "UTC, from nanoseconds since 1970"),
+        (7, 1, 7, "in the unit of the column"),
+        ("2025-06-15T15:06:40", None, "2025-06-15T15:06:40", "date"),
+    ],
+)
+def test_axes_of_time_say_their_unit(first, step, shown, unit):
+    document = documents.profile()
+    drift = document["sequences"]["item_ids"]["drift"]
+    for place, span in enumerate(drift):
+        span["from"] = first if step is None else first + place * step
+    block = plots(document)["lengths-0", "Length over time (events)"]
+    assert block.figure.data[0].x[0] == shown
+    assert block.figure.layout.xaxis.title.text == f"time of the rows ({unit})"
+    assert block.figure.layout.xaxis.tickformat == (",d" if shown == 7 else None), "thousands, not 1.75B"
+    assert f"({numbers.moment(shown)})" in block.aid
+
+
+def tiles(document):
+    return {tile.name: tile for section in page_of(document).sections[:1] for tile in section.blocks[0].tiles}
+
+
+def test_the_gain_is_at_ranks_that_the_rows_carry_and_over_torchrecs_pipeline():
+    for document in (documents.profile(), documents.simulate_result()):
+        points = {(point["ranks"], point["way"]): point for point in document["simulation"]["points"]}
+        found = tiles(document)
+        assert not any("1,024" in name for name in found)
+        gain = points[128, "all"]["qps"] / points[128, "sparse dist"]["qps"] - 1
+        assert found["QPS gain at 128 ranks"].value == numbers.signed(gain)
+        assert "over TrainPipelineSparseDist" in found["QPS gain at 128 ranks"].note
+    step = numbers.milliseconds(points[128, "sparse dist"]["step_ms"])
+    assert found["Step at 128 ranks"].note == f"instead of {step} with TrainPipelineSparseDist"
+    traces = plots(document)["steps", "QPS gain (%) by ranks"].figure.data
+    assert {trace.name: (trace.x[0], trace.x[-1]) for trace in traces} == {
+        "more ranks than the rows are enough for": (128, 1024),
+        "enough rows": (8, 128),
+    }
+    assert ("steps", "One step before: TrainPipelineSparseDist (ms by lane), 64 ranks") in plots(document)
+
+
+def test_rows_that_carry_no_simulated_number_of_ranks_give_no_gain():
+    document = documents.profile() | {"simulation": documents.simulation(carried=None)}
+    found = tiles(document)["QPS gain"]
+    assert (found.value, found.note[:46]) == ("not known", "The 83,000 rows are too few for 8 ranks of 128")
+    assert len(plots(document)["steps", "QPS gain (%) by ranks"].figure.data) == 1
+
+
 def test_every_method_and_the_bound_are_drawn_over_every_axis():
     grid = documents.grid()
     for axis, places in (("max_length", 7), ("ranks", 8), ("batch_size", 6)):

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from freescale_tools import profile_predictions
+from freescale_tools.carried import fitting
 from freescale_tools.commands.profile import profile as command
 from freescale_tools.errors import UsageError
 from freescale_tools.profile import Columns, Settings, full, quick
@@ -62,8 +63,8 @@ def test_one_command_writes_everything(tmp_path):
     assert printed.pop("findings") == []
     document = json.loads((out / "profile.json").read_text())
     assert document == printed
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "profile.json"]
-    assert "item_ids" in (out / "index.html").read_text()
+    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
+    assert "item_ids" in (out / "profile.html").read_text()
     assert (document["version"], document["kind"], document["mode"]) == (1, "profile", "full")
     assert (document["files"], document["rows"], document["paths"]) == (4, 2000, paths)
     assert list(document["sequences"]) == ["item_ids", "actions"]
@@ -81,7 +82,7 @@ def test_tables_for_people(folder, unpredicted, tmp_path):
     assert done.exit_code == 0, done.output
     for text in ("2 files", "8 rows", "Lengths", "Longest rows of items", "b.parquet", "nothing is predicted"):
         assert text in done.stdout
-    assert "index.html" in done.stdout
+    assert "profile.html" in done.stdout
 
 
 def test_quick_reads_footers_only(folder, tmp_path):
@@ -100,7 +101,7 @@ def test_quick_reads_footers_only(folder, tmp_path):
         {"file": "b.parquet", "rows": 5, "events": 11, "mean": 2.2},
     ]
     assert document["stragglers"] is document["recommended"] is document["collisions"] is document["simulation"] is None
-    assert (tmp_path / "out" / "index.html").stat().st_size > 1000
+    assert (tmp_path / "out" / "profile.html").stat().st_size > 1000
 
 
 def test_what_was_skipped_is_named_and_status_1(folder, unpredicted, tmp_path):
@@ -115,6 +116,27 @@ def test_what_was_skipped_is_named_and_status_1(folder, unpredicted, tmp_path):
         assert len(document["findings"]) == 3
         assert "e.parquet: no column items (2 rows left out)" in done.stderr
         assert document["sequences"]["items"]["rows"] == 8
+
+
+def test_a_file_with_a_column_of_another_kind_is_left_out(folder, tmp_path):
+    write(folder / "a.parquet", [[1, 2], [], [3]], at=pa.array([1, 2, 3]))
+    write(folder / "b.parquet", [[4], None, [5] * 7, [6, 6], [7]], at=pa.array([1.5] * 5))
+    pq.write_table(pa.table({"items": [1, 2], "at": [4, 5]}), folder / "0.parquet")
+    pq.write_table(pa.table({"items": [[[1]]], "at": [6]}), folder / "z.parquet")
+    options = ("--sequence", "items", "--out", tmp_path / "out", "--json", "--ranks", "2", "--batch-size", "2")
+    for more in ((), ("--quick",), ("--time", "at")):
+        done = call(folder, *options, *more)
+        assert done.exit_code == 1, done.output
+        document = json.loads(done.stdout)
+        left_out = {one["file"]: one["reason"] for one in document["skipped"] if one["file"] != "b.parquet"}
+        assert left_out == {
+            "0.parquet": "items is int64, one value per row; a sequence is a list column",
+            "z.parquet": "items holds lists in lists; a sequence is a list of numbers",
+        }
+        assert document["sequences"]["items"]["rows"] == 8
+        assert (document["recommended"] is None) == (more == ("--quick",))
+        assert more == ("--quick",) or document["collisions"]["rows"] == 8
+    assert "b.parquet: at is double; a time is an integer, a timestamp or a date (5 rows left out)" in done.stderr
 
 
 def refused():
@@ -144,11 +166,11 @@ def test_bad_usage_is_refused(arguments, message, tmp_path, monkeypatch):
 
 def test_nothing_half_written_where_writing_fails(folder, unpredicted, tmp_path):
     out = tmp_path / "out"
-    (out / "index.html").mkdir(parents=True)  # in the way
+    (out / "profile.html").mkdir(parents=True)  # in the way
     done = call(folder, "--sequence", "items", "--out", out)
     assert done.exit_code == 1
     assert "cannot write to" in done.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "profile.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
     json.loads((out / "profile.json").read_text())
 
 
@@ -178,10 +200,10 @@ def test_what_cannot_be_predicted_says_why(tmp_path):
 
 
 def test_collisions_fit_the_rows():
-    assert profile_predictions.fitting(100_000, 64, 128) == (64, 128)
-    assert profile_predictions.fitting(4_372, 64, 128) == (4, 128)
-    assert profile_predictions.fitting(100, 64, 128) == (1, 16)
-    assert profile_predictions.fitting(0, 64, 128) == (1, 1)
+    assert fitting(100_000, 64, 128) == (64, 128)
+    assert fitting(4_372, 64, 128) == (4, 128)
+    assert fitting(100, 64, 128) == (1, 16)
+    assert fitting(0, 64, 128) == (1, 1)
 
 
 def test_defaults_are_near_the_papers():

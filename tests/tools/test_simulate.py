@@ -62,7 +62,7 @@ def test_the_gain_grows_with_the_cluster(name, dim):
             dim=dim,
             stragglers={(ranks, "none"): expected_straggler(0.55, ranks=ranks), (ranks, "fbs+swap"): 0.0},
         )
-        found += gains(predict(load_hardware(name), load, ranks=[ranks], way_names=["plain", "all"]))
+        found += gains(predict(load_hardware(name), load, ranks=[ranks], way_names=["sparse dist", "all"]))
     values = [one["qps_gain"] for one in found]
     assert values == sorted(values)
     assert values[-1] > 1.5 * values[0] > 0
@@ -207,3 +207,16 @@ def test_profiles_without_lengths_are_refused(histogram):
     given["sequences"]["uih"]["histogram"] = histogram
     with pytest.raises(UsageError, match=r"no lengths of 'uih'.*without --quick"):
         simulate(given, H100)
+
+
+@pytest.mark.parametrize(("batch_size", "carried"), [(128, 16), (256, 8), (1024, None)])
+def test_gains_are_over_the_pipelined_loop_and_tell_which_ranks_the_rows_carry(batch_size, carried):
+    lengths = np.random.default_rng(0).lognormal(5, 1, 16_000).astype(np.int64)
+    data = profile(sequences={"uih": {"histogram": LengthHistogram.of(lengths).to_dict()}})
+    found = simulate(data, H100, ranks=(8, 16, 32), batch_size=batch_size)
+    assert found["carried"] == {"ranks": carried, "rows": 16_000, "batch_size": batch_size}
+    qps = {(point["ranks"], point["way"]): point["qps"] for point in found["points"]}
+    assert found["over"] == "sparse dist"
+    assert {one["ranks"]: one["qps_gain"] for one in found["gain"]} == {
+        ranks: qps[ranks, "all"] / qps[ranks, "sparse dist"] - 1 for ranks in (8, 16, 32)
+    }

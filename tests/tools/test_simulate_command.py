@@ -40,7 +40,7 @@ def test_it_writes_the_document_and_the_page_and_shows_tables(run, profile):
         assert text in done.stdout
     assert "Not compared with benchmarks/exposed.py" in done.stdout
     written = sorted(path.name for path in (profile.parents[1] / "there").iterdir())
-    assert written == ["index.html", "simulation.json"]
+    assert written == ["simulation.html", "simulation.json"]
 
 
 def test_json_carries_the_same_document_and_nothing_else(run, profile):

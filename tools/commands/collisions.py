@@ -48,7 +48,7 @@ def collisions(
     ] = None,
     pairs: Annotated[int, typer.Option(help="Pairs of batches to count at a point, at most.")] = 16,
     seed: Annotated[int, typer.Option(help="Of the shuffled order.")] = 0,
-    out: Annotated[Path, typer.Option(help="Gets collisions.json and index.html.")] = Path("freescale-report"),
+    out: Annotated[Path, typer.Option(help="Gets collisions.json and collisions.html.")] = Path("freescale-report"),
     json: Annotated[bool, typer.Option("--json", help="Print collisions.json instead of tables.")] = False,
 ) -> None:
     """Count the rows that consecutive global batches share, and predict the bytes that a step exchanges.
@@ -75,7 +75,7 @@ def collisions(
         document = _counted(terminal, paths, ids, settings)
         write_report(document, out, "collisions")
         _show(terminal, document["collisions"])
-        terminal.say(f"written to {out / 'index.html'} and {out / 'collisions.json'}")
+        terminal.say(f"written to {out / 'collisions.html'} and {out / 'collisions.json'}")
         terminal.result(document)
 
 

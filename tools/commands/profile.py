@@ -27,7 +27,7 @@ def profile(
         list[str], typer.Option(help="A list column of history events; may be given again. The first is simulated.")
     ],
     candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
-    out: Annotated[Path, typer.Option(help="Gets profile.json and index.html.")] = Path("freescale-report"),
+    out: Annotated[Path, typer.Option(help="Gets profile.json and profile.html.")] = Path("freescale-report"),
     quick: Annotated[bool, typer.Option("--quick", help="Footers only: rows, events, means, by file.")] = False,
     time: Annotated[
         str | None, typer.Option(help="The column with the time of a row, integers or timestamps: lengths over time.")
@@ -64,6 +64,7 @@ def profile(
 def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out: Path, engine_name: str | None) -> None:
     """`engine_name` is None for footers only."""
     from .. import profile as profiles
+    from ..collisions_arrays import check_ids
     from ..profile_tables import show
     from ..scan.columns import bind
     from ..scan.engines import REMOTE_THREADS, engine
@@ -71,7 +72,7 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
 
     files = open_files(paths)
     if settings.ids is not None:
-        bind(files, [settings.ids])  # refused now rather than after all lengths are read
+        bind(files, [settings.ids], check=check_ids)  # refused now rather than after all lengths are read
     if engine_name is None:
         found = profiles.quick(files, columns, paths=paths)
     else:
@@ -92,5 +93,5 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
     show(terminal, document)
     for note in notes:
         terminal.say(note)
-    terminal.say(f"written to {out / 'index.html'} and {out / 'profile.json'}")
+    terminal.say(f"written to {out / 'profile.html'} and {out / 'profile.json'}")
     terminal.result(document)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..carried import BATCHES
 from ..errors import UsageError
 from ..options import numbers
 from ..output import write_report
@@ -36,7 +37,7 @@ def simulate(
         Path | None,
         typer.Option(help=f"Results of benchmarks/exposed.py to predict too. Default: {BENCHMARK}, if it is there."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where simulation.json and index.html go.")] = Path("freescale-report"),
+    out: Annotated[Path, typer.Option(help="Where simulation.json and simulation.html go.")] = Path("freescale-report"),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Predict a training step with and without balancing, prioritized and SM-free communication, and what they bring.
@@ -49,7 +50,7 @@ def simulate(
         document = _simulated(profile, hardware, numbers(ranks, "--ranks"), chosen, validate)
         write_report(document, out, "simulation")
         _show(terminal, document["simulation"])
-        terminal.say(f"written: {out / 'simulation.json'}, {out / 'index.html'}")
+        terminal.say(f"written: {out / 'simulation.json'}, {out / 'simulation.html'}")
         terminal.result(document)
 
 
@@ -106,6 +107,7 @@ def _profile(path: Path) -> dict[str, Any]:
 
 
 def _show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
+    carried = simulation["carried"]
     terminal.table(
         f"A step on {simulation['hardware']['name']}, mean rank, ms",
         ["ranks", "way", "QPS", "step", "straggler", "exposed", "contention", "waits for data"],
@@ -122,9 +124,13 @@ def _show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
         ],
     )  # fmt: skip
     terminal.table(
-        "All together over plain",
-        ["ranks", "QPS gain"],
-        [[point["ranks"], f"{point['qps_gain']:+.1%}"] for point in simulation["gain"]],
+        "All together over TrainPipelineSparseDist",
+        ["ranks", "QPS gain", "enough rows"],
+        [
+            [point["ranks"], f"{point['qps_gain']:+.1%}", "yes" if point["ranks"] <= (carried["ranks"] or 0) else "no"]
+            for point in simulation["gain"]
+        ],
+        notes=[f"enough rows: the {carried['rows']:,} rows make at least {BATCHES} different global batches."],
     )
     terminal.table(
         "What this rests on",

@@ -101,13 +101,18 @@ def costs(grid: Document, points: Sequence[Document], *, key: str) -> go.Figure:
     return drawn
 
 
-def two_way(points: Sequence[Document], method: str) -> go.Figure:
-    """Straggler share of one method by ranks and longest history, as a map with the figures in it."""
+def two_way(points: Sequence[Document], method: str, *, beside: Sequence[str]) -> go.Figure:
+    """Straggler share of one method by ranks and longest history, as a map with the figures in it.
+
+    One colour stands for one share in the maps of all methods in `beside`.
+    """
     ranks = sorted({point["ranks"] for point in points})
     lengths = sorted({point["max_length"] for point in points})
     share = {(point["ranks"], point["max_length"]): point["straggler"].get(method) for point in points}
     cells = [[share.get((rank, length)) for length in lengths] for rank in ranks]
     percents = [[_percent(cell) for cell in row] for row in cells]
+    known = [_percent(point["straggler"].get(one)) for point in points for one in (method, *beside)]
+    colours = np.log10([cell for cell in known if cell is not None] or [LEAST_PERCENT])
     trace = go.Heatmap(
         x=[f"{length:,}" for length in lengths],
         y=[f"{rank:,}" for rank in ranks],
@@ -116,6 +121,8 @@ def two_way(points: Sequence[Document], method: str) -> go.Figure:
         texttemplate="%{text}",
         textfont={"size": 11, "color": theme.INK},
         colorscale=[[0, theme.AREA], [1, theme.DEEP]],
+        zmin=float(colours.min()),
+        zmax=float(colours.max()),
         showscale=False,
         xgap=2,
         ygap=2,

@@ -101,9 +101,10 @@ def distribution(sequence: Document, *, max_length: int | None) -> go.Figure:
 def drift(steps: Sequence[Document]) -> go.Figure:
     """Mean, median and P95 of the lengths over time."""
     shown = thinned(steps)
+    times, unit = numbers.dated([step["from"] for step in shown])
     traces = [
         go.Scatter(
-            x=[step["from"] for step in shown],
+            x=times,
             y=[step[key] or None for step in shown],
             name=name,
             mode="lines+markers",
@@ -118,7 +119,9 @@ def drift(steps: Sequence[Document]) -> go.Figure:
             ("median", "p50", theme.GREEN, "dot", "diamond"),
         )
     ]
-    drawn = theme.figure(traces, x="time", y="length of a row (events)")
+    drawn = theme.figure(traces, x=f"time of the rows ({unit})", y="length of a row (events)")
+    if isinstance(times[0], int):
+        drawn.update_xaxes(tickformat=",d")
     drawn.update_yaxes(type="log", tickformat=",~r", dtick="D2", nticks=6)
     return drawn
 

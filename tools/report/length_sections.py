@@ -7,7 +7,7 @@ import numpy as np
 
 from . import length_figures as figures
 from .blocks import Block, Plot, Section, Table
-from .numbers import count, many, moment, percent, short, times
+from .numbers import count, dated, many, moment, percent, short, times
 
 Document = Mapping[str, Any]
 
@@ -123,9 +123,10 @@ def _drift(steps: list[Document]) -> Iterator[Block]:
     if len(steps) < 2 or not any(step["mean"] for step in steps):
         return
     first, last = steps[0], steps[-1]
+    times_of_rows, _ = dated([step["from"] for step in steps])
     ends = (
-        f"from {count(first['mean'])} events ({moment(first['from'])}) to {count(last['mean'])} "
-        f"({moment(last['from'])}), P95 from {count(first['p95'])} to {count(last['p95'])}"
+        f"from {count(first['mean'])} events ({moment(times_of_rows[0])}) to {count(last['mean'])} "
+        f"({moment(times_of_rows[-1])}), P95 from {count(first['p95'])} to {count(last['p95'])}"
     )
     means = [step["mean"] for step in steps if step["mean"]]
     spread = f" The largest mean is {times(max(means) / min(means))} the smallest."

@@ -1,10 +1,14 @@
 """How figures are written on the page: thousands separators, three digits, units."""
 
+import datetime
 import re
+from collections.abc import Sequence
 from html import escape
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _LONGEST_NAME = 160
+_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
+_FIRST_DATE, _LAST_DATE = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC).timestamp() for year in (1990, 2100))
 
 
 def count(value: float | None) -> str:
@@ -85,6 +89,22 @@ def cost(model: str) -> str:
 def moment(label: object) -> str:
     """A date, or whatever stands for a time in the data."""
     return short(label).removesuffix("T00:00:00").replace("T", " ")
+
+
+def dated(labels: Sequence[int | str]) -> tuple[list[int | str], str]:
+    """Times as dates, and what they are: integers that lie in 1990 to 2100 in some unit count from 1970 in that unit.
+
+    Other integers stay as they are.
+    """
+    whole = [label for label in labels if isinstance(label, int)]
+    if len(whole) < len(labels):
+        return list(labels), "date"
+    for unit, per_second in _UNITS.items():
+        seconds = [value / per_second for value in whole]
+        if all(_FIRST_DATE <= value < _LAST_DATE for value in seconds):
+            dates = [datetime.datetime.fromtimestamp(value, datetime.UTC).replace(tzinfo=None) for value in seconds]
+            return [date.isoformat() for date in dates], f"UTC, from {unit} since 1970"
+    return list(whole), "in the unit of the column"
 
 
 def short(name: object) -> str:

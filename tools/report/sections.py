@@ -8,7 +8,7 @@ from .collision_sections import bytes_sent, collision_section
 from .figures import method_name
 from .length_sections import length_sections
 from .numbers import cost, count, many, milliseconds, percent, short, signed, size
-from .step_sections import ALL, PLAIN, assumptions, step_section, validation_section
+from .step_sections import ALL, PIPELINE, assumptions, enough_rows, step_section, validation_section
 from .straggler_sections import straggler_section
 
 Document = Mapping[str, Any]
@@ -128,29 +128,26 @@ def _collision_tiles(collisions: Document, *, brief: bool) -> Iterator[Tile]:
 
 
 def _step_tiles(simulation: Document, *, brief: bool) -> Iterator[Tile]:
-    gains = sorted(simulation["gain"], key=lambda point: point["ranks"])
-    if gains:
-        first, last = gains[0], gains[-1]
-        yield Tile(
-            name=f"QPS gain at {count(last['ranks'])} ranks",
-            value=signed(last["qps_gain"]),
-            note=f"{signed(first['qps_gain'])} at {count(first['ranks'])}; all remedies over the plain loop, simulated",
-        )
+    """At the largest number of ranks that the rows are enough for; beyond it the data says nothing."""
+    ranks, over = simulation["carried"]["ranks"], simulation["over"]
+    gain = {point["ranks"]: point["qps_gain"] for point in simulation["gain"]}.get(ranks)
+    if gain is not None:
+        note = f"all remedies over {PIPELINE}, simulated"
+        yield Tile(name=f"QPS gain at {count(ranks)} ranks", value=signed(gain), note=note)
+    elif ranks is None:
+        yield Tile(name="QPS gain", value="not known", note=enough_rows(simulation))
     if brief:
         return
-    most = max(point["ranks"] for point in simulation["points"])
+    at = {point["way"]: point for point in simulation["points"] if point["ranks"] == ranks}
+    if not {over, ALL} <= at.keys():
+        return
     for name, key in (("Step", "step_ms"), ("Exposed communication", "exposed_ms"), ("Straggler", "straggler_ms")):
-        ms = {
-            point["way"]: {**point["bubbles"], "step_ms": point["step_ms"]}[key]
-            for point in simulation["points"]
-            if point["ranks"] == most
-        }
-        if PLAIN in ms and ALL in ms:
-            yield Tile(
-                name=f"{name} at {count(most)} ranks",
-                value=milliseconds(ms[ALL]),
-                note=f"instead of {milliseconds(ms[PLAIN])} in the plain loop",
-            )
+        before, after = ({**at[way]["bubbles"], "step_ms": at[way]["step_ms"]}[key] for way in (over, ALL))
+        yield Tile(
+            name=f"{name} at {count(ranks)} ranks",
+            value=milliseconds(after),
+            note=f"instead of {milliseconds(before)} with {PIPELINE}",
+        )
 
 
 def _settings_section(advice: Document, grid: Document | None) -> Section:

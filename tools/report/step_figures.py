@@ -30,21 +30,29 @@ _CLASSES = {
 _LEAST_NAMED = 0.05  # a bar below this share of the plot's width has no room for its name
 
 
-def gain(gains: Sequence[Document]) -> go.Figure:
-    """QPS gain of all remedies together over the plain loop, by ranks."""
+def gain(gains: Sequence[Document], carried: int | None) -> go.Figure:
+    """QPS gain of all remedies together over TorchRec's pipeline, by ranks; dotted beyond those that rows carry."""
     ordered = sorted(gains, key=lambda point: point["ranks"])
     places = [point["ranks"] for point in ordered]
-    trace = go.Scatter(
-        x=places,
-        y=[100 * point["qps_gain"] for point in ordered],
-        mode="lines+markers",
-        line={"color": theme.BLUE, "width": 2.5},
-        marker={"size": 8},
-        text=[numbers.signed(point["qps_gain"]) for point in ordered],
-        hovertemplate="%{x:,} ranks: %{text}<extra></extra>",
-        showlegend=False,
-    )
-    drawn = theme.figure([trace], x="ranks", y="QPS gain over the plain loop (%)")
+    beyond = [point for point in ordered if point["ranks"] >= (carried or 0)]
+    traces = [
+        go.Scatter(
+            x=[point["ranks"] for point in own],
+            y=[100 * point["qps_gain"] for point in own],
+            name=name,
+            mode="lines+markers",
+            line={"color": color, "width": 2.5, "dash": dash},
+            marker={"size": 8},
+            text=[numbers.signed(point["qps_gain"]) for point in own],
+            hovertemplate="%{x:,} ranks: %{text}<extra></extra>",
+        )
+        for name, own, color, dash in (
+            ("more ranks than the rows are enough for", beyond, theme.GREY, "dot"),
+            ("enough rows", [point for point in ordered if point["ranks"] <= (carried or 0)], theme.BLUE, "solid"),
+        )
+        if own and own != ordered[-1:]
+    ]
+    drawn = theme.figure(traces, x="ranks", y="QPS gain over TrainPipelineSparseDist (%)")
     drawn.update_xaxes(**theme.named_ticks(places))
     drawn.update_yaxes(rangemode="tozero")
     return drawn

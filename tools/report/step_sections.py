@@ -9,76 +9,89 @@ from .numbers import count, milliseconds, number, percent, short, signed
 
 Document = Mapping[str, Any]
 
-PLAIN, ALL = "plain", "all"
+ALL = "all"
+PIPELINE = "TrainPipelineSparseDist"
 _USUAL_RANKS = 64
 _MEASURED = {"paper": "the paper", "benchmark": "the benchmark of exposed communication"}
 
 
 def step_section(simulation: Document, grid: Document | None) -> Section:
     """Gain and step time by ranks; bubbles and the timeline before and after, at one number of ranks."""
-    wanted = grid["default"]["ranks"] if grid else _USUAL_RANKS
+    wanted = min(grid["default"]["ranks"] if grid else _USUAL_RANKS, simulation["carried"]["ranks"] or 1)
     every = sorted({point["ranks"] for point in simulation["points"]})
     ranks = min(every, key=lambda one: abs(one - wanted))
     return Section(
         id="steps",
         title="A training step",
         intro=f"Simulated on {short(simulation['hardware']['name'])} from the lengths and collisions of the data; the "
-        "assumptions stand at the end of the page. Plain is the loop as it is, all is every remedy together.",
+        f"assumptions stand at the end of the page. Plain is a loop that does nothing ahead, {simulation['over']} is "
+        f"TorchRec's {PIPELINE}, all is every remedy together. {enough_rows(simulation)}",
         blocks=tuple(_blocks(simulation, ranks)),
     )
+
+
+def enough_rows(simulation: Document) -> str:
+    """For how many ranks the rows are enough."""
+    carried, first = simulation["carried"], min(point["ranks"] for point in simulation["points"])
+    rows, size = f"The {count(carried['rows'])} rows", f"ranks of {count(carried['batch_size'])} samples"
+    if carried["ranks"] is None:
+        return f"{rows} are too few for {count(first)} {size}: every batch would repeat them."
+    return f"{rows} are enough for {count(carried['ranks'])} {size}; batches of more ranks repeat them."
 
 
 def _blocks(simulation: Document, ranks: int) -> Iterator[Block]:
     points, ways = simulation["points"], simulation["ways"]
     at = [point for way in ways for point in points if point["ranks"] == ranks and point["way"] == way]
     if len(simulation["gain"]) > 1:
-        yield _gain(simulation["gain"])
+        yield _gain(simulation)
     if len({point["ranks"] for point in points}) > 1:
-        yield _steps(points, ways)
-    yield _bubbles(at, ranks)
-    yield from _timelines(at, ranks)
+        yield _steps(points, ways, ranks)
+    yield _bubbles(at, ranks, simulation["over"])
+    yield from _timelines(at, ranks, simulation["over"])
     yield _gain_table(simulation)
     yield _table(points)
 
 
-def _gain(gains: Sequence[Document]) -> Block:
-    ordered = sorted(gains, key=lambda point: point["ranks"])
-    first, last, most = ordered[0], ordered[-1], max(ordered, key=lambda point: point["qps_gain"])
-    peak = "" if most in (first, last) else f", at most {signed(most['qps_gain'])} at {count(most['ranks'])}"
+def _gain(simulation: Document) -> Block:
+    carried = simulation["carried"]["ranks"]
+    ordered = sorted(simulation["gain"], key=lambda point: point["ranks"])
+    said = [
+        f"{signed(point['qps_gain'])} at {count(point['ranks'])} ranks"
+        for point in ordered
+        if point in (ordered[0], ordered[-1]) or point["ranks"] == carried
+    ]
     return Plot(
         title="QPS gain (%) by ranks",
-        aid=f"Samples per second of all remedies over the plain loop: {signed(first['qps_gain'])} at "
-        f"{count(first['ranks'])} ranks, {signed(last['qps_gain'])} at {count(last['ranks'])}{peak}.",
-        figure=figures.gain(gains),
+        aid=f"Samples per second of all remedies over {PIPELINE}: {', '.join(said)}.",
+        figure=figures.gain(ordered, carried),
         half=True,
     )
 
 
-def _steps(points: Sequence[Document], ways: Sequence[str]) -> Block:
-    most = max(point["ranks"] for point in points)
-    at = {point["way"]: point for point in points if point["ranks"] == most}
+def _steps(points: Sequence[Document], ways: Sequence[str], ranks: int) -> Block:
+    at = {point["way"]: point for point in points if point["ranks"] == ranks}
     slowest, fastest = (choose(at.values(), key=lambda point: point["step_ms"]) for choose in (max, min))
     return Plot(
         title="Time of a step (ms) by ranks",
-        aid=f"At {count(most)} ranks a step takes {milliseconds(slowest['step_ms'])} ({slowest['way']}) to "
+        aid=f"At {count(ranks)} ranks a step takes {milliseconds(slowest['step_ms'])} ({slowest['way']}) to "
         f"{milliseconds(fastest['step_ms'])} ({fastest['way']}).",
         figure=figures.steps(points, ways),
         half=True,
     )
 
 
-def _bubbles(at: Sequence[Document], ranks: int) -> Block:
+def _bubbles(at: Sequence[Document], ranks: int, over: str) -> Block:
     return Plot(
         title=f"Idle time of a step (ms) by cause, {count(ranks)} ranks",
-        aid=_bubbles_aid(at),
+        aid=_bubbles_aid(at, over),
         figure=figures.bubbles(at),
         height=110 + 42 * len(at),
     )
 
 
-def _bubbles_aid(at: Sequence[Document]) -> str:
+def _bubbles_aid(at: Sequence[Document], over: str) -> str:
     known = {point["way"]: point for point in at}
-    first, last = known.get(PLAIN, at[0]), known.get(ALL, at[-1])
+    first, last = known.get(over, at[0]), known.get(ALL, at[-1])
     causes = ", ".join(
         f"{name} {milliseconds(first['bubbles'][key])} → {milliseconds(last['bubbles'][key])}"
         for key, name, _ in figures.BUBBLES
@@ -92,12 +105,12 @@ def _idle(point: Document) -> str:
     return f"{milliseconds(idle)} ({percent(share)} of the step)"
 
 
-def _timelines(at: Sequence[Document], ranks: int) -> Iterator[Block]:
+def _timelines(at: Sequence[Document], ranks: int, over: str) -> Iterator[Block]:
     known = {point["way"]: point for point in at}
-    shown = [known[way] for way in (PLAIN, ALL) if way in known] or list(at[:1])
+    shown = [known[way] for way in (over, ALL) if way in known] or list(at[:1])
     until = max(point["step_ms"] for point in shown)
     for point in shown:
-        name = {PLAIN: "before: the plain loop", ALL: "after: all remedies"}.get(point["way"], point["way"])
+        name = {over: f"before: {PIPELINE}", ALL: "after: all remedies"}.get(point["way"], point["way"])
         lanes = len({bar["lane"] for bar in point["timeline"]})
         yield Plot(
             title=f"One step {name} (ms by lane), {count(ranks)} ranks",
@@ -124,7 +137,7 @@ def _gain_table(simulation: Document) -> Table:
     gains = {point["ranks"]: point["qps_gain"] for point in simulation["gain"]}
     return Table(
         title="Samples per second of all ranks (QPS)",
-        columns=("Ranks", *ways, "gain, all over plain"),
+        columns=("Ranks", *ways, f"gain, all over {simulation['over']}"),
         rows=[
             (
                 count(one),

@@ -22,8 +22,8 @@ def straggler_section(grid: Document) -> Section:
         id="stragglers",
         title="Stragglers",
         intro="The straggler share is the part of a step that the mean rank spends waiting for the slowest one. Where "
-        f"nothing else is said: {_where(default, '')}. Axes are logarithmic, shares below 0.001 % are drawn there; no "
-        "plan with equal counts can beat the lower bound, because one history alone outweighs a mean rank.",
+        f"nothing else is said: {_where(default, '')}. Axes are logarithmic, shares below 0.001 % are drawn there. "
+        + _bound(grid),
         blocks=tuple(_blocks(grid)),
     )
 
@@ -52,9 +52,29 @@ def _blocks(grid: Document) -> Iterator[Block]:
     yield from _costs(grid)
     two_way = [point for point in grid["points"] if point["axis"] == "two-way"]
     method = best_method(two_way)
-    for name in (NONE, method) if two_way and method else ():
-        yield _two_way(two_way, str(name))
+    shown = [NONE, method] if two_way and method else []
+    for name in shown:
+        yield _two_way(two_way, name, shown)
     yield _table(grid)
+
+
+def _bound(grid: Document) -> str:
+    """What the lower bound says about this data."""
+    default = grid["default"]
+    usual = [point["lower_bound"] for point in grid["points"] if all(point[key] == default[key] for key in default)]
+    worst = max(grid["points"], key=lambda point: point["lower_bound"])
+    if 100 * worst["lower_bound"] < figures.LEAST_PERCENT:
+        return "The lower bound of plans with equal counts is 0 at every point: no history outweighs a mean rank."
+    if 100 * max(usual, default=0.0) >= figures.LEAST_PERCENT:
+        return (
+            "No plan with equal counts gets below the lower bound, because one history outweighs a mean rank: "
+            f"{percent(max(usual))} at these settings, {percent(worst['lower_bound'])} at most."
+        )
+    return (
+        "The lower bound of plans with equal counts is 0 at these settings, because no history outweighs a mean rank; "
+        f"it is {percent(worst['lower_bound'])} at most, with {count(worst['ranks'])} ranks of "
+        f"{count(worst['batch_size'])} samples and histories of at most {count(worst['max_length'])} events."
+    )
 
 
 def _where(default: Document, axis: str) -> str:
@@ -125,7 +145,7 @@ def _wrong_aid(wrong: Sequence[Document], right: Sequence[Document]) -> str:
     )
 
 
-def _two_way(points: Sequence[Document], method: str) -> Block:
+def _two_way(points: Sequence[Document], method: str, beside: Sequence[str]) -> Block:
     own = [point for point in points if point["straggler"].get(method) is not None]
     worst = max(own, key=lambda point: point["straggler"][method])
     name = "without balancing" if method == NONE else f"with {figures.method_name(method)}"
@@ -136,7 +156,7 @@ def _two_way(points: Sequence[Document], method: str) -> Block:
         title=f"Straggler share (%) {name}, by ranks and longest history",
         aid=f"Worst is {percent(worst['straggler'][method])}{ratio}, on {count(worst['ranks'])} ranks with histories "
         f"of up to {count(worst['max_length'])} events.",
-        figure=figures.two_way(points, method),
+        figure=figures.two_way(points, method, beside=beside),
         height=320,
         half=True,
     )

@@ -4,7 +4,7 @@ A row group is decoded in batches of 1.5 MiB, whatever its size: memory is bound
 reuses the pages that it has just given back.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from fsdata.sources.footers import Footer, Skipped, open_file
 from fsdata.sources.roles import plain
 
 from ..errors import UsageError
-from .files import FileSet, Leaf, leaf
+from .files import FileSet, Leaf, Misfit, leaf
 
 _BATCH_BYTES = 3 << 19  # decoded faster than larger ones: the memory is still in the cache
 _MAX_ROWS = 8192
@@ -25,6 +25,8 @@ _STREAM_BYTES = 1 << 20
 _REMOTE_STREAM_BYTES = 8 << 20
 _NAMED = 12
 
+Check = Callable[[Footer, str, Leaf], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
@@ -32,7 +34,7 @@ class Bound:
 
     Attributes:
         leaves: one dictionary per footer, column -> its leaf there, without those that the file lacks.
-        missing: one entry per file and column that it lacks.
+        missing: one entry per file and column that it lacks, or has as something else.
     """
 
     leaves: tuple[dict[str, Leaf], ...]
@@ -54,52 +56,68 @@ class Lengths:
 
 
 def bind_lists(files: FileSet, columns: Sequence[str]) -> Bound:
-    """Find list columns in all files.
+    """Find list columns in all files; raises as `bind`."""
+    return bind(files, columns, check=_check_list)
 
-    Raises UsageError for a column that no file has, or that is not a list in one of them.
+
+def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) -> Bound:
+    """Find columns in all files. One that is absent or of another kind in some files is left out there.
+
+    `check` raises Misfit for what cannot be used. Raises UsageError for a column that is of use in no file.
     """
-    bound = bind(files, columns)
-    for footer, leaves in zip(files.footers, bound.leaves, strict=True):
-        for column, found in leaves.items():
-            if not found.is_list:
-                raise UsageError(
-                    f"{footer.file.path}: {column} is {type_of(footer.schema, column)}, one value per row; "
-                    "a sequence is a list column"
-                )
-    return bound
-
-
-def bind(files: FileSet, columns: Sequence[str]) -> Bound:
-    """Find columns in all files; UsageError for one that no file has."""
     leaves: list[dict[str, Leaf]] = []
     missing = []
-    found: dict[str, Leaf | None] = {}
+    found: dict[str, Leaf | Misfit] = {}
     before: Footer | None = None
     for footer in files.footers:
         if before is None or not _same_leaves(footer, before, found.values()):
-            found = {column: leaf(footer, column) for column in columns}
+            found = {column: _find(footer, column, check) for column in columns}
         before = footer
-        leaves.append({column: place for column, place in found.items() if place is not None})
+        leaves.append({column: place for column, place in found.items() if isinstance(place, Leaf)})
         missing += [
-            Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=f"no column {column}")
-            for column, place in found.items()
-            if place is None
+            Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=str(place))
+            for place in found.values()
+            if isinstance(place, Misfit)
         ]
     for column in columns:
         if not any(column in one for one in leaves):
-            names = files.footers[0].schema.names
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            raise UsageError(
-                f"no file has a column {column!r}; {files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
-            )
+            raise UsageError(_of_no_use(files, column, check))
     return Bound(leaves=tuple(leaves), missing=tuple(missing))
 
 
-def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | None]) -> bool:
+def _find(footer: Footer, column: str, check: Check | None) -> Leaf | Misfit:
+    try:
+        place = leaf(footer, column)
+        if place is None:
+            return Misfit(f"no column {column}")
+        if check is not None:
+            check(footer, column, place)
+    except Misfit as misfit:
+        return misfit
+    return place
+
+
+def _check_list(footer: Footer, column: str, place: Leaf) -> None:
+    if not place.is_list:
+        raise Misfit(f"{column} is {type_of(footer.schema, column)}, one value per row; a sequence is a list column")
+
+
+def _of_no_use(files: FileSet, column: str, check: Check | None) -> str:
+    """Why, from the first file that has the column at all."""
+    for footer in files.footers:
+        found = _find(footer, column, check)
+        if str(found) != f"no column {column}":
+            return f"{footer.file.path}: {found}"
+    names = files.footers[0].schema.names
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"no file has a column {column!r}; {files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
+
+
+def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | Misfit]) -> bool:
     """Whether leaves of one file are those of another. Names inside lists differ where Arrow's types do not."""
     schema = footer.metadata.schema
     return footer.schema.equals(before.schema) and all(
-        place is None or schema.column(place.index).path == place.path for place in found
+        isinstance(place, Misfit) or schema.column(place.index).path == place.path for place in found
     )
 
 

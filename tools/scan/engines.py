@@ -2,11 +2,12 @@
 
 import collections
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from fsdata.cores import usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,7 +43,7 @@ class Local:
     """Threads of this process."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self.workers = threads or len(os.sched_getaffinity(0))
+        self.workers = threads or usable_cores()
 
     def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
         """See `Engine.run`."""

@@ -1,17 +1,25 @@
 """The Parquet files that a command is about: found, footers read, unreadable ones named."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pyarrow as pa
+
+from fsdata.cores import usable_cores
 from fsdata.errors import CorruptFileError, SchemaError
-from fsdata.sources.discover import discover
+from fsdata.sources.discover import FileRef, discover
 from fsdata.sources.footers import Footer, Skipped, read_footers
 from fsdata.sources.retry import Retry
 
 from ..errors import UsageError
 
 _REMOTE_THREADS = 16  # footers of remote files are waited for, not computed
+_NAMED = 3
+
+
+class Misfit(Exception):
+    """Why a column of one file cannot be used; other files may have it as it is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,35 +60,46 @@ class Leaf:
     levels: int
 
 
-def open_files(paths: Sequence[str], *, threads: int | None = None) -> FileSet:
+def open_files(paths: Sequence[str]) -> FileSet:
     """Find `paths` (files, globs, folders, hive partitions, URLs) and read all footers.
 
-    Raises UsageError where a path stands for nothing, or no file at all is readable.
+    Raises UsageError as `read_files`, and where no file at all is readable.
     """
-    try:
-        files = discover(paths, None)
-    except (FileNotFoundError, SchemaError) as error:
-        raise UsageError(str(error)) from error
-    at_once = threads or len(os.sched_getaffinity(0))
-    try:
-        answers = read_footers(files, threads=at_once if files[0].local else _REMOTE_THREADS, retry=Retry())
-    except OSError as error:
-        raise UsageError(str(error)) from error
-    footers = tuple(answer for answer in answers if isinstance(answer, Footer))
+    found = read_files(paths)
+    footers = tuple(answer for _, answer in found if isinstance(answer, Footer))
     skipped = tuple(
         Skipped(file=file.name, row_group=None, rows=0, reason=str(answer))
-        for file, answer in zip(files, answers, strict=True)
+        for file, answer in found
         if isinstance(answer, CorruptFileError)
     )
     if not footers:
-        raise UsageError(f"none of {len(files)} files is readable: {skipped[0].reason}")
+        raise UsageError(f"none of {len(found)} files is readable: {skipped[0].reason}")
     return FileSet(footers=footers, skipped=skipped)
+
+
+def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileRef, Footer | CorruptFileError]]:
+    """The files that `paths` stand for, each with its footer, or why it has none.
+
+    Raises UsageError where a path stands for nothing, and where a store or a file cannot be reached.
+    """
+    try:
+        files = discover(paths, filesystem)
+        threads = usable_cores() if files[0].local else _REMOTE_THREADS
+        return list(zip(files, read_footers(files, threads=threads, retry=Retry()), strict=True))
+    except (FileNotFoundError, SchemaError) as error:
+        raise UsageError(str(error)) from error
+    except (OSError, pa.ArrowException) as error:
+        names = ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(
+            f"{names} cannot be read: {reason}. Check the address, the network, the credentials and the permissions"
+        ) from error
 
 
 def leaf(footer: Footer, column: str) -> Leaf | None:
     """The leaf of `column` (a top-level name, or a dotted path inside structs) in this file; None if it is not there.
 
-    Raises UsageError for a column with several leaves (a struct, a list of structs) or with lists in lists.
+    Raises Misfit for a column with several leaves (a struct, a list of structs) or with lists in lists.
     """
     schema = footer.metadata.schema
     found = [
@@ -92,8 +111,8 @@ def leaf(footer: Footer, column: str) -> Leaf | None:
         return None
     if len(found) > 1:
         paths = ", ".join(schema.column(index).path for index in found[:5])
-        raise UsageError(f"{footer.file.path}: {column} has {len(found)} leaf columns: name one of {paths}")
+        raise Misfit(f"{column} has {len(found)} leaf columns: name one of {paths}")
     one = schema.column(found[0])
     if one.max_repetition_level > 1:
-        raise UsageError(f"{footer.file.path}: {column} holds lists in lists; a sequence is a list of numbers")
+        raise Misfit(f"{column} holds lists in lists; a sequence is a list of numbers")
     return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1, levels=one.max_definition_level)

@@ -12,7 +12,7 @@ from fsdata.sources.footers import Footer
 
 from ..errors import UsageError
 from .columns import Bound, Reader, bind, type_of, whole_numbers
-from .files import FileSet, Leaf
+from .files import FileSet, Leaf, Misfit
 
 SPANS = 20
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -48,10 +48,10 @@ class Spans:
 def time_spans(files: FileSet, column: str, *, spans: int = SPANS) -> tuple[Spans, Bound]:
     """Spans of about equally many rows if times are spread evenly inside each row group; and what `bind` found.
 
-    Reads the column only in row groups without statistics. Raises UsageError where it is not there, is no time, or
+    Reads the column only in row groups without statistics. Raises UsageError where no file has it as a time, or it
     holds times in some files and numbers in others.
     """
-    bound = bind(files, [column])
+    bound = bind(files, [column], check=_check_time)
     calendar = {
         _is_calendar(footer, column)
         for footer, leaves in zip(files.footers, bound.leaves, strict=True)
@@ -94,13 +94,15 @@ def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray
     return np.array([first, *edges[(edges > first) & (edges < last)].tolist(), last])
 
 
+def _check_time(footer: Footer, column: str, _: Leaf) -> None:
+    kind = type_of(footer.schema, column)
+    if not (_is_calendar(footer, column) or pa.types.is_integer(kind)):
+        raise Misfit(f"{column} is {kind}; a time is an integer, a timestamp or a date")
+
+
 def _is_calendar(footer: Footer, column: str) -> bool:
     kind = type_of(footer.schema, column)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return True
-    if pa.types.is_integer(kind):
-        return False
-    raise UsageError(f"{footer.file.path}: {column} is {kind}; a time is an integer, a timestamp or a date")
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
 def _ranges(footer: Footer, column: str, place: Leaf) -> Iterable[tuple[int, int, int]]:

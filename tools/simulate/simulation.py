@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..carried import most_carried
 from ..errors import UsageError
 from .durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
 from .hardware import Hardware
-from .step import PARTS, WAYS, timeline
+from .step import PARTS, PIPELINED, WAYS, timeline
 from .workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
 
 RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -28,7 +29,8 @@ def simulate(
 
     What is not given comes from the profile: its first sequence, the recommended maximum length, the grid's batch size;
     `way_names`: some of WAYS, all by default. Times are milliseconds per step, `qps` samples of all ranks per second,
-    `qps_gain` of `all` over `plain` as a share (0.5: half as many again), where both are asked for.
+    `qps_gain` of `all` over `over` (TorchRec's pipelined loop) as a share (0.5: half as many again), where both are
+    asked for. `carried`: the largest of `ranks` that the rows of the profile are enough for, or None.
 
     Raises UsageError on a profile without lengths, on unknown ways and sequences, and on numbers out of range.
     """
@@ -43,6 +45,7 @@ def simulate(
             raise UsageError(f"{name} = {value}: 1 or more is needed")
     counts = sorted(set(ranks))
     choice = choose(profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim)
+    rows = sum(profile["sequences"][choice.sequence]["histogram"]["counts"])
     load = workload(profile, choice, ranks=counts, seed=seed)
     points = predict(hardware, load, ranks=counts, way_names=wanted)
     return {
@@ -53,7 +56,13 @@ def simulate(
         "ways": [name for name in names if name in wanted],
         "points": points,
         "validation": None,
+        "over": PIPELINED,
         "gain": gains(points),
+        "carried": {
+            "ranks": most_carried(rows, counts, choice.batch_size),
+            "rows": rows,
+            "batch_size": choice.batch_size,
+        },
     }
 
 
@@ -72,12 +81,12 @@ def predict(
 
 
 def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """QPS of `all` over `plain`, as a share, by ranks."""
+    """QPS of `all` over TorchRec's pipelined loop, as a share, by ranks."""
     qps = {(point["ranks"], point["way"]): point["qps"] for point in points}
     return [
-        {"ranks": ranks, "qps_gain": qps[ranks, "all"] / qps[ranks, "plain"] - 1}
+        {"ranks": ranks, "qps_gain": qps[ranks, "all"] / qps[ranks, PIPELINED] - 1}
         for ranks, way in qps
-        if way == "all" and (ranks, "plain") in qps
+        if way == "all" and (ranks, PIPELINED) in qps
     ]
 
 

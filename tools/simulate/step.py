@@ -33,9 +33,12 @@ class Way:
     """Exchanges that overlap with compute leave the streaming multiprocessors alone; others run over NCCL."""
 
 
+PIPELINED = "sparse dist"
+"""What gains are measured against: TorchRec's TrainPipelineSparseDist."""
+
 WAYS = (
     Way(name="plain"),
-    Way(name="sparse dist", ids_ahead=True),
+    Way(name=PIPELINED, ids_ahead=True),
     Way(name="balanced", balanced=True),
     Way(name="prioritized", ids_ahead=True, prioritized=True),
     Way(name="sm-free", ids_ahead=True, prioritized=True, sm_free=True),
