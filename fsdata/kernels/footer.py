@@ -111,6 +111,14 @@ def _after(raw, at, kind):
     """Where a value ends. Not recursive: numba cannot keep a function that calls itself in its cache."""
     if kind < _LIST:
         return _after_scalar(raw, at, kind)
+    if kind in (_LIST, _SET):  # mostly of scalars, which need no memory
+        count, inner, begin = _items(raw, at)
+        if 2 < inner < _LIST:
+            for _ in range(count):
+                if begin >= len(raw):
+                    break
+                begin = _after_scalar(raw, begin, inner)
+            return begin
     inside = np.empty((_DEPTH, 2), np.int64)  # kind of the elements (-1: fields of a struct), how many are to come
     depth = 0
     while True:

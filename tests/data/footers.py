@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import thrift
-from thrift import Struct
+import compact_thrift as thrift
+from compact_thrift import Struct
 
 
 def footer_of(raw: bytes) -> Struct:
@@ -27,6 +27,17 @@ def change(path: Path, edit) -> Path:
     footer = footer_of(raw)
     edit(footer)
     path.write_bytes(with_footer(raw, footer))
+    return path
+
+
+def change_page(path: Path, at: int, edit) -> Path:
+    """Let `edit` change the page header at `at` in a file of one column chunk."""
+    raw = path.read_bytes()
+    header, end = thrift.read_struct(raw, at)
+    edit(header)
+    new, footer = thrift.write_struct(header), footer_of(raw)
+    chunk(footer, 0, 0)[7] += len(new) - (end - at)
+    path.write_bytes(with_footer(raw[:at] + new + raw[end:], footer))
     return path
 
 

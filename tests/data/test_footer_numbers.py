@@ -3,11 +3,11 @@
 import contextlib
 import copy
 
+import compact_thrift as thrift
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import thrift
 from footers import change, chunk, footer_of, with_footer
 from parquet import lists, opened, read, read_all, write
 
