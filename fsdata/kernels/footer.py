@@ -175,14 +175,14 @@ def _leaves(raw, at):
         at = _element(raw, at, one)
         repetition, definition = 0, 0
         if position:
-            while depth and open_groups[depth - 1, 0] == 0:
+            while depth and open_groups[depth - 1, 0] <= 0:
                 depth -= 1
             if depth:
                 open_groups[depth - 1, 0] -= 1
                 repetition, definition = open_groups[depth - 1, 1], open_groups[depth - 1, 2]
             repetition += one[1] == 2
-            definition += one[1] != 0
-        if one[0] < 0 or one[2] > 0:
+            definition += one[1] == 1 or one[1] == 2  # pyarrow counts so, whatever else is there
+        if one[0] < 0 or one[2] != 0:
             open_groups[depth, 0], open_groups[depth, 1], open_groups[depth, 2] = one[2], repetition, definition
             depth += 1
         else:

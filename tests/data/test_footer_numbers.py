@@ -35,6 +35,7 @@ USER, ITEMS, PRICE, NAME = range(4)
 WRONG = {
     "repetition levels": (lambda f: chunk(f, 1, ITEMS)[16][2].values.append(1), "group 1, leaf column 1: a histogram"),
     "definition levels": (lambda f: chunk(f, 0, NAME)[16][3].values.append(1), "3 definition levels for 2"),
+    "levels of the schema": (lambda f: f[2].values[6].put(3, thrift.I32, 77), "2 definition levels for 1"),
     "bytes of numbers": (lambda f: chunk(f, 0, USER)[16].put(1, thrift.I64, 5), "byte arrays in a column"),
     "short least value": (lambda f: chunk(f, 2, USER)[12].put(6, thrift.BINARY, b"abc"), "3 bytes for a type of 8"),
     "empty greatest value": (lambda f: chunk(f, 2, PRICE)[12].put(1, thrift.BINARY, b""), "0 bytes for a type of 4"),
