@@ -13,6 +13,7 @@ from user_files import USERS, found, users
 from fsdata import Schema
 from fsdata.errors import SchemaError
 from fsdata.sources import ParquetSource
+from fsdata.sources.batch_rows import wide_columns
 from fsdata.sources.discover import _resolve
 
 
@@ -186,6 +187,24 @@ def test_partitions_are_columns(tmp_path):
     assert column(samples, "country") == [[12], [7]]
     assert column(samples, "weekday") == [[1], [1]]
     assert column(samples, "dense") == [[12.0], [7.0]]
+
+
+def test_partitions_make_kinds_of_files_only_where_they_are_read(tmp_path, monkeypatch):
+    for day in range(30):
+        users(tmp_path, f"day={day:02}/a.parquet", day)
+    asked = []
+    plain = wide_columns
+    monkeypatch.setattr("fsdata.sources.files.wide_columns", lambda *given: asked.append(given) or plain(*given))
+    handle, layout = opened(ParquetSource(tmp_path), USERS)
+    assert column(read_all(handle, layout), "user") == [[day] for day in range(30)]
+    assert len(handle._files.kinds) == 1
+    odd = pl.col("day") % 2 == 1
+    assert found(tmp_path, filter=odd) == list(range(1, 30, 2))
+    asked.clear()
+    handle, layout = opened(ParquetSource(tmp_path), Schema(context=("user", "day")))
+    assert column(read_all(handle, layout), "day") == [[day] for day in range(30)]
+    assert len(handle._files.kinds) == 30
+    assert len(asked) == 3  # not once for every kind, but once for every reader: times, kept times, samples
 
 
 def test_a_text_partition_needs_an_expression(tmp_path):
