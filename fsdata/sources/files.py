@@ -113,8 +113,8 @@ class SourceFiles:
         roots = {name: expressions.roots(expression) for name, expression in exprs.items()}
         filter_roots = () if condition is None else expressions.roots(condition)
         plans = [plan_slices(kind, places, filter_roots=filter_roots, roots=roots) for kind in kinds]
-        footers = dict(zip(reversed(self._kind_of), reversed(self.footers), strict=True))  # the first of each kind
-        wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}  # kinds differ in partitions more than in columns
+        footers = dict(zip(reversed(self._kind_of), reversed(self.footers), strict=True))  # the first of a kind
+        wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
         keys = [(id(kind.schema), plan.read) for kind, plan in zip(kinds, plans, strict=True)]
         for number, key in enumerate(keys):
             if key not in wide:
