@@ -28,6 +28,7 @@ from fsdata.sources import ParquetSource
 from fsdata.sources.open_source import open_source
 from fsdata.state import Progress, from_state, to_state
 from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
+from fsdata.turn import Turn
 from fsranks.place import Meeting, resolve
 
 _GRACE_S = 5.0
@@ -40,9 +41,9 @@ _NO_GROUP = (
 class FreeScaleDataLoader:
     """Iterates over batches of Parquet rows, each rank its share, every row once per epoch.
 
-    Each `iter()` is the next epoch. At every step all ranks deliver `batch_size` samples from about the same place of
-    the data; the last global batch is dealt out evenly. With `balance` the samples of a global batch are then moved
-    between the ranks so that all have the same work.
+    Each `iter()` is the next epoch, and ends the iterator before it. At every step all ranks deliver `batch_size`
+    samples from about the same place of the data; the last global batch is dealt out evenly. With `balance` the
+    samples of a global batch are then moved between the ranks so that all have the same work.
 
     Args:
         sources: one or several `ParquetSource`.
@@ -73,6 +74,7 @@ class FreeScaleDataLoader:
         MismatchError: ranks have different files, arguments or versions.
         DataError, CorruptFileError: at the batch concerned, naming file, row group and row.
         PeerError: another rank failed, left or did not answer, naming it.
+        RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ class FreeScaleDataLoader:
             meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)})
         self._exchange: StepExchange | None = None
         self._planner: StepPlanner | None = None
+        self._turn = Turn()
         if needs_peers:
+            self._turn.settle()
             self._exchange = StepExchange(self._place, timeout_s=balance.timeout_s if balance else timeout_s)
             self._planner = StepPlanner(balance, self._place.world_size) if balance else None
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
@@ -139,12 +143,13 @@ class FreeScaleDataLoader:
     def __iter__(self) -> Iterator[Batch]:
         if self._closed:
             raise RuntimeError("this loader was closed; make a new one")
+        turn = self._turn.take()
         self._end_steps()
         loaded, self._loaded = self._loaded, None
         progress = loaded or Progress.start(self._next_epoch, self._place.world_size, self._progress.tuning)
         self._next_epoch = progress.epoch + 1
         self._progress = progress
-        return self._epoch(progress, resumed=loaded is not None)
+        return self._epoch(progress, turn, resumed=loaded is not None)
 
     def __len__(self) -> int:
         """Steps of a whole epoch; an upper bound where rows can drop out while reading."""
@@ -217,22 +222,29 @@ class FreeScaleDataLoader:
         if self._closed:
             return
         self._closed = True
+        if self._turn.forked:
+            return  # threads, files and connections are those of the other process
         self._end_steps(_GRACE_S)
         self._executor.shutdown(cancel_futures=True)
         self._data.close()
         if self._exchange is not None:
             self._exchange.close()
 
-    def _epoch(self, progress: Progress, resumed: bool) -> Iterator[Batch]:
+    def _epoch(self, progress: Progress, turn: object, resumed: bool) -> Iterator[Batch]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
         yielded = False
+        self._turn.check_process()
+        self._turn.check(turn)
+        self._turn.settle()
         self._steps = self._make_steps(progress)
         self._ahead = ahead = Ahead(self._steps.next, depth=self._options.prefetch, pin=self._options.pin)
         for batch, self._progress in ahead:
             yielded = True
             yield batch
+            self._turn.check_process()
+        self._turn.check(turn)
         if self._ahead is not ahead:
-            return  # another iter() took over
+            return  # closed, or a state was loaded
         self._end_steps()
         self._progress = Progress.start(progress.epoch + 1, self._place.world_size, self._progress.tuning)
         if resumed and not yielded:
@@ -243,6 +255,7 @@ class FreeScaleDataLoader:
 
         Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
         """
+        self._turn.check_process()
         steps, ahead = self._steps, self._ahead
         self._steps = self._ahead = None
         if steps is None or ahead is None:
