@@ -27,7 +27,8 @@ class Balance:
     Args:
         method: see `fsdata.pack`. All but `vbs` and `vbs-contiguous` give every rank the same number of samples, to
             within one.
-        cost: lengths -> cost of every sample.
+        cost: lengths -> cost of every sample. Where nothing has a cost, as without sequences, ranks get the same number
+            of candidates or, without those, of samples.
         max_tokens: cap on the elements (of all sequences and candidates together) of one rank, against out of memory.
         ranks_per_node: for `hierarchical`.
         autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
@@ -97,7 +98,10 @@ class StepPlanner:
     def __call__(self, batch: GlobalBatch) -> Assignment:
         """Raises ValueError where no plan keeps `max_tokens` (naming the longest sample) or AutoTune has no reports."""
         balance, tune = self._balance, self._tune
-        cost, tokens = np.asarray(balance.cost(batch.lengths)), _tokens(batch)
+        tokens = _tokens(batch)
+        cost = np.asarray(balance.cost(batch.lengths)) if batch.lengths else tokens
+        if not cost.any():
+            cost = tokens  # no histories: what is left is to give all ranks as many candidates, or samples
         _check_fits(tokens, batch, balance.max_tokens)
         speed = None
         if tune is not None:

@@ -30,14 +30,11 @@ from fsdata.sources import ParquetSource
 from fsdata.sources.open_source import open_source
 from fsdata.state import Progress, from_state, to_state
 from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
+from fsdata.turn import Turn
 from fsranks.place import Meeting, resolve
 
 _GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"
-_TAKEN_OVER = (
-    "this iterator has ended: another iter() of the same loader began, and a loader reads one epoch at a time. Make a "
-    "second loader to read twice at once"
-)
 _NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
 _NOT_INITIALIZED = (
     "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
@@ -51,9 +48,9 @@ _OTHER_RANKS = (
 class FreeScaleDataLoader:
     """Iterates over batches of Parquet rows, each rank its share, every row once per epoch.
 
-    Each `iter()` is the next epoch and ends the one before. At every step all ranks deliver `batch_size` samples from
-    about the same place of the data; the last global batch is dealt out evenly. With `balance` the samples of a global
-    batch are then moved between the ranks so that all have the same work.
+    Each `iter()` is the next epoch, and ends the iterator before it. At every step all ranks deliver `batch_size`
+    samples from about the same place of the data; the last global batch is dealt out evenly. With `balance` the
+    samples of a global batch are then moved between the ranks so that all have the same work.
 
     Args:
         sources: one or several `ParquetSource`.
@@ -87,6 +84,7 @@ class FreeScaleDataLoader:
         MismatchError: ranks have different files, arguments or versions.
         DataError, CorruptFileError: at the batch concerned, naming file, row group and row.
         PeerError: another rank failed, left or did not answer, naming it.
+        RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
     """
 
     def __init__(
@@ -144,7 +142,9 @@ class FreeScaleDataLoader:
             meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)})
         self._exchange: StepExchange | None = None
         self._planner: StepPlanner | None = None
+        self._turn = Turn()
         if needs_peers:
+            self._turn.settle()
             self._exchange = StepExchange(
                 self._place, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
             )
@@ -152,7 +152,6 @@ class FreeScaleDataLoader:
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._place.world_size)
         self._next_epoch = 0
-        self._turn = 0  # counts iter(): the last one reads, those before it have ended
         self._loaded: Progress | None = None
         self._steps: Steps | None = None
         self._ahead: Ahead[tuple[Batch, Progress]] | None = None
@@ -162,13 +161,13 @@ class FreeScaleDataLoader:
     def __iter__(self) -> Iterator[Batch]:
         if self._closed:
             raise RuntimeError(_CLOSED)
+        turn = self._turn.take()
         self._end_steps()
         loaded, self._loaded = self._loaded, None
         progress = loaded or Progress.start(self._next_epoch, self._place.world_size, self._progress.tuning)
         self._next_epoch = progress.epoch + 1
         self._progress = progress
-        self._turn += 1
-        return self._epoch(progress, self._turn, resumed=loaded is not None)
+        return self._epoch(progress, turn, resumed=loaded is not None)
 
     def __len__(self) -> int:
         """Steps of a whole epoch; an upper bound where rows can drop out while reading."""
@@ -241,24 +240,29 @@ class FreeScaleDataLoader:
         if self._closed:
             return
         self._closed = True
+        if self._turn.forked:
+            return  # threads, files and connections are those of the other process
         self._end_steps(_GRACE_S)
         self._executor.shutdown(cancel_futures=True)
         self._data.close()
         if self._exchange is not None:
             self._exchange.close()
 
-    def _epoch(self, progress: Progress, turn: int, *, resumed: bool) -> Iterator[Batch]:
+    def _epoch(self, progress: Progress, turn: object, *, resumed: bool) -> Iterator[Batch]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
-        if turn != self._turn or self._closed:
-            raise RuntimeError(_CLOSED if self._closed else _TAKEN_OVER)
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         yielded = False
+        self._turn.check_process()
+        self._turn.check(turn)
+        self._turn.settle()
         self._steps = self._make_steps(progress)
         self._ahead = ahead = Ahead(self._steps.next, depth=self._options.prefetch, pin=self._options.pin)
         for batch, self._progress in ahead:
             yielded = True
             yield batch
-        if turn != self._turn:
-            raise RuntimeError(_TAKEN_OVER)
+            self._turn.check_process()
+        self._turn.check(turn)
         if self._ahead is not ahead:
             return  # closed, or a state was loaded
         self._end_steps()
@@ -271,6 +275,7 @@ class FreeScaleDataLoader:
 
         Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
         """
+        self._turn.check_process()
         steps, ahead = self._steps, self._ahead
         self._steps = self._ahead = None
         if steps is None or ahead is None:

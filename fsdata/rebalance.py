@@ -18,6 +18,7 @@ from fsdata.prefetch import Ahead
 from fsdata.rebalance_steps import Last, Made, RebalanceSteps, Source
 from fsdata.redistribute import StepExchange
 from fsdata.tensor_tree import Measure
+from fsdata.turn import Turn
 from fsranks.place import Meeting, resolve
 
 BatchT = TypeVar("BatchT")
@@ -58,6 +59,7 @@ def rebalance(
         DataError: (at the batch concerned) a part that cannot be split by sample, naming its path.
         MismatchError: ranks with other arguments or batches of another structure.
         PeerError: another rank failed, left or did not answer, naming it.
+        RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
     """
     return Rebalanced(loader, lengths=lengths, balance=balance, replicate=replicate, timeout_s=timeout_s)
 
@@ -93,30 +95,32 @@ class Rebalanced(Generic[BatchT]):
         self._planner = StepPlanner(balance, place.world_size)
         self._source = Source(loader, measure, replicate)
         self._epoch = 0
-        self._turn = 0  # counts iter(): the last one runs, those before it have ended
         self._ahead: Ahead[Made] | None = None
         self._made: Made | None = None
         self._closed = False
+        self._turn = Turn()
+        if self._exchange is not None:
+            self._turn.settle()
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise ValueError("this rebalance(...) is closed: make a new one")
+        turn = self._turn.take()
         self._end_epoch()
+        self._turn.settle()
         self._source.restart()
         steps = RebalanceSteps(self._source, self._exchange, self._planner, self._epoch)
         self._epoch += 1
         self._ahead = Ahead(steps.next, depth=_DEPTH, pin=False)
-        self._turn += 1
-        return self._batches(self._ahead, self._turn)
+        return self._batches(self._ahead, turn)
 
-    def _batches(self, ahead: Ahead[Made], turn: int) -> Iterator[BatchT]:
+    def _batches(self, ahead: Ahead[Made], turn: object) -> Iterator[BatchT]:
+        self._turn.check_process()
         for made in ahead:
             self._made = made
             yield made.batch
-        if turn != self._turn:
-            raise RuntimeError(
-                "this iterator has ended: another iter() of the same rebalance(...) began; one epoch runs at a time"
-            )
+            self._turn.check_process()
+        self._turn.check(turn)
         if self._ahead is ahead:
             self._end_epoch()
 
@@ -153,6 +157,8 @@ class Rebalanced(Generic[BatchT]):
         if self._closed:
             return
         self._closed = True
+        if self._turn.forked:
+            return  # the thread and the connections are those of the other process
         self._end_epoch(_GRACE_S)
         if self._exchange is not None:
             self._exchange.close()
@@ -167,6 +173,7 @@ class Rebalanced(Generic[BatchT]):
 
     def _end_epoch(self, grace_s: float | None = None) -> None:
         """End the thread of the epoch under way and tell the others; wait for them at most `grace_s`."""
+        self._turn.check_process()
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return

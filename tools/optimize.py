@@ -258,7 +258,7 @@ def _units(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[pa.Tab
 
 def _nulls(footer: Footer) -> set[ColumnPath]:
     """Where the file has nulls. Decodes only the columns of which the footer does not say that they have none."""
-    known = without_nulls(footer.metadata, footer.schema)
+    known = without_nulls(footer)
     asked = [field.name for field in footer.schema if field.name not in known]
     found: set[ColumnPath] = set()
     if asked:

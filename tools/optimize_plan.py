@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fsdata.sources.footers import Footer
+
 UNIT_BYTES = 32 << 20
 """Decoded bytes of a row group: one unit of the loader, which keeps a few of them per thread and shuffles inside."""
 
@@ -87,13 +89,14 @@ def unit_rows(metadata: pq.FileMetaData, settings: Settings) -> int:
     return min(max(rows, _FEWEST_ROWS), _MOST_ROWS)
 
 
-def without_nulls(metadata: pq.FileMetaData, schema: pa.Schema) -> set[str]:
+def without_nulls(footer: Footer) -> set[str]:
     """Nullable columns of single values of which the statistics of every row group say that they hold no null."""
+    metadata, schema = footer.metadata, footer.schema
     at = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
     flat = [
         field.name for field in schema if field.nullable and field.name in at and not pa.types.is_nested(field.type)
     ]
-    return {name for name in flat if all(_counts_no_null(metadata, group, at[name]) for group in _groups(metadata))}
+    return {name for name in flat if (footer.null_counts[:, at[name]] == 0).all()}
 
 
 def note_nulls(array: pa.Array, path: Path, found: set[Path]) -> None:
@@ -178,15 +181,6 @@ def _tightened(field: pa.Field, path: Path, found: set[Path], required: list[str
     if field.nullable and not nullable:
         required.append(".".join(path))
     return pa.field(field.name, kind, nullable, field.metadata)
-
-
-def _groups(metadata: pq.FileMetaData) -> range:
-    return range(metadata.num_row_groups)
-
-
-def _counts_no_null(metadata: pq.FileMetaData, group: int, index: int) -> bool:
-    statistics = metadata.row_group(group).column(index).statistics
-    return statistics is not None and statistics.has_null_count and statistics.null_count == 0
 
 
 def _written(sample: pa.Table, **options: Any) -> pq.FileMetaData:

@@ -42,7 +42,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Files of one physical schema and the same partition values."""
+    """Files of one schema and the same values of those partitions that are read; `partitions` has all of one file."""
 
     schema: pa.Schema
     partitions: dict[str, int | str | None]
@@ -58,21 +58,22 @@ def bind(
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
     """
     values = _partition_values(footers)
+    read = _names_read(source, wants)
     kinds: list[Kind] = []
     kind_of: list[int] = []
     seen: dict[tuple, int] = {}
     problems: dict[tuple[str, str], list[str]] = defaultdict(list)
     faults: list[list[tuple[str, str]]] = []
+    schema, text = footers[0].schema, ""
     for footer, partitions in zip(footers, values, strict=True):
-        key = (
-            footer.schema.to_string(show_field_metadata=False, show_schema_metadata=False),
-            tuple(sorted(partitions.items())),
-            twice := _in_both(footer, source),
-        )
+        if not text or not footer.schema.equals(schema):
+            schema, text = footer.schema, _text(footer.schema)
+        twice = _in_both(footer, source)
+        key = text, tuple(sorted((name, value) for name, value in partitions.items() if name in read)), twice
         if key not in seen:
             seen[key] = len(kinds)
-            bounds, fault = _bind_kind(source, wants, footer.schema, partitions, twice)
-            kinds.append(Kind(footer.schema, partitions, tuple(bounds)))
+            bounds, fault = _bind_kind(source, wants, schema, partitions, twice)
+            kinds.append(Kind(schema, partitions, tuple(bounds)))
             faults.append(fault)
         kind_of.append(seen[key])
         for problem in faults[kind_of[-1]]:
@@ -81,6 +82,17 @@ def bind(
     if problems:
         raise SchemaError(_message(problems, label, footers, kinds[0]))
     return kinds, kind_of
+
+
+def _text(schema: pa.Schema) -> str:
+    return schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+
+
+def _names_read(source: ParquetSource, wants: Sequence[Want]) -> set[str]:
+    """Columns and partitions that anything is made of."""
+    columns = {column for want in wants if isinstance(column := source.columns.get(want.field, want.field), str)}
+    expressions = [*source.computed.values(), *([] if source.condition is None else [source.condition])]
+    return columns.union(*(expression.columns for expression in expressions))
 
 
 def _partition_values(footers: Sequence[Footer]) -> list[dict[str, int | str | None]]:
@@ -219,6 +231,9 @@ def _compare_kinds(
 ) -> None:
     """Drift that widening cannot mend: a label that is a list only in some files, times in different units."""
     first: dict[str, Bound] = {}
+    files: dict[int, list[str]] = defaultdict(list)
+    for of, footer in zip(kind_of, footers, strict=True):
+        files[of].append(footer.file.name)
     for number, kind in enumerate(kinds):
         for bound in kind.bounds:
             if bound.type is None:
@@ -230,7 +245,7 @@ def _compare_kinds(
                 what = f"is {bound.type} in some files and {reference.type} in the first: units would be mixed"
             else:
                 continue
-            problems[bound.want.field, what] += [footers[i].file.name for i, of in enumerate(kind_of) if of == number]
+            problems[bound.want.field, what] += files[number]
 
 
 def _unit(kind: pa.DataType | None) -> str:

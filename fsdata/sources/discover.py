@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,13 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from fsdata.errors import SchemaError
+from fsdata.sources.walk import files_below, same_files
 
 SUFFIXES = (".parquet", ".parq")
 NO_PARTITION_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _NATIVE_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+_NAMED = 5
+_OPTIONS = re.compile(r"\?[a-z_]+=[^?&]*(&[a-z_]+=[^?&]*)*$")
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
 
@@ -40,17 +44,13 @@ def discover(paths: Sequence[str], filesystem: Any) -> list[FileRef]:
 
     Raises:
         FileNotFoundError: a path, glob or folder without a Parquet file.
-        SchemaError: a file that two paths name, an unknown kind of filesystem.
+        SchemaError: a file that is found twice, a folder inside itself, an unknown kind of filesystem.
     """
     found: list[tuple[pafs.FileSystem, str]] = []
     for given in paths:
         system, path = _resolve(given, filesystem)
         found += [(system, file) for file in _expand(system, path, given)]
-    twice = (
-        sorted({path for _, path in found if [other for _, other in found].count(path) > 1}) if _repeats(found) else []
-    )
-    if twice:
-        raise SchemaError(f"named by two paths of one source, so its rows would be read twice: {', '.join(twice[:5])}")
+    _check_repeats(found)
     base = _common_folder([path for _, path in found])
     return [
         FileRef(path, path[len(base) :], system, isinstance(system, pafs.LocalFileSystem), _partitions(path))
@@ -58,8 +58,18 @@ def discover(paths: Sequence[str], filesystem: Any) -> list[FileRef]:
     ]
 
 
-def _repeats(found: list[tuple[pafs.FileSystem, str]]) -> bool:
-    return len({path for _, path in found}) < len(found)
+def _check_repeats(found: list[tuple[pafs.FileSystem, str]]) -> None:
+    """Refuse two paths to one file. Of remote files only equal paths are known to be one file."""
+    local = [path for system, path in found if isinstance(system, pafs.LocalFileSystem)]
+    remote = Counter(path for system, path in found if not isinstance(system, pafs.LocalFileSystem))
+    twice = same_files(local) + [(path, path) for path, times in remote.items() if times > 1]
+    if twice:
+        named = "; ".join(one if one == other else f"{one} and {other}" for one, other in twice[:_NAMED])
+        more = f"; and {len(twice) - _NAMED} more" if len(twice) > _NAMED else ""
+        raise SchemaError(
+            f"named twice in one source, so its rows would be read twice: {named}{more}. Name every file once, and "
+            "remove links that lead to files already there"
+        )
 
 
 def _resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
@@ -74,9 +84,10 @@ def _resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
     if scheme == "file":
         return pafs.LocalFileSystem(), str(Path(given.split("://", 1)[1]).absolute())
     if scheme in _NATIVE_SCHEMES:
-        fixed, rest = _fixed_part(given)
+        path, options = _options(given)
+        fixed, rest = _fixed_part(path)
         try:
-            system, path = pafs.FileSystem.from_uri(fixed)
+            system, path = pafs.FileSystem.from_uri(fixed + options)
         except pa.ArrowInvalid as error:
             raise SchemaError(f"{given}: not a URL: {error}") from error
         return system, path.rstrip("/") + rest
@@ -97,6 +108,12 @@ def _as_arrow(filesystem: Any) -> pafs.FileSystem:
     if not isinstance(filesystem, fsspec.AbstractFileSystem):
         raise SchemaError(f"filesystem must be a pyarrow or fsspec filesystem, got {filesystem!r}")
     return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
+
+
+def _options(url: str) -> tuple[str, str]:
+    """(the path, the options with their question mark). Any question mark not before `key=value` is a wildcard."""
+    found = _OPTIONS.search(url)
+    return (url[: found.start()], found[0]) if found else (url, "")
 
 
 def _fixed_part(path: str) -> tuple[str, str]:
@@ -148,6 +165,8 @@ def _what_it_is(path: str) -> str:
 
 
 def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[str]:
+    if isinstance(system, pafs.LocalFileSystem):
+        return files_below(folder, recursive=recursive)
     selector = pafs.FileSelector(folder, recursive=recursive)
     files = [info.path for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
     skip = len(folder.rstrip("/"))

@@ -112,9 +112,15 @@ class SourceFiles:
         roots = {name: expression.columns for name, expression in exprs.items()}
         filter_roots = () if condition is None else condition.columns
         plans = [plan_slices(kind, places, filter_roots=filter_roots, roots=roots) for kind in kinds]
-        firsts = [self.footers[self._kind_of.index(number)] for number in range(len(kinds))]
-        wide = [wide_columns(first.metadata, plan.read) for first, plan in zip(firsts, plans, strict=True)]
-        return SliceReader(tuple(kinds), tuple(plans), tuple(wide), places, Expressions(exprs, condition))
+        footers = dict(zip(reversed(self._kind_of), reversed(self.footers), strict=True))  # the first of a kind
+        wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
+        keys = [(id(kind.schema), plan.read) for kind, plan in zip(kinds, plans, strict=True)]
+        for number, key in enumerate(keys):
+            if key not in wide:
+                wide[key] = wide_columns(footers[number].metadata, plans[number].read)
+        return SliceReader(
+            tuple(kinds), tuple(plans), tuple(wide[key] for key in keys), places, Expressions(exprs, condition)
+        )
 
     def where(self, group: RowGroup) -> str:
         return f"{self.label}, {self.footers[group.file].file.name}, row group {group.index}"

@@ -7,21 +7,44 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.errors import CorruptFileError
+from fsdata.kernels import footer as kernel
 from fsdata.sources.discover import FileRef
 from fsdata.sources.retry import Retry
 
 MAGIC = b"PAR1"
 _TAIL_BYTES = 65_536  # read at once from remote files: one request for most footers
 _LOCAL_TAIL_BYTES = 8  # local reads are cheap, so read exactly what is there
+_END = b"????PAR1"  # length and magic
+_FAULTS = {
+    kernel.NO_SCHEMA: "it has no schema, or more row groups than fit into it",
+    kernel.COLUMNS: "{found} column chunks for {allowed} columns",
+    kernel.TYPE: "physical type {found}, in the schema {allowed}",
+    kernel.STATISTIC: "a least or greatest value of {found} bytes for a type of {allowed}",
+    kernel.REPETITIONS: "a histogram of {found} repetition levels for {allowed}",
+    kernel.DEFINITIONS: "a histogram of {found} definition levels for {allowed}",
+    kernel.BYTES_OF_NUMBERS: "a size of byte arrays in a column that has none",
+    kernel.NULL_COUNT: "{found} nulls, not 0 to {allowed}",
+    kernel.CHUNK_VALUES: "{found} values for {allowed} rows",
+    kernel.GROUP_ROWS: "{found} rows",
+    kernel.FILE_ROWS: "{found} rows in all, {allowed} in the row groups",
+    kernel.POSITION: "data up to byte {found}, outside the bytes before the footer, 4 to {allowed}",
+    kernel.EXPANDED: "not compressed, and {found} bytes become {allowed}",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file said about itself. `digest` is a hash of the raw footer: it is the file's identity."""
+    """What a file said about itself, in numbers that fit each other and the file.
+
+    Attributes:
+        digest: a hash of the raw footer: it is the file's identity.
+        null_counts: int64 [row groups, leaf columns], -1 where the footer has none.
+    """
 
     file: FileRef
     size: int
@@ -29,6 +52,7 @@ class Footer:
     digest: str
     metadata: pq.FileMetaData = field(repr=False)
     schema: pa.Schema = field(repr=False)
+    null_counts: np.ndarray = field(repr=False, compare=False)
 
     @property
     def row_groups(self) -> list[int]:
@@ -69,7 +93,7 @@ def read_footer(file: FileRef) -> Footer:
 
     Raises:
         FileNotFoundError, PermissionError: naming the file.
-        CorruptFileError: not Parquet, truncated, or a footer that cannot be parsed.
+        CorruptFileError: not Parquet, truncated, or a footer that cannot be parsed or contradicts itself.
     """
     with open_file(file) as handle:
         size = handle.size()
@@ -80,7 +104,32 @@ def read_footer(file: FileRef) -> Footer:
         schema = metadata.schema.to_arrow_schema()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
-    return Footer(file, size, mtime_ns(file), digest(raw), metadata, schema)
+    return Footer(file, size, mtime_ns(file), digest(raw), metadata, schema, _null_counts(raw, size, file, metadata))
+
+
+def _null_counts(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) -> np.ndarray:
+    """Of all chunks, after a look at every number of the footer that is relied on."""
+    report = np.zeros(5, np.int64)
+    room = size - len(raw)
+    chunks = kernel.read_chunks(np.frombuffer(raw, np.uint8)[: -len(_END)], room, report)
+    code, group, leaf, found, allowed = report.tolist()
+    shape = metadata.num_row_groups, metadata.num_columns
+    if code == kernel.OK and len(chunks) != shape[0] * shape[1]:
+        code, found, allowed = kernel.COLUMNS, len(chunks), shape[0] * shape[1]
+    if code != kernel.OK:
+        place = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
+        raise CorruptFileError(
+            f"{file.path}: the footer contradicts itself: {place}{_FAULTS[code].format(found=found, allowed=allowed)}. "
+            "Write the file again"
+        )
+    begin, stored = chunks[:, kernel.BEGIN], chunks[:, kernel.STORED]
+    order = np.argsort(begin, kind="stable")
+    order = order[chunks[order, kernel.VALUES] > 0]
+    if (begin[order[1:]] < (begin + stored)[order[:-1]]).any():
+        raise CorruptFileError(
+            f"{file.path}: the footer contradicts itself: column chunks overlap. Write the file again"
+        )
+    return chunks[:, kernel.NULLS].reshape(shape).copy()
 
 
 def open_file(file: FileRef) -> Any:

@@ -1,5 +1,6 @@
 """Bounded retries of reads from filesystems that fail now and then."""
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ Result = TypeVar("Result")
 
 # Answers, not accidents: asking again gives the same.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FreeScaleError)
+_CLOUD = re.compile(r"AWS Error |google::cloud::Status|Azure Error")  # of S3, GCS, Azure
 
 
 @dataclass(slots=True)
@@ -60,6 +62,9 @@ class Retry:
 def unreachable(error: BaseException) -> bool:
     """Whether the error is about reaching the file and not about its bytes: it must never count as corruption.
 
-    Errors of Arrow's own decoders are plain OSErrors without a number.
+    Errors of Arrow's own decoders are plain OSErrors without a number, as are those of its own cloud filesystems: only
+    their words tell them apart.
     """
-    return isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None)
+    if not isinstance(error, OSError):
+        return False
+    return type(error) is not OSError or error.errno is not None or _CLOUD.search(str(error)) is not None

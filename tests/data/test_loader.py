@@ -220,24 +220,6 @@ def test_no_thread_is_left(loader_of):
         iter(loader)
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["before its first batch", "after its first batch"])
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_second_iter_ends_the_first(loader_of, prefetch, begun):
-    before = set(threading.enumerate())
-    loader = loader_of(prefetch=prefetch)
-    first = iter(loader)
-    if begun:
-        next(first)
-    second = iter(loader)
-    rows = [batch.origin.tolist() for batch in [next(second)]]
-    with pytest.raises(RuntimeError, match="this iterator has ended: another iter"):
-        next(first)
-    assert len([*rows, *second]) == len(loader)
-    assert {batch.stats.epoch for batch in loader} == {2}
-    loader.close()
-    assert {thread.name for thread in set(threading.enumerate()) - before} == set()
-
-
 def test_an_iterator_of_a_closed_loader_says_so(loader_of):
     loader = loader_of()
     iterator = iter(loader)

@@ -12,11 +12,23 @@ import torch.distributed as dist
 from sets import SCHEMA, expected, same, samples_of, two_sources, write
 from worlds import shared_world
 
-from fsdata import Balance, CorruptFileError, FreeScaleDataLoader, MismatchError, ParquetSource, PeerError, Polynomial
+from fsdata import (
+    Balance,
+    CorruptFileError,
+    FreeScaleDataLoader,
+    MismatchError,
+    ParquetSource,
+    PeerError,
+    Polynomial,
+    Schema,
+    Sequence,
+)
 from fsdata.rebalance import rebalance
 from fsdata.redistribute import StepExchange
 from fsranks.place import resolve
 
+ONE_HOT = Schema(context=("row", "country"), dense=("age",))
+CANDIDATES = Schema(candidates=Sequence("candidates", ("candidate",)), context=("row",))
 COST = Polynomial(linear=1, quadratic=1, candidate=1)
 ALL = [*range(40), *range(100, 123)]
 
@@ -84,6 +96,21 @@ def test_balance_moves_samples_inside_a_global_batch_and_nowhere_else(folder, wo
         counts = [balanced[rank][1][step] for rank in range(world_size)]
         assert max(counts) - min(counts) <= 1
     assert sorted(row for rank in plain for step in rank for row in step) == ALL
+
+
+def read_one_hot(rank, world_size, folder, method, schema):
+    source = ParquetSource(str(folder / "own"))
+    with FreeScaleDataLoader(source, schema, batch_size=4, balance=Balance(method, timeout_s=20)) as loader:
+        return [(batch.stats.samples, batch.features["row"].values().tolist()) for batch in loader]
+
+
+@pytest.mark.parametrize("method", ["fbs+swap", "vbs", "repair"])
+@pytest.mark.parametrize("schema", [ONE_HOT, CANDIDATES], ids=["scalars", "candidates"])
+def test_without_sequences_ranks_get_equal_numbers(folder, method, schema):
+    by_rank = shared_world(2).run(read_one_hot, folder, method, schema)
+    assert sorted(row for steps in by_rank for _, rows in steps for row in rows) == list(range(40))
+    if schema is ONE_HOT:
+        assert [counts for steps in by_rank for counts, _ in steps] == [4] * 10
 
 
 def resume_balanced(rank, world_size, folder, methods):

@@ -15,6 +15,8 @@ from user_files import USERS, found, users
 from fsdata import Schema
 from fsdata.errors import SchemaError
 from fsdata.sources import ParquetSource
+from fsdata.sources.batch_rows import wide_columns
+from fsdata.sources.discover import _resolve
 
 
 @pytest.fixture
@@ -67,6 +69,61 @@ def test_nothing_found_names_the_path(tmp_path, path):
 def test_a_file_named_twice_is_an_error(folder):
     with pytest.raises(SchemaError, match=r"read twice: .*a\.parquet"):
         found([folder / "*.parquet", folder / "a.parquet"])
+
+
+def test_a_file_reached_over_a_link_too_is_an_error(folder):
+    (folder / "other.parquet").symlink_to(folder / "a.parquet")
+    with pytest.raises(SchemaError, match=r"read twice: .*/a\.parquet and .*/other\.parquet"):
+        found(folder)
+    (folder / "other.parquet").unlink()
+    (folder / "again").symlink_to(folder / "sub")
+    with pytest.raises(SchemaError, match=r"read twice: .*/again/c\.parq and .*/sub/c\.parq; .*/again/deep/d"):
+        found(folder)
+    assert found(folder / "*.parquet") == [1, 2]
+    assert found(folder / "again") == [3, 4]
+
+
+def test_two_dots_do_not_hide_a_repeat(folder):
+    with pytest.raises(SchemaError, match=r"read twice: .*/a\.parquet and .*/sub/\.\./a\.parquet"):
+        found([folder / "a.parquet", folder / "sub" / ".." / "a.parquet"])
+
+
+def test_a_folder_linked_into_itself_is_an_error(folder):
+    (folder / "sub" / "loop").symlink_to(folder)
+    (folder / "sub" / "deep" / "loop").symlink_to(folder)  # two of them make 2 ** 40 paths
+    with pytest.raises(SchemaError, match=r"loop is the folder .* above it, so its rows would be read many times"):
+        found(folder)
+
+
+def test_hard_links_are_files_of_their_own(folder):
+    (folder / "c.parquet").hardlink_to(folder / "a.parquet")
+    assert found(folder / "*.parquet") == [1, 2, 1]
+
+
+def test_a_linked_folder_is_followed_once(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    users(elsewhere, "e.parquet", 9)
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "broken").symlink_to(folder / "nowhere")
+    assert found(folder) == [1, 2, 9, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("s3://bucket/prefix/?", "bucket/prefix"),
+        ("s3://bucket/a-?.parquet?", "bucket/a-?.parquet"),
+        ("s3://bucket/*/day=1/?.parquet?", "bucket/*/day=1/?.parquet"),
+        ("s3://bucket?", "bucket"),
+    ],
+)
+def test_options_of_a_url_are_not_wildcards(url, path):
+    options = "region=eu-south-9&scheme=http&endpoint_override=127.0.0.1:9"
+    system, found_path = _resolve(url + options, None)
+    assert (system.region, found_path) == ("eu-south-9", path)
+    assert "127.0.0.1:9" in str(system.__reduce__())
+    with pytest.raises(SchemaError, match=r"s3://.*nosuch"):
+        _resolve(url + "nosuch=1", None)
 
 
 def test_relative_paths(folder, monkeypatch):
@@ -132,6 +189,24 @@ def test_partitions_are_columns(tmp_path):
     assert column(samples, "country") == [[12], [7]]
     assert column(samples, "weekday") == [[1], [1]]
     assert column(samples, "dense") == [[12.0], [7.0]]
+
+
+def test_partitions_make_kinds_of_files_only_where_they_are_read(tmp_path, monkeypatch):
+    for day in range(30):
+        users(tmp_path, f"day={day:02}/a.parquet", day)
+    asked = []
+    plain = wide_columns
+    monkeypatch.setattr("fsdata.sources.files.wide_columns", lambda *given: asked.append(given) or plain(*given))
+    handle, layout = opened(ParquetSource(tmp_path), USERS)
+    assert column(read_all(handle, layout), "user") == [[day] for day in range(30)]
+    assert len(handle._files.kinds) == 1
+    odd = pl.col("day") % 2 == 1
+    assert found(tmp_path, filter=odd) == list(range(1, 30, 2))
+    asked.clear()
+    handle, layout = opened(ParquetSource(tmp_path), Schema(context=("user", "day")))
+    assert column(read_all(handle, layout), "day") == [[day] for day in range(30)]
+    assert len(handle._files.kinds) == 30
+    assert len(asked) == 3  # not once for every kind, but once for every reader: times, kept times, samples
 
 
 def test_a_text_partition_needs_an_expression(tmp_path):

@@ -3,11 +3,13 @@
 import collections
 import itertools
 
+import compact_thrift as thrift
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from footers import change_page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -340,3 +342,20 @@ def test_a_file_that_is_gone_is_lost(tmp_path):
     assert (skipped["file"], skipped["row_group"], skipped["rows"]) == ("b.parquet", None, 20)
     assert "no such file" in skipped["reason"]
     assert found["sequences"]["items"]["rows"] == 2
+
+
+def test_a_page_header_cannot_ask_for_more_than_the_file_has(tmp_path):
+    path = write(tmp_path / "a.parquet", [[n] * 3 for n in range(200)], group=200)
+    at = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    change_page(path, at, lambda header: header.put(3, thrift.I32, 2**31 - 100))
+    before = pa.default_memory_pool().max_memory()
+    document, _ = profiled([path])
+    assert [(one["row_group"], one["rows"]) for one in document["skipped"]] == [(0, 200)]
+    assert pa.default_memory_pool().max_memory() - before < 1 << 20
+
+
+def test_large_chunks_are_read_in_pieces(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", [[n] * 3 for n in range(2000)], group=2000)
+    right = profiled([path])[1]
+    monkeypatch.setattr(scan_columns, "_WHOLE_BYTES", 10)
+    assert profiled([path])[1] == right

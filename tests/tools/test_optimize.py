@@ -149,7 +149,7 @@ def test_large_files_are_sorted_only_if_they_are_so_already(tmp_path, monkeypatc
 def test_files_that_cannot_be_rewritten_are_named(tmp_path, monkeypatch):
     write(tmp_path / "in" / "a.parquet", pa.table({"x": [1, None]}))
     write(tmp_path / "in" / "b.parquet", pa.table({"x": [1, 2]}))
-    monkeypatch.setattr(rewriting, "without_nulls", lambda metadata, schema: {"x"})  # statistics that lie
+    monkeypatch.setattr(rewriting, "without_nulls", lambda footer: {"x"})  # statistics that lie
     (first, second), told = rewrite(tmp_path / "in", tmp_path / "out")
     assert (first["status"], second["status"]) == ("failed", "written")
     assert "a.parquet cannot be rewritten: Column 'x' is declared non-nullable but contains nulls" in told[0]

@@ -20,7 +20,10 @@ from .files import FileSet, Leaf, Misfit, leaf
 
 _BATCH_BYTES = 3 << 19  # decoded faster than larger ones: the memory is still in the cache
 _MAX_ROWS = 8192
-# A column chunk is read in pieces of this size instead of at once; a request to a remote file should be worth it.
+# Column chunks up to this size are read at once. From larger ones Arrow takes each page apart, and gives it as much
+# memory as its header asks for, whatever is there: up to 2 GiB where the header is damaged.
+_WHOLE_BYTES = 16 << 20
+# Larger chunks are read in pieces of this size; a request to a remote file should be worth it.
 _STREAM_BYTES = 1 << 20
 _REMOTE_STREAM_BYTES = 8 << 20
 _NAMED = 12
@@ -137,17 +140,7 @@ class Reader:
     def __init__(self, footer: Footer) -> None:
         self._footer = footer
         self._source = open_file(footer.file)
-        try:
-            self._file = pq.ParquetFile(
-                self._source,
-                metadata=footer.metadata,
-                page_checksum_verification=True,
-                pre_buffer=False,
-                buffer_size=_STREAM_BYTES if footer.file.local else _REMOTE_STREAM_BYTES,
-            )
-        except BaseException:
-            self._source.close()
-            raise
+        self._files: dict[int, pq.ParquetFile] = {}  # by the bytes that are read at a time, 0: whole chunks
 
     def __enter__(self) -> "Reader":
         return self
@@ -161,14 +154,29 @@ class Reader:
         Raises pa.ArrowException or OSError where the row group is damaged.
         """
         group = self._footer.metadata.row_group(row_group)
+        stored = [group.column(place.index).total_compressed_size for place in leaves.values()]
+        file = self._file(max(stored, default=0))
         rows = _batch_rows(group, [place.index for place in leaves.values()])
         paths = [place.path for place in leaves.values()]
         first = 0
-        for batch in self._file.iter_batches(rows, row_groups=[row_group], columns=paths, use_threads=False):
+        for batch in file.iter_batches(rows, row_groups=[row_group], columns=paths, use_threads=False):
             yield first, {column: _column(batch, column) for column in leaves}
             first += batch.num_rows
         if first != group.num_rows:
             raise pa.ArrowInvalid(f"{first} rows where the footer says {group.num_rows}")
+
+    def _file(self, chunk_bytes: int) -> pq.ParquetFile:
+        pieces = _STREAM_BYTES if self._footer.file.local else _REMOTE_STREAM_BYTES
+        size = 0 if chunk_bytes <= _WHOLE_BYTES else pieces
+        if size not in self._files:
+            self._files[size] = pq.ParquetFile(
+                self._source,
+                metadata=self._footer.metadata,
+                page_checksum_verification=True,
+                pre_buffer=False,
+                buffer_size=size,
+            )
+        return self._files[size]
 
 
 def lengths_of(array: pa.Array) -> Lengths:

@@ -33,13 +33,10 @@ def count(footer: Footer, place: Leaf) -> Counted:
     metadata = footer.metadata
     events = without = 0
     for group in range(metadata.num_row_groups):
-        chunk = metadata.row_group(group).column(place.index)
-        events += chunk.num_values
-        known = chunk.statistics if chunk.is_stats_set else None
-        if known is not None and known.has_null_count:
-            events -= known.null_count
-        elif chunk.num_values:
-            without += 1
+        values = metadata.row_group(group).column(place.index).num_values
+        nulls = int(footer.null_counts[group, place.index])
+        events += values - max(nulls, 0)
+        without += values > 0 > nulls
     return Counted(rows=metadata.num_rows, events=events, without_statistics=without)
 
 

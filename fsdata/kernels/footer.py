@@ -1,0 +1,364 @@
+"""What a Parquet footer says of its column chunks, read from its own bytes (numba, nogil).
+
+pyarrow parses footers, but some of its accessors end the process where a number is wrong: they throw where nothing can
+catch. Here every number that pyarrow or FreeScale relies on is looked at first. The bytes are in Thrift's compact
+protocol; a read past their end gives zeros, which end every struct.
+
+Letters: L leaf columns, G row groups.
+"""
+
+import numpy as np
+from numba import njit
+
+# Columns of the table of chunks, int64 [G * L, 5].
+BEGIN = 0  # first byte of the chunk in the file
+STORED = 1  # bytes of the chunk
+NULLS = 2  # null count of the statistics, -1 without one
+UNPACKED = 3  # bytes of its pages after decompression
+VALUES = 4
+
+# Codes of a report: [code, row group, leaf, found, allowed]; row group and leaf are -1 where it is about more.
+OK = 0
+NO_SCHEMA = 1  # no schema before the row groups
+COLUMNS = 2  # chunks of a row group, leaves of the schema
+TYPE = 3  # physical type, that of the schema
+STATISTIC = 4  # bytes of a least or greatest value, bytes of its type
+REPETITIONS = 5  # length of the histogram of repetition levels, levels
+DEFINITIONS = 6
+BYTES_OF_NUMBERS = 7  # size of byte arrays of a column that has none
+NULL_COUNT = 8  # nulls, values
+CHUNK_VALUES = 9  # values, rows of the row group
+GROUP_ROWS = 10  # rows of a row group, 0
+FILE_ROWS = 11  # rows of the file, rows of all row groups
+POSITION = 12  # first byte after the chunk, first byte of the footer
+EXPANDED = 13  # bytes after decompression, bytes stored, of a chunk that is not compressed
+
+_BINARY, _LIST, _SET, _MAP, _STRUCT = 8, 9, 10, 11, 12
+_DEPTH = 64
+_BYTE_ARRAY = 6
+_WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # by physical type; -1 where values have no width of their own
+
+
+@njit(nogil=True, cache=True)
+def _varint(raw, at):
+    value, shift = np.uint64(0), np.uint64(0)
+    while at < len(raw):
+        byte = np.uint64(raw[at])
+        at += 1
+        if shift < 64:
+            value |= (byte & np.uint64(127)) << shift
+        shift += np.uint64(7)
+        if byte < 128:
+            break
+    return np.int64(value), at
+
+
+@njit(nogil=True, cache=True)
+def _number(raw, at):
+    value, at = _varint(raw, at)
+    return np.int64((np.uint64(value) >> np.uint64(1)) ^ np.uint64(-(value & 1))), at
+
+
+@njit(nogil=True, cache=True)
+def _field(raw, at, before):
+    """(number of the next field, its kind, where its value begins); kind 0 at the end of the struct."""
+    if at >= len(raw) or raw[at] == 0:
+        return 0, 0, at + 1
+    head = np.int64(raw[at])
+    if head >> 4:
+        return before + (head >> 4), head & 15, at + 1
+    number, at = _number(raw, at + 1)
+    return number, head & 15, at
+
+
+@njit(nogil=True, cache=True)
+def _items(raw, at):
+    """(how many, of which kind, where the first begins) of a list."""
+    if at >= len(raw):
+        return 0, 0, at
+    head = np.int64(raw[at])
+    at += 1
+    if head >> 4 < 15:
+        return head >> 4, head & 15, at
+    count, at = _varint(raw, at)
+    return max(count, 0), head & 15, at
+
+
+@njit(nogil=True, cache=True)
+def _bytes(raw, at):
+    """(where they begin, how many)."""
+    size, at = _varint(raw, at)
+    return at, min(max(size, 0), len(raw) - min(at, len(raw)))
+
+
+@njit(nogil=True, cache=True)
+def _after_scalar(raw, at, kind):
+    """Where a value without parts ends."""
+    if kind == 3:
+        return at + 1
+    if 4 <= kind <= 6:
+        return _varint(raw, at)[1]
+    if kind == 7:
+        return at + 8
+    if kind == _BINARY:
+        begin, size = _bytes(raw, at)
+        return begin + size
+    return at  # booleans have no bytes of their own
+
+
+@njit(nogil=True, cache=True)
+def _after(raw, at, kind):
+    """Where a value ends. Not recursive: numba cannot keep a function that calls itself in its cache."""
+    if kind < _LIST:
+        return _after_scalar(raw, at, kind)
+    if kind in (_LIST, _SET):  # mostly of scalars, which need no memory
+        count, inner, begin = _items(raw, at)
+        if 2 < inner < _LIST:
+            for _ in range(count):
+                if begin >= len(raw):
+                    break
+                begin = _after_scalar(raw, begin, inner)
+            return begin
+    inside = np.empty((_DEPTH, 2), np.int64)  # kind of the elements (-1: fields of a struct), how many are to come
+    depth = 0
+    while True:
+        if kind >= _LIST:
+            if kind == _MAP or depth == _DEPTH:
+                return len(raw)  # Parquet has no maps and nothing as deep
+            inside[depth, 0], inside[depth, 1] = -1, 0
+            if kind != _STRUCT:
+                inside[depth, 1], inside[depth, 0], at = _items(raw, at)
+            depth += 1
+        elif depth and inside[depth - 1, 0] in (1, 2):
+            at += 1
+        else:
+            at = _after_scalar(raw, at, kind)
+        while depth:  # the next value, of the innermost list or struct that has one
+            kind, left = inside[depth - 1]
+            if kind < 0:
+                _, kind, at = _field(raw, at, 0)
+                if kind:
+                    break
+            elif left and at < len(raw):
+                inside[depth - 1, 1] -= 1
+                break
+            depth -= 1
+        if depth == 0:
+            return at
+
+
+@njit(nogil=True, cache=True)
+def _element(raw, at, found):
+    """One node of the schema -> `found`: physical type (-1: a group), repetition, children. Where it ends."""
+    found[0], found[1], found[2] = -1, 0, 0
+    before = 0
+    while True:
+        before, kind, at = _field(raw, at, before)
+        if kind == 0:
+            return at
+        if kind == 5 and (before == 1 or before == 3 or before == 5):
+            found[before // 2], at = _number(raw, at)
+        else:
+            at = _after(raw, at, kind)
+
+
+@njit(nogil=True, cache=True)
+def _leaves(raw, at):
+    """int64 [L, 3]: physical type, levels of repetition and of definition of every leaf. Where the schema ends."""
+    count, _, at = _items(raw, at)
+    count = min(count, len(raw))
+    leaves = np.empty((count, 3), np.int64)
+    open_groups = np.empty((count + 1, 3), np.int64)  # children to come, levels of repetition, of definition
+    one = np.empty(3, np.int64)
+    depth, number = 0, 0
+    for position in range(count):
+        at = _element(raw, at, one)
+        repetition, definition = 0, 0
+        if position:
+            while depth and open_groups[depth - 1, 0] <= 0:
+                depth -= 1
+            if depth:
+                open_groups[depth - 1, 0] -= 1
+                repetition, definition = open_groups[depth - 1, 1], open_groups[depth - 1, 2]
+            repetition += one[1] == 2
+            definition += one[1] == 1 or one[1] == 2  # pyarrow counts so, whatever else is there
+        if one[0] < 0 or one[2] != 0:
+            open_groups[depth, 0], open_groups[depth, 1], open_groups[depth, 2] = one[2], repetition, definition
+            depth += 1
+        else:
+            leaves[number, 0], leaves[number, 1], leaves[number, 2] = one[0], repetition, definition
+            number += 1
+    return leaves[:number], at
+
+
+@njit(nogil=True, cache=True)
+def _fault(report, code, leaf, found, allowed):
+    if report[0] == OK:
+        report[0], report[2], report[3], report[4] = code, leaf, found, allowed
+
+
+@njit(nogil=True, cache=True)
+def _statistics(raw, at, kind, leaf, chunk, report):
+    width = _WIDTHS[kind] if 0 <= kind < len(_WIDTHS) else -1
+    before = 0
+    while True:
+        before, inner, at = _field(raw, at, before)
+        if inner == 0:
+            return at
+        if inner == _BINARY and (before <= 2 or before == 5 or before == 6):
+            begin, size = _bytes(raw, at)
+            at = begin + size
+            if width >= 0 and size != width:
+                _fault(report, STATISTIC, leaf, size, width)
+        elif before == 3 and inner == 6:
+            chunk[NULLS], at = _number(raw, at)
+            if chunk[NULLS] < 0:
+                _fault(report, NULL_COUNT, leaf, chunk[NULLS], 0)
+        else:
+            at = _after(raw, at, inner)
+
+
+@njit(nogil=True, cache=True)
+def _sizes(raw, at, known, leaf, report):
+    before = 0
+    while True:
+        before, inner, at = _field(raw, at, before)
+        if inner == 0:
+            return at
+        if inner == _LIST and (before == 2 or before == 3):
+            count, _, _ = _items(raw, at)
+            if count and count != known[before - 1] + 1:
+                _fault(report, REPETITIONS if before == 2 else DEFINITIONS, leaf, count, known[before - 1] + 1)
+        elif before == 1 and known[0] != _BYTE_ARRAY:
+            _fault(report, BYTES_OF_NUMBERS, leaf, 0, 0)
+        at = _after(raw, at, inner)
+
+
+@njit(nogil=True, cache=True)
+def _metadata(raw, at, known, leaf, chunk, report):
+    """ColumnMetaData -> `chunk`. Where it ends."""
+    kind, codec, data, dictionary, statistics = np.int64(-1), np.int64(0), np.int64(0), np.int64(0), np.int64(-1)
+    before = 0
+    while True:
+        before, inner, at = _field(raw, at, before)
+        if inner == 0:
+            break
+        if inner == 5 or inner == 6:
+            value, at = _number(raw, at)
+            if before == 1:
+                kind = value
+            elif before == 4:
+                codec = value
+            elif before == 5:
+                chunk[VALUES] = value
+            elif before == 6:
+                chunk[UNPACKED] = value
+            elif before == 7:
+                chunk[STORED] = value
+            elif before == 9:
+                data = value
+            elif before == 11:
+                dictionary = value
+        else:
+            if before == 12 and inner == _STRUCT:
+                statistics = at
+            elif before == 16 and inner == _STRUCT:
+                _sizes(raw, at, known, leaf, report)
+            at = _after(raw, at, inner)
+    if kind != known[0]:
+        _fault(report, TYPE, leaf, kind, known[0])
+    if statistics >= 0:
+        _statistics(raw, statistics, kind, leaf, chunk, report)
+    if codec == 0 and chunk[UNPACKED] > chunk[STORED]:
+        _fault(report, EXPANDED, leaf, chunk[UNPACKED], chunk[STORED])
+    chunk[BEGIN] = dictionary if 0 < dictionary < data else data
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _group(raw, at, leaves, chunks, report):
+    """One row group -> its lines of `chunks`. (Where it ends, its rows.)"""
+    before, columns, rows = 0, np.int64(0), np.int64(0)
+    while True:
+        before, kind, at = _field(raw, at, before)
+        if kind == 0:
+            break
+        if before == 1 and kind == _LIST:
+            columns, _, at = _items(raw, at)
+            for leaf in range(columns):
+                if at >= len(raw):
+                    break
+                inside = 0
+                while True:
+                    inside, inner, at = _field(raw, at, inside)
+                    if inner == 0:
+                        break
+                    if inside == 3 and inner == _STRUCT and leaf < len(leaves):
+                        at = _metadata(raw, at, leaves[leaf], leaf, chunks[leaf], report)
+                    else:
+                        at = _after(raw, at, inner)
+        elif before == 3 and kind == 6:
+            rows, at = _number(raw, at)
+        else:
+            at = _after(raw, at, kind)
+    if columns != len(leaves):
+        _fault(report, COLUMNS, -1, columns, len(leaves))
+    if rows < 0:
+        _fault(report, GROUP_ROWS, -1, rows, 0)
+    return at, rows
+
+
+@njit(nogil=True, cache=True)
+def _check_chunks(leaves, chunks, rows, room, report):
+    for leaf in range(len(leaves)):
+        chunk = chunks[leaf]
+        if chunk[VALUES] < rows or (leaves[leaf, 1] == 0 and chunk[VALUES] != rows):
+            _fault(report, CHUNK_VALUES, leaf, chunk[VALUES], rows)
+        if chunk[NULLS] > chunk[VALUES]:
+            _fault(report, NULL_COUNT, leaf, chunk[NULLS], chunk[VALUES])
+        begin, stored = chunk[BEGIN], chunk[STORED]
+        if rows and (begin < 4 or stored < 1 or begin > room or stored > room - begin):
+            _fault(report, POSITION, leaf, begin + stored, room)
+
+
+@njit(nogil=True, cache=True)
+def read_chunks(raw, room, report):
+    """Chunks of all row groups, int64 [G * L, 5], as far as nothing is wrong.
+
+    Args:
+        raw: uint8, the footer without its length and magic.
+        room: bytes of the file before the footer.
+        report: int64 [5], zeros; the first fault.
+    """
+    leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, 5), np.int64)
+    before, at, claimed, total, number = 0, 0, np.int64(0), np.int64(0), 0
+    report[1] = report[2] = -1
+    while True:
+        before, kind, at = _field(raw, at, before)
+        if kind == 0:
+            break
+        if before == 2 and kind == _LIST:
+            leaves, at = _leaves(raw, at)
+        elif before == 3 and kind == 6:
+            claimed, at = _number(raw, at)
+        elif before == 4 and kind == _LIST:
+            groups, _, at = _items(raw, at)
+            groups = min(groups, len(raw))
+            if groups and (len(leaves) == 0 or groups * len(leaves) > len(raw)):
+                _fault(report, NO_SCHEMA, -1, 0, 0)
+                return chunks
+            chunks = np.zeros((groups * len(leaves), 5), np.int64)
+            chunks[:, NULLS] = -1
+            for number in range(groups):
+                part = chunks[number * len(leaves) : (number + 1) * len(leaves)]
+                at, rows = _group(raw, at, leaves, part, report)
+                _check_chunks(leaves, part, rows, room, report)
+                total += rows
+                if report[0] != OK:
+                    report[1] = number
+                    return chunks
+        else:
+            at = _after(raw, at, kind)
+    if claimed != total:
+        _fault(report, FILE_ROWS, -1, claimed, total)
+    return chunks

@@ -1,0 +1,53 @@
+"""Files below a folder of this machine, each place once, and which of many paths lead to the same file."""
+
+import os
+from collections.abc import Sequence
+
+from fsdata.errors import SchemaError
+
+_Place = tuple[int, int]  # device and inode
+
+
+def files_below(folder: str, *, recursive: bool) -> list[str]:
+    """All files, by name; names that begin with `.` or `_` are left out. Links are followed.
+
+    Raises:
+        SchemaError: a link to a folder above it, through which every file would be found again and again.
+    """
+    found: list[str] = []
+    _walk(folder.rstrip("/") or "/", {}, found, recursive=recursive)
+    return sorted(found)
+
+
+def _walk(folder: str, above: dict[_Place, str], found: list[str], *, recursive: bool) -> None:
+    place = _place(folder)
+    if place in above:
+        raise SchemaError(
+            f"{folder} is the folder {above[place]} above it, so its rows would be read many times. Remove the link, "
+            "or name the folders or files to read"
+        )
+    inside = {**above, place: folder}
+    with os.scandir(folder) as entries:
+        shown = [entry for entry in entries if entry.name[0] not in "._"]
+    for entry in shown:
+        if entry.is_file():
+            found.append(f"{folder.rstrip('/')}/{entry.name}")
+        elif recursive and entry.is_dir():
+            _walk(f"{folder.rstrip('/')}/{entry.name}", inside, found, recursive=True)
+
+
+def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of paths to one file: the same path twice, or through links or `..`. Hard links are files of their own."""
+    first: dict[_Place, list[str]] = {}
+    repeats = []
+    for path in paths:
+        others = first.setdefault(_place(path), [])
+        real = os.path.realpath(path) if others else ""  # dear, and needed for few
+        repeats += [(other, path) for other in others if os.path.realpath(other) == real][:1]
+        others.append(path)
+    return repeats
+
+
+def _place(path: str) -> _Place:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
