@@ -43,13 +43,14 @@ class enable:
     features: for modules whose input is not found in the batch by itself, a function from the batch to the
     KeyedJaggedTensor that the module will get, by the module's name in the model.
 
-    Entering is collective over all ranks and blocks until they are there; `timeout_s` bounds that and every exchange.
-    Leaving completes all updates.
+    Entering is collective over all ranks and blocks until they are there; `timeout_s` bounds that and every exchange,
+    over gloo also those of TorchRec and DDP in a forward or backward pass. Leaving completes all updates.
 
     Raises:
         ValueError: no process group, no sharded module, a module that another block already serves, unknown names.
         NotServedError: with `strict`, something would run plainly.
-        MismatchError, PeerError: the ranks do not agree or do not come.
+        MismatchError, PeerError: the ranks do not agree or do not come. Also in place of gloo's error when that leaves
+            the block.
     """
 
     def __init__(
@@ -251,11 +252,13 @@ class Comm:
         self._over = True
         engine = self._engine
         try:
-            if engine is not None:
-                if error is None:
-                    self._end(engine)
-                else:
-                    self._end_after(engine, error)
+            if engine is not None and error is None:
+                self._end(engine)
+            elif engine is not None and error is not None:
+                lost = engine.explain(error)
+                self._end_after(engine, lost or error)
+                if lost is not None:
+                    raise lost from error
         finally:
             self._undo.close()
             if self._lookahead is not None:

@@ -11,7 +11,7 @@ Nothing here waits for a lane inside backward, except a forward that is called t
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from fscomm.step import Step, Verdict
 from fscomm.table_access import TableAccess, result
 from fscomm.tables import take_hyper
 from fscomm.traffic import Gradients
-from fsranks.errors import MismatchError
+from fsranks.errors import MismatchError, PeerError
 from fsranks.place import Place, name_ranks
 
 log = logging.getLogger("fscomm")
@@ -272,9 +272,11 @@ class Engine:
         outside = self._reading
         self._reading = ANY if step is None or foreign else whole(step.number)
         try:
-            output = self.modules[m].plain(features)
+            with self._links.peers.within():
+                output = self.modules[m].plain(features)
         finally:
             self._reading = outside
+        binding.around_wait(output, self._links.peers.within)
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
             binding.on_gradient(output, lambda: self._reach(step))
@@ -301,15 +303,20 @@ class Engine:
 
     def _reach(self, step: Step | None) -> None:
         """A backward pass is at a forward of `step`."""
+        self._links.peers.begin()
         number = torch._C._current_graph_task_id()
         if number != self._pass:
             self._pass = number
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+            _at_end_of_pass(self._end_pass)
         if step is not None:
             self._reached.append(step)
 
     def _end_pass(self) -> None:
         self._pass = -1
+        if in_backward():
+            _at_end_of_pass(self._links.peers.end)  # behind DDP's callback, which waits for its exchange
+        else:
+            self._links.peers.end()
         self._gathering.send_rest()
         for step in self._reached:
             step.open = False
@@ -388,6 +395,10 @@ class Engine:
             for m in range(len(self.modules)) if modules is None else modules:
                 self._tables.wait(m)
 
+    def explain(self, error: BaseException) -> PeerError | None:
+        """What names the rank that was lost, if `error` is what gloo says of it in an exchange outside of fscomm."""
+        return self._links.peers.explain(error)
+
     def close(self, reason: str) -> None:
         """End lanes and groups; work that is under way ends first, within its deadlines."""
         self._over = self._over or ""
@@ -401,6 +412,11 @@ class Engine:
     def _to_come(self, number: int | None) -> Step | None:
         """The step of this number, if the user holds it or will get it."""
         return next((each for each in (self.current, *self._announced) if each and each.number == number), None)
+
+
+def _at_end_of_pass(then: Callable[[], None]) -> None:
+    """Call `then` when the backward pass that runs has done all else, and the callbacks asked for before."""
+    torch.autograd.Variable._execution_engine.queue_callback(then)
 
 
 class _Turns:

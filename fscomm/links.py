@@ -15,6 +15,7 @@ from fscomm.gate import Gate
 from fscomm.ids import IdsStage
 from fscomm.lane import Lane, Pending
 from fscomm.layout import GroupLayout
+from fscomm.peer_watch import PeerWatch
 from fscomm.record import Recorder
 from fscomm.schedule import Schedule
 from fscomm.traffic import Traffic
@@ -35,7 +36,7 @@ class Links:
 
     Attributes:
         gate: who may use the wire.
-        agreement: for the training thread.
+        agreement, peers: for the training thread.
         stage: for the ids lane.
         urgent, bulk: for the lane of that name.
     """
@@ -70,6 +71,8 @@ class Links:
             }
             self._all: tuple[Channel | Transport, ...] = (control, ids, *self._rows.values())
             self.agreement = Agreement(control, recorder)
+            self.peers = PeerWatch([module.process_group for module in modules], device.where, control.group)
+            opened.callback(self.peers.close)
             module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
             self.stage = IdsStage(ids, self.gate, layouts, module_of, device.where)
             self.urgent = self._traffic("urgent", "collision", modules, layouts, None)
@@ -126,6 +129,7 @@ class Links:
     def close(self, reason: str) -> None:
         """End lanes and groups; work that is under way ends first, within its deadlines."""
         self.gate.stop()
+        self.peers.close()
         try:
             self._close_lanes()
         finally:

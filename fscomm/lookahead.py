@@ -12,6 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from fsranks.errors import PeerError
+
 T = TypeVar("T")
 
 
@@ -87,7 +89,8 @@ class Lookahead(Generic[T]):
         """The next batch of the epoch that is running; the first call starts one. Blocks on the loader for the batch
         after it.
 
-        What the loader raises while it fetches ahead is raised by the call after the one that gives the batch before.
+        What the loader raises while it fetches ahead is raised by the call after the one that gives the batch before;
+        a PeerError at once.
         Raises ValueError at once where the loader yields one object twice in a row.
         """
         self._check_open()
@@ -214,6 +217,9 @@ class _Epoch(Generic[T]):
         except StopIteration:
             self._listener.end()
             return _End()
+        except PeerError as error:  # the batch before it could not be trained on either
+            self._listener.fail(error)
+            raise
         except Exception as error:
             self._listener.fail(error)
             return _Failed(error)

@@ -5,6 +5,7 @@ the module itself, its parameter names and its process group stay as they are.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -215,6 +216,18 @@ def on_gradient(awaitable: Any, then: Callable[[], None]) -> None:
         return result
 
     awaitable.callbacks.append(watch)
+
+
+def around_wait(awaitable: Any, guard: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let a `guard()` be around the wait for what a module's forward gave."""
+    wait = awaitable._wait_impl
+
+    def guarded() -> Any:
+        del awaitable._wait_impl  # it refers to `awaitable`
+        with guard():
+            return wait()
+
+    awaitable._wait_impl = guarded
 
 
 def bind(name: str, module: Any) -> Binding:

@@ -20,6 +20,7 @@ from fsdata.balance import Balance, StepPlanner
 from fsdata.batch import Batch
 from fsdata.buffers import Pool
 from fsdata.cores import usable_cores
+from fsdata.errors import PeerError
 from fsdata.prefetch import Ahead
 from fsdata.reading.dataset import Dataset
 from fsdata.reading.plan import stream_rows
@@ -179,6 +180,8 @@ class FreeScaleDataLoader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
+            self._exchange.abort(f"lost the others: {error}")  # nobody comes any more to hear that this rank leaves
         self.close()
 
     def set_epoch(self, epoch: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fsdata.balance import Balance, StepPlanner
-from fsdata.errors import DataError
+from fsdata.errors import DataError, PeerError
 from fsdata.prefetch import Ahead
 from fsdata.rebalance_steps import Last, Made, RebalanceSteps, Source
 from fsdata.redistribute import StepExchange
@@ -169,6 +169,8 @@ class Rebalanced(Generic[BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
+            self._exchange.abort(f"lost the others: {error}")  # nobody comes any more to hear that this rank leaves
         self.close()
 
     def _end_epoch(self, grace_s: float | None = None) -> None:

@@ -43,6 +43,19 @@ class Board:
         keys = list(keys)
         return _bounded(lambda: self._ask(keys, timeout_s), timeout_s + _PATIENCE_S, self._connection)
 
+    def decide(self, key: str, text: str, timeout_s: float) -> str:
+        """Post `text` under `key` unless somebody did before; in any case, what stands there now."""
+        store = self.store
+        decided = _bounded(lambda: store.compare_set(key, "", text), timeout_s + _PATIENCE_S, self._connection)
+        return decided.decode()
+
+    def lend(self, function: Callable[[dist.Store], T], timeout_s: float) -> T:
+        """`function(store)`, which ends within `timeout_s` unless the store hangs. Raises RuntimeErrors of its own."""
+        done, value = _outcome(lambda: function(self.store), timeout_s + _PATIENCE_S, self._connection)
+        if not done:
+            raise value
+        return value
+
     def _ask(self, keys: list[str], timeout_s: float) -> dict[str, str]:
         """As `wait`. All ranks may wait for one that is late: they ask for that one's key alone, ever less often."""
         store, begin = self.store, time.monotonic()
@@ -61,7 +74,7 @@ class Board:
 
 _ASK_AGAIN_S = 0.005
 _ASK_AGAIN_AT_MOST_S = 0.25
-_PATIENCE_S = 3.0  # what a store that is alive may take for an answer on a busy machine
+_PATIENCE_S = 1.0  # beyond the time limit: what a store that is alive may take for its last answer
 
 
 def connect(store: Any, timeout_s: float) -> dist.Store:
@@ -73,14 +86,22 @@ _unanswered: weakref.WeakKeyDictionary[dist.Store, str] = weakref.WeakKeyDiction
 
 
 def _bounded(function: Callable[[], T], timeout_s: float, connection: dist.Store) -> T:
-    """`function()` in a thread that is left alone after `timeout_s`.
+    """`function()`, which asks `connection`; any error of it is the store's."""
+    done, value = _outcome(function, timeout_s, connection)
+    if not done:
+        raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
+    return value
+
+
+def _outcome(function: Callable[[], Any], timeout_s: float, connection: dist.Store) -> tuple[bool, Any]:
+    """(True, what `function()` gives) or (False, its error), in a thread that is left alone after `timeout_s`.
 
     While a question that was given up on hangs in `connection`, others would hang behind it and are not asked: whoever
     asks for many boards one after the other waits once.
     """
     if (said := _unanswered.get(connection)) is not None:
         raise StoreLost(said)
-    outcome: list[Any] = []
+    outcome: list[tuple[bool, Any]] = []
 
     def call() -> None:
         try:
@@ -99,10 +120,7 @@ def _bounded(function: Callable[[], T], timeout_s: float, connection: dist.Store
         if not outcome:
             raise StoreLost(said)
         _unanswered.pop(connection, None)  # answered just now
-    done, value = outcome[0]
-    if not done:
-        raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
-    return value
+    return outcome[0]
 
 
 def _host() -> str:

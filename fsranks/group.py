@@ -32,7 +32,7 @@ Part = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
 
 _NEVER_SENT = 0x7F5D  # the tag of a message that nobody sends
 _TRIES = 3  # of connecting: now and then the kernel resets one connection of many that are made at once
-_GRACE_S = 3.0  # in which survivors of a failed collective, which all fail at about the same time, say so
+_GRACE_S = 1.5  # in which survivors of a failed collective, which all fail at about the same time, say so
 
 
 class ControlGroup:
@@ -42,8 +42,8 @@ class ControlGroup:
     gets a blocked collective out at once.
 
     Raises:
-        PeerError: a rank died, left, reported an error, or did not take part within `timeout_s`. After that the group
-            is broken and every call raises.
+        PeerError: a rank died, left, reported an error, or did not take part in time: `timeout_s` less what it takes
+            to find out which rank that was. After that the group is broken and every call raises.
     """
 
     def __init__(self, place: Place, *, timeout_s: float) -> None:
@@ -53,7 +53,8 @@ class ControlGroup:
         self.world_size = place.world_size
         self.timeout_s = timeout_s
         self.number = 0
-        self._grace_s = min(_GRACE_S, timeout_s)
+        self._grace_s = min(_GRACE_S, timeout_s / 4)
+        self.wait_s = timeout_s - self._grace_s  # for an exchange; the rest is for the question whose fault it is
         self._board = board_of(place.group, "group", timeout_s)
         self._lock = threading.Lock()
         self._busy = threading.Lock()
@@ -118,6 +119,10 @@ class ControlGroup:
         """The ranks of this machine whose process has ended."""
         return [rank for rank, pid in self._neighbours.items() if not processes.runs(pid)]
 
+    def _is_running(self, rank: int) -> bool:
+        """Whether that rank is known to run: its process is on this machine, and no signal holds it."""
+        return rank in self._neighbours and not processes.is_stopped(self._neighbours[rank])
+
     def abort(self, reason: str) -> None:
         """Close all connections: a collective that blocks here raises at once, the other ranks' next one too.
 
@@ -129,7 +134,7 @@ class ControlGroup:
         with contextlib.suppress(StoreLost):
             self._post(reason)
         if gloo is not None:
-            self._hang_up(gloo)
+            hang_up(gloo, self.rank, self.world_size)
 
     def close(self, reason: str) -> None:
         """Give up the group; no collective may be under way. Leaves no thread and no connection."""
@@ -157,8 +162,10 @@ class ControlGroup:
         Every rank that waited in vain for `waited_s` calls this at about the same time.
         """
         with self._lock:
-            reason = self._reason
+            gloo, reason = self._gloo, self._reason
         if reason is None:
+            if gloo is not None:  # who waits for this rank, and not for the dead one, must also look who is there
+                hang_up(gloo, self.rank, self.world_size)
             try:
                 reason = self._diagnose(waited_s)
             except StoreLost as lost:
@@ -179,21 +186,8 @@ class ControlGroup:
         except RuntimeError as error:
             with self._lock:
                 known = self._reason
-            if known is None:
-                self._hang_up(gloo)  # who waits for this rank, and not for the dead one, must also look who is there
-            reason = known or f"{self.blame(time.monotonic() - start)}. gloo said: {_brief(error)}"
+            reason = known or f"{self.blame(time.monotonic() - start)}. gloo said: {brief(error)}"
             raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
-
-    def _hang_up(self, gloo: Any) -> None:
-        """Close all connections.
-
-        Gloo offers no such call; a receive that nobody answers, given up on after a millisecond, closes every
-        connection of its group. From a rank that is dead it fails before that, hence from every rank.
-        """
-        for ahead in range(1, self.world_size):
-            with contextlib.suppress(RuntimeError):
-                receive = gloo.recv([torch.zeros(1)], (self.rank + ahead) % self.world_size, _NEVER_SENT)
-                receive.wait(datetime.timedelta(milliseconds=1))
 
     def _post(self, reason: str, waited_s: float = 0.0) -> None:
         """Tell the others once what happened here; the first note stands. An empty reason says: alive, and as lost."""
@@ -207,16 +201,17 @@ class ControlGroup:
     def _connect(self) -> Any:
         """Gloo's group, once every rank has one. A connection that breaks while it is made is made again by all."""
         mine = {"machine": processes.machine(), "pid": os.getpid()}
+        end = time.monotonic() + self.timeout_s
         self._board.post(f"here/{self.rank}", "", self._grace_s)
         for number in range(_TRIES):
             try:
                 gloo, failure = self._connect_once(number), ""
             except RuntimeError as error:
-                gloo, failure = None, _brief(error) or type(error).__name__
+                gloo, failure = None, brief(error) or type(error).__name__
                 self._check_here(failure)
             self._board.post(f"connected/{number}/{self.rank}", json.dumps({"failure": failure, **mine}), self._grace_s)
             keys = {f"connected/{number}/{rank}": rank for rank in range(self.world_size)}
-            notes = self._board.wait(keys, self.timeout_s + self._grace_s)
+            notes = self._board.wait(keys, max(end - time.monotonic(), self._grace_s))
             if silent := [rank for key, rank in keys.items() if key not in notes]:
                 raise PeerError(f"the ranks could not connect over gloo: {name_ranks(silent)} did not say if they can")
             given = {rank: json.loads(notes[key]) for key, rank in keys.items()}
@@ -229,12 +224,12 @@ class ControlGroup:
         raise PeerError(f"the ranks could not connect over gloo in {_TRIES} tries: rank {rank}: {failure}")
 
     def _connect_once(self, number: int) -> Any:
-        return dist.ProcessGroupGloo(
-            dist.PrefixStore(f"gloo/{number}", self._board.store),
-            self.rank,
-            self.world_size,
-            datetime.timedelta(seconds=self.timeout_s),
-        )
+        limit = datetime.timedelta(seconds=self.wait_s)
+
+        def connect(store: dist.Store) -> Any:
+            return dist.ProcessGroupGloo(dist.PrefixStore(f"gloo/{number}", store), self.rank, self.world_size, limit)
+
+        return self._board.lend(connect, self.wait_s)
 
     def _check_here(self, failure: str) -> None:
         """Raise PeerError if a rank has not even begun to connect."""
@@ -249,8 +244,9 @@ class ControlGroup:
     def _diagnose(self, waited_s: float) -> str:
         """In words, which rank is the reason that a collective failed here after `waited_s`."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]
+        end = time.monotonic() + self._grace_s
         self._post("", waited_s)
-        notes = self._board.wait([f"note/{rank}" for rank in others], self._grace_s)
+        notes = self._board.wait([f"note/{rank}" for rank in others], max(end - time.monotonic(), 0))
         given = {rank: json.loads(notes[f"note/{rank}"]) for rank in others if f"note/{rank}" in notes}
         told = [f"rank {rank} {note['reason']}" for rank, note in given.items() if note["reason"]]
         if told:
@@ -260,12 +256,15 @@ class ControlGroup:
             # The others may only wait for this rank, elsewhere.
             return f"the process of {name_ranks(ended)} has ended. Look at the log of that rank"
         remedy = "Look at the log of that rank; if it was only busy (evaluation, checkpoint), raise timeout_s"
+        within = f"did not answer within {max(waited_s, 0.1):.1f} s"
+        if silent := [rank for rank in missing if not self._is_running(rank)]:
+            return f"{name_ranks(silent)} {within}: dead or stopped. {remedy}"
         if missing:
-            return f"{name_ranks(missing)} did not answer within {max(waited_s, 0.1):.1f} s: dead or stopped. {remedy}"
+            return f"{name_ranks(missing)} {within}: busy or blocked, not stopped. {remedy}"
         waits = {self.rank: waited_s, **{rank: note["waited_s"] for rank, note in given.items()}}
-        late = [rank for rank, wait in sorted(waits.items()) if wait < self.timeout_s / 2]
-        if max(waits.values()) >= 0.9 * self.timeout_s and late:
-            return f"{name_ranks(late)} came after the others had waited {self.timeout_s:g} s. {remedy}"
+        late = [rank for rank, wait in sorted(waits.items()) if wait < self.wait_s / 2]
+        if max(waits.values()) >= 0.9 * self.wait_s and late:
+            return f"{name_ranks(late)} came after the others had waited {max(waits.values()):.1f} s. {remedy}"
         return "the connections broke although all ranks are alive"
 
 
@@ -315,7 +314,19 @@ def _issue(gloo: Any, part: Part) -> dist.Work:
     return gloo.alltoall_base(out, mine, received, sent)
 
 
-def _brief(error: RuntimeError) -> str:
+def hang_up(gloo: Any, rank: int, world_size: int) -> None:
+    """Close all connections of a gloo group, from any thread: whatever waits in it raises RuntimeError, on all ranks.
+
+    Gloo offers no such call; a receive that nobody answers, given up on after a millisecond, closes every connection of
+    its group. From a rank that is dead it fails before that, hence from every rank.
+    """
+    for ahead in range(1, world_size):
+        with contextlib.suppress(RuntimeError):
+            receive = gloo.recv([torch.zeros(1)], (rank + ahead) % world_size, _NEVER_SENT)
+            receive.wait(datetime.timedelta(milliseconds=1))
+
+
+def brief(error: BaseException) -> str:
     """What gloo says, without its source line and advice."""
     return str(error).partition("] ")[2].partition(". This is")[0] or str(error)
 

@@ -1,7 +1,8 @@
 """Which rank this is, and whether all ranks were given the same job.
 
 Ranks meet before any group is made, over the store of the process group: each posts what it was given, rank 0 compares
-and posts the verdict. A rank that never comes, or that failed before, is named on all others.
+and posts the verdict. A rank whose time limit ends first gives the verdict itself; the first one counts for all. A rank
+that never comes, or that failed before, is named on all others.
 """
 
 import collections
@@ -21,6 +22,7 @@ from fsranks.board import Board, StoreLost, connect
 from fsranks.errors import MismatchError, PeerError
 
 _SHOWN = 120
+_LAST_WORD_S = 0.5  # beyond the time limit, for a store that has answered just now
 _boards: collections.Counter[str] = collections.Counter()
 _connections: weakref.WeakKeyDictionary[dist.Store, dist.Store] = weakref.WeakKeyDictionary()  # by default store
 
@@ -162,17 +164,16 @@ class Meeting:
         return verdict["told"]
 
     def _meet(self, board: Board, mine: dict[str, Any]) -> dict[str, Any]:
-        rank, world_size = self._place.rank, self._place.world_size
+        rank, ranks = self._place.rank, [str(each) for each in range(self._place.world_size)]
         board.post(str(rank), json.dumps(mine), self._timeout_s)
         if rank == 0:
-            verdict = self._judge(board.wait(map(str, range(world_size)), self._timeout_s))
-            board.post("verdict", json.dumps(verdict), self._timeout_s)
-            return verdict
-        # Rank 0 may wait the whole time for somebody else before it can say so.
-        notes = board.wait(["verdict"], self._timeout_s + min(self._timeout_s, 10.0))
-        if "verdict" not in notes:
-            return self._judge(board.wait(map(str, range(world_size)), 0.1))
-        return json.loads(notes["verdict"])
+            notes = board.wait(ranks, self._timeout_s)
+        else:
+            given = board.wait(["verdict"], self._timeout_s)
+            if "verdict" in given:
+                return json.loads(given["verdict"])
+            notes = board.wait(ranks, 0)  # rank 0 is lost, or came later and waits for somebody else
+        return json.loads(board.decide("verdict", json.dumps(self._judge(notes)), _LAST_WORD_S))
 
     def _judge(self, notes: dict[str, str]) -> dict[str, Any]:
         """What the posted notes amount to; rank 0's items are the reference."""

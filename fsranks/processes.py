@@ -15,8 +15,17 @@ def machine() -> str:
 
 def runs(pid: int) -> bool:
     """Whether the process runs; one that has ended and was not collected by its parent does not."""
+    return _state(pid) not in ("", "Z", "X")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is there and does nothing: a signal or a debugger holds it."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    """The letter of /proc; empty where there is no such process."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return False
-    return state not in "ZX"
+        return ""

@@ -289,3 +289,35 @@ def test_who_is_only_busy_is_not_taken_for_dead() -> None:
     for said in (first, busy):
         assert "the process of rank 1 has ended" in said
         assert "2" not in said.partition("gloo said")[0].replace("exchange 0 between the ranks failed on rank 2", "")
+
+
+def stop_while_one_is_busy(rank: int, world_size: int, elsewhere: bool) -> tuple[str, float]:
+    """Rank 2 is stopped, and rank 1 comes when rank 0 has long given its verdict."""
+    limit_s = 4.0
+    group = ControlGroup(resolve(), timeout_s=limit_s)
+    if elsewhere:
+        group._neighbours.clear()
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1 and not elsewhere:
+        time.sleep(limit_s + 2)
+    start = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        group.all_gather(np.zeros(1))
+    took = time.monotonic() - start
+    group.close("done")
+    return str(caught.value), took
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["on one machine", "on three"])
+def test_a_stopped_rank_is_named_within_the_limit_and_no_other(elsewhere: bool) -> None:
+    world = World(SIZE)
+    try:
+        first, second, _ = world.run(stop_while_one_is_busy, elsewhere, lost=[2])
+    finally:
+        world.kill()
+    for said, took in (first, second):
+        assert "rank 2 did not answer within" in said
+        assert "dead or stopped" in said
+        assert took < 4.0 + 2

@@ -19,7 +19,12 @@ class Channel(Protocol):
     """Collectives of one class in one direction, for one thread at a time. They block until done.
 
     Raises PeerError if a rank dies, leaves or is later than the time limit; the message names it.
+
+    Attributes:
+        group: what it runs over, to ask who is lost; None where there is one rank.
     """
+
+    group: ControlGroup | None
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
@@ -102,23 +107,25 @@ class _Agreed:
 
 class GlooChannel:
     def __init__(self, place: Place, *, timeout_s: float) -> None:
-        self._group = ControlGroup(place, timeout_s=timeout_s)
+        self.group = ControlGroup(place, timeout_s=timeout_s)
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        return self._group.tell_all(mine)
+        return self.group.tell_all(mine)
 
     def all_to_all_v(self, parts: Iterable[Part]) -> None:
-        self._group.all_to_all_many(parts, in_flight=IN_FLIGHT)
+        self.group.all_to_all_many(parts, in_flight=IN_FLIGHT)
 
     def abort(self, reason: str) -> None:
-        self._group.abort(reason)
+        self.group.abort(reason)
 
     def close(self, reason: str) -> None:
-        self._group.close(reason)
+        self.group.close(reason)
 
 
 class AloneChannel:
     """The only rank: what it sends to itself."""
+
+    group = None
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         return mine[None].copy()

@@ -209,9 +209,12 @@ class StepExchange:
             self.abort()
             thread.join()
 
-    def abort(self) -> None:
-        """Break the group: a call that blocks in another thread raises at once. Only `close` makes sense after it."""
-        self._group.abort(_LEFT)
+    def abort(self, reason: str = _LEFT) -> None:
+        """Break the group: a call that blocks in another thread raises at once. Only `close` makes sense after it.
+
+        reason: what the other ranks read, behind the name of this one.
+        """
+        self._group.abort(reason)
 
     def close(self) -> None:
         """End the group; ranks that wait for this one raise. No call may be under way. Twice is fine."""

@@ -200,6 +200,8 @@ def lost(
 
 
 LOST = [
+    pytest.param(ODD, signal.SIGKILL, 0, id="killed while all runs plainly"),
+    pytest.param(ODD, signal.SIGSTOP, 0, id="stopped while all runs plainly"),
     pytest.param(ODD, signal.SIGKILL, 3, id="killed"),
     pytest.param(ODD, signal.SIGSTOP, 3, id="stopped"),
     pytest.param(0, signal.SIGKILL, 3, id="host of the store killed"),

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookaheads import META, Flaky, Loader, Told, ahead
 
+from fsranks.errors import PeerError
+
 
 def test_order_of_events():
     told = Told()
@@ -228,6 +230,16 @@ def test_an_interrupt_is_raised_at_once_and_loses_nothing():
     assert batches.unconsumed == "b"
     assert told.events[-1] == ("hold", "a")
     assert list(batches._epoch) == ["b", "c"]
+
+
+def test_a_lost_rank_is_raised_at_once():
+    """Not after another step, in which all would wait for that rank again."""
+    told = Told()
+    batches = ahead(Loader(9, fails={1: PeerError("rank 1 is gone")}), told)
+    with pytest.raises(PeerError, match="rank 1 is gone"):
+        next(batches)
+    assert told.events[-1] == ("fail", "rank 1 is gone")
+    assert batches.unconsumed == "0.0"
 
 
 def test_what_the_listener_raises_is_raised_at_once():

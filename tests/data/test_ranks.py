@@ -115,20 +115,23 @@ def test_ranks_agree_or_all_raise() -> None:
     shared_world(3).run(meet)
 
 
-def miss(rank: int, world_size: int, absent: int) -> str:
+def miss(rank: int, world_size: int, absent: int, late: int = -1) -> str:
+    """Rank `absent` never comes, rank `late` shortly before the others' time ends."""
     if rank == absent:
         return ""
+    if rank == late:
+        time.sleep(2)
     start = time.monotonic()
     with pytest.raises(PeerError) as caught, Meeting(resolve(), what="test", timeout_s=3) as meeting:
         meeting.agree({"seed": "7"})
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 3 + 2
     return str(caught.value)
 
 
-@pytest.mark.parametrize("absent", [0, 1])
-def test_a_rank_that_never_comes_is_named(absent: int) -> None:
+@pytest.mark.parametrize(("absent", "late"), [(0, -1), (1, -1), (2, 0)])
+def test_a_rank_that_never_comes_is_named(absent: int, late: int) -> None:
     with World(3) as world:
-        answers = world.run(miss, absent)
+        answers = world.run(miss, absent, late)
     for rank, text in enumerate(answers):
         assert (rank == absent) == (text == "")
         assert rank == absent or f"rank {absent} did not come within 3 s" in text
