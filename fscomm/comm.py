@@ -215,14 +215,11 @@ class Comm:
     def _take_over(self, m: int, module: binding.Binding) -> None:
         assert self._engine is not None
         engine, target = self._engine, module.module
-        before = vars(target).get("forward")
-        target.forward = _Forward(self, m)
+        ours = target.forward = _Forward(self, m)
 
         def give_back() -> None:
-            if before is None:
+            if vars(target).get("forward") is ours:
                 del target.forward
-            else:
-                target.forward = before
 
         self._undo.callback(give_back)
         for door in engine.doors(m):
@@ -236,9 +233,25 @@ class Comm:
         ):
             self._undo.callback(undo)
 
+    def _note_replaced(self) -> None:
+        """Report the modules whose forward is somebody else's by now. Their kernels keep the order all the same.
+
+        Raises:
+            NotServedError: if `strict`.
+        """
+        engine = self._engine
+        assert engine is not None
+        for m, module in enumerate(engine.modules):
+            forward = vars(module.module).get("forward")
+            if not (isinstance(forward, _Forward) and forward.comm is self):
+                who = type(forward).__name__
+                engine.report_plain(m, f"its forward was replaced inside the block, by {who}: enable cannot serve that")
+
     def _forward(self, m: int, features: Any) -> Any:
         engine = self._engine
         assert engine is not None
+        if self._over:
+            return engine.modules[m].plain(features)
         if self._batch is not None and torch.is_grad_enabled():
             why = self._finder.learn(m, self._batch, features)
             if why is not None:
@@ -266,6 +279,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
+            self._note_replaced()
             engine.flush()
         except BaseException as error:
             engine.abort(f"failed: {error}")
@@ -284,14 +298,14 @@ class Comm:
 
 
 class _Forward:
-    """In the place of a sharded module's `forward`."""
+    """In the place of a sharded module's `forward`. After the block, if somebody kept it, it is that forward."""
 
     def __init__(self, comm: Comm, m: int) -> None:
-        self._comm = comm
+        self.comm = comm
         self._m = m
 
     def __call__(self, features: Any) -> Any:
-        return self._comm._forward(self._m, features)
+        return self.comm._forward(self._m, features)
 
 
 class _Listener(Generic[T]):
@@ -307,6 +321,7 @@ class _Listener(Generic[T]):
     def hold(self, batch: T) -> None:
         self._comm._batch = batch
         if (engine := self._comm._engine) is not None:
+            self._comm._note_replaced()
             engine.hold()
 
     def end(self) -> None:
@@ -331,8 +346,11 @@ def _sharded_modules(model: nn.Module) -> dict[str, Any]:
             f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
         )
     for name, module in found.items():
-        if isinstance(vars(module).get("forward"), _Forward):
-            raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
+        forward = vars(module).get("forward")
+        if isinstance(forward, _Forward):
+            if not forward.comm._over:
+                raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
+            del module.forward  # kept by a pipeline, and put back after the block
     return found
 
 

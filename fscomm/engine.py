@@ -1,9 +1,9 @@
 """The engine: takes batches one step ahead, forwards and backwards as they come, and lets lanes do the work.
 
-Four threads. The training thread runs hooks of the user's loop; it touches tables in a module's own forward only, and
+Five threads. The training thread runs hooks of the user's loop; it touches tables in a module's own forward only, and
 no socket but for one control word per forward. The ids lane exchanges ids one step ahead. The urgent lane carries
-collision traffic, the bulk lane exclusive traffic. When tables may be touched is the law of `order.py`; this file says
-what there is to do, in the order of the user's loop.
+collision traffic, the bulk lane exclusive traffic; the plain lane applies updates of what is not served. When tables
+may be touched is the law of `order.py`; this file says what there is to do, in the order of the user's loop.
 
 Nothing here waits for a lane inside backward, except a forward that is called there (activation checkpointing).
 """

@@ -18,7 +18,8 @@ from fscomm.layout import GroupLayout
 from fscomm.peer_watch import PeerWatch
 from fscomm.record import Recorder
 from fscomm.schedule import Schedule
-from fscomm.traffic import Traffic
+from fscomm.tables import Tables
+from fscomm.traffic import PlainUpdates, Traffic
 from fscomm.transports.gloo import Channel, channel
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
@@ -28,7 +29,8 @@ T = TypeVar("T")
 Link = TypeVar("Link", Channel, Transport)
 OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
 CHUNKS_UNDER_WAY = 2  # of bulk: one follows the other without a pause
-LANES = ("ids", "urgent", "bulk")
+LANES = ("ids", "urgent", "bulk", "plain")
+IN_BACKGROUND = ("ids", "bulk")
 
 
 class Links:
@@ -38,7 +40,7 @@ class Links:
         gate: who may use the wire.
         agreement, peers: for the training thread.
         stage: for the ids lane.
-        urgent, bulk: for the lane of that name.
+        urgent, bulk, plain: for the lane of that name.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Links:
         self._recorder = recorder
         self._device = device
         self._error: BaseException | None = None
+        self._held_up: Pending[Any] | None = None  # the last work of the urgent lane that had to wait for another lane
         layouts = [layout for module in modules for layout in module.layouts]
         chunk_bytes = max(layout.chunk_bytes for layout in layouts)
         self.gate = Gate(schedule=Schedule(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes))
@@ -77,10 +80,11 @@ class Links:
             self.stage = IdsStage(ids, self.gate, layouts, module_of, device.where)
             self.urgent = self._traffic("urgent", "collision", modules, layouts, None)
             self.bulk = self._traffic("bulk", "exclusive", modules, layouts, self.gate)
+            self.plain = PlainUpdates(_tables(modules), recorder)
             self._lanes: dict[str, Lane] = {}
             opened.callback(self._close_lanes)
             for name in LANES:
-                self._lanes[name] = Lane(name, self._failed, device=device, background=name != "urgent")
+                self._lanes[name] = Lane(name, self._failed, device=device, background=name in IN_BACKGROUND)
             opened.pop_all()
 
     def submit(self, lane: str, work: Callable[[], T], *, after: Sequence[Pending[Any]] = ()) -> Pending[T]:
@@ -98,10 +102,11 @@ class Links:
     ) -> Pending[None]:
         """The same in the urgent lane; the wire is kept for it until all ranks have done it.
 
-        It is kept from the moment on when nothing has to be waited for: what is waited for may need the wire itself.
+        It is kept from the moment on when neither this work nor any before it in the lane has to wait for something
+        else: what they wait for may need the wire itself.
         `expecting`: whether a control word will follow soon.
         """
-        at_once = all(each.done() for each in after)
+        at_once = all(each.done() for each in after) and (self._held_up is None or self._held_up.done())
         if at_once:
             self.gate.enter()
 
@@ -118,6 +123,8 @@ class Links:
             self.gate.leave(expecting=expecting())
 
         done = self._lanes["urgent"].submit(in_turn)
+        if not at_once:
+            self._held_up = done
         self._lanes["urgent"].submit(leave)
         return done
 
@@ -163,9 +170,14 @@ class Links:
         return Traffic(
             kind,
             layouts,
-            [module.tables(g) for module in modules for g in range(len(module.layouts))],
+            _tables(modules),
             gradients=self._rows[f"{lane} gradients"],
             rows=self._rows[f"{lane} rows"],
             gate=gate,
             recorder=self._recorder,
         )
+
+
+def _tables(modules: Sequence[binding.Binding]) -> list[Tables]:
+    """Of every group, with shadows for one lane."""
+    return [module.tables(g) for module in modules for g in range(len(module.layouts))]

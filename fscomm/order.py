@@ -16,7 +16,7 @@ before and the step after use, too. An access is told by the steps that its rows
 | collision gradients of n update | each backward pass through n | within n and n+1 | urgent lane |
 | deferred gradients of n update | each backward pass through n | within n, without n+1 | bulk lane |
 | the module's own forward reads | that forward, in training or not | any | the calling thread |
-| its update | each backward pass through it | within n if it read R_n, else any | bulk lane |
+| its update | each backward pass through it | within n if it read R_n, else any | plain lane |
 | the user reads or writes the state | there | any | the calling thread |
 
 From this follows all else:

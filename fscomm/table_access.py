@@ -88,11 +88,11 @@ class TableAccess:
         for m in modules:
             groups = [g for g in self._groups[m] if g in step.nodes]
             in_bulk = partial(self._links.bulk.update, step, gradients, groups, collision=False)
-            self._update_in_bulk(m, deferred, in_bulk, planned)
+            self._update(m, deferred, "bulk", in_bulk, planned)
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: Update) -> None:
         """Update one kernel; its gradients are here already."""
-        self._update_in_bulk(m, rows, partial(self._links.bulk.update_plainly, group, kernel, update))
+        self._update(m, rows, "plain", partial(self._links.plain.update, group, kernel, update))
 
     def forget(self, step: Step, modules: Iterable[int]) -> None:
         """The forward of `step` has come for `modules`, or never will."""
@@ -115,9 +115,9 @@ class TableAccess:
     def _before(self, modules: Iterable[int], rows: Rows) -> list[Pending[Any]]:
         return [update for m in modules for update in self._order[m].before(rows)]
 
-    def _update_in_bulk(self, m: int, rows: Rows, work: Callable[[], None], *planned: Pending[Any]) -> None:
+    def _update(self, m: int, rows: Rows, lane: str, work: Callable[[], None], *planned: Pending[Any]) -> None:
         after = [*planned, *self._order[m].before(rows)]
-        self._updated(m, rows, self._links.submit("bulk", work, after=after))
+        self._updated(m, rows, self._links.submit(lane, work, after=after))
 
     def _fetched(self, step: Step, modules: Sequence[int], rows: Rows, done: Pending[None]) -> None:
         for m in modules:

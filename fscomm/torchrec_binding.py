@@ -93,6 +93,8 @@ def problem_here(module: Any) -> str | None:
         return f"its tables are on {device.type}"
     if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
         return "a tracker follows its lookups"
+    if (replaced := vars(module).get("forward")) is not None:
+        return f"its forward was replaced by {type(replaced).__name__}, such as train pipelines do"
     for lookup in module._lookups:
         if lookup._need_prefetch or lookup.optim_state_tracker_fn is not None:
             return "a tracker or a cache follows its lookups"

@@ -77,11 +77,6 @@ class Traffic:
                 if g in gradients:
                     self._tables[g].apply(_back(step, g, collision)[1], received[g], step.hypers[g])
 
-    def update_plainly(self, group: int, kernel: int, update: Update) -> None:
-        """An update by a forward of TorchRec's own: its gradients are with the owners already."""
-        with self._recorder.span("plain apply"):
-            update(lambda: self._tables[group].shadows[kernel])
-
     def meet(self) -> None:
         """Return when all ranks have come here."""
         self._rows.meet()
@@ -140,6 +135,21 @@ class Traffic:
                 layout.module, step.number, kind, elsewhere[0] * layout.row_bytes, elsewhere[1] * layout.row_bytes
             )
             yield of_out, of_mine, received[number], sent[number]
+
+
+class PlainUpdates:
+    """Updates by forwards of TorchRec's own: the gradients are with the owners already. In the plain lane.
+
+    The next forward waits for them, so they stand behind no exchange of rows that nobody waits for yet.
+    """
+
+    def __init__(self, tables: Sequence[Tables], recorder: Recorder) -> None:
+        self._tables = tables
+        self._recorder = recorder
+
+    def update(self, group: int, kernel: int, update: Update) -> None:
+        with self._recorder.span("plain apply"):
+            update(lambda: self._tables[group].shadows[kernel])
 
 
 def _lookup(step: Step, group: int, collision: bool) -> Lookup:
