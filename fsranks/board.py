@@ -50,8 +50,12 @@ class Board:
         return decided.decode()
 
     def lend(self, function: Callable[[dist.Store], T], timeout_s: float) -> T:
-        """`function(store)`, which ends within `timeout_s` unless the store hangs. Raises RuntimeErrors of its own."""
-        done, value = _outcome(lambda: function(self.store), timeout_s + _PATIENCE_S, self._connection)
+        """`function(store)`, given up on after `timeout_s`. Raises RuntimeError for a reason other than the store."""
+        outcome = _in_thread(lambda: function(self.store), timeout_s)
+        if not outcome:
+            self.wait([""], 0)  # raises StoreLost if that is why
+            raise RuntimeError(f"no end after {timeout_s:g} s")
+        done, value = outcome[0]
         if not done:
             raise value
         return value
@@ -86,21 +90,30 @@ _unanswered: weakref.WeakKeyDictionary[dist.Store, str] = weakref.WeakKeyDiction
 
 
 def _bounded(function: Callable[[], T], timeout_s: float, connection: dist.Store) -> T:
-    """`function()`, which asks `connection`; any error of it is the store's."""
-    done, value = _outcome(function, timeout_s, connection)
-    if not done:
-        raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
-    return value
-
-
-def _outcome(function: Callable[[], Any], timeout_s: float, connection: dist.Store) -> tuple[bool, Any]:
-    """(True, what `function()` gives) or (False, its error), in a thread that is left alone after `timeout_s`.
+    """`function()`, which asks `connection`, in a thread that is left alone after `timeout_s`.
 
     While a question that was given up on hangs in `connection`, others would hang behind it and are not asked: whoever
     asks for many boards one after the other waits once.
     """
     if (said := _unanswered.get(connection)) is not None:
         raise StoreLost(said)
+    outcome = _in_thread(function, timeout_s, lambda: _unanswered.pop(connection, None))
+    if not outcome:
+        said = f"{_host()}, which hosts the job's store, does not answer within {timeout_s:g} s: dead or stopped"
+        _unanswered[connection] = said
+        if not outcome:
+            raise StoreLost(said)
+        _unanswered.pop(connection, None)  # answered just now
+    done, value = outcome[0]
+    if not done:
+        raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
+    return value
+
+
+def _in_thread(
+    function: Callable[[], Any], timeout_s: float, then: Callable[[], object] = lambda: None
+) -> list[tuple[bool, Any]]:
+    """[(True, what `function()` gives)] or [(False, its error)]; empty until it has ended. `then` is called behind."""
     outcome: list[tuple[bool, Any]] = []
 
     def call() -> None:
@@ -109,18 +122,12 @@ def _outcome(function: Callable[[], Any], timeout_s: float, connection: dist.Sto
         except (RuntimeError, OSError) as error:
             outcome.append((False, error))
         finally:
-            _unanswered.pop(connection, None)
+            then()
 
     thread = threading.Thread(target=call, name="freescale-board", daemon=True)
     thread.start()
     thread.join(timeout_s)
-    if not outcome:
-        said = f"{_host()}, which hosts the job's store, does not answer within {timeout_s:g} s: dead or stopped"
-        _unanswered[connection] = said
-        if not outcome:
-            raise StoreLost(said)
-        _unanswered.pop(connection, None)  # answered just now
-    return outcome[0]
+    return outcome
 
 
 def _host() -> str:

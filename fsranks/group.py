@@ -121,7 +121,7 @@ class ControlGroup:
 
     def _is_running(self, rank: int) -> bool:
         """Whether that rank is known to run: its process is on this machine, and no signal holds it."""
-        return rank in self._neighbours and not processes.is_stopped(self._neighbours[rank])
+        return rank in self._neighbours and processes.is_active(self._neighbours[rank])
 
     def abort(self, reason: str) -> None:
         """Close all connections: a collective that blocks here raises at once, the other ranks' next one too.
@@ -202,18 +202,22 @@ class ControlGroup:
         """Gloo's group, once every rank has one. A connection that breaks while it is made is made again by all."""
         mine = {"machine": processes.machine(), "pid": os.getpid()}
         end = time.monotonic() + self.timeout_s
-        self._board.post(f"here/{self.rank}", "", self._grace_s)
+        self._board.post(f"here/{self.rank}", json.dumps(mine), self.timeout_s)
         for number in range(_TRIES):
             try:
                 gloo, failure = self._connect_once(number), ""
             except RuntimeError as error:
                 gloo, failure = None, brief(error) or type(error).__name__
+            left_s = max(end - time.monotonic(), self._grace_s)
+            self._board.post(f"connected/{number}/{self.rank}", json.dumps({"failure": failure, **mine}), left_s)
+            if failure:
                 self._check_here(failure)
-            self._board.post(f"connected/{number}/{self.rank}", json.dumps({"failure": failure, **mine}), self._grace_s)
             keys = {f"connected/{number}/{rank}": rank for rank in range(self.world_size)}
             notes = self._board.wait(keys, max(end - time.monotonic(), self._grace_s))
             if silent := [rank for key, rank in keys.items() if key not in notes]:
-                raise PeerError(f"the ranks could not connect over gloo: {name_ranks(silent)} did not say if they can")
+                self._check_here(failure)
+                lost = [rank for rank in silent if not self._is_running(rank)] or silent
+                raise PeerError(f"the ranks could not connect over gloo: {name_ranks(lost)} did not say if they can")
             given = {rank: json.loads(notes[key]) for key, rank in keys.items()}
             failures = {rank: note["failure"] for rank, note in given.items() if note["failure"]}
             if not failures:
@@ -232,13 +236,18 @@ class ControlGroup:
         return self._board.lend(connect, self.wait_s)
 
     def _check_here(self, failure: str) -> None:
-        """Raise PeerError if a rank has not even begun to connect."""
+        """Raise PeerError if a rank has not even begun to connect, or ended since."""
         keys = {f"here/{rank}": rank for rank in range(self.world_size)}
         here = self._board.wait(keys, self._grace_s)
         if absent := [rank for key, rank in keys.items() if key not in here]:
             raise PeerError(
                 f"the ranks could not connect over gloo: {name_ranks(absent)} did not come within {self.timeout_s:g} "
                 f"s. gloo said: {failure}"
+            )
+        self._neighbours = _neighbours({rank: json.loads(here[key]) for key, rank in keys.items()}, self.rank)
+        if ended := self.gone():
+            raise PeerError(
+                f"the ranks could not connect over gloo: {name_ranks(ended)} has ended. Look at the log of that rank"
             )
 
     def _diagnose(self, waited_s: float) -> str:

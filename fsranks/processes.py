@@ -18,9 +18,9 @@ def runs(pid: int) -> bool:
     return _state(pid) not in ("", "Z", "X")
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether the process is there and does nothing: a signal or a debugger holds it."""
-    return _state(pid) in ("T", "t")
+def is_active(pid: int) -> bool:
+    """Whether the process runs and neither a signal nor a debugger holds it."""
+    return runs(pid) and _state(pid) not in ("T", "t")
 
 
 def _state(pid: int) -> str:

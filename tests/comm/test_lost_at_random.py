@@ -117,7 +117,7 @@ def check(fate: Fate, moment: Path) -> list[float]:
             continue
         kind, text, ended, left = answer
         took.append(ended - float(moment.read_text()))
-        assert kind == "PeerError", (rank, kind, text)
+        assert kind in ("PeerError", "StoreLost"), (rank, kind, text)
         assert f"rank {fate.who}" in text, (rank, text)
         blamed = {int(each) for found in BLAMED.findall(text) for each in found.split(",")}
         assert blamed == {fate.who}, (rank, text)
