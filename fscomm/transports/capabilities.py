@@ -39,7 +39,7 @@ class Capabilities:
         index, uuid, gpu: the CUDA device, by the process's own numbers, by its own, and by name.
         torch: version.
         nccl: version of the library that is loaded, most significant number first.
-        nccl4py, cuda_bindings: versions of the Python packages.
+        cuda_bindings: version of the Python package.
         driver: the newest CUDA that the driver serves: 12080 is 12.8.
         reach: by uuid of the other devices that this process sees, how this one gets at their memory: nvlink, peer
             (over PCIe), none. A process that sees only its own device knows nothing.
@@ -54,7 +54,6 @@ class Capabilities:
     uuid: str | None = None
     gpu: str | None = None
     nccl: tuple[int, ...] | None = None
-    nccl4py: str | None = None
     cuda_bindings: str | None = None
     driver: int | None = None
     reach: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +86,6 @@ def read(device: torch.device) -> Capabilities:
         "device": device.type,
         "host": machine(),
         "torch": torch.__version__,
-        "nccl4py": _or_none(lambda: importlib.metadata.version("nccl4py")),
         "cuda_bindings": _or_none(lambda: importlib.metadata.version("cuda-bindings")),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }

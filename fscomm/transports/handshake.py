@@ -59,10 +59,6 @@ class Handshake:
             self._compare(of_all[:, len(word) + 1 :])
         return int(of_all[:, len(word)].max())
 
-    def everywhere(self, here: bool) -> bool:
-        """Whether all ranks say so. Blocks for all ranks. Raises PeerError."""
-        return bool(self.group.tell_all(np.array([here], np.int64)).all())
-
     def gone(self) -> list[int]:
         """The ranks of this machine whose process has ended."""
         return self.group.gone()

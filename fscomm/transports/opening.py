@@ -1,16 +1,12 @@
 """A transport by its name."""
 
-import importlib.util
-import logging
-
 from fscomm.device import Device
 from fscomm.transports.choose import NAMES
-from fscomm.transports.cuda_driver import CudaDriver, CudaStreams, engine_copy
+from fscomm.transports.cuda_driver import CudaDriver, engine_copy
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.host import host_collective, host_collectives
 from fscomm.transports.nccl import NcclTransport, nccl_backend
-from fscomm.transports.nccl_windows import NcclWindows
 from fscomm.transports.padded import PaddedTransport
 from fscomm.transports.ring import Ring
 from fscomm.transports.shared_memory import SharedMemory
@@ -18,8 +14,6 @@ from fscomm.transports.staged import HostStaged
 from fscomm.transports.streams import StreamFabric
 from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.place import Place
-
-log = logging.getLogger("fscomm")
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -76,17 +70,6 @@ def _copy_engine(handshake: Handshake, device: Device) -> Transport:
 
 
 def _nccl_ce(place: Place, handshake: Handshake, device: Device) -> Transport:
-    """By put and signal where all ranks can, else by even operations on padded buffers."""
-    if handshake.everywhere(importlib.util.find_spec("nccl") is not None):
-        fabric = None
-        try:
-            fabric = NcclWindows(handshake, CudaStreams(device.where))
-        except (ImportError, RuntimeError) as error:
-            log.info("fscomm: nccl-ce pads: %s", error)
-        if handshake.everywhere(fabric is not None):
-            assert fabric is not None
-            return Ring(fabric, handshake, name="nccl-ce")
-        if fabric is not None:
-            fabric.close()
+    """Even operations on padded, registered buffers, under NCCL's policy of no kernel."""
     backend = nccl_backend(place, device.where, timeout_s=handshake.timeout_s, zero_cta=True)
     return PaddedTransport(backend, handshake, device, copy=engine_copy(device.where))

@@ -18,7 +18,6 @@ GPU = Capabilities(
     index=0,
     gpu="H200",
     nccl=(2, 29, 7),
-    nccl4py="0.6.0",
     cuda_bindings="13.5.0",
     driver=13000,
     pinned=True,

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 from exact import compare
-from exact_configs import CONFIGS
+from exact_configs import CONFIGS, configs
 from exact_loops import LOOPS
-from hypothesis import given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_exact import RANDOM, configs
 from worlds import shared_world
 
 TRANSPORTS = ["copy-engine", "host-staged"]
@@ -35,7 +34,12 @@ def test_loops(transport: str, loop: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@settings(max_examples=60, **RANDOM)  # type: ignore[arg-type]
+@settings(
+    max_examples=60,
+    phases=[Phase.explicit, Phase.generate],
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(
     size=st.integers(2, 4), config=configs(), loop=st.sampled_from(sorted(LOOPS)), transport=st.sampled_from(TRANSPORTS)
 )
