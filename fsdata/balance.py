@@ -12,12 +12,15 @@ import torch.distributed as dist
 
 from fsdata.autotune import AutoTune
 from fsdata.cost import CostModel, Polynomial
-from fsdata.packing import Method, pack
+from fsdata.packing import Method, OverCapError, Plan, pack
 from fsdata.packing.plan import straggler_share
 from fsdata.redistribute.exchange import Assignment, GlobalBatch
 
 _NO_SPEED = ("fbs",)
 _NO_CAP = ("fbs", "vbs-contiguous")
+_NO_CARRY = (
+    "Only FreeScaleDataLoader(balance=...) can carry rows over to the next step; elsewhere every batch has to fit"
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -30,6 +33,9 @@ class Balance:
         cost: lengths -> cost of every sample. Where nothing has a cost, as without sequences, ranks get the same number
             of candidates or, without those, of samples.
         max_tokens: cap on the elements (of all sequences and candidates together) of one rank, against out of memory.
+            Where a global batch does not fit, `FreeScaleDataLoader` carries the last rows of every rank over to the
+            next step (`StepStats.carried`); a single sample above the cap is an error. `rebalance` and
+            `EmbeddingBalance` cannot carry rows over: there such a batch is an error too.
         ranks_per_node: for `hierarchical`.
         autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
         process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
@@ -88,15 +94,21 @@ class StepPlanner:
     """The planner of one loader on `world_size` ranks: an exchange calls it with every global batch, in order.
 
     A function of the gathered lengths and reports alone; with AutoTune it has a state, the same on every rank.
+
+    carry: whether a plan may leave samples to the next step where not all fit under `max_tokens`.
     """
 
-    def __init__(self, balance: Balance, world_size: int) -> None:
+    def __init__(self, balance: Balance, world_size: int, *, carry: bool = False) -> None:
         self._balance = balance
         self._world_size = world_size
+        self._carry = carry
         self._tune = AutoTune(world_size) if balance.autotune and world_size > 1 else None
 
     def __call__(self, batch: GlobalBatch) -> Assignment:
-        """Raises ValueError where no plan keeps `max_tokens` (naming the longest sample) or AutoTune has no reports."""
+        """Raises ValueError where no plan keeps `max_tokens` (naming the longest sample) or AutoTune has no reports.
+
+        A planner that may carry raises only for a single sample above `max_tokens`.
+        """
         balance, tune = self._balance, self._tune
         tokens = _tokens(batch)
         cost = np.asarray(balance.cost(batch.lengths)) if batch.lengths else tokens
@@ -107,25 +119,54 @@ class StepPlanner:
         if tune is not None:
             tune.observe([(status.compute_step, status.compute_ns) for status in batch.statuses])
             speed = tune.speed
-        plan = pack(
-            cost,
-            self._world_size,
-            method=balance.method,
-            home=batch.home,
-            tokens=tokens,
-            max_tokens=balance.max_tokens,
-            ranks_per_node=balance.ranks_per_node,
-            speed=speed,
-        )
+        plan, rows, part = self._pack(cost, tokens, batch.home, speed)
         before = np.zeros(self._world_size, np.int64)
-        np.add.at(before, batch.home, cost)
+        np.add.at(before, batch.home[part], cost[part])
         if tune is not None:
             tune.planned(batch.number, plan.load.tolist())
         return Assignment(
             rank=plan.rank,
+            rows=rows,
             straggler_before=straggler_share(before, speed),
             straggler_after=plan.straggler,
         )
+
+    def _pack(
+        self, cost: np.ndarray, tokens: np.ndarray, home: np.ndarray, speed: np.ndarray | None
+    ) -> tuple[Plan, int | None, np.ndarray | slice]:
+        """(plan, rows, samples planned): of the first `rows` samples of every home rank, None for all.
+
+        `rows` is the largest that bisection finds a plan for. With one sample of every rank there always is one. A job
+        of one rank has no nodes, so there all methods are one.
+        """
+        balance, alone = self._balance, self._world_size == 1
+
+        def plan(part: np.ndarray | slice) -> Plan:
+            return pack(
+                cost[part],
+                self._world_size,
+                method="vbs" if alone else balance.method,
+                home=home[part],
+                tokens=tokens[part],
+                max_tokens=balance.max_tokens,
+                ranks_per_node=None if alone else balance.ranks_per_node,
+                speed=speed,
+            )
+
+        try:
+            return plan(slice(None)), None, slice(None)
+        except OverCapError as error:
+            if not self._carry:
+                raise ValueError(f"{error}. {_NO_CARRY}") from error
+        row = np.arange(len(home)) - np.searchsorted(home, home)
+        best, fits, too_many = plan(row < 1), 1, int(row.max()) + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            try:
+                best, fits = plan(row < middle), middle
+            except OverCapError:
+                too_many = middle
+        return best, fits, row < fits
 
     def state_dict(self) -> dict[str, Any] | None:
         """AutoTune's state after the last plan, JSON-able; None without AutoTune."""

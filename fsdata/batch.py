@@ -21,6 +21,8 @@ class StepStats:
         straggler_before, straggler_after: planned share of waiting (1 - mean / max of the ranks' cost) without and
             with redistribution; None without `balance`.
         moved: share of the global batch's events that changed rank; None without `balance`.
+        carried: rows of all ranks that were read for this step and come in the next one, because with them no plan
+            keeps `Balance(max_tokens=...)`. They do not count in the other fields.
     """
 
     epoch: int
@@ -32,6 +34,7 @@ class StepStats:
     straggler_before: float | None = None
     straggler_after: float | None = None
     moved: float | None = None
+    carried: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,10 +146,11 @@ class FreeScaleDataLoader:
         self._turn = Turn()
         if needs_peers:
             self._turn.settle()
+        if needs_peers or (balance is not None and balance.max_tokens is not None):
             self._exchange = StepExchange(
                 self._place, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
             )
-            self._planner = StepPlanner(balance, self._place.world_size) if balance else None
+            self._planner = StepPlanner(balance, self._place.world_size, carry=True) if balance else None
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._place.world_size)
         self._next_epoch = 0
@@ -171,7 +172,10 @@ class FreeScaleDataLoader:
         return self._epoch(progress, turn, resumed=loaded is not None)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch; an upper bound where rows can drop out while reading."""
+        """Steps of a whole epoch, if no row drops out while reading and `max_tokens` carries none over.
+
+        Rows that drop out make it fewer; every row carried over can make it more.
+        """
         return -(-self._data.rows // (self._place.world_size * self._options.batch_size))
 
     def __enter__(self) -> Self:

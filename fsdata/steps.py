@@ -8,7 +8,7 @@ Three ways to make a step, by what the ranks have to tell each other:
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from fsdata.batch import Batch, StepStats
 from fsdata.buffers import Pool
 from fsdata.layout import Layout
 from fsdata.reading.reader import Reader
-from fsdata.redistribute import RecordSpec, Status, StepExchange
+from fsdata.redistribute import RecordSpec, Status, Step, StepExchange
 from fsdata.rows import RowTable
 from fsdata.state import Progress
 
@@ -34,7 +34,6 @@ class Share:
         rank, world_size, batch_size: of the job; `batch_size` samples per rank and step.
         left: int64 [W], planned rows that each rank still has to pass.
         progress: where the job stands before the first of these steps.
-        full_steps: steps in which every rank delivers `batch_size` samples, if no row drops out.
     """
 
     rank: int
@@ -43,18 +42,12 @@ class Share:
     left: np.ndarray
     progress: Progress
 
-    full_steps: int = field(init=False)
+    def counts(self, passed: np.ndarray) -> np.ndarray:
+        """int64 [W]: samples of every rank in the step after `passed` [W] rows of this stretch, if no row drops out.
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "full_steps", int(self.left.sum()) // (self.world_size * self.batch_size))
-
-    def counts(self, step: int) -> np.ndarray:
-        """int64 [W]: samples of every rank in step `step` of this stretch, if no row drops out.
-
-        All global batches are full but the last, whose samples are dealt out evenly: counts differ by at most one.
+        `left` differs by at most one where no row drops out, so the last global batch is dealt out evenly too.
         """
-        ahead = np.maximum(self.left - step * self.batch_size, 0)
-        return np.minimum(ahead, self.batch_size) if step < self.full_steps else ahead
+        return np.minimum(self.left - passed, self.batch_size)
 
 
 class Steps(ABC):
@@ -66,6 +59,7 @@ class Steps(ABC):
         self.layout = layout
         self.pool = pool
         self.step = 0
+        self.passed = np.zeros(share.world_size, np.int64)
         self.over = False
         self.dropped = 0
 
@@ -76,7 +70,8 @@ class Steps(ABC):
     def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, Status]:
         """This rank's rows of the step in hand; an error in reading them is told to the other ranks, then raised."""
         share = self.share
-        wanted = int(share.counts(self.step)[share.rank]) if planned else share.batch_size
+        counts = share.counts(self.passed)
+        wanted = int(counts[share.rank]) if planned else share.batch_size
         try:
             table = self.reader.take(wanted)
         except Exception as error:
@@ -84,7 +79,7 @@ class Steps(ABC):
             if exchange is not None:
                 exchange.fail(error, self._status())
             raise
-        last = not share.counts(self.step + 1).any() if planned else table.num_rows < wanted
+        last = not share.counts(self.passed + counts).any() if planned else table.num_rows < wanted
         return table, self._status(rows=table.num_rows, position=self.reader.position, ended=last)
 
     def _status(self, **known: Any) -> Status:
@@ -95,8 +90,9 @@ class Steps(ABC):
         return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
 
     def _progress(self, positions: Sequence[int], tuning: dict | None = None) -> Progress:
-        """Progress after the step in hand, and on to the next."""
+        """Progress after the step in hand, and on to the next. positions: [W] rows passed in this stretch."""
         self.step += 1
+        self.passed = np.array(positions, np.int64)
         before = self.share.progress
         return Progress(
             epoch=before.epoch,
@@ -127,7 +123,7 @@ class PlannedSteps(Steps):
     """Steps whose sizes are known beforehand; the ranks never talk."""
 
     def next(self) -> tuple[Batch, Progress] | None:
-        counts = self.share.counts(self.step)
+        counts = self.share.counts(self.passed)
         if not counts.any():
             self.over = True
             return None
@@ -136,8 +132,7 @@ class PlannedSteps(Steps):
         items = group_items(table, self.layout) if self.share.world_size == 1 else {}
         stats = self._stats(samples, int(counts.sum()), global_items=items)
         batch = self._batch(table, self._own_origin(samples), stats)
-        passed = np.minimum(self.share.left, (self.step + 1) * self.share.batch_size)
-        return batch, self._progress((passed if self.step < self.share.full_steps else self.share.left).tolist())
+        return batch, self._progress((self.passed + counts).tolist())
 
 
 class AgreedSteps(Steps):
@@ -180,7 +175,10 @@ class AgreedSteps(Steps):
 
 
 class BalancedSteps(Steps):
-    """Steps whose global batch is dealt out anew over the ranks; ranks that ran out of rows still get their share."""
+    """Steps whose global batch is dealt out anew over the ranks; ranks that ran out of rows still get their share.
+
+    Rows that the plan carries over to the next step go back to the reader, as if they had not been read.
+    """
 
     def __init__(
         self,
@@ -207,6 +205,7 @@ class BalancedSteps(Steps):
         table, status = self._take(self._exchange, self._sure)
         try:
             step = self._exchange.step(table, self._spec, self._planner, status)
+            positions = self._positions(step)
         except Exception:
             self.over = True
             raise
@@ -221,9 +220,17 @@ class BalancedSteps(Steps):
             straggler_before=step.straggler_before,
             straggler_after=step.straggler_after,
             moved=step.moved,
+            carried=step.carried,
         )
         batch = self._batch(step.table, step.origin, stats)
-        return batch, self._progress([status.position for status in step.statuses], self._planner.state_dict())
+        return batch, self._progress(positions, self._planner.state_dict())
+
+    def _positions(self, step: Step) -> list[int]:
+        """Rows that every rank has passed with `step`."""
+        if not step.carried:
+            return [status.position for status in step.statuses]
+        self.reader.put_back(step.rest)
+        return self._exchange.tell(self.reader.position)
 
     def report(self, compute_seconds: float, after: Progress) -> None:
         """Tell the planner, with the next status word, how long the batch that led to `after` computed here."""

@@ -61,7 +61,7 @@ def recommend(
             *_why_length(histogram, chosen, at_uncut, at_chosen, cut),
             *_why_method(chosen, at_chosen, method),
             f"max_tokens: the fullest rank of {chosen.steps} simulated steps holds {peak:,} events; {max_tokens:,} "
-            "leaves a quarter more. A step that needs more ends with an error that says so, instead of out of memory.",
+            "leaves a quarter more. Rows of a step that needs more come in the next step.",
         ],
         "code": code(files, chosen, method=method, max_tokens=max_tokens),
     }

@@ -1,6 +1,6 @@
 """Packing: which rank takes which sample of a global batch. Knows only arrays."""
 
-from fsdata.packing.plan import Plan
+from fsdata.packing.plan import OverCapError, Plan
 from fsdata.packing.planning import Method, pack
 
-__all__ = ["Method", "Plan", "pack"]
+__all__ = ["Method", "OverCapError", "Plan", "pack"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from fsdata.packing import _deal, _sort, _swap
 from fsdata.packing.even import even_counts
+from fsdata.packing.plan import OverCapError
 
 UNLIMITED = np.iinfo(np.int64).max
 _TIGHT = 1e-5  # above its target a rank is left alone from here on: 0.001 % is far below any cost model's error
@@ -76,7 +77,7 @@ def vbs(problem: Problem) -> np.ndarray:
         by_length = _sort.descending(problem.tokens)
         rank, done = _lightest_first(problem, by_length, problem.tokens, np.ones(problem.num_ranks))
         if done < rank.size and not plans:
-            raise ValueError(_does_not_fit(problem, int(problem.tokens[by_length[done]])))
+            raise OverCapError(_does_not_fit(problem, int(problem.tokens[by_length[done]])))
     if done == rank.size:
         _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT, moves=True)
         plans.append(rank)
@@ -163,7 +164,7 @@ def _longest(problem: Problem, rank: np.ndarray) -> float:
 
 
 def _under_cap(problem: Problem, rank: np.ndarray, span: int) -> None:
-    """Swap samples, with an eye on tokens alone, until every rank is within `max_tokens`; ValueError if that fails."""
+    """Swap samples, with an eye on tokens alone, until every rank keeps `max_tokens`; OverCapError if that fails."""
     cap = problem.max_tokens
     used = _deal.sums(rank, problem.tokens, problem.num_ranks)
     if used.max(initial=0) <= cap:
@@ -177,7 +178,7 @@ def _under_cap(problem: Problem, rank: np.ndarray, span: int) -> None:
         _swap.improve(rows, rules, rank, problem.tokens, among)
         if rows.used.max() <= cap:
             return
-    raise ValueError(_does_not_fit(problem, int(problem.tokens[by_length[0]]), int(rows.used.max())))
+    raise OverCapError(_does_not_fit(problem, int(problem.tokens[by_length[0]]), int(rows.used.max())))
 
 
 def _lightest_first(

@@ -29,6 +29,10 @@ class Plan:
     """Share of the tokens (of the samples, if no tokens were given) that leave their home rank; None without `home`."""
 
 
+class OverCapError(ValueError):
+    """No plan was found that keeps every rank within `max_tokens`, although every single sample is."""
+
+
 def straggler_share(load: np.ndarray, speed: np.ndarray | None) -> float:
     """1 - mean / max over ranks of load / speed; 0 where nothing is to be done."""
     largest = int(load.max())

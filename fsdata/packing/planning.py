@@ -8,7 +8,7 @@ import numpy as np
 
 from fsdata.packing import _deal, _sort
 from fsdata.packing.methods import EQUAL_COUNTS, METHODS, NEED_HOME, UNLIMITED, Problem
-from fsdata.packing.plan import Plan, lowest_straggler, straggler_share
+from fsdata.packing.plan import OverCapError, Plan, lowest_straggler, straggler_share
 
 Method = Literal["fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical"]
 _LARGEST_SUM = 2**62
@@ -42,7 +42,7 @@ def pack(
     speed: positive numbers [W], the relative speed of each rank. Rank r should get load in proportion to speed[r].
 
     Raises TypeError on amounts that are not integers; ValueError on anything out of range, on an option the method
-    cannot honour, and where no plan within the caps was found.
+    cannot honour; OverCapError, a ValueError, where no plan within `max_tokens` was found.
     Source: paper section 1 (fbs, vbs-contiguous, speed as AutoTune's shares); the others improve on them by swaps.
     """
     options = {"max_tokens": max_tokens, "min_count": min_count, "max_count": max_count, "speed": speed}
@@ -174,7 +174,7 @@ def _token_limit(max_tokens: int | None, tokens: np.ndarray, num_ranks: int) -> 
         )
     total = int(tokens.sum())
     if max_tokens * num_ranks < total:
-        raise ValueError(
+        raise OverCapError(
             f"max_tokens={max_tokens} on {num_ranks} ranks holds {max_tokens * num_ranks} of {total} tokens (longest "
             f"sample {longest}): raise max_tokens above the mean of {-(-total // num_ranks)}, or lower batch_size"
         )

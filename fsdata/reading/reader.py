@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,15 +14,20 @@ from fsdata.rows import RowTable, concat, empty
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A decoded window: the rows still to come.
+    """Decoded rows still to come.
 
-    order: int64 [n], table rows in the order in which they are yielded. passed: int64 [n], rows of the window's plan
-    that are passed once the row has been yielded. Rows that were dropped while reading appear in neither.
+    order: int64 [n], table rows in the order in which they are yielded. passed: int64 [n], the reader's position once
+    the row has been yielded. Rows that were dropped while reading appear in neither.
     """
 
     table: RowTable
     order: np.ndarray
     passed: np.ndarray
+
+    def cut(self, rows: int) -> tuple["_Open", "_Open"]:
+        return replace(self, order=self.order[:rows], passed=self.passed[:rows]), replace(
+            self, order=self.order[rows:], passed=self.passed[rows:]
+        )
 
 
 class Reader:
@@ -56,10 +61,9 @@ class Reader:
         self._windows = deque(stream)
         self._to_submit: Iterator[Piece] = iter([piece for window in stream for piece in window.pieces])
         self._pending: deque[Future[PieceRows]] = deque()
-        self._open: _Open | None = None
-        self._at = 0
-        self._window_start = 0
-        self._window_rows = 0
+        self._open: deque[_Open] = deque()
+        self._decoded = 0  # planned rows of the windows decoded so far
+        self._passed = np.zeros(1, np.int64)  # positions before the last take and after each of its rows
 
     def take(self, count: int) -> RowTable:
         """The next `count` rows, fewer only at the end of the stream. Blocks until they are decoded.
@@ -67,17 +71,27 @@ class Reader:
         Raises what decoding raised, at the first row concerned; the reader is of no use afterwards.
         """
         parts: list[RowTable] = []
-        while count > 0:
-            current = self._current()
-            if current is None:
-                break
-            rows = current.order[self._at : self._at + count]
-            parts.append(current.table.take(rows))
-            self._at += len(rows)
-            count -= len(rows)
-            self.position = self._window_start + int(current.passed[self._at - 1])
-            self._close_if_done(current)
+        passed = [np.array([self.position])]
+        while count > 0 and self._decode():
+            now, later = self._open.popleft().cut(count)
+            if len(later.order):
+                self._open.appendleft(later)
+            parts.append(now.table.take(now.order))
+            passed.append(now.passed)
+            count -= len(now.order)
+            self.position = int(now.passed[-1])
+        self._passed = np.concatenate(passed)
+        if parts:
+            self._passed[-1] = self.position
         return concat(parts) if parts else empty(self._itemsize)
+
+    def put_back(self, rows: RowTable) -> None:
+        """Yield `rows`, the last ones of the last take, again: `take` begins with them, `position` is before them."""
+        first = len(self._passed) - rows.num_rows
+        if rows.num_rows:
+            self._open.appendleft(_Open(rows, np.arange(rows.num_rows), self._passed[first:]))
+        self._passed = self._passed[:first]
+        self.position = int(self._passed[-1])
 
     def close(self) -> None:
         """Forget what has not been decoded yet; running decodes end by themselves."""
@@ -86,27 +100,22 @@ class Reader:
         self._pending.clear()
         self._windows.clear()
         self._to_submit = iter(())
-        self._open = None
+        self._open.clear()
 
-    def _current(self) -> _Open | None:
-        """The window that has rows left, or None at the end."""
-        while self._open is None:
-            if not self._windows:
-                return None
+    def _decode(self) -> bool:
+        """Open windows until there are rows; whether there are."""
+        while not self._open and self._windows:
             window = self._windows.popleft()
             self._submit(self._ahead + len(window.pieces))
             pieces = [self._pending.popleft().result() for _ in window.pieces]
             self._submit(self._ahead)
-            self._window_rows = window.rows
-            self._open, self._at = self._opened(window, pieces), 0
-            self._close_if_done(self._open)
-        return self._open
-
-    def _close_if_done(self, current: _Open) -> None:
-        if self._at == len(current.order):
-            self._open = None
-            self._window_start += self._window_rows
-            self.position = self._window_start
+            opened = self._opened(window, pieces)
+            self._decoded += window.rows
+            if len(opened.order):
+                self._open.append(opened)
+            else:
+                self.position = self._decoded
+        return bool(self._open)
 
     def _submit(self, limit: int) -> None:
         while len(self._pending) < limit:
@@ -119,13 +128,14 @@ class Reader:
         planned = sum(piece.rows for piece in window.pieces)
         order = np.arange(planned) if self._order is None else self._order(window)
         order = order[window.start : window.stop]
-        passed = np.arange(1, window.rows + 1)
+        passed = self._decoded + np.arange(1, window.rows + 1)
         table = concat([piece.table for piece in pieces])
         if table.num_rows < planned:
             row_of = np.full(planned, -1)
             row_of[_kept(window, pieces)] = np.arange(table.num_rows)
             alive = row_of[order] >= 0
             order, passed = row_of[order[alive]], passed[alive]
+            passed[-1:] = self._decoded + window.rows  # rows dropped at the end are passed with the last one that lives
         return _Open(table, order, passed)
 
 

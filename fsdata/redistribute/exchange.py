@@ -16,6 +16,7 @@ import numpy as np
 
 from fsdata.errors import MismatchError, PeerError
 from fsdata.redistribute import word
+from fsdata.redistribute.alone import Alone
 from fsdata.redistribute.record import RecordSpec
 from fsdata.redistribute.transfer import Transfer, check_lengths
 from fsdata.redistribute.word import Status
@@ -49,11 +50,14 @@ class Assignment:
     """Where each sample of the global batch goes.
 
     Attributes:
-        rank: int [N]. Must be the same on every rank.
+        rank: int [N], without the samples that `rows` leaves out. Must be the same on every rank.
+        rows: only the first `rows` samples of every home rank take part, the others are carried over to the next step;
+            None: all take part.
         straggler_before, straggler_after: planned share of waiting, 1 - mean / max of the ranks' time.
     """
 
     rank: np.ndarray
+    rows: int | None = None
     straggler_before: float | None = None
     straggler_after: float | None = None
 
@@ -75,6 +79,8 @@ class Step:
         global_items: group -> elements over all ranks.
         straggler_before, straggler_after: from the plan; None in a step without samples.
         moved: share of the global batch's elements (of its samples where nothing is jagged) that changed rank.
+        carried: samples of all ranks that the plan left out. The next step has to begin with them.
+        rest: those of this rank, the last ones of the table it gave.
     """
 
     number: int
@@ -86,11 +92,13 @@ class Step:
     straggler_before: float | None
     straggler_after: float | None
     moved: float
+    carried: int
+    rest: RowTable
 
     @property
     def ended(self) -> bool:
-        """Every rank said that nothing follows; this step may still hold samples."""
-        return all(status.ended for status in self.statuses)
+        """Every rank said that nothing follows, and nothing is carried over; this step may still hold samples."""
+        return self.carried == 0 and all(status.ended for status in self.statuses)
 
     @property
     def global_samples(self) -> int:
@@ -101,16 +109,16 @@ class StepExchange:
     """Exchanges steps with the other ranks, in lock step.
 
     `step`, `agree`, `gather`, `fail` and `leave` block, in one thread at a time; every rank makes one such call per
-    step. `report`, `abort` and `close` may be called from any thread. Making it is collective and belongs into the
-    constructor of the loader, after `Meeting.agree`.
+    step. All ranks may `tell` each other a number after a `step`. `report`, `abort` and `close` may be called from any
+    thread. Making it is collective and belongs into the constructor of the loader, after `Meeting.agree`.
 
-    Raises (step, agree, gather): PeerError naming the rank that failed (with its message), left, died or did not come
-    within `timeout_s`; MismatchError if ranks are at different steps or planned differently.
+    Raises (step, agree, gather, tell): PeerError naming the rank that failed (with its message), left, died or did not
+    come within `timeout_s`; MismatchError if ranks are at different steps or planned differently.
     """
 
     def __init__(self, place: Place, *, timeout_s: float = 300.0) -> None:
         self.place = place
-        self._group = ControlGroup(place, timeout_s=timeout_s)
+        self._group = ControlGroup(place, timeout_s=timeout_s) if place.world_size > 1 else Alone()
         self._transfer = Transfer(self._group)
         self._report_lock = threading.Lock()
         self._report = (0, -1)
@@ -132,6 +140,10 @@ class StepExchange:
         padded[: len(mine)] = np.frombuffer(mine, np.uint8)
         gathered = self._group.all_gather(padded)
         return [gathered[rank, : other.rows].tobytes() for rank, other in enumerate(statuses)]
+
+    def tell(self, mine: int) -> list[int]:
+        """One number of every rank."""
+        return self._group.all_gather(np.array([mine], np.int64))[:, 0].tolist()
 
     def step(self, table: RowTable | None, spec: RecordSpec, planner: Planner, status: Status) -> Step:
         """Contribute the samples of `table` (None: none), receive this rank's share of the global batch.
@@ -155,6 +167,13 @@ class StepExchange:
             number=number, lengths=dict(zip(spec.groups, everywhere, strict=True)), home=home, statuses=statuses
         )
         plan = self._plan(planner, batch)
+        part = _taking_part(home, plan.rows)
+        mine, rest = _cut(mine, int(part[home == self.place.rank].sum()))
+        carried = int((~part).sum())
+        if carried:
+            self._between_epochs = False
+            home, everywhere = home[part], everywhere[:, part]
+            counts = np.bincount(home, minlength=len(counts))
         moves = plan.rank != home
         if moves.any():
             mine, origin = self._transfer.move(mine, spec, everywhere, counts, plan.rank)
@@ -168,10 +187,12 @@ class StepExchange:
             origin=origin,
             statuses=statuses,
             counts=np.bincount(plan.rank, minlength=len(counts)),
-            global_items={name: int(values.sum()) for name, values in batch.lengths.items()},
+            global_items=dict(zip(spec.groups, everywhere.sum(axis=1).tolist(), strict=True)),
             straggler_before=plan.straggler_before,
             straggler_after=plan.straggler_after,
             moved=int(elements[moves].sum()) / max(1, int(elements.sum())),
+            carried=carried,
+            rest=rest,
         )
 
     def fail(self, error: BaseException, status: Status) -> None:
@@ -277,8 +298,8 @@ class StepExchange:
         digest = -1
         try:
             plan = planner(batch)
-            _check_plan(plan, total, world_size)
-            digest = zlib.crc32(plan.rank.astype(np.int32).tobytes())
+            _check_plan(plan, int(_taking_part(batch.home, plan.rows).sum()), world_size)
+            digest = zlib.crc32(np.append(plan.rank, plan.rows or 0).astype(np.int32).tobytes())
         except Exception as caught:
             error = caught
         digests = self._group.all_gather(np.array([digest], np.int64))[:, 0]
@@ -298,6 +319,20 @@ class StepExchange:
                 "model must be a pure function to integers, and all ranks need the same versions of numpy and numba"
             )
         return plan
+
+
+def _taking_part(home: np.ndarray, rows: int | None) -> np.ndarray:
+    """bool [N]: which samples are among the first `rows` of their home rank."""
+    if rows is None:
+        return np.ones(len(home), bool)
+    return np.arange(len(home)) - np.searchsorted(home, home) < rows
+
+
+def _cut(table: RowTable, rows: int) -> tuple[RowTable, RowTable]:
+    """The first `rows` samples, and the others. All of them are `table` itself."""
+    if rows == table.num_rows:
+        return table, empty(table.itemsize)
+    return table.take(slice(rows)), table.take(slice(rows, None))
 
 
 def _check_plan(plan: Assignment, total: int, world_size: int) -> None:

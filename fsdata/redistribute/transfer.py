@@ -12,6 +12,7 @@ import torch
 from fsdata.buffers import Pool
 from fsdata.errors import DataError
 from fsdata.kernels.copy import gather_samples
+from fsdata.redistribute.alone import Alone
 from fsdata.redistribute.record import RecordSpec
 from fsdata.rows import RowTable
 from fsranks.group import ControlGroup
@@ -65,7 +66,7 @@ def route(rank: np.ndarray, counts: np.ndarray, record_bytes: np.ndarray, me: in
 class Transfer:
     """Moves records over one group; keeps its send buffer from step to step. For one thread."""
 
-    def __init__(self, group: ControlGroup) -> None:
+    def __init__(self, group: ControlGroup | Alone) -> None:
         self._group = group
         self._pool = Pool()
         self._send = torch.empty(0, dtype=torch.uint8)

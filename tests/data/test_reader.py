@@ -68,6 +68,30 @@ def test_reading_on_from_any_position_gives_the_same_rows(of, shuffle, dropped):
         assert numbers_in(reader.take(1000)) == [number for take in rows[at:] for number in take]
 
 
+@given(sizes, st.booleans(), st.frozensets(st.integers(0, 40)), st.lists(st.integers(0, 3), min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_rows_that_are_put_back_come_again(of, shuffle, dropped, back):
+    data = dataset([FakeSource(of, dropped=dropped)], shuffle=shuffle)
+    stream = data.streams(Progress.start(0, 1), 1)[0]
+    ((want, _),) = read_all(data, takes=(1,))
+    want = [number for take in want for number in take]
+    reader = data.reader(stream, epoch=0, executor=EXECUTORS[3], num_threads=2)
+    seen = []
+    for turn in range(1000):
+        table = reader.take(4)
+        if not table.num_rows:
+            break
+        kept = max(1, table.num_rows - back[turn % len(back)])
+        seen += numbers_in(table.take(slice(kept)))
+        reader.put_back(table.take(slice(kept, None)))
+        assert seen == want[: len(seen)]
+        on = Progress(epoch=0, step=0, history=(), positions=(reader.position,))
+        again = data.reader(data.streams(on, 1)[0], epoch=0, executor=EXECUTORS[1], num_threads=1)
+        assert numbers_in(again.take(1000)) == want[len(seen) :]
+    assert seen == want
+    assert reader.position == sum(of)
+
+
 def test_weighted_and_time_orders():
     sources = [
         FakeSource([4, 4], 0, 0, times=np.arange(8) * 10, weight=2.0),

@@ -10,7 +10,7 @@ from fsdata.balance import Balance, StepPlanner
 from fsdata.errors import DataError, MismatchError, PeerError
 from fsdata.packing import Method
 from fsdata.redistribute import Assignment, GlobalBatch, RecordSpec, Status, Step, StepExchange
-from fsdata.rows import RowTable, empty
+from fsdata.rows import RowTable, concat, empty
 from fsranks.place import resolve
 
 METHODS: tuple[Method, ...] = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
@@ -121,6 +121,34 @@ def test_ranks_with_unequal_data_drain_together() -> None:
     assert [answer[-1][1] for answer in answers] == [True] * 3
     assert sum(rows for answer in answers for rows, _ in answer) == 4 * sum(batches)
     assert all(rows > 0 for answer in answers for rows, _ in answer)
+
+
+def carrying(rank: int, world_size: int) -> None:
+    """The plan takes two rows of every rank; ranks 0 and 1 have three, rank 2 has one."""
+    exchange = StepExchange(resolve(), timeout_s=20)
+    plan, counts = np.array([2, 0, 1, 2, 0]), np.array([2, 2, 1])
+    table = table_of(1, rank, counts[rank], lengths_of(1, rank, counts[rank]))
+    if rank < 2:
+        table = concat([table, table_of(2, rank, 1, lengths_of(2, rank, 1))])
+    status = Status(epoch=0, step=0, ended=True)
+    step = exchange.step(table, SPEC, lambda _: Assignment(rank=plan, rows=2), status)
+    check(step, 1, rank, counts, plan)
+    assert (step.carried, step.ended, step.rest.num_rows) == (2, False, rank < 2)
+    if rank < 2:
+        assert read(step.rest, 0) == sample(2, rank, 0, lengths_of(2, rank, 1))
+    assert exchange.tell(10 + rank) == [10, 11, 12]
+    if rank == 0:
+        exchange.leave()  # not between epochs: the carried rows are still to come
+    else:
+        with pytest.raises(PeerError, match="rank 0 left the loop before step 1"):
+            exchange.step(step.rest, SPEC, lambda _: Assignment(rank=plan[:2]), Status(epoch=0, step=1))
+    with pytest.raises(MismatchError, match="different plans"):
+        exchange.step(table, SPEC, lambda _: Assignment(rank=plan[: 5 - 2 * (rank == 1)], rows=1 + (rank != 1)), status)
+    exchange.close()
+
+
+def test_rows_that_the_plan_leaves_out_stay_and_the_epoch_goes_on() -> None:
+    shared_world(3).run(carrying)
 
 
 def without_lists(rank: int, world_size: int) -> list[int]:
