@@ -19,13 +19,13 @@ from typing import Any
 import pyarrow.parquet as pq
 from _table import emit
 
-from freescale_tools.collisions import estimate
-from freescale_tools.profile import Columns, Settings, full, quick
-from freescale_tools.profile_predictions import predict
+from freescale_tools.collisions.estimate import estimate
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.profile.measure import Columns, Settings, full, quick
+from freescale_tools.profile.predict import predict
 from freescale_tools.report.page import render
 from freescale_tools.scan.files import FileSet, open_files
-from freescale_tools.synth import reference_set
-from freescale_tools.terminal import Terminal
+from freescale_tools.synth.presets import reference_set
 from fsdata.cores import usable_cores
 
 COLUMN = "item_ids"

@@ -5,14 +5,14 @@ Exit status: 0 done, 1 findings or a failure while running, 2 the arguments or t
 
 import typer
 
-from .commands.calibrate import calibrate
-from .commands.check import check
-from .commands.collisions import collisions
-from .commands.demo import demo
-from .commands.optimize import optimize
-from .commands.profile import profile
-from .commands.simulate import simulate
-from .commands.synth import synth
+from freescale_tools.calibrate.command import calibrate
+from freescale_tools.check.command import check
+from freescale_tools.collisions.command import collisions
+from freescale_tools.demo.command import demo
+from freescale_tools.optimize.command import optimize
+from freescale_tools.profile.command import profile
+from freescale_tools.simulate.command import simulate
+from freescale_tools.synth.command import synth
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

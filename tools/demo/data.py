@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from freescale_tools.demo.model.features import TIME_BUCKETS, Feature, ModelSpec
+from freescale_tools.synth.presets import ITEMS, DemoSet
 from fsdata import Join, ParquetSource, Schema, Sequence
-
-from ..synth import ITEMS, DemoSet
-from .spec import TIME_BUCKETS, Feature, ModelSpec
 
 HISTORY = "history"
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .data import DemoData, TableSource
-from .spec import TIME_BUCKETS, Feature
+from freescale_tools.demo.data import DemoData, TableSource
+from freescale_tools.demo.model.features import TIME_BUCKETS, Feature
 
 MAX_LENGTH = 4_096
 _TOKENS_PER_STEP = 20_000  # of one rank: about a second of work for the demo's model

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from . import report
-from .data import HISTORY, DemoData
-from .job import Job, Outcome
-from .measure import NO_FLOOR, Planned, Planner, check_same_samples
-from .picture import picture
+from freescale_tools.demo.data import HISTORY, DemoData
+from freescale_tools.demo.outcome import tables as report
+from freescale_tools.demo.outcome.picture import picture
+from freescale_tools.demo.training.job import Job, Outcome
+from freescale_tools.demo.training.measure import NO_FLOOR, Planned, Planner, check_same_samples
 
 PLANNED_RANKS = (8, 64)  # besides those of the job
 
@@ -92,7 +92,7 @@ def _torchrun(data: DemoData, steps: int, launch: Launch) -> Outcome:
         job_file, out = Path(folder, "job.pickle"), Path(folder, "outcome.pickle")
         job_file.write_bytes(pickle.dumps(Job(data=data, steps=steps, seed=launch.seed, out=out)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launch.ranks}"]
-        command += ["-m", "freescale_tools.demo.train", str(job_file)]
+        command += ["-m", "freescale_tools.demo.training.train", str(job_file)]
         ended = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
         if ended.returncode or not out.exists():
             raise DemoFailed(f"training ended with status {ended.returncode}; the ranks' errors stand above")

@@ -16,9 +16,9 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ..output import write_whole
-from .sections import page_of
-from .theme import DARK
+from freescale_tools.profile.page.page import page_of
+from freescale_tools.report.theme import DARK
+from freescale_tools.report.write import write_whole
 
 _FOLDER = Path(__file__).parent
 

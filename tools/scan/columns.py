@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.files import FileSet, Leaf, Misfit, leaf
 from fsdata.sources.footers import Footer, Skipped, open_file
 from fsdata.sources.roles import plain
-
-from ..errors import UsageError
-from .files import FileSet, Leaf, Misfit, leaf
 
 _BATCH_BYTES = 3 << 19  # decoded faster than larger ones: the memory is still in the cache
 _MAX_ROWS = 8192

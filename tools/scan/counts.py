@@ -7,11 +7,10 @@ elements and, again, those lists. The difference is the elements that are not nu
 from dataclasses import dataclass
 from typing import Any
 
+from freescale_tools.scan.columns import Bound
+from freescale_tools.scan.files import FileSet, Leaf
+from freescale_tools.scan.lengths import per_file
 from fsdata.sources.footers import Footer
-
-from .columns import Bound
-from .files import FileSet, Leaf
-from .lengths import per_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

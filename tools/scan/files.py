@@ -6,13 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from freescale_tools.console.errors import UsageError
 from fsdata.cores import usable_cores
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.sources.discover import FileRef, discover
 from fsdata.sources.footers import Footer, Skipped, read_footers
 from fsdata.sources.retry import Retry
-
-from ..errors import UsageError
 
 _REMOTE_THREADS = 16  # footers of remote files are waited for, not computed
 _NAMED = 3

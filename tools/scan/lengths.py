@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from freescale_tools.scan.columns import Bound, Lengths, Reader, lengths_of, present, whole_numbers
+from freescale_tools.scan.files import FileSet, Leaf
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.scan.times import Spans
 from fsdata.sources.footers import Footer, Skipped
 from fsdata.sources.retry import Retry, unreachable
-
-from .columns import Bound, Lengths, Reader, lengths_of, present, whole_numbers
-from .files import FileSet, Leaf
-from .histogram import LengthHistogram
-from .times import Spans
 
 LONGEST = 10
 QUANTILES = {

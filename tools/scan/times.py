@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.columns import Bound, Reader, bind, type_of, whole_numbers
+from freescale_tools.scan.files import FileSet, Leaf, Misfit
 from fsdata.sources.footers import Footer
-
-from ..errors import UsageError
-from .columns import Bound, Reader, bind, type_of, whole_numbers
-from .files import FileSet, Leaf, Misfit
 
 SPANS = 20
 _EPOCH = datetime.datetime(1970, 1, 1)

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.cost import CostModel, Polynomial, Power
 from fsdata.packing import Method, pack
-
-from ..errors import UsageError
-from ..scan.histogram import LengthHistogram
 
 PAPER_COLLISION = 0.12
 CHANNELS, LAYERS, DENSE_PARAMETERS = 512, 4, 50_000_000

@@ -1,0 +1,295 @@
+"""One table of a source, main or joined, scanned for everything that a loader would stop at."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from freescale_tools.check.row_faults import Checked, Fault, check_fields, check_groups
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.files import read_files
+from freescale_tools.scan.reading import reading_source
+from fsdata.errors import CorruptFileError, DataError, SchemaError
+from fsdata.sources import Join, ParquetSource
+from fsdata.sources.bind import Bound, Kind, bind, partition_column
+from fsdata.sources.expressions import Expression, evaluate
+from fsdata.sources.footers import Footer
+from fsdata.sources.roles import Want
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One kind of fault in one place.
+
+    Attributes:
+        kind: see `TODO`.
+        source: how messages call the table.
+        what: the fault, or the first of `rows`, in words.
+        file, row_group, field, column: where, as far as it has such a place; the column is the field's in the file.
+        rows: int64, rows of the row group that have it; None where it is not about rows.
+    """
+
+    kind: str
+    source: str
+    what: str
+    file: str | None = None
+    row_group: int | None = None
+    field: str | None = None
+    column: str | None = None
+    rows: np.ndarray | None = None
+
+    @property
+    def count(self) -> int:
+        return 1 if self.rows is None else len(self.rows)
+
+    @property
+    def todo(self) -> str:
+        """What to do about it."""
+        return TODO[self.kind].format(field=self.field)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "file": self.file,
+            "row_group": self.row_group,
+            "field": self.field,
+            "column": self.column,
+            "count": self.count,
+            "rows": None if self.rows is None else self.rows.tolist(),
+            "what": self.what,
+            "todo": self.todo,
+        }
+
+
+_NULLS = "ParquetSource(defaults={{'{field}': ...}}), nulls={{'{field}': 'drop'}}, or repair the rows"
+TODO = {
+    "mismatch": "change the schema or the source's columns and defaults",
+    "corrupt": "write it again from its origin, remove it, or leave it out with on_error='skip'",
+    "null": _NULLS,
+    "null element": _NULLS,
+    "not finite": _NULLS,
+    "range": "map the column to int64 with an expression in columns, such as a hash",
+    "ragged": "repair the rows, or move a field that is not aligned to a Sequence of its own",
+    "no match": "add the keys to the side table, or give its ParquetSource defaults or nulls='drop'",
+    "key": "a side table needs one row per key and no null key: filter or repair it",
+    "expression": "mend the expression, or the rows that it fails on",
+    "data": "see the message",
+}
+
+
+class Table:
+    """Files of one ParquetSource and what is wanted of them.
+
+    Args:
+        groups: group name -> its list fields, which must have equal lengths.
+        label: how findings call it.
+
+    `findings` holds what was wrong with files and types; `scan` finds what is wrong with rows. Raises UsageError as
+    `read_files`.
+    """
+
+    def __init__(
+        self, source: ParquetSource, wants: Sequence[Want], *, groups: Mapping[str, Sequence[str]], label: str
+    ) -> None:
+        self.source = source
+        self.label = label
+        self.findings: list[Finding] = []
+        self._groups = groups
+        self._wants = wants
+        self.footers = self._read()
+        self._kinds = self._bind() if self.footers else []
+
+    @property
+    def rows(self) -> int:
+        return sum(footer.metadata.num_rows for footer in self.footers)
+
+    def keys(self, join: Join) -> np.ndarray:
+        """int64, ascending, the distinct keys of a side table; notes null and repeated keys as findings."""
+        found: list[np.ndarray] = []
+        for number, footer in enumerate(self.footers):
+            for group in range(footer.metadata.num_row_groups):
+                findings: list[Finding] = []
+                for _, checked in self._checked(number, group, findings):
+                    keys, null = checked.keys.get(join.on, (np.empty(0, np.int64), np.empty(0, bool)))
+                    alive = ~checked.dropped
+                    found.append(keys[alive & ~null] if len(keys) else keys)
+                    if len(null) and (null & alive).any():
+                        what = f"{int((null & alive).sum())} rows have a null {join.on}"
+                        findings.append(self._finding("key", what, footer, group, join.on))
+                self.findings += _merged(findings)
+        keys, counts = np.unique(np.concatenate([np.empty(0, np.int64), *found]), return_counts=True)
+        if (counts > 1).any():
+            some = ", ".join(str(key) for key in keys[counts > 1][:5])
+            what = f"{int((counts > 1).sum())} values of {join.on} stand in more than one row ({some})"
+            self.findings.append(Finding(kind="key", source=self.label, what=what, field=join.on))
+        return keys
+
+    def scan(self, number: int, group: int, sides: Sequence[tuple[Join, np.ndarray]] = ()) -> list[Finding]:
+        """Everything wrong with one row group of file `number`; `sides`: joins and the keys of their tables."""
+        found: list[Finding] = []
+        footer = self.footers[number]
+        for rows, checked in self._checked(number, group, found):
+            faults = list(_without_match(checked, sides))
+            faults += check_groups(checked, self._groups)
+            found += [self._of(fault, rows, footer, group) for fault in faults]
+        return _merged(found)
+
+    def _read(self) -> list[Footer]:
+        try:
+            found = read_files(self.source.path_list, self.source.filesystem)
+        except UsageError as error:
+            raise UsageError(f"{self.label}: {error}") from error
+        for file, answer in found:
+            if isinstance(answer, CorruptFileError):
+                self.findings.append(Finding(kind="corrupt", source=self.label, what=str(answer), file=file.name))
+        return [answer for _, answer in found if isinstance(answer, Footer)]
+
+    def _bind(self) -> list[Kind | None]:
+        """A kind for every file, with the fields that can be read from it; None where rows cannot be looked at."""
+        try:
+            kinds, kind_of = bind(self.source, self._wants, self.footers, self.label)
+        except SchemaError as error:
+            self.findings += mismatches(error, self.label)
+            known: dict[tuple[str, tuple], Kind | None] = {}
+            result = []
+            for footer in self.footers:
+                key = footer.schema.to_string(), tuple(footer.file.partitions.items())
+                if key not in known:
+                    known[key] = self._bind_what_fits(footer)
+                result.append(known[key])
+            return result
+        return [kinds[kind] for kind in kind_of]
+
+    def _bind_what_fits(self, footer: Footer) -> Kind | None:
+        bounds: list[Bound] = []
+        try:
+            (kind,), _ = bind(self.source, [], [footer], self.label)
+        except SchemaError:  # the filter: which rows count is not known
+            return None
+        for want in self._wants:
+            try:
+                bounds += bind(self.source, [want], [footer], self.label)[0][0].bounds
+            except SchemaError:
+                continue
+        return replace(kind, bounds=tuple(bounds))
+
+    def _checked(self, number: int, group: int, found: list[Finding]) -> Iterator[tuple[np.ndarray, Checked]]:
+        """(rows of the row group, their fields looked at) batch by batch; faults of fields and damage go to `found`."""
+        kind, footer = self._kinds[number], self.footers[number]
+        if kind is None:
+            return
+        first = 0
+        try:
+            with reading_source(footer) as reading:
+                for batch in reading.group(group, _needed(kind, self.source)):
+                    rows = np.arange(first, first + batch.num_rows)
+                    first += batch.num_rows
+                    try:
+                        kept, columns = _columns(batch, kind, self.source)
+                    except (SchemaError, DataError) as error:
+                        fault = Fault(kind="expression", field="", rows=np.arange(len(rows)), what=str(error))
+                        found.append(self._of(fault, rows, footer, group))
+                        continue
+                    checked = check_fields(columns, len(kept))
+                    found += [self._of(fault, rows[kept], footer, group) for fault in checked.faults]
+                    yield rows[kept], checked
+        except CorruptFileError as error:
+            found.append(self._finding("corrupt", str(error), footer, group, None))
+
+    def _of(self, fault: Fault, rows: np.ndarray, footer: Footer, group: int) -> Finding:
+        return replace(self._finding(fault.kind, fault.what, footer, group, fault.field or None), rows=rows[fault.rows])
+
+    def _finding(self, kind: str, what: str, footer: Footer, group: int, field: str | None) -> Finding:
+        read_from = None if field is None else self.source.columns.get(field, field)
+        return Finding(
+            kind=kind,
+            source=self.label,
+            what=what,
+            file=footer.file.name,
+            row_group=group,
+            field=field,
+            column=read_from if isinstance(read_from, str) and read_from in footer.schema.names else None,
+        )
+
+
+def mismatches(error: SchemaError, label: str) -> list[Finding]:
+    """The lines of fsdata's message, one finding for each field that does not fit."""
+    lines = [line for line in str(error).splitlines() if line.startswith("  ") and not line.startswith("  columns of ")]
+    found = []
+    for line in lines or [str(error)]:
+        field, colon, _ = line.strip().partition(": ")
+        name = field if lines and colon else None
+        found.append(Finding(kind="mismatch", source=label, what=line.strip(), field=name))
+    return found
+
+
+def _needed(kind: Kind, source: ParquetSource) -> list[str]:
+    """Columns of the file that fields and filter read; some column, if none."""
+    names = {bound.column for bound in kind.bounds if bound.origin == "column"}
+    for bound in kind.bounds:
+        if bound.origin == "expression":
+            names.update(source.computed[bound.want.field].columns)
+    if source.condition is not None:
+        names.update(source.condition.columns)
+    return [name for name in kind.schema.names if name in names] or kind.schema.names[:1]
+
+
+def _columns(
+    batch: pa.RecordBatch, kind: Kind, source: ParquetSource
+) -> tuple[np.ndarray, list[tuple[Bound, pa.Array]]]:
+    """(rows that the filter keeps, the column of every field that has one)."""
+    kept = np.arange(batch.num_rows)
+    if source.condition is not None:
+        mask = pc.fill_null(_evaluate(source.condition, pa.bool_(), batch, kind), False)
+        batch, kept = batch.filter(mask), np.flatnonzero(np.asarray(mask.cast(pa.uint8())))
+    columns = []
+    for bound in kind.bounds:
+        if bound.origin == "column":
+            columns.append((bound, batch.column(bound.column)))
+        elif bound.origin == "expression":
+            columns.append((bound, _evaluate(source.computed[bound.want.field], bound.type, batch, kind)))
+    return kept, columns
+
+
+def _evaluate(expression: Expression, type_bound: Any, batch: pa.RecordBatch, kind: Kind) -> pa.Array:
+    arrays = [
+        partition_column(kind.partitions[name], batch.num_rows) if name in kind.partitions else batch.column(name)
+        for name in expression.columns
+    ]
+    rows = pa.RecordBatch.from_arrays(arrays, list(expression.columns))
+    return evaluate([expression], [type_bound], rows)[0]
+
+
+def _without_match(checked: Checked, sides: Sequence[tuple[Join, np.ndarray]]) -> Iterator[Fault]:
+    """Rows whose key is null or not in the side table, where a joined field needs a value."""
+    for join, known in sides:
+        if join.on not in checked.keys:
+            continue
+        keys, null = checked.keys[join.on]
+        lost = null | ~np.isin(keys, known)
+        policies = {name: join.source.policy(name) for name in join.fields}
+        strict = [name for name, policy in policies.items() if policy == "error"]
+        rows = np.flatnonzero(lost & ~checked.dropped)
+        if strict and len(rows):
+            key = "null" if null[rows[0]] else int(keys[rows[0]])
+            what = f"{join.on} {key} is not in the side table, which makes {', '.join(strict)} null"
+            yield Fault(kind="no match", field=join.on, rows=rows, what=what)
+        elif "drop" in policies.values():
+            checked.dropped |= lost
+
+
+def _merged(found: Sequence[Finding]) -> list[Finding]:
+    """One finding for each kind and field of a row group, whatever the batches it was read in."""
+    merged: dict[tuple[str, str | None], Finding] = {}
+    for one in found:
+        key = one.kind, one.field
+        before = merged.get(key)
+        if before is None or before.rows is None or one.rows is None:
+            merged[key] = one
+        else:
+            merged[key] = replace(before, rows=np.concatenate([before.rows, one.rows]))
+    return list(merged.values())

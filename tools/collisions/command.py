@@ -1,0 +1,150 @@
+"""`freescale collisions`."""
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.report.write import tell_skipped, write_report
+
+VERSION = 1
+_AXES = {"order": "Order", "batch_size": "Batch size", "ranks": "Ranks", "max_length": "History length"}
+_CLASSES = {
+    "ids": "ids, 8 bytes each",
+    "collision_rows": "rows of collisions",
+    "exclusive_rows": "other rows",
+    "collision_gradients": "gradients of collisions",
+    "exclusive_gradients": "other gradients",
+}
+
+
+class OrderName(enum.StrEnum):
+    """In which order rows make batches."""
+
+    file = "file"
+    shuffled = "shuffled"
+    time = "time"
+
+
+def collisions(
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (hive partitions, too) or URLs.")],
+    ids: Annotated[str, typer.Option(help="The column of row ids: a list per sample, or one id.")],
+    batch_size: Annotated[int, typer.Option(help="Samples of a rank.")] = 128,
+    ranks: Annotated[int, typer.Option(help="Ranks that share a global batch.")] = 64,
+    max_length: Annotated[int | None, typer.Option(help="Histories are cut to their last so many events.")] = None,
+    dim: Annotated[int, typer.Option(help="Columns of the embedding table, float32: for the bytes.")] = 128,
+    time: Annotated[
+        str | None, typer.Option(help="The column with the time of a row (of a list: its last), for --order time.")
+    ] = None,
+    order: Annotated[
+        list[OrderName] | None,
+        typer.Option(
+            help="How rows make batches; may be given again, the axes are drawn for the first. file: as a loader that "
+            "does not shuffle. Default: file, shuffled, and time with --time."
+        ),
+    ] = None,
+    pairs: Annotated[int, typer.Option(help="Pairs of batches to count at a point, at most.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of the shuffled order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Gets collisions.json and collisions.html.")] = Path("freescale-report"),
+    json: Annotated[bool, typer.Option("--json", help="Print collisions.json instead of tables.")] = False,
+) -> None:
+    """Count the rows that consecutive global batches share, and predict the bytes that a step exchanges.
+
+    A shared row cannot be prefetched: what FreeScale hides is the rest. Reads the id column, or as much of it as fits
+    into memory. Damaged files and row groups are left out and named; the exit status is then 1.
+    """
+    with Terminal(json=json) as terminal:
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"--out {out} is a file; name a folder")
+        if seed < 0:
+            raise UsageError(f"--seed must be 0 or more, got {seed}")
+        orders = [one.value for one in order or ()] or ["file", "shuffled", *(["time"] if time else [])]
+        settings = {
+            "batch_size": batch_size,
+            "ranks": ranks,
+            "max_length": max_length,
+            "dim": dim,
+            "orders": list(dict.fromkeys(orders)),
+            "time": time,
+            "seed": seed,
+            "pairs": pairs,
+        }
+        document = _counted(terminal, paths, ids, settings)
+        write_report(document, out, "collisions")
+        _show(terminal, document["collisions"])
+        terminal.say(f"written to {out / 'collisions.html'} and {out / 'collisions.json'}")
+        terminal.result(document)
+
+
+def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str, Any]) -> dict[str, Any]:
+    import datetime
+
+    from freescale_tools.collisions.estimate import estimate
+    from freescale_tools.scan.files import open_files
+
+    files = open_files(paths)
+    with terminal.progress("reading ids", rows=files.rows) as progress:
+        found = estimate(files, ids, progress=progress, **settings)
+    skipped = [{"file": one.file, "row_group": None, "rows": one.rows, "reason": one.reason} for one in files.skipped]
+    found["skipped"] = [*skipped, *found["skipped"]]
+    tell_skipped(terminal, found["skipped"])
+    return {
+        "version": VERSION,
+        "kind": "collisions",
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "paths": paths,
+        "collisions": found,
+    }
+
+
+def _show(terminal: Terminal, found: dict[str, Any]) -> None:
+    for axis, title in _AXES.items():
+        points = [point for point in found["points"] if point["axis"] == axis]
+        terminal.table(
+            f"Shared with the batch before, % (mean/P50/P99), by {title.lower()}",
+            [title, "Pairs", "By occurrence", "By row", "Ids", "Distinct"],
+            [
+                [
+                    point[axis],
+                    point["pairs"],
+                    _shares(point["by_occurrence"]),
+                    _shares(point["by_row"]),
+                    round(point["occurrences"]),
+                    round(point["distinct"]),
+                ]
+                for point in points
+            ],
+        )
+    total = sum(found["bytes"].values())
+    terminal.table(
+        f"Bytes a rank sends in a step, {found['dim']} floats a row",
+        ["class", "bytes", "%"],
+        [
+            [name, round(found["bytes"][key]), 100 * found["bytes"][key] / total if total else None]
+            for key, name in _CLASSES.items()
+        ],
+        notes=_notes(found),
+    )
+
+
+def _shares(spread: dict[str, float]) -> str:
+    return "/".join(f"{100 * spread[key]:.1f}" for key in ("mean", "p50", "p99"))
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    notes = [
+        f"Where nothing else is said: {found['ranks']} ranks x {found['batch_size']} samples, histories of at most "
+        f"{found['max_length']:,} events. {found['sampled_pairs']} pairs of batches were counted exactly; "
+        f"{found['read_share']:.1%} of the rows were read.",
+        "Rows travel once per rank, gradients for every occurrence; what a rank owns itself is not counted.",
+    ]
+    if found["left_out"]:
+        spots = ", ".join(f"{one['ranks']} x {one['batch_size']}" for one in found["left_out"])
+        notes.append(
+            f"Left out, because two such batches are more than the {found['rows_read']:,} rows read: {spots} "
+            "(ranks x samples)."
+        )
+    return [*notes, *found["notes"]]

@@ -1,0 +1,99 @@
+"""`freescale optimize`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.terminal import Terminal
+
+_SHOWN = 20
+_MEANING = {"required": "no nulls, now required", "delta": "stored as deltas"}
+
+
+def optimize(
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (hive partitions, too) or URLs.")],
+    out: Annotated[Path, typer.Option(help="Where to write: a local folder that holds none of the inputs.")],
+    sort: Annotated[
+        str | None, typer.Option(help="Sort the rows of every file by this column. Default: order untouched.")
+    ] = None,
+    row_group_rows: Annotated[
+        int | None, typer.Option(help="Rows of a row group. Default: as many as --unit-bytes hold, a power of two.")
+    ] = None,
+    unit_bytes: Annotated[int | None, typer.Option(help="Decoded bytes of a row group. Default: 32 MiB.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+) -> None:
+    """Rewrite Parquet files for fast loading, and prove that every value is still there.
+
+    Columns and lists without nulls become required, integers are stored as deltas where that is not larger, row groups
+    hold one unit of the loader, pages get checksums. Files that are already done are left alone: a run that was
+    interrupted is resumed by the same command.
+    """
+    with Terminal(json=json) as terminal:
+        _run(terminal, paths, out, sort, row_group_rows, unit_bytes)
+
+
+def _run(
+    terminal: Terminal,
+    paths: list[str],
+    out: Path,
+    sort: str | None,
+    row_group_rows: int | None,
+    unit_bytes: int | None,
+) -> None:
+    from freescale_tools.optimize.layout import UNIT_BYTES, Settings
+    from freescale_tools.optimize.rewrite import jobs, optimize_all, summary
+    from freescale_tools.scan.files import open_files
+
+    if row_group_rows is not None and unit_bytes is not None:
+        raise UsageError("--row-group-rows and --unit-bytes are two ways to say the same: give one of them")
+    try:
+        size = UNIT_BYTES if unit_bytes is None else unit_bytes
+        settings = Settings(sort=sort, row_group_rows=row_group_rows, unit_bytes=size)
+    except ValueError as error:
+        raise UsageError(f"--{str(error).replace('_', '-')}") from error
+    files = open_files(paths)
+    for skipped in files.skipped:
+        terminal.finding(f"{skipped.file}: {skipped.reason}")
+    todo = jobs(files, out, settings)
+    with terminal.progress("rewriting", rows=files.rows, bytes=files.bytes) as progress:
+        done = optimize_all(todo, settings, progress, terminal.finding)
+    document = summary(done, files, out=out, settings=settings)
+    _show(terminal, document)
+    terminal.result(document)
+
+
+def _show(terminal: Terminal, document: dict[str, Any]) -> None:
+    from freescale_tools.optimize.layout import joined
+
+    total = {"file": "all", "status": "", **document["totals"]}
+    shown = document["files"][:_SHOWN]
+    rows = [_row(one) for one in ([*shown, total] if len(document["files"]) > 1 else shown)]
+    notes = []
+    if len(shown) < len(document["files"]):
+        notes.append(f"{len(document['files']) - len(shown)} more files; --json lists all.")
+    seconds, size = total["decode_s"], total["bytes"]
+    if seconds and seconds["before"]:
+        notes.append("decode s: processor time for all columns, taken while the new file was compared with its source.")
+        notes.append(f"Decoding {seconds['after'] / seconds['before'] - 1:+.0%}, size {_change(size):+.0%}.")
+    for what, names in document["layout"].items():
+        notes += [f"{_MEANING[what]}: {joined(names, 12)}"] if names else []
+    terminal.table(
+        f"Written to {document['out']}", ["file", "", "rows", "row groups", "MB", "decode s"], rows, notes=notes
+    )
+
+
+def _row(one: dict[str, Any]) -> list[Any]:
+    groups, size, seconds = one["row_groups"], one["bytes"], one["decode_s"]
+    megabytes = {when: None if count is None else f"{count / 1e6:,.1f}" for when, count in size.items()}
+    decode = "-" if seconds is None else _arrow({when: f"{value:.3g}" for when, value in seconds.items()})
+    return [one["file"], one["status"], f"{one['rows']:,}", _arrow(groups), _arrow(megabytes), decode]
+
+
+def _arrow(values: dict[str, Any]) -> str:
+    return f"{values['before']} > {'-' if values['after'] is None else values['after']}"
+
+
+def _change(values: dict[str, int]) -> float:
+    return values["after"] / values["before"] - 1 if values["before"] else 0.0
