@@ -1,7 +1,7 @@
 """`freescale calibrate`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,38 +43,15 @@ def _run(terminal: Terminal, measured: Path, lengths: Path | None, sequence: str
     from freescale_tools.calibrate.cost_model import advice, doubt
     from freescale_tools.calibrate.cost_model import calibrate as fit
     from freescale_tools.calibrate.measured_steps import read_steps
+    from freescale_tools.calibrate.tables import show
 
     if ranks is not None and ranks < 2:
         raise UsageError(f"--ranks must be at least 2, got {ranks}")
     if skip < 0:
         raise UsageError(f"--skip must be 0 or more, got {skip}")
     document = fit(read_steps(measured, lengths, sequence), ranks=ranks, skip=skip)
-    _show(terminal, document, advice(document))
+    show(terminal, document, advice(document))
     doubtful = doubt(document)
     if doubtful is not None:
         terminal.finding(doubtful)
     terminal.result(document)
-
-
-def _show(terminal: Terminal, document: dict[str, Any], said: list[str]) -> None:
-    left = document["simulated"]
-    rows = [
-        ["samples where they fall", None, None, _percent(left["as_dealt"])],
-        ["tokens only", document["r2_tokens"], _percent(document["typical_error_tokens"]), _percent(left["by_tokens"])],
-        ["fitted", document["r2"], _percent(document["typical_error"]), _percent(left["by_model"])],
-        ["fitted, if it were exact", None, None, _percent(left["model_alone"])],
-    ]
-    of_ranks = document["measured_straggler"]
-    notes = [
-        f"From {document['rows']:,} rows: {document['steps']:,} steps, {document['ranks']:,} ranks, "
-        f"{document['samples']:,} samples." + ("" if of_ranks is None else f" Straggler as measured: {of_ranks:.1%}."),
-        "error: standard deviation of measured / predicted seconds. straggler: mean idle share while ranks wait for "
-        f"the slowest, in {left['steps']} simulated steps of {left['ranks']} ranks, each with the error of a row.",
-        *said,
-    ]
-    terminal.table("Cost model", ["planned by", "R2", "error", "straggler"], rows, notes=notes)
-    terminal.say(f"\ncost={document['cost_model']}")
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"

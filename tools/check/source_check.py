@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from freescale_tools.check.table_scan import Finding, Table, mismatches
+from freescale_tools.check.findings import Finding, mismatches
+from freescale_tools.check.table_scan import Table
 from freescale_tools.console.terminal import Progress
 from fsdata import ParquetSource, Schema
 from fsdata.errors import CorruptFileError, DataError, SchemaError

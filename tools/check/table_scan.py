@@ -1,13 +1,14 @@
 """One table of a source, main or joined, scanned for everything that a loader would stop at."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from freescale_tools.check.findings import Finding, merged, mismatches
 from freescale_tools.check.row_faults import Checked, Fault, check_fields, check_groups
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import read_files
@@ -18,67 +19,6 @@ from fsdata.sources.bind import Bound, Kind, bind, partition_column
 from fsdata.sources.expressions import Expression, evaluate
 from fsdata.sources.footers import Footer
 from fsdata.sources.roles import Want
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One kind of fault in one place.
-
-    Attributes:
-        kind: see `TODO`.
-        source: how messages call the table.
-        what: the fault, or the first of `rows`, in words.
-        file, row_group, field, column: where, as far as it has such a place; the column is the field's in the file.
-        rows: int64, rows of the row group that have it; None where it is not about rows.
-    """
-
-    kind: str
-    source: str
-    what: str
-    file: str | None = None
-    row_group: int | None = None
-    field: str | None = None
-    column: str | None = None
-    rows: np.ndarray | None = None
-
-    @property
-    def count(self) -> int:
-        return 1 if self.rows is None else len(self.rows)
-
-    @property
-    def todo(self) -> str:
-        """What to do about it."""
-        return TODO[self.kind].format(field=self.field)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "source": self.source,
-            "file": self.file,
-            "row_group": self.row_group,
-            "field": self.field,
-            "column": self.column,
-            "count": self.count,
-            "rows": None if self.rows is None else self.rows.tolist(),
-            "what": self.what,
-            "todo": self.todo,
-        }
-
-
-_NULLS = "ParquetSource(defaults={{'{field}': ...}}), nulls={{'{field}': 'drop'}}, or repair the rows"
-TODO = {
-    "mismatch": "change the schema or the source's columns and defaults",
-    "corrupt": "write it again from its origin, remove it, or leave it out with on_error='skip'",
-    "null": _NULLS,
-    "null element": _NULLS,
-    "not finite": _NULLS,
-    "range": "map the column to int64 with an expression in columns, such as a hash",
-    "ragged": "repair the rows, or move a field that is not aligned to a Sequence of its own",
-    "no match": "add the keys to the side table, or give its ParquetSource defaults or nulls='drop'",
-    "key": "a side table needs one row per key and no null key: filter or repair it",
-    "expression": "mend the expression, or the rows that it fails on",
-    "data": "see the message",
-}
 
 
 class Table:
@@ -120,7 +60,7 @@ class Table:
                     if len(null) and (null & alive).any():
                         what = f"{int((null & alive).sum())} rows have a null {join.on}"
                         findings.append(self._finding("key", what, footer, group, join.on))
-                self.findings += _merged(findings)
+                self.findings += merged(findings)
         keys, counts = np.unique(np.concatenate([np.empty(0, np.int64), *found]), return_counts=True)
         if (counts > 1).any():
             some = ", ".join(str(key) for key in keys[counts > 1][:5])
@@ -136,7 +76,7 @@ class Table:
             faults = list(_without_match(checked, sides))
             faults += check_groups(checked, self._groups)
             found += [self._of(fault, rows, footer, group) for fault in faults]
-        return _merged(found)
+        return merged(found)
 
     def _read(self) -> list[Footer]:
         try:
@@ -216,17 +156,6 @@ class Table:
         )
 
 
-def mismatches(error: SchemaError, label: str) -> list[Finding]:
-    """The lines of fsdata's message, one finding for each field that does not fit."""
-    lines = [line for line in str(error).splitlines() if line.startswith("  ") and not line.startswith("  columns of ")]
-    found = []
-    for line in lines or [str(error)]:
-        field, colon, _ = line.strip().partition(": ")
-        name = field if lines and colon else None
-        found.append(Finding(kind="mismatch", source=label, what=line.strip(), field=name))
-    return found
-
-
 def _needed(kind: Kind, source: ParquetSource) -> list[str]:
     """Columns of the file that fields and filter read; some column, if none."""
     names = {bound.column for bound in kind.bounds if bound.origin == "column"}
@@ -280,16 +209,3 @@ def _without_match(checked: Checked, sides: Sequence[tuple[Join, np.ndarray]]) -
             yield Fault(kind="no match", field=join.on, rows=rows, what=what)
         elif "drop" in policies.values():
             checked.dropped |= lost
-
-
-def _merged(found: Sequence[Finding]) -> list[Finding]:
-    """One finding for each kind and field of a row group, whatever the batches it was read in."""
-    merged: dict[tuple[str, str | None], Finding] = {}
-    for one in found:
-        key = one.kind, one.field
-        before = merged.get(key)
-        if before is None or before.rows is None or one.rows is None:
-            merged[key] = one
-        else:
-            merged[key] = replace(before, rows=np.concatenate([before.rows, one.rows]))
-    return list(merged.values())

@@ -6,19 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from freescale_tools.collisions.tables import show
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.report.write import tell_skipped, write_report
 
 VERSION = 1
-_AXES = {"order": "Order", "batch_size": "Batch size", "ranks": "Ranks", "max_length": "History length"}
-_CLASSES = {
-    "ids": "ids, 8 bytes each",
-    "collision_rows": "rows of collisions",
-    "exclusive_rows": "other rows",
-    "collision_gradients": "gradients of collisions",
-    "exclusive_gradients": "other gradients",
-}
 
 
 class OrderName(enum.StrEnum):
@@ -57,6 +50,8 @@ def collisions(
     into memory. Damaged files and row groups are left out and named; the exit status is then 1.
     """
     with Terminal(json=json) as terminal:
+        from freescale_tools.collisions.page import collisions_page
+
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file; name a folder")
         if seed < 0:
@@ -73,8 +68,8 @@ def collisions(
             "pairs": pairs,
         }
         document = _counted(terminal, paths, ids, settings)
-        write_report(document, out, "collisions")
-        _show(terminal, document["collisions"])
+        write_report(document, collisions_page(document), out, "collisions")
+        show(terminal, document["collisions"])
         terminal.say(f"written to {out / 'collisions.html'} and {out / 'collisions.json'}")
         terminal.result(document)
 
@@ -98,53 +93,3 @@ def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str,
         "paths": paths,
         "collisions": found,
     }
-
-
-def _show(terminal: Terminal, found: dict[str, Any]) -> None:
-    for axis, title in _AXES.items():
-        points = [point for point in found["points"] if point["axis"] == axis]
-        terminal.table(
-            f"Shared with the batch before, % (mean/P50/P99), by {title.lower()}",
-            [title, "Pairs", "By occurrence", "By row", "Ids", "Distinct"],
-            [
-                [
-                    point[axis],
-                    point["pairs"],
-                    _shares(point["by_occurrence"]),
-                    _shares(point["by_row"]),
-                    round(point["occurrences"]),
-                    round(point["distinct"]),
-                ]
-                for point in points
-            ],
-        )
-    total = sum(found["bytes"].values())
-    terminal.table(
-        f"Bytes a rank sends in a step, {found['dim']} floats a row",
-        ["class", "bytes", "%"],
-        [
-            [name, round(found["bytes"][key]), 100 * found["bytes"][key] / total if total else None]
-            for key, name in _CLASSES.items()
-        ],
-        notes=_notes(found),
-    )
-
-
-def _shares(spread: dict[str, float]) -> str:
-    return "/".join(f"{100 * spread[key]:.1f}" for key in ("mean", "p50", "p99"))
-
-
-def _notes(found: dict[str, Any]) -> list[str]:
-    notes = [
-        f"Where nothing else is said: {found['ranks']} ranks x {found['batch_size']} samples, histories of at most "
-        f"{found['max_length']:,} events. {found['sampled_pairs']} pairs of batches were counted exactly; "
-        f"{found['read_share']:.1%} of the rows were read.",
-        "Rows travel once per rank, gradients for every occurrence; what a rank owns itself is not counted.",
-    ]
-    if found["left_out"]:
-        spots = ", ".join(f"{one['ranks']} x {one['batch_size']}" for one in found["left_out"])
-        notes.append(
-            f"Left out, because two such batches are more than the {found['rows_read']:,} rows read: {spots} "
-            "(ranks x samples)."
-        )
-    return [*notes, *found["notes"]]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from freescale_tools.profile.page import straggler_figures as figures
+from freescale_tools.collisions import page_figures as figures
 from freescale_tools.report.blocks import Block, Plot, Points, Section, Table
 from freescale_tools.report.numbers import count, many, percent, short, size
 

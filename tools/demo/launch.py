@@ -16,8 +16,9 @@ from rich.console import Console
 from freescale_tools.demo.data import HISTORY, DemoData
 from freescale_tools.demo.outcome import tables as report
 from freescale_tools.demo.outcome.picture import picture
+from freescale_tools.demo.outcome.planner import NO_FLOOR, Planned, Planner
 from freescale_tools.demo.training.job import Job, Outcome
-from freescale_tools.demo.training.measure import NO_FLOOR, Planned, Planner, check_same_samples
+from freescale_tools.demo.training.measure import check_same_samples
 
 PLANNED_RANKS = (8, 64)  # besides those of the job
 

@@ -65,9 +65,11 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
     """`engine_name` is None for footers only."""
     from freescale_tools.collisions.arrow_ids import check_ids
     from freescale_tools.profile import measure as profiles
+    from freescale_tools.profile.page.page import profile_page
     from freescale_tools.profile.tables import show
     from freescale_tools.scan.columns import bind
-    from freescale_tools.scan.engines.threads import REMOTE_THREADS, engine
+    from freescale_tools.scan.engines.choose import engine
+    from freescale_tools.scan.engines.threads import REMOTE_THREADS
     from freescale_tools.scan.files import open_files
 
     files = open_files(paths)
@@ -89,7 +91,7 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
         from freescale_tools.profile.predict import predict
 
         notes = predict(found, files, columns, settings, paths=paths, bar=terminal.progress)
-    write_report(document, out, "profile")
+    write_report(document, profile_page(document), out, "profile")
     show(terminal, document)
     for note in notes:
         terminal.say(note)

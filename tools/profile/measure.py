@@ -10,7 +10,8 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.columns import Bound, bind_lists
 from freescale_tools.scan.counts import counts
-from freescale_tools.scan.engines.threads import Engine, Local, Lost
+from freescale_tools.scan.engines.engine import Engine, Lost
+from freescale_tools.scan.engines.threads import Local
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.lengths import Tally, pieces, scan

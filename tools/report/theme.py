@@ -32,6 +32,12 @@ DARK = {
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "solid", "dash")
 
+AXIS_NAMES = {
+    "max_length": "longest history kept (events)",
+    "ranks": "ranks",
+    "batch_size": "samples of a rank and step",
+}
+
 MARGIN = {"l": 64, "r": 16, "t": 8, "b": 48}
 
 

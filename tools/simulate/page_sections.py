@@ -15,9 +15,9 @@ _USUAL_RANKS = 64
 _MEASURED = {"paper": "the paper", "benchmark": "the benchmark of exposed communication"}
 
 
-def step_section(simulation: Document, grid: Document | None) -> Section:
+def step_section(simulation: Document, usual_ranks: int | None) -> Section:
     """Gain and step time by ranks; bubbles and the timeline before and after, at one number of ranks."""
-    wanted = min(grid["default"]["ranks"] if grid else _USUAL_RANKS, simulation["carried"]["ranks"] or 1)
+    wanted = min(usual_ranks or _USUAL_RANKS, simulation["carried"]["ranks"] or 1)
     every = sorted({point["ranks"] for point in simulation["points"]})
     ranks = min(every, key=lambda one: abs(one - wanted))
     return Section(
@@ -209,39 +209,17 @@ def _validation_table(name: str, rows: Sequence[Document]) -> Table:
     )
 
 
-def assumptions(grid: Document | None, collisions: Document | None, simulation: Document | None) -> Section:
-    """How the figures came about, and every parameter of the simulation with its source."""
-    said = ["Shares and means are of the rows that could be read; empty and null histories count as rows."]
-    if grid:
-        said.append(
-            "Stragglers: global batches are drawn row by row from the histogram of lengths; the time of a rank is "
-            "the cost of its samples by the named cost model. Order in the files, and data that comes in similar "
-            "stretches, is not in it."
-        )
-    if collisions:
-        said.append(
-            "Collisions: counted exactly on sampled pairs of consecutive global batches. Bytes: 8 for an id; embedding "
-            "rows go once for each distinct row of a rank, their gradients once for each occurrence, 4 a value."
-        )
-    if simulation:
-        said.append(
-            "Steps: the slowest rank is scheduled, task by task, until its steps repeat; bubbles are those of the mean "
-            "rank, which computes as much less as the straggler share says and waits the rest."
-        )
-    blocks: list[Block] = [Points(title="How the figures came about", sentences=tuple(said))]
-    if simulation:
-        blocks.append(
-            Table(
-                title=f"Parameters of the simulation ({short(simulation['hardware']['name'])})",
-                columns=("Parameter", "Value", "Source"),
-                rows=[
-                    (short(one["name"]).replace("_", " "), _value(one), str(one["source"]))
-                    for one in simulation["hardware"]["parameters"]
-                ],
-                words=3,
-            )
-        )
-    return Section(id="assumptions", title="Assumptions", blocks=tuple(blocks))
+def parameters(simulation: Document) -> Table:
+    """Every parameter of the simulation with its source."""
+    return Table(
+        title=f"Parameters of the simulation ({short(simulation['hardware']['name'])})",
+        columns=("Parameter", "Value", "Source"),
+        rows=[
+            (short(one["name"]).replace("_", " "), _value(one), str(one["source"]))
+            for one in simulation["hardware"]["parameters"]
+        ],
+        words=3,
+    )
 
 
 def _value(one: Document) -> str:

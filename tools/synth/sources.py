@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from freescale_tools.report.write import write_whole
+from freescale_tools.console.files import write_whole
 from freescale_tools.synth.lengths import Draws
 from freescale_tools.synth.presets import Advance, Columns, candidate_columns, history_columns, write_table
 

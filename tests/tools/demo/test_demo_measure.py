@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from freescale_tools.demo.outcome.planner import Planner
 from freescale_tools.demo.training.measure import (
     WARMUP,
-    Planner,
     Run,
     Step,
     check_same_samples,

@@ -2,6 +2,10 @@
 
 import numpy as np
 
+from freescale_tools.collisions.page import collisions_page
+from freescale_tools.profile.page.page import profile_page
+from freescale_tools.simulate.page import simulation_page
+
 METHODS = ("none", "fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 WAYS = ("plain", "sparse dist", "balanced", "prioritized", "sm-free", "all")
 HOSTILE = "<script>window.stolen = 1</script>&<b>\"'</b>%{x}.parquet"
@@ -349,3 +353,9 @@ def hostile():
     document["collisions"]["column"] = HOSTILE
     document["skipped"] = [{"file": HOSTILE, "row_group": None, "rows": 10, "reason": f"bad page: {HOSTILE}"}]
     return document
+
+
+def page(document):
+    """The page of a document, made by its command."""
+    made = {"profile": profile_page, "collisions": collisions_page, "simulate": simulation_page}
+    return made[document["kind"]](document)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.files import write_whole
 from freescale_tools.console.options import numbers
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.report import write as output
-from freescale_tools.report.write import tell_skipped, write_report, write_whole
+from freescale_tools.report.write import tell_skipped, write_report
 
 
 def test_an_interrupted_write_leaves_the_file_of_before(tmp_path, monkeypatch):
@@ -26,8 +27,8 @@ def test_an_interrupted_write_leaves_the_file_of_before(tmp_path, monkeypatch):
 
 
 def test_a_report_is_two_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("freescale_tools.report.page.render", lambda document: f"page of {document['kind']}")
-    write_report({"kind": "profile", "counts": np.arange(2)}, tmp_path / "new" / "folder", "profile")
+    monkeypatch.setattr("freescale_tools.report.page.render", lambda page: f"page of {page}")
+    write_report({"kind": "profile", "counts": np.arange(2)}, "profile", tmp_path / "new" / "folder", "profile")
     found = {path.name: path.read_text() for path in (tmp_path / "new" / "folder").iterdir()}
     assert found.keys() == {"profile.json", "profile.html"}
     assert json.loads(found["profile.json"]) == {"kind": "profile", "counts": [0, 1]}
@@ -35,9 +36,9 @@ def test_a_report_is_two_files(tmp_path, monkeypatch):
 
 
 def test_reports_of_several_commands_share_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("freescale_tools.report.page.render", lambda document: f"page of {document['kind']}")
+    monkeypatch.setattr("freescale_tools.report.page.render", lambda page: f"page of {page}")
     for name in ("profile", "collisions", "simulation"):
-        write_report({"kind": name}, tmp_path, name)
+        write_report({"kind": name}, name, tmp_path, name)
     pages = {path.name: path.read_text() for path in tmp_path.glob("*.html")}
     assert pages == {f"{name}.html": f"page of {name}" for name in ("profile", "collisions", "simulation")}
 
@@ -45,7 +46,7 @@ def test_reports_of_several_commands_share_a_folder(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CommandFailed, match=r"cannot write to .*file.below"):
-        write_report({"kind": "profile"}, tmp_path / "file" / "below", "profile")
+        write_report({"kind": "profile"}, "page", tmp_path / "file" / "below", "profile")
 
 
 def test_what_is_skipped_is_told(capsys):

@@ -37,8 +37,8 @@ def browser(tmp_path_factory):
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     for name, document in PAGES.items():
-        write_page(document(), folder / f"{name}.html")
-    write_page(documents.tiny() | {"recommended": documents.recommended()}, folder / "settings.html")
+        write_page(documents.page(document()), folder / f"{name}.html")
+    write_page(documents.page(documents.tiny() | {"recommended": documents.recommended()}), folder / "settings.html")
     return folder
 
 
@@ -72,7 +72,7 @@ def test_every_plot_draws_without_complaint_or_network(browser, pages, tmp_path,
 
 
 def test_names_and_reasons_are_no_markup(browser, tmp_path):
-    write_page(documents.hostile(), tmp_path / "page.html")
+    write_page(documents.page(documents.hostile()), tmp_path / "page.html")
     browser.open(tmp_path / "page.html")
     assert_all_drawn(browser)
     assert browser.ask("window.stolen === undefined")

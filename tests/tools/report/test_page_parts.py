@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.profile.page.length_figures import MOST_POINTS, distribution, log_bins, thinned
-from freescale_tools.profile.page.page import MOST_SKIPPED, page_of
 from freescale_tools.profile.page.straggler_figures import stragglers
 from freescale_tools.report import numbers
+from freescale_tools.report.assemble import MOST_SKIPPED
 from freescale_tools.report.blocks import Plot, Table
 from freescale_tools.report.page import embedded, render, write_page
 from freescale_tools.report.theme import DARK
@@ -25,7 +25,7 @@ def plots(document):
     """By section and title."""
     return {
         (section.id, block.title): block
-        for section in page_of(document).sections
+        for section in documents.page(document).sections
         for block in section.blocks
         if isinstance(block, Plot)
     }
@@ -103,7 +103,7 @@ def test_the_introduction_tells_the_bound_of_the_data(bounds, said):
             point["lower_bound"] = bounds[0]
         if point["axis"] == "batch_size" and point["batch_size"] == 16:
             point["lower_bound"] = bounds[1]
-    (section,) = [section for section in page_of(document).sections if section.id == "stragglers"]
+    (section,) = [section for section in documents.page(document).sections if section.id == "stragglers"]
     assert said in section.intro
 
 
@@ -130,7 +130,7 @@ def test_axes_of_time_say_their_unit(first, step, shown, unit):
 
 
 def tiles(document):
-    return {tile.name: tile for section in page_of(document).sections[:1] for tile in section.blocks[0].tiles}
+    return {tile.name: tile for section in documents.page(document).sections[:1] for tile in section.blocks[0].tiles}
 
 
 def test_the_gain_is_at_ranks_that_the_rows_carry_and_over_torchrecs_pipeline():
@@ -204,19 +204,19 @@ def test_work_of_a_step_by_class(what, expected):
 
 
 def test_parts_that_are_absent_leave_no_section():
-    assert [section.id for section in page_of(documents.tiny()).sections] == [
+    assert [section.id for section in documents.page(documents.tiny()).sections] == [
         "summary",
         "lengths",
         "lengths-0",
         "assumptions",
     ]
-    assert [section.id for section in page_of(documents.simulate_result()).sections] == [
+    assert [section.id for section in documents.page(documents.simulate_result()).sections] == [
         "summary",
         "steps",
         "validation",
         "assumptions",
     ]
-    assert "skipped" in [section.id for section in page_of(documents.hostile()).sections]
+    assert "skipped" in [section.id for section in documents.page(documents.hostile()).sections]
 
 
 def test_the_page_stays_small_whatever_the_data():
@@ -231,8 +231,8 @@ def test_the_page_stays_small_whatever_the_data():
     document["skipped"] = [
         {"file": f"{'z' * 900}-{place}", "row_group": 1, "rows": 5, "reason": "r" * 5000} for place in range(10_000)
     ]
-    assert len(render(document).encode()) < 8 * MEGABYTE
-    skipped = next(section for section in page_of(document).sections if section.id == "skipped")
+    assert len(render(documents.page(document)).encode()) < 8 * MEGABYTE
+    skipped = next(section for section in documents.page(document).sections if section.id == "skipped")
     table = next(block for block in skipped.blocks if isinstance(block, Table))
     assert len(table.rows) == MOST_SKIPPED
     assert "9,800 more" in table.note
@@ -255,7 +255,7 @@ def test_the_dark_scheme_has_every_color_that_figures_use():
 
 
 def test_figures_inside_the_page_are_json_that_ends_no_script():
-    page = render(documents.hostile())
+    page = render(documents.page(documents.hostile()))
     figures = re.findall(r'<script type="application/json" class="figure">(.*?)</script>', page, flags=re.S)
     assert len(figures) == len(plots(documents.hostile()))
     assert all("data" in json.loads(figure) and "<" not in figure for figure in figures)
@@ -265,21 +265,16 @@ def test_figures_inside_the_page_are_json_that_ends_no_script():
     assert json.loads(embedded(text)) == json.loads(text)
 
 
-def test_a_page_of_something_else_is_refused():
-    with pytest.raises(ValueError, match="kind 'calibrate': a page is made of a document of kind profile"):
-        render({"kind": "calibrate"})
-
-
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "page.html").mkdir()
     with pytest.raises(OSError, match=r"page\.html"):
-        write_page(documents.tiny(), tmp_path / "page.html")
+        write_page(documents.page(documents.tiny()), tmp_path / "page.html")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_an_old_page_is_replaced(tmp_path):
     (tmp_path / "page.html").write_text("old")
-    write_page(documents.tiny(), tmp_path / "page.html")
+    write_page(documents.page(documents.tiny()), tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 

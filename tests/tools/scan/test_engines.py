@@ -12,8 +12,10 @@ import pytest
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
+from freescale_tools.scan.engines.choose import engine
+from freescale_tools.scan.engines.engine import Lost, ahead
 from freescale_tools.scan.engines.ray_cluster import AGAIN
-from freescale_tools.scan.engines.threads import Local, Lost, ahead, engine
+from freescale_tools.scan.engines.threads import Local
 from freescale_tools.scan.files import open_files
 
 

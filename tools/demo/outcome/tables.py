@@ -6,8 +6,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from freescale_tools.demo.outcome.equality import difference
+from freescale_tools.demo.outcome.planner import Planned
 from freescale_tools.demo.training.job import Outcome
-from freescale_tools.demo.training.measure import Planned, Run, summarize
+from freescale_tools.demo.training.measure import Run, summarize
 
 _NOTES = (
     "straggler: idle share by the CPU time of the training threads; waiting for another rank costs none",

@@ -3,13 +3,10 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.engines.threads import Lost, ahead
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from freescale_tools.scan.engines.engine import Item, Lost, Result, ahead
 
 AGAIN = 3
 _AHEAD = 4  # tasks handed over per core of the cluster
