@@ -61,7 +61,8 @@ def _run(
     from freescale_tools.demo.discover import MAX_LENGTH, DiscoveryError, discover
     from freescale_tools.demo.launch import DemoFailed, Launch
     from freescale_tools.demo.launch import demo as run_demo
-    from freescale_tools.synth.presets import Lengths, demo_set
+    from freescale_tools.synth.lengths import Lengths
+    from freescale_tools.synth.presets import demo_set
 
     try:
         if data is None:

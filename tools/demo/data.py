@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from freescale_tools.demo.model.features import TIME_BUCKETS, Feature, ModelSpec
-from freescale_tools.synth.presets import ITEMS, DemoSet
+from freescale_tools.synth.histories import ITEMS
+from freescale_tools.synth.presets import DemoSet
 from fsdata import Join, ParquetSource, Schema, Sequence
 
 HISTORY = "history"

@@ -1,42 +1,18 @@
-"""Seeded, heavy-tailed Parquet sets for the demo and the benchmarks.
+"""The two sets that are always the same: one that loaders are measured on, one that the demo trains on.
 
-Two presets. `reference_set` is the wide table that loaders are measured on: 27 columns to read among 67. `demo_set` is
-what a training job really meets: two sources that disagree on column names and types, and a side table of users.
-
-Every row group is drawn from its own generator, seeded by (seed, table, file, row group): the values do not depend on
-what was written before, memory holds one row group, and a file that already carries the same recipe is left alone.
+`reference_set` is the wide table that loaders are measured on: 27 columns to read among 67. `demo_set` is what a
+training job meets: two sources that disagree on column names and types, and a side table of users.
 """
 
-import json
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from freescale_tools.synth.lengths import Draws, Lengths
-
-VERSION = 2
-ITEMS = 300_007  # prime, so that multiplying popularity ranks scatters them over all ids without a clash
-_SCATTER = 104_729
-_FIRST_REQUEST = 1_750_000_000  # epoch seconds
-_MEAN_GAP_S = 3_600.0
-# Five actions, view first: one byte of randomness picks an entry.
-_ACTIONS = np.repeat(np.array([1, 2, 3, 4, 5]), [160, 52, 26, 13, 5])
-
-_LENGTHS = Lengths()
-
-Columns = dict[str, pa.Array]
-Advance = Callable[[int], None]  # told how many rows more are there
-RowGroup = Callable[[np.random.Generator, int, int], Columns]  # generator, first row, rows -> columns
-
-
-def _quiet(rows: int) -> None:
-    pass
+from freescale_tools.synth.histories import Columns, candidate_ends, candidates, histories, list_array, past_lists
+from freescale_tools.synth.table_files import Advance, quiet, write_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +60,7 @@ def reference_set(
     rows_per_file: int = 25_000,
     row_group_rows: int = 4_096,
     seed: int = 0,
-    advance: Advance = _quiet,
+    advance: Advance = quiet,
 ) -> list[Path]:
     """Write the reference set (200,000 rows, 70 M events at full size) and return its files in order."""
     _positive(files=files, rows_per_file=rows_per_file, row_group_rows=row_group_rows)
@@ -93,7 +69,7 @@ def reference_set(
 
 
 def demo_set(
-    folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 256, seed: int = 0, advance: Advance = _quiet
+    folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 256, seed: int = 0, advance: Advance = quiet
 ) -> DemoSet:
     """Write both sources and the users; two thirds of the rows are the site's."""
     _positive(rows=rows, row_group_rows=row_group_rows)
@@ -121,160 +97,14 @@ def _positive(**counts: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {count}")
 
 
-def write_table(
-    folder: Path,
-    table: str,
-    draw: RowGroup,
-    files: int,
-    rows: int,
-    *,
-    row_group_rows: int,
-    seed: int,
-    users: int = 0,
-    lengths: str = "",
-    advance: Advance = _quiet,
-) -> list[Path]:
-    """Write `<table>-<i>-of-<n>.parquet`, each through a temporary name, so that a stopped run leaves no half file.
-
-    `users` and `lengths` are part of what `draw` draws from: files that were made with others are made again.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for file in range(files):
-        path = folder / f"{table}-{file:05d}-of-{files:05d}.parquet"
-        paths.append(path)
-        recipe = {"table": table, "file": file, "rows": rows, "group": row_group_rows, "users": users, "seed": seed}
-        recipe |= {"lengths": lengths} if lengths else {}
-        mark = {b"freescale.synth": json.dumps({"version": VERSION} | recipe).encode()}
-        if _carries(path, mark):
-            advance(rows)
-            continue
-        part = path.with_suffix(".part")
-        try:
-            _write_file(part, draw, table, file, rows, row_group_rows, seed, mark, advance)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    return paths
-
-
-def _carries(path: Path, mark: dict[bytes, bytes]) -> bool:
-    if not path.exists():
-        return False
-    try:
-        found = pq.read_schema(path).metadata or {}
-    except (pa.ArrowInvalid, OSError):
-        return False
-    return all(found.get(key) == value for key, value in mark.items())
-
-
-def _write_file(
-    path: Path,
-    draw: RowGroup,
-    table: str,
-    file: int,
-    rows: int,
-    group: int,
-    seed: int,
-    mark: dict[bytes, bytes],
-    advance: Advance,
-) -> None:
-    writer = None
-    try:
-        for index, start in enumerate(range(0, rows, group)):
-            rng = np.random.default_rng([seed, *table.encode(), file, index])
-            count = min(group, rows - start)
-            batch = pa.table(draw(rng, file * rows + start, count)).replace_schema_metadata(mark)
-            if writer is None:
-                writer = pq.ParquetWriter(path, batch.schema, compression="zstd", write_page_checksum=True)
-            writer.write_table(batch, row_group_size=count)
-            advance(count)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Histories:
-    """One row group of aligned histories. offsets int32 [rows + 1]; the others int64 [events]."""
-
-    offsets: np.ndarray
-    items: np.ndarray
-    actions: np.ndarray
-    times: np.ndarray
-    request: np.ndarray  # int64 [rows], later than every event of its row
-
-
-def _histories(rng: np.random.Generator, first: int, rows: int, step_s: int, drawn: Draws = _LENGTHS) -> _Histories:
-    lengths = drawn.draw(rng, rows)
-    offsets = np.zeros(rows + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    events = int(offsets[-1])
-    request = _FIRST_REQUEST + step_s * np.arange(first, first + rows) + rng.integers(0, step_s, rows)
-    gaps = 1 + (rng.standard_exponential(events, dtype=np.float32) * np.float32(_MEAN_GAP_S)).astype(np.int64)
-    since_start = np.cumsum(gaps)
-    # The last event of a row falls one gap before its request, so times rise strictly and stay in the past.
-    until = np.concatenate([[0], since_start])[offsets[1:]]
-    times = np.repeat(request - until - 1, lengths) + since_start
-    return _Histories(
-        offsets=offsets.astype(np.int32),
-        items=_items(rng, events),
-        actions=_ACTIONS[rng.integers(0, len(_ACTIONS), events, dtype=np.uint8)],
-        times=times,
-        request=request,
-    )
-
-
-def _items(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Item ids in 1..ITEMS-1, popularity about 1/rank (Zipf), the popular ones scattered over the range."""
-    rank = np.exp(rng.random(count, dtype=np.float32) * np.float32(math.log(ITEMS))).astype(np.int64)
-    return np.minimum(rank, ITEMS - 1) * _SCATTER % ITEMS
-
-
-def _list(offsets: np.ndarray, values: np.ndarray) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-
-
-def history_columns(
-    rng: np.random.Generator, first: int, rows: int, *, step_s: int, lengths: Draws
-) -> tuple[Columns, np.ndarray]:
-    """`item_ids`, `actions`, `timestamps`, and int64 [rows], the time of the request, one every `step_s` seconds."""
-    past = _histories(rng, first, rows, step_s, lengths)
-    return _past_lists(past), past.request
-
-
-def candidate_columns(rng: np.random.Generator, rows: int) -> Columns:
-    """1 to 50 `candidate_ids` a row with their `candidate_labels`, a tenth of them 1."""
-    return _candidates(rng, _candidate_ends(rng, rows))
-
-
-def _past_lists(past: _Histories) -> Columns:
-    columns = {"item_ids": past.items, "actions": past.actions, "timestamps": past.times}
-    return {name: _list(past.offsets, values) for name, values in columns.items()}
-
-
-def _candidate_ends(rng: np.random.Generator, rows: int) -> np.ndarray:
-    ends = np.zeros(rows + 1, np.int32)
-    np.cumsum(rng.integers(1, 51, rows), out=ends[1:])
-    return ends
-
-
-def _candidates(rng: np.random.Generator, ends: np.ndarray) -> Columns:
-    count = int(ends[-1])
-    return {
-        "candidate_ids": _list(ends, _items(rng, count)),
-        "candidate_labels": _list(ends, (rng.random(count) < 0.1).astype(np.float32)),
-    }
-
-
 def _reference_rows(rng: np.random.Generator, first: int, rows: int) -> Columns:
-    past = _histories(rng, first, rows, step_s=7)
-    ends = _candidate_ends(rng, rows)
+    past = histories(rng, first, rows, step_s=7)
+    ends = candidate_ends(rng, rows)
     columns: Columns = {
         "user_id": pa.array(rng.integers(1, 2_000_000, rows)),
         "request_ts": pa.array(past.request),
-        **_past_lists(past),
-        **_candidates(rng, ends),
+        **past_lists(past),
+        **candidates(rng, ends),
     }
     for i in range(10):
         columns[f"context_{i}"] = pa.array(rng.integers(0, 4 ** (i + 1), rows))
@@ -285,15 +115,15 @@ def _reference_rows(rng: np.random.Generator, first: int, rows: int) -> Columns:
         columns[f"unused_float_{i}"] = pa.array(rng.standard_normal(rows, dtype=np.float32))
         short = np.zeros(rows + 1, np.int32)
         np.cumsum(rng.integers(0, 6, rows), out=short[1:])
-        columns[f"unused_list_{i}"] = _list(short, rng.integers(0, 1_000, int(short[-1])))
+        columns[f"unused_list_{i}"] = list_array(short, rng.integers(0, 1_000, int(short[-1])))
     return columns
 
 
 def _site_rows(rng: np.random.Generator, first: int, rows: int, users: int) -> Columns:
-    past = _histories(rng, first, rows, step_s=60)
+    past = histories(rng, first, rows, step_s=60)
     return {
         "user_id": pa.array(rng.integers(1, users + 1, rows)),
-        **_past_lists(past),
+        **past_lists(past),
         "country": pa.array(rng.integers(1, 60, rows)),
         "age_days": pa.array(rng.gamma(2.0, 200.0, rows).astype(np.float32)),
         "hour": pa.array((past.request // 3_600 % 24).astype(np.float32)),
@@ -302,15 +132,15 @@ def _site_rows(rng: np.random.Generator, first: int, rows: int, users: int) -> C
 
 
 def _partner_rows(rng: np.random.Generator, first: int, rows: int, users: int) -> Columns:
-    past = _histories(rng, first, rows, step_s=120)
+    past = histories(rng, first, rows, step_s=120)
     items = pa.LargeListArray.from_arrays(
         pa.array(past.offsets.astype(np.int64)), pa.array(past.items.astype(np.int32))
     )
     return {
         "uid": pa.array(rng.integers(1, users + 1, rows).astype(np.int32)),
         "items": items,
-        "events": _list(past.offsets, past.actions.astype(np.int32)),
-        "times": _list(past.offsets, past.times),
+        "events": list_array(past.offsets, past.actions.astype(np.int32)),
+        "times": list_array(past.offsets, past.times),
         "age": pa.array(rng.gamma(2.0, 200.0, rows)),
         "when": pa.array(past.request),
     }

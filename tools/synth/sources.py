@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from freescale_tools.console.files import write_whole
+from freescale_tools.synth.histories import Columns, candidate_columns, history_columns
 from freescale_tools.synth.lengths import Draws
-from freescale_tools.synth.presets import Advance, Columns, candidate_columns, history_columns, write_table
+from freescale_tools.synth.table_files import Advance, write_table
 
 _SCHEMA = """[schema]
 context = ["user_id", "country"]

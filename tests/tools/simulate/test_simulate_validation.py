@@ -10,7 +10,8 @@ from freescale_tools.simulate.hardware.parameters import bundled, load_hardware
 from freescale_tools.simulate.schedule.durations import work
 from freescale_tools.simulate.schedule.step import WAYS
 from freescale_tools.simulate.validation.against_benchmark import ASKED, against_benchmark
-from freescale_tools.simulate.validation.against_paper import EXPOSED_LONGEST, against_paper, row
+from freescale_tools.simulate.validation.against_paper import EXPOSED_LONGEST, against_paper
+from freescale_tools.simulate.validation.comparison import row
 from freescale_tools.simulate.validation.fit import SIGMA, expected_straggler, fit_line, fit_sigma, paper_workload
 
 SHAPE = {"sharding": ["row", "row"], "width": 128, "samples": 32, "ids_per_sample": 112}

@@ -21,7 +21,7 @@ GOLDEN = ["101e78a68c1baee9", "6f2f78a02f7e303f", "69e1ee148ab37700", "7c4545e96
 
 
 def test_lengths_have_the_promised_quantiles_and_clip():
-    lengths = synth.Lengths().draw(np.random.default_rng(0), 400_000)
+    lengths = Lengths().draw(np.random.default_rng(0), 400_000)
     assert np.median(lengths) == pytest.approx(180, rel=0.02)
     assert np.percentile(lengths, 95) == pytest.approx(1_200, rel=0.02)
     assert lengths.min() >= 0
@@ -31,7 +31,7 @@ def test_lengths_have_the_promised_quantiles_and_clip():
 @pytest.mark.parametrize("wrong", [{"median": 0}, {"median": 10, "p95": 5}, {"clip": 100}])
 def test_lengths_refuse_impossible_quantiles(wrong):
     with pytest.raises(ValueError, match="median <= p95 <= clip"):
-        synth.Lengths(**wrong)
+        Lengths(**wrong)
 
 
 def test_same_seed_same_values_whatever_was_written_before(tmp_path):

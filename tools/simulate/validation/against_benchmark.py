@@ -15,7 +15,7 @@ from typing import Any
 from freescale_tools.console.errors import UsageError
 from freescale_tools.simulate.schedule.durations import FLOAT, FORWARD, ID
 from freescale_tools.simulate.schedule.step import WAYS, Moves, Way, Work, timeline
-from freescale_tools.simulate.validation.against_paper import row
+from freescale_tools.simulate.validation.comparison import row
 from freescale_tools.simulate.validation.fit import fit_line
 
 TOLERANCE = 0.25

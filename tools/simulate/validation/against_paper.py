@@ -9,29 +9,13 @@ from typing import Any
 
 from freescale_tools.simulate.hardware.parameters import Hardware
 from freescale_tools.simulate.validation import fit
+from freescale_tools.simulate.validation.comparison import row
 from freescale_tools.simulate.workload import PAPER_COLLISION
 
 STRAGGLER, EXPOSED = 0.22, 111.0  # the paper without balancing (Fig. 8), without prioritizing (Fig. 9)
 BALANCED, PRIORITIZED, REDUCTION = 0.024, 13.0, -0.903  # what it reaches (Fig. 8, 9, 11)
 EXPOSED_LONGEST, END_TO_END_RANKS = 8192, 256
 TOLERANCE = 0.15
-
-
-def row(
-    what: str, unit: str, measured: float, *, fitted: float | None = None, predicted: float | None = None,
-    within: float | None = None, asked: bool = True,
-) -> dict[str, Any]:  # fmt: skip
-    """One line; exactly one of `fitted` and `predicted` is given, the latter with `within`."""
-    error = verdict = None
-    if fitted is not None:
-        verdict = "fitted"
-    elif predicted is not None and within is not None:
-        error = predicted / measured - 1 if measured else None
-        verdict = "within" if error is not None and abs(error) <= within else "missed"
-    return {
-        "what": what, "unit": unit, "fitted": fitted, "predicted": predicted, "measured": measured, "error": error,
-        "within": within, "asked": asked, "verdict": verdict,
-    }  # fmt: skip
 
 
 def against_paper(hardware: Hardware) -> dict[str, Any]:
