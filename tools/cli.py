@@ -1,6 +1,6 @@
-"""The command line: one command per file of `commands/`.
+"""The command line: lists the commands, each from its own folder.
 
-Exit status: 0 done, 1 findings or a failure while running, 2 the arguments or the data they name cannot be used.
+Exit status: 0 done; 1 something was found or failed; 2 the arguments, or the data they name, cannot be used.
 """
 
 import typer
@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 @app.callback()
 def freescale() -> None:
-    """What FreeScale will bring for your data, and with which settings: before any GPU is booked."""
+    """Find out what FreeScale brings for your data, and with which settings, before you book a GPU."""
 
 
 for command in (profile, collisions, simulate, calibrate, optimize, check, synth, demo):

@@ -1,4 +1,4 @@
-"""`freescale calibrate`."""
+"""The command `freescale calibrate`: reads its options, runs it, and shows the result."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,27 +13,30 @@ def calibrate(
     measured: Annotated[
         Path,
         typer.Argument(
-            help="CSV with columns step,rank,seconds,lengths and maybe candidates, or the JSON report of a BubbleMeter."
+            help="CSV with step,rank,seconds,lengths (optional: candidates), or the JSON report of a BubbleMeter."
         ),
     ],
     lengths: Annotated[
         Path | None,
         typer.Option(
-            help="Parquet, CSV or NPY with step, rank and --sequence, one row per sample. Needed with a report."
+            help="Parquet, CSV or NPY with step, rank and --sequence, one row per sample. Required with a report."
         ),
     ] = None,
     sequence: Annotated[
-        str, typer.Option(help="Column of --lengths: the length of a sample, or the list of its events.")
+        str, typer.Option(help="Column of --lengths with the length of a sample or the list of its events.")
     ] = "length",
-    ranks: Annotated[int | None, typer.Option(help="Ranks of the simulated balancing. Default: as measured.")] = None,
-    skip: Annotated[int, typer.Option(help="Leave out the first steps (warm-up).")] = 0,
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks of the simulated balancing. Default: as many as were measured.")
+    ] = None,
+    skip: Annotated[int, typer.Option(help="How many first steps to leave out (warm-up).")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Fit a cost model to measured steps and print the line to paste.
 
-    A row is one step of one rank: seconds of forward and backward without waiting for others, and the lengths of its
-    batch as length:count;length:count, such as 128:3;256:1 for three samples of 128 events and one of 256. Exit status
-    0: lengths explain the seconds, 1: they do not (R2 below 0.9), 2: wrong usage.
+    A row is one step of one rank: the seconds of forward and backward without waiting for other ranks, and
+    the lengths of its batch as length:count;length:count. For example, 128:3;256:1 is three samples of 128
+    events and one of 256. Exit status: 0 if lengths explain the seconds, 1 if they do not (R2 below 0.9), 2
+    for wrong usage.
     """
     with Terminal(json=json) as terminal:
         _run(terminal, measured, lengths, sequence, ranks, skip)

@@ -1,4 +1,4 @@
-"""A cost model from measured steps, and how well it will balance.
+"""Fits a cost model to measured steps and predicts how well it will balance.
 
 Pure: steps in, a document out. Letters: R measured rows (steps times ranks), W ranks, B samples of a rank.
 """
@@ -30,7 +30,7 @@ class Explained:
     """Measured seconds as scale * cost + constant.
 
     Attributes:
-        r2: share of the variance of the seconds that this explains; at most 1.
+        r2: share of the variance of the seconds that the model explains; at most 1.
         ratio: float64 [R], measured / predicted seconds.
     """
 
@@ -42,13 +42,13 @@ class Explained:
 
 
 def calibrate(steps: Sequence[Step], *, ranks: int | None = None, skip: int = 0, seed: int = 0) -> dict[str, Any]:
-    """Fit, and compare with counting tokens only.
+    """Fit a cost model and compare it with one that only counts tokens.
 
     Args:
-        ranks: of the simulated balancing; default as many as were measured, at least 2.
-        skip: leave out the first steps of the measurement (warm-up).
+        ranks: of the simulated balancing. Default: as many as were measured, at least 2.
+        skip: how many steps to leave out at the start (warm-up).
 
-    Raises UsageError where no model follows from the steps.
+    Raises UsageError if no model can be fitted to the steps.
     """
     numbers = sorted({step.step for step in steps})
     kept = [step for step in steps if step.step in set(numbers[skip:])]
@@ -83,7 +83,7 @@ def calibrate(steps: Sequence[Step], *, ranks: int | None = None, skip: int = 0,
 
 
 def explain(model: Polynomial, steps: Sequence[Step]) -> Explained:
-    """The best scale and constant of 0 or more for a model."""
+    """Fit the scale and the constant, both 0 or more, of a given model."""
     cost = np.array([float(_cost(model, step).sum()) for step in steps])
     seconds = np.array([step.seconds for step in steps])
     spread = cost - cost.mean()
@@ -105,12 +105,13 @@ def explain(model: Polynomial, steps: Sequence[Step]) -> Explained:
 def straggler_left(
     fitted: Explained, tokens: Explained, steps: Sequence[Step], *, ranks: int, seed: int
 ) -> dict[str, float]:
-    """Straggler shares (1 - mean / max of rank time) of simulated steps, means.
+    """Mean straggler shares (1 - mean / max of rank time) of simulated steps.
 
-    Global batches are drawn from the measured samples. A rank's time is what the fitted model predicts for its samples,
-    times the ratio of measured to predicted seconds of a row that is drawn for it: what the model does not explain
-    stays as large as it was measured. `as_dealt`: samples stay where they fall. `by_tokens`, `by_model`: `pack` plans
-    with the one or the other model. `model_alone`: the same without the ratios, what planning alone leaves.
+    Global batches are drawn from the measured samples. The time of a rank is the prediction of the fitted
+    model for its samples, times the ratio of measured to predicted seconds of a randomly drawn row. The ratio
+    keeps the error of the model as large as it was measured. `as_dealt`: samples stay on the rank that drew
+    them. `by_tokens`, `by_model`: `pack` plans with that model. `model_alone`: as `by_model`, but without the
+    ratios.
     """
     generator = np.random.default_rng(seed)
     lengths = np.concatenate([np.repeat(step.lengths.lengths, step.lengths.counts) for step in steps])
@@ -138,7 +139,7 @@ def straggler_left(
 
 
 def measured_straggler(steps: Sequence[Step]) -> float | None:
-    """Mean over the steps of several ranks; None without any."""
+    """Mean straggler share of the steps that several ranks measured; None if there are none."""
     by_step: dict[int, list[float]] = {}
     for step in steps:
         by_step.setdefault(step.step, []).append(step.seconds)
@@ -147,7 +148,7 @@ def measured_straggler(steps: Sequence[Step]) -> float | None:
 
 
 def speeds(fitted: Explained, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Of every rank: steps, and how much longer than predicted it takes (median ratio)."""
+    """For every rank: its steps, and the median ratio of measured to predicted seconds."""
     rank = np.array([step.rank for step in steps])
     return [
         {"rank": int(one), "steps": int((rank == one).sum()), "ratio": float(np.median(fitted.ratio[rank == one]))}
@@ -156,7 +157,7 @@ def speeds(fitted: Explained, steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def advice(document: dict[str, Any]) -> list[str]:
-    """What a reader should know before using the model."""
+    """Warnings for the user of the model."""
     said = []
     if document["rows"] < 50:
         said.append(f"Only {document['rows']} rows: 50 or more give a steadier fit.")
@@ -168,7 +169,7 @@ def advice(document: dict[str, Any]) -> list[str]:
 
 
 def doubt(document: dict[str, Any]) -> str | None:
-    """Why the model is not to be relied on; None where it explains the measured seconds."""
+    """Why the model is not reliable; None if it explains the measured seconds."""
     if document["r2"] >= _EXPLAINED:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Measured steps from a CSV file or the report of a BubbleMeter, and the lengths of their batches.
+"""Reads measured steps from a CSV file or a BubbleMeter report, and the lengths of their batches.
 
 Every error names the file and, in a CSV file, the line.
 """
@@ -41,12 +41,12 @@ def read_steps(path: Path, lengths: Path | None, column: str) -> list[Step]:
     """Steps in order of step and rank.
 
     Args:
-        path: CSV with `step,rank,seconds` and, without `lengths`, a column `lengths`; maybe a column `candidates`. Or
-            the JSON that `BubbleReport.save` writes.
-        lengths: Parquet, CSV or NPY with `step`, `rank` and `column`, one row per sample. The column holds the length
-            of a sample, or the list of its events.
+        path: CSV with `step,rank,seconds` and, without `lengths`, a column `lengths`; maybe a column
+            `candidates`. Or the JSON that `BubbleReport.save` writes.
+        lengths: Parquet, CSV or NPY with `step`, `rank` and `column`, one row per sample. The column holds
+            the length of a sample, or the list of its events.
 
-    Raises UsageError for everything that is not so.
+    Raises UsageError for any other content.
     """
     text = _text(path)
     is_report = text.lstrip()[:1] == "{"
@@ -69,7 +69,7 @@ def read_steps(path: Path, lengths: Path | None, column: str) -> list[Step]:
 
 
 def parse_histogram(text: str) -> LengthHistogram:
-    """Of `FORM`. ValueError if it is not."""
+    """Read a histogram written as `FORM` says. Raises ValueError for other texts."""
     counts: dict[int, int] = {}
     for part in text.split(";"):
         length, colon, count = part.partition(":")

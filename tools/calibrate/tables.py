@@ -1,4 +1,4 @@
-"""A fitted cost model for people: how well it explains the measured steps, and the line to paste."""
+"""Shows a fitted cost model: how well it explains the measured steps, and the line to paste."""
 
 from typing import Any
 

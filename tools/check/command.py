@@ -1,4 +1,4 @@
-"""`freescale check`."""
+"""The command `freescale check`: reads its options, runs it, and shows the result."""
 
 from typing import Annotated
 
@@ -10,17 +10,18 @@ from freescale_tools.console.terminal import Terminal
 
 def check(
     schema: Annotated[
-        str, typer.Option(help="A TOML file with a [schema] table (and maybe [[sources]]), or module.py:name.")
+        str, typer.Option(help="A TOML file with a [schema] table (optional: [[sources]]), or module.py:name.")
     ],
     paths: Annotated[
         list[str] | None, typer.Argument(help="Files, globs, folders or URLs. Default: the sources of the schema file.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document, with every row found.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every faulty row.")] = False,
 ) -> None:
-    """Read files as a loader with this schema would, and list everything that it would stop at.
+    """Read files as a loader with this schema does, and list everything that the loader would stop at.
 
-    Columns that are missing or of a wrong type, nulls, lists of unequal length, ids outside int64, keys without a
-    match, damaged files and row groups. Exit status 0: nothing found, 1: something was, 2: wrong usage.
+    Finds columns that are missing or of a wrong type, nulls, lists of unequal length, ids outside int64, keys
+    without a match, and damaged files and row groups. Exit status: 0 if nothing is found, 1 if something is,
+    2 for wrong usage.
     """
     with Terminal(json=json) as terminal:
         _run(terminal, schema, paths or [])

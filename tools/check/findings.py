@@ -1,4 +1,4 @@
-"""What a check finds: kinds of faults, where they are, and what to do about them."""
+"""The findings of a check: kinds of faults, where they are, and what to do about them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,11 @@ class Finding:
 
     Attributes:
         kind: see `TODO`.
-        source: how messages call the table.
-        what: the fault, or the first of `rows`, in words.
-        file, row_group, field, column: where, as far as it has such a place; the column is the field's in the file.
-        rows: int64, rows of the row group that have it; None where it is not about rows.
+        source: the name of the table in messages.
+        what: the fault in words, or that of the first of `rows`.
+        file, row_group, field, column: where the fault is; None if the fault has no such place. `column` is
+            the column of the file that the field is read from.
+        rows: int64, rows of the row group with the fault; None if the fault is not about rows.
     """
 
     kind: str
@@ -36,7 +37,7 @@ class Finding:
 
     @property
     def todo(self) -> str:
-        """What to do about it."""
+        """What the user can do about the fault."""
         return TODO[self.kind].format(field=self.field)
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ TODO = {
 
 
 def mismatches(error: SchemaError, label: str) -> list[Finding]:
-    """The lines of fsdata's message, one finding for each field that does not fit."""
+    """One finding for each field that does not fit, from the lines of fsdata's message."""
     lines = [line for line in str(error).splitlines() if line.startswith("  ") and not line.startswith("  columns of ")]
     found = []
     for line in lines or [str(error)]:
@@ -82,7 +83,7 @@ def mismatches(error: SchemaError, label: str) -> list[Finding]:
 
 
 def merged(found: Sequence[Finding]) -> list[Finding]:
-    """One finding for each kind and field of a row group, whatever the batches it was read in."""
+    """Join findings of one row group so that each kind and field has one, independent of the batches."""
     merged: dict[tuple[str, str | None], Finding] = {}
     for one in found:
         key = one.kind, one.field

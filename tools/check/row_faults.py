@@ -1,7 +1,7 @@
-"""What is wrong with the rows of a record batch, all of it: the plain counterpart of what the loader stops at.
+"""Finds all faults in the rows of a record batch, where the loader stops at the first.
 
-The loader raises at the first row that contradicts the schema and the null policies. Here every field is looked at in
-every row; which policy lets what pass is the same. Letters: N rows, M fields of a group.
+The loader raises at the first row that contradicts the schema or the null policies. These functions check
+every field of every row, under the same policies. Letters: N rows, M fields of a group.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,10 @@ _MAX_INT64 = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One kind of fault of one field. `rows`: int64, positions in the batch; `what`: the first of them, in words."""
+    """One kind of fault of one field.
+
+    `rows`: int64, positions in the batch; `what`: the first of them, in words.
+    """
 
     kind: str
     field: str
@@ -31,13 +34,13 @@ class Fault:
 
 @dataclass(slots=True)
 class Checked:
-    """What became of a batch of N rows.
+    """The result of checking N rows.
 
     Attributes:
         faults: found so far.
         dropped: bool [N], rows that a null policy leaves out.
-        lengths: list field -> int64 [N], -1 where the list is null.
-        keys: join key -> (int64 [N], bool [N] where it is null).
+        lengths: list field -> int64 [N], -1 for null lists.
+        keys: join key -> (values int64 [N], whether null bool [N]).
     """
 
     faults: list[Fault]
@@ -47,7 +50,7 @@ class Checked:
 
 
 def check_fields(columns: Sequence[tuple[Bound, pa.Array]], rows: int) -> Checked:
-    """Look at every field alone: nulls, null and non-finite elements, ids outside int64."""
+    """Check each field by itself: nulls, null and non-finite elements, ids outside int64."""
     checked = Checked([], np.zeros(rows, bool), {}, {})
     for bound, array in columns:
         outside = _outside_int64(bound, array)
@@ -66,7 +69,7 @@ def check_fields(columns: Sequence[tuple[Bound, pa.Array]], rows: int) -> Checke
 
 
 def check_groups(checked: Checked, groups: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
-    """Rows in which the lists of one group differ in length; null lists take the others', dropped rows do not count."""
+    """Faults of rows whose lists in one group differ in length. Null lists and dropped rows do not count."""
     for group, fields in groups.items():
         present = [name for name in fields if name in checked.lengths]
         if len(present) < 2:
@@ -136,7 +139,7 @@ def _outside_int64(bound: Bound, array: pa.Array) -> Fault | None:
 
 
 def _not_finite(values: pa.Array) -> np.ndarray:
-    """Nulls are another fault."""
+    """True for NaN and infinity. Nulls are a fault of their own."""
     return ~_mask(pc.fill_null(pc.is_finite(values), True))
 
 

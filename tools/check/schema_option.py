@@ -1,4 +1,4 @@
-"""The schema, and the sources where they are written down, that a user names on the command line."""
+"""Loads the schema that a user names on the command line, and the sources if it describes them."""
 
 import importlib.util
 import tomllib
@@ -13,14 +13,14 @@ from fsdata.errors import SchemaError
 
 
 def load(given: str, paths: Sequence[str]) -> tuple[Schema, list[ParquetSource]]:
-    """The schema of `given`, and the sources of `paths` or of the file.
+    """(the schema of `given`, the sources of `paths` or of `given`).
 
     Args:
-        given: a TOML file with a `[schema]` table and maybe `[[sources]]`, or `module.py:name`, the name being that of
-            a Schema or of a pair (Schema, sources). Loading a module runs it.
-        paths: take the place of those of the one source that the file describes; all its options stay.
+        given: a TOML file with a `[schema]` table and maybe `[[sources]]`; or `module.py:name`, where `name`
+            is a Schema or a pair (Schema, sources). Loading a module runs it.
+        paths: replace the paths of the one source that `given` describes; its other options stay.
 
-    Raises UsageError for everything that cannot be loaded, and where neither names files.
+    Raises UsageError if anything cannot be loaded, or if neither argument names files.
     """
     try:
         schema, sources = _from_module(given) if ".py:" in given else _from_toml(given)

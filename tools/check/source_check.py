@@ -1,7 +1,7 @@
-"""A dry run of sources against a schema: everything that a loader would stop at, listed at once.
+"""Checks a source against a schema and lists everything that a loader would stop at.
 
-Every row group is read as the loader reads it. Where that fails, and where the files do not fit the schema at all, the
-row group is scanned field by field, and every row that has something wrong is noted.
+Every row group is read as the loader reads it. If that fails, or if the files do not fit the schema, the row
+group is scanned field by field and every faulty row is noted.
 """
 
 import datetime
@@ -28,9 +28,9 @@ VERSION = 1
 
 
 class SourceCheck:
-    """One source: its files are found and their footers read when it is made; `run` reads the rows.
+    """The check of one source. Its creation finds the files and reads their footers; `run` reads the rows.
 
-    Raises UsageError if it has no files, or they cannot be reached.
+    Raises UsageError if the source has no files, or if they cannot be reached.
     """
 
     def __init__(self, source: ParquetSource, schema: Schema, *, index: int) -> None:
@@ -52,11 +52,11 @@ class SourceCheck:
 
     @property
     def opened(self) -> OpenSource | None:
-        """None where the files do not fit the schema."""
+        """The open source; None if its files do not fit the schema."""
         return self._opened
 
     def run(self, progress: Progress) -> list[Finding]:
-        """Everything found. Reads all rows."""
+        """Read all rows and return everything that was found."""
         groups = {} if self._opened is None else {(one.file, one.index): one for one in self._opened.groups}
         layout = None if self._opened is None else layout_of(self._schema, self._opened.list_labels)
         rows_found: list[Finding] = []
@@ -69,7 +69,10 @@ class SourceCheck:
 
     @functools.cached_property
     def _keys(self) -> list[tuple[Join, np.ndarray]]:
-        """Scans the side tables, once and only where they are needed; what is wrong with them is noted there."""
+        """Keys of the side tables.
+
+        The scan runs once, when it is first needed, and notes the tables' own faults.
+        """
         return [(join, table.keys(join)) for join, table in self._sides]
 
     def _side(self, join: Join, groups: Mapping[str, Sequence[str]]) -> Table:
@@ -78,14 +81,14 @@ class SourceCheck:
         return Table(join.source, [*served, key_want(join.on)], groups=groups, label=label)
 
     def _open(self, source: ParquetSource, index: int) -> OpenSource | None:
-        """The source as a loader opens it; None, with the reason noted, where it cannot."""
+        """Open the source as a loader does. If that fails, note the reason and return None."""
         listed = any(table.findings for table in (self._table, *(table for _, table in self._sides)))
         try:
             return source.open(self._schema, index=index)
         except SchemaError as error:
             if not listed:
                 self._findings += mismatches(error, self.label)
-        except CorruptFileError:  # no file at all is readable: every one of them is listed
+        except CorruptFileError:  # no file is readable, and each of them is already listed
             pass
         except DataError as error:
             self._findings.append(Finding(kind="data", source=self.label, what=str(error)))
@@ -105,7 +108,7 @@ class SourceCheck:
         return []
 
     def _of_files(self) -> list[Finding]:
-        """Files and types, and row groups that could not be decoded."""
+        """Findings about files, types, and row groups that could not be decoded."""
         found = [*self._table.findings, *(one for _, table in self._sides for one in table.findings)]
         if self._opened is not None:
             found += [
@@ -121,7 +124,7 @@ class SourceCheck:
 
 
 def label_forms(checks: Sequence[SourceCheck]) -> list[Finding]:
-    """Labels that are a list in one source and one number in another."""
+    """Findings about labels that are a list in one source and a number in another."""
     opened = [check for check in checks if check.opened is not None]
     lists = {name for check in opened for name in check.opened.list_labels}  # type: ignore[union-attr]
     found = []
@@ -134,7 +137,7 @@ def label_forms(checks: Sequence[SourceCheck]) -> list[Finding]:
 
 
 def document(findings: Sequence[Finding], *, sources: Sequence[SourceCheck], schema: str) -> dict[str, Any]:
-    """The answer for machines: all findings with all rows, counts by kind."""
+    """The JSON document: all findings with all rows, and counts by kind."""
     counts: Counter[str] = Counter()
     for one in findings:
         counts[one.kind] += one.count
@@ -151,7 +154,10 @@ def document(findings: Sequence[Finding], *, sources: Sequence[SourceCheck], sch
 
 
 def _groups(schema: Schema) -> dict[str, tuple[str, ...]]:
-    """List labels belong to the candidates; labels that are no lists have no lengths and do not count."""
+    """Groups of fields with equal lengths.
+
+    List labels belong to the candidates; other labels have no length.
+    """
     groups = {group.name: group.all_fields for group in schema.groups}
     if schema.candidates is not None:
         groups["candidates"] += schema.labels
@@ -159,6 +165,6 @@ def _groups(schema: Schema) -> dict[str, tuple[str, ...]]:
 
 
 def _tolerant(source: ParquetSource) -> ParquetSource:
-    """The same source, that goes on at damage."""
+    """The same source, but it skips damaged files."""
     joins = [replace(join, source=replace(join.source, on_error="skip")) for join in source.join]
     return replace(source, on_error="skip", join=joins)

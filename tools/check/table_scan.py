@@ -1,4 +1,4 @@
-"""One table of a source, main or joined, scanned for everything that a loader would stop at."""
+"""Scans one table of a source, main or joined, for everything that a loader would stop at."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +22,14 @@ from fsdata.sources.roles import Want
 
 
 class Table:
-    """Files of one ParquetSource and what is wanted of them.
+    """The files of one ParquetSource, and the fields that are wanted from them.
 
     Args:
         groups: group name -> its list fields, which must have equal lengths.
-        label: how findings call it.
+        label: the name of the table in findings.
 
-    `findings` holds what was wrong with files and types; `scan` finds what is wrong with rows. Raises UsageError as
-    `read_files`.
+    `findings` holds faults of files and types; `scan` finds faults of rows. Raises UsageError as `read_files`
+    does.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Table:
         return sum(footer.metadata.num_rows for footer in self.footers)
 
     def keys(self, join: Join) -> np.ndarray:
-        """int64, ascending, the distinct keys of a side table; notes null and repeated keys as findings."""
+        """The distinct keys of a side table, int64, ascending. Null and repeated keys become findings."""
         found: list[np.ndarray] = []
         for number, footer in enumerate(self.footers):
             for group in range(footer.metadata.num_row_groups):
@@ -69,7 +69,7 @@ class Table:
         return keys
 
     def scan(self, number: int, group: int, sides: Sequence[tuple[Join, np.ndarray]] = ()) -> list[Finding]:
-        """Everything wrong with one row group of file `number`; `sides`: joins and the keys of their tables."""
+        """All faults of one row group of file `number`. `sides`: joins with the keys of their tables."""
         found: list[Finding] = []
         footer = self.footers[number]
         for rows, checked in self._checked(number, group, found):
@@ -89,7 +89,7 @@ class Table:
         return [answer for _, answer in found if isinstance(answer, Footer)]
 
     def _bind(self) -> list[Kind | None]:
-        """A kind for every file, with the fields that can be read from it; None where rows cannot be looked at."""
+        """For every file, the fields that can be read from it; None if its rows cannot be read."""
         try:
             kinds, kind_of = bind(self.source, self._wants, self.footers, self.label)
         except SchemaError as error:
@@ -108,7 +108,7 @@ class Table:
         bounds: list[Bound] = []
         try:
             (kind,), _ = bind(self.source, [], [footer], self.label)
-        except SchemaError:  # the filter: which rows count is not known
+        except SchemaError:  # the filter does not fit, so it is unknown which rows count
             return None
         for want in self._wants:
             try:
@@ -118,7 +118,10 @@ class Table:
         return replace(kind, bounds=tuple(bounds))
 
     def _checked(self, number: int, group: int, found: list[Finding]) -> Iterator[tuple[np.ndarray, Checked]]:
-        """(rows of the row group, their fields looked at) batch by batch; faults of fields and damage go to `found`."""
+        """(rows of the row group, their checked fields), batch by batch.
+
+        Adds faults of fields and damage to `found`.
+        """
         kind, footer = self._kinds[number], self.footers[number]
         if kind is None:
             return
@@ -157,7 +160,7 @@ class Table:
 
 
 def _needed(kind: Kind, source: ParquetSource) -> list[str]:
-    """Columns of the file that fields and filter read; some column, if none."""
+    """Columns of the file that fields and filter read; the first column if they read none."""
     names = {bound.column for bound in kind.bounds if bound.origin == "column"}
     for bound in kind.bounds:
         if bound.origin == "expression":
@@ -170,7 +173,7 @@ def _needed(kind: Kind, source: ParquetSource) -> list[str]:
 def _columns(
     batch: pa.RecordBatch, kind: Kind, source: ParquetSource
 ) -> tuple[np.ndarray, list[tuple[Bound, pa.Array]]]:
-    """(rows that the filter keeps, the column of every field that has one)."""
+    """(rows that the filter keeps, the array of every field that is in the file)."""
     kept = np.arange(batch.num_rows)
     if source.condition is not None:
         mask = pc.fill_null(_evaluate(source.condition, pa.bool_(), batch, kind), False)
@@ -194,7 +197,7 @@ def _evaluate(expression: Expression, type_bound: Any, batch: pa.RecordBatch, ki
 
 
 def _without_match(checked: Checked, sides: Sequence[tuple[Join, np.ndarray]]) -> Iterator[Fault]:
-    """Rows whose key is null or not in the side table, where a joined field needs a value."""
+    """Faults of rows whose key is null or not in the side table, although a joined field needs a value."""
     for join, known in sides:
         if join.on not in checked.keys:
             continue

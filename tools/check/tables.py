@@ -1,4 +1,4 @@
-"""Findings for people: one table per kind, and what to do about it."""
+"""Shows findings to people: one table for each kind, and what to do about it."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Arrow arrays of ids and times, lists or scalars of any integer type, as plain numpy arrays."""
+"""Turns Arrow arrays of ids and times, lists or scalars of any integer type, into numpy arrays."""
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 def check_ids(footer: Footer, column: str, _: Leaf) -> None:
-    """Misfit unless they are integers, or lists of them."""
+    """Raise Misfit unless the column holds integers or lists of integers."""
     if not pa.types.is_integer(_element(footer, column)):
         raise Misfit(
             f"{column} is {type_of(footer.schema, column)}; collisions are counted on integer ids. Name the column of "
@@ -23,7 +23,7 @@ def check_ids(footer: Footer, column: str, _: Leaf) -> None:
 
 
 def check_time(footer: Footer, column: str, _: Leaf) -> None:
-    """Misfit unless it is an integer, a timestamp or a date, or a list of them."""
+    """Raise Misfit unless the column holds integers, timestamps or dates, or lists of them."""
     kind = _element(footer, column)
     if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         whole = type_of(footer.schema, column)
@@ -36,14 +36,17 @@ def _element(footer: Footer, column: str) -> pa.DataType:
 
 
 def parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of lists or scalars: values int64, offsets int64 [N + 1], and uint8, 0 at null values (empty without nulls)."""
+    """(values int64 [V], offsets int64 [N + 1], valid uint8 [V], 0 at nulls) of N lists or scalars.
+
+    `valid` is empty if there are no nulls.
+    """
     array = convert.convert(_plain_list(array), "id")
     kind = array.type
     if not is_list(kind):
         offsets = np.arange(len(array) + 1)
         values = array
     elif pa.types.is_fixed_size_list(kind):
-        # A null row has values of its own underneath: only taking them out tells which rows are empty.
+        # Null rows still have values in the buffer. Flattening leaves these out, so null rows get size 0.
         sizes = (
             np.where(_validity(array), kind.list_size, 0) if array.null_count else np.full(len(array), kind.list_size)
         )
@@ -67,7 +70,7 @@ def _plain_list(array: pa.Array) -> pa.Array:
 
 
 def last_time(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [N] the time of each row, that of its last event for a list, and bool [N] where there is one."""
+    """(time of each row, int64 [N]; whether it has one, bool [N]). Of a list, the last element counts."""
     array = convert.convert(_plain_list(array), "time")
     if not is_list(array.type):
         return _int64(array), _validity(array)

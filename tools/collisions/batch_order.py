@@ -1,7 +1,7 @@
-"""Which rows make a global batch: in file order as a loader deals them, shuffled, or by time. Arrays in, arrays out.
+"""Decides which rows make a global batch: in file order, shuffled, or by time. Arrays in, arrays out.
 
-Letters: N rows held, W ranks, B samples of a rank, G = W * B. Rows come in runs, stretches of consecutive row groups of
-the data; pairs of consecutive batches do not reach from one run into the next.
+Letters: N rows in memory, W ranks, B samples of a rank, G = W * B. A run is a stretch of consecutive row
+groups. Both batches of a pair come from one run.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ import numpy as np
 
 from fsdata.reading.plan import Piece, deal, permutation
 
-_STREAK = 4  # consecutive pairs, for which one batch more is counted
-_LONGEST = 64  # pairs of a streak where all are counted
+_STREAK = 4  # consecutive pairs; they need one batch more than that
+_LONGEST = 64  # pairs of a streak if all pairs are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streak:
-    """Batches first, first + 1, ... of a run, at most 65; their number is one more than the pairs."""
+    """Consecutive batches of a run, from batch `first`; n batches make n - 1 pairs."""
 
     run: int
     first: int
@@ -42,7 +42,9 @@ class Streak:
 
 
 def in_file_order(units: Sequence[Sequence[int]], *, ranks: int, batch_size: int) -> Batches:
-    """As a loader without shuffling delivers: row groups are dealt to ranks, each reads its own from the beginning.
+    """The batches of a loader that does not shuffle.
+
+    It deals row groups to ranks, and each rank reads its own in order.
 
     units: rows of every row group, by run.
     """
@@ -67,9 +69,10 @@ def shuffled(count: int, seed: int) -> list[np.ndarray]:
 
 
 def by_time(time: np.ndarray, known: np.ndarray, runs: Sequence[int]) -> list[np.ndarray]:
-    """Each run sorted by time, rows of one time in file order, rows without a time left out; for `sliced`.
+    """The rows of each run sorted by time, for `sliced`.
 
-    time: int64[N]; known: bool[N]; runs: rows of each.
+    Equal times keep file order; rows without a time are left out. time: int64[N]; known: bool[N]; runs: rows
+    of each.
     """
     ordered, first = [], 0
     for count in runs:
@@ -88,7 +91,7 @@ def sliced(ordered: Sequence[np.ndarray], size: int) -> Batches:
 
 
 def streaks(batches: Batches, pairs: int) -> list[Streak]:
-    """About `pairs` consecutive pairs (all, if there are no more), a few at a time, spread evenly over the data."""
+    """Streaks with about `pairs` pairs in all, or with all pairs, spread evenly over the data."""
     available = batches.pairs
     if pairs >= available:
         return [

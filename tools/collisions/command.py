@@ -1,4 +1,4 @@
-"""`freescale collisions`."""
+"""The command `freescale collisions`: reads its options, runs it, and shows the result."""
 
 import enum
 from pathlib import Path
@@ -15,7 +15,7 @@ VERSION = 1
 
 
 class OrderName(enum.StrEnum):
-    """In which order rows make batches."""
+    """Order of the rows in batches."""
 
     file = "file"
     shuffled = "shuffled"
@@ -23,31 +23,35 @@ class OrderName(enum.StrEnum):
 
 
 def collisions(
-    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (hive partitions, too) or URLs.")],
-    ids: Annotated[str, typer.Option(help="The column of row ids: a list per sample, or one id.")],
-    batch_size: Annotated[int, typer.Option(help="Samples of a rank.")] = 128,
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
+    ids: Annotated[str, typer.Option(help="The column of row ids: a list or a single id per sample.")],
+    batch_size: Annotated[int, typer.Option(help="Samples of a rank in a step.")] = 128,
     ranks: Annotated[int, typer.Option(help="Ranks that share a global batch.")] = 64,
-    max_length: Annotated[int | None, typer.Option(help="Histories are cut to their last so many events.")] = None,
-    dim: Annotated[int, typer.Option(help="Columns of the embedding table, float32: for the bytes.")] = 128,
+    max_length: Annotated[int | None, typer.Option(help="Keep only so many last events of a history.")] = None,
+    dim: Annotated[int, typer.Option(help="Columns of the embedding table (float32), to compute bytes.")] = 128,
     time: Annotated[
-        str | None, typer.Option(help="The column with the time of a row (of a list: its last), for --order time.")
+        str | None,
+        typer.Option(help="The column with the time of a row, for --order time. Of a list, the last element counts."),
     ] = None,
     order: Annotated[
         list[OrderName] | None,
         typer.Option(
-            help="How rows make batches; may be given again, the axes are drawn for the first. file: as a loader that "
-            "does not shuffle. Default: file, shuffled, and time with --time."
+            help="Order of the rows in batches. May be given several times; plots use the first. file: as a loader "
+            "that does not shuffle. Default: file, shuffled, and with --time also time."
         ),
     ] = None,
-    pairs: Annotated[int, typer.Option(help="Pairs of batches to count at a point, at most.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of the shuffled order.")] = 0,
-    out: Annotated[Path, typer.Option(help="Gets collisions.json and collisions.html.")] = Path("freescale-report"),
+    pairs: Annotated[int, typer.Option(help="Most pairs of batches to count at a point.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the shuffled order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for collisions.json and collisions.html.")] = Path(
+        "freescale-report"
+    ),
     json: Annotated[bool, typer.Option("--json", help="Print collisions.json instead of tables.")] = False,
 ) -> None:
-    """Count the rows that consecutive global batches share, and predict the bytes that a step exchanges.
+    """Count table rows that consecutive global batches share, and predict the bytes that a step exchanges.
 
-    A shared row cannot be prefetched: what FreeScale hides is the rest. Reads the id column, or as much of it as fits
-    into memory. Damaged files and row groups are left out and named; the exit status is then 1.
+    A shared row cannot be prefetched; FreeScale hides the exchange of all other rows. Reads the id column, or
+    as much of it as fits into memory. Damaged files and row groups are left out and named. The exit status is
+    then 1.
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.collisions.page import collisions_page

@@ -1,8 +1,9 @@
-"""Collisions: how many rows of a global batch are also in the one before it, and the bytes that follow from it.
+"""Counts collisions: rows of a global batch that the batch before uses too; and the bytes that a step sends.
 
-Rows of an embedding table that two consecutive batches share cannot be prefetched: they go first, all others travel in
-the background (the paper, section 2 and Figure 3). Shares are counted by occurrence, which is what gradients weigh, and
-by distinct row. Counting is exact for every sampled pair of batches and takes one memory access per id.
+A table row that two consecutive batches share cannot be prefetched. Such rows travel first, all others in the
+background (the paper, section 2 and Figure 3). Shares are counted by occurrence, which decides the bytes of
+gradients, and by distinct row. The count is exact for every sampled pair of batches and takes one memory
+access per id.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _LENGTHS = (50, 100, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 _MOST_LENGTHS = 6
 _STATE_BYTES = 256 << 20  # of all threads together
-# Work of a point, in ids: a share of those held, more where the bytes and the orders come from, but this in any case.
+# Work of a point, in ids: a share of the ids in memory, but at least `_WORK_IDS`. The larger share is for the
+# points that the bytes and the orders come from.
 _WORK_SHARE, _DEFAULT_SHARE, _WORK_IDS = 1 / 8, 1 / 2, 1 << 20
 _ID_BYTES, _FLOAT_BYTES = 8, 4
 
@@ -59,15 +61,17 @@ def estimate(
     most_ids: int = MOST_IDS,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The document: shares at the default and along each axis, in the first of `orders`, and bytes per rank and step.
+    """The document: shares at the default and along each axis, and bytes per rank and step.
 
-    batch_size: samples of a rank; max_length: histories are cut to their last so many events, None keeps all; dim:
-    columns of the embedding table, float32; time: the column behind the order `time`, for a list its last element.
-    At most `pairs` consecutive pairs per point, fewer of large batches, at least one. About `most_ids` ids are held.
-    Points that the rows held are too few for are left out and listed.
+    The axes use the first of `orders`.
 
-    Raises UsageError where a number or an order makes no sense, the column holds no integers, or two batches are more
-    than there is; CommandFailed where a file cannot be reached.
+    batch_size: samples of a rank; max_length: histories are cut to their last so many events, None keeps all;
+    dim: columns of the embedding table, float32; time: the column behind the order `time`, for a list its
+    last element. At most `pairs` consecutive pairs per point, fewer of large batches, at least one. About
+    `most_ids` ids are held. Points that the rows held are too few for are left out and listed.
+
+    Raises UsageError where a number or an order makes no sense, the column holds no integers, or two batches
+    are more than there is; CommandFailed where a file cannot be reached.
     """
     _check(batch_size=batch_size, ranks=ranks, max_length=max_length, dim=dim, pairs=pairs)
     _check_orders(orders, time)
@@ -75,7 +79,7 @@ def estimate(
         files, column, time=time if "time" in orders else None, max_length=max_length, ranks=ranks,
         batch_size=batch_size, most_ids=most_ids, progress=progress,
     )  # fmt: skip
-    # The longest history is as good as no limit, and a number that can be drawn.
+    # Without a limit, the longest history serves as the limit: plots need a number.
     default = Spot(order=orders[0], batch_size=batch_size, ranks=ranks, max_length=max_length or max(held.longest, 1))
     counting = _Counting(held, pairs=pairs, seed=seed)
     axes = _axes(default, orders, held.longest)
@@ -116,7 +120,7 @@ def estimate(
 
 
 class _Counting:
-    """Counts at many spots, each thread with a state of its own."""
+    """Counts at many spots. Each thread has its own state."""
 
     def __init__(self, held: Held, *, pairs: int, seed: int) -> None:
         self._held = held
@@ -138,8 +142,8 @@ class _Counting:
         return sliced(self._ordered[spot.order], spot.rows)
 
     def all(self, spots: Iterable[Spot], *, default: Spot) -> dict[Spot, np.ndarray]:
-        """The counts, int64 [pairs, 6], of all spots that have a pair of batches; at `default` also those by rank."""
-        # The largest first: one of them, begun last, would keep all others waiting.
+        """int64 [pairs, 6]: counts of all spots with a pair of batches; at `default` also by rank."""
+        # The largest first: a large spot that starts last would run alone at the end.
         possible = sorted(
             (spot for spot in spots if self.batches(spot).pairs),
             key=lambda spot: (-spot.rows, -spot.max_length, spot.order, spot.ranks),
@@ -151,7 +155,7 @@ class _Counting:
             return dict(zip(possible, counted, strict=True))
 
     def _count(self, spot: Spot, default: Spot) -> np.ndarray:
-        """Columns 0 to 3: see the kernel `tally`; 4 and 5, `tally_ranks` or 0."""
+        """int64 [pairs, 6]. Columns 0 to 3 come from `tally`; 4 and 5 from `tally_ranks`, or they are 0."""
         held, by_rank = self._held, spot == default
         share = _DEFAULT_SHARE if spot == replace(default, order=spot.order) else _WORK_SHARE
         state = np.zeros(held.distinct, np.uint8)
@@ -175,13 +179,13 @@ class _Counting:
         return np.array(found)
 
     def _affordable(self, batches: Batches, share: float) -> int:
-        """Pairs to count: as many as wanted, but no more work than this share of the ids held."""
+        """How many pairs to count: as many as wanted, within the work of this share of the ids in memory."""
         share = max(share, _WORK_IDS / max(int(self._held.lengths.sum()), 1))
         return int(min(max(sum(batches.steps) * share, 1), self._pairs))
 
 
 def _point(spot: Spot, counts: np.ndarray) -> dict[str, Any]:
-    """Of the document, without the axis."""
+    """A point of the document, without its axis."""
     return {
         "order": spot.order,
         "batch_size": spot.batch_size,
@@ -219,8 +223,9 @@ def _axes(default: Spot, orders: Sequence[str], longest: int) -> list[tuple[str,
 def _bytes(counts: np.ndarray, ranks: int, dim: int) -> dict[str, float]:
     """Mean bytes that leave a rank in a step, by class; counts: int64 [pairs, 6].
 
-    All ids travel, 8 bytes each; forward the distinct rows of a rank, backward the gradient of every occurrence. With
-    the owners spread evenly, 1 / W of everything stays at home.
+    Every id travels, with 8 bytes. The forward pass sends each distinct row of a rank once, the backward pass
+    the gradient of every occurrence. Owners are taken as spread evenly, so 1 / W of everything stays on its
+    rank.
     """
     leaving = counts.mean(axis=0) * (ranks - 1) / ranks**2
     occurrences, shared, _, _, rows, shared_rows = leaving.tolist()

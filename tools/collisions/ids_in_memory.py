@@ -1,7 +1,8 @@
-"""The id column in memory: which row groups are read, histories cut, ids renumbered from 0.
+"""Reads the id column into memory: chooses row groups, cuts histories, and renumbers ids from 0.
 
-At most 84 M ids are held (two batches of 64 x 128 samples as long as the paper's), 4 bytes each, where the footers
-tell that ids lie close together; a quarter of that where they do not, because renumbering takes a hash table.
+Memory holds at most 84 M ids of 4 bytes: two batches of 64 x 128 samples as long as the paper's. If the
+footers do not say that ids lie close together, it holds a quarter of that, because renumbering needs a hash
+table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,12 @@ from fsdata.sources.footers import Footer, Skipped
 from fsdata.sources.retry import unreachable
 
 MOST_IDS = 80 << 20
-_ENOUGH_IDS = 32 << 20  # more are held only for batches that need them
-_BATCHES = 4  # so many global batches of the default size
-_ROW_IDS = 4  # what a row's place in memory weighs, in ids
+_ENOUGH_IDS = 32 << 20  # more ids are read only if the batches need them
+_BATCHES = 4  # global batches of the default size that should be in memory
+_ROW_IDS = 4  # memory for the start and length of a row, counted in ids
 _MOST_RUNS = 8
-_DIRECT = 1 << 28  # ids below this are counted in place: a byte each, for each thread
-_ROOM = 1.25  # a part of a row group may hold more than its share of the ids
+_DIRECT = 1 << 28  # ids below this are counted without renumbering, in one byte each per thread
+_ROOM = 1.25  # the first rows of a row group may hold more than their share of its ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +86,12 @@ def hold(
     most_ids: int = MOST_IDS,
     progress: Progress | None = None,
 ) -> Held:
-    """Read `column`, and `time`, of all row groups or of as many as fit.
+    """Read `column`, and `time`, of all row groups, or of as many as fit into memory.
 
-    With more than `most_ids` ids after the cut to `max_length`, runs of consecutive row groups are read, and of large
-    row groups only the first rows, so that `ranks` ranks still have a row group each. One thread per core.
-    Raises UsageError where no file has integers in the column, CommandFailed where a file cannot be reached.
+    With more than `most_ids` ids after the cut to `max_length`, runs of consecutive row groups are read, and
+    of large row groups only the first rows, so that `ranks` ranks still have a row group each. One thread per
+    core. Raises UsageError where no file has integers in the column, CommandFailed where a file cannot be
+    reached.
     """
     wanted = [column, *([time] if time else [])]
     bound = bind(
@@ -111,7 +113,7 @@ def hold(
 
 
 def _range(files: FileSet, bound: Bound, column: str, units: Sequence[Unit]) -> tuple[int, int]:
-    """(smallest id, largest - smallest) by the footers; all of int64 where they do not say."""
+    """(smallest id, largest - smallest) from the footers; the range of int64 if footers do not say."""
     lowest, highest = [], []
     for unit in units:
         leaf = bound.leaves[unit.file][column]
@@ -128,7 +130,7 @@ def _range(files: FileSet, bound: Bound, column: str, units: Sequence[Unit]) -> 
 
 
 def plan_runs(units: Sequence[Unit], most_ids: int, *, ranks: int, rows_wanted: int) -> list[list[Unit]]:
-    """All units in one run, if they weigh little; else runs of them that weigh enough, and `most_ids` at most."""
+    """All units as one run if they fit. Otherwise several runs that together hold at most `most_ids` ids."""
     weights = np.array([unit.room + _ROW_IDS * unit.rows for unit in units], np.float64)
     needed = float(weights.sum()) / max(sum(unit.rows for unit in units), 1) * rows_wanted
     most_ids = min(max(int(needed), _ENOUGH_IDS), most_ids)
@@ -170,7 +172,7 @@ def _whole_units(files: FileSet, bound: Bound, wanted: Sequence[str], max_length
 
 
 class _Reading:
-    """Decodes units in threads, each into its own stretch of the arrays."""
+    """Decodes units in threads. Each unit has its own stretch of the arrays."""
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class _Reading:
                 pass
 
     def held(self, runs: Sequence[Sequence[Unit]], missing: Sequence[Skipped]) -> Held:
-        """What was read, without the places of rows that were not."""
+        """The rows that were read, without the space that was kept for other rows."""
         done = self._done
         rows = np.concatenate(
             [np.arange(begin, begin + count) for begin, count in zip(self._row_begin, done, strict=False)]
@@ -284,11 +286,11 @@ class _Reading:
         self._done[unit] = row - self._row_begin[unit]
 
     def _renumbered(self, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, int]:
-        """ids as uint32 from 0, and a number that is above all of them."""
+        """(ids as uint32 from 0, a number above all ids)."""
         ids = self._ids
         if ids.dtype == np.uint32 and self._span < _DIRECT:
             return ids, self._span + 1
-        # Places that no row was read into hold anything at all.
+        # Space that no row was read into holds arbitrary bytes.
         used = np.concatenate(
             [ids[begin:end] for begin, end in self._stretches(starts, lengths)] or [np.empty(0, ids.dtype)]
         )
@@ -305,7 +307,7 @@ class _Reading:
         return np.array(numbers), distinct
 
     def _stretches(self, starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Where ids stand, unit by unit: rows of a unit follow each other without gaps."""
+        """(begin, end) of the ids of each unit. The rows of a unit have no gaps between them."""
         first = 0
         for count in self._done.tolist():
             if count:
@@ -315,7 +317,7 @@ class _Reading:
 
 
 def _tasks(units: Sequence[Unit]) -> Iterator[list[int]]:
-    """Numbers of units, a few of one file at a time."""
+    """Numbers of units in groups: a few units of one file each."""
     task: list[int] = []
     for number, unit in enumerate(units):
         if task and (unit.file != units[task[0]].file or len(task) == 4):

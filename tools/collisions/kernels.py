@@ -1,13 +1,13 @@
 """Cutting histories and counting shared rows (numba, nogil, no Python objects).
 
-One byte per possible row is the whole state of the counting: the mark of the batch that had the row last, and whether
-the batch before that one had it too. An occurrence costs one access, and nothing is cleared between batches.
+The counting keeps one byte per table row: the mark of the last batch that used the row, and whether the batch
+before used it too. Each occurrence costs one memory access, and nothing is cleared between batches.
 """
 
 import numpy as np
 from numba import njit, types
 
-MARKS = 126  # marks are 1 to 126: with one bit more they fill a byte
+MARKS = 126  # marks are 1 to 126; a mark and one bit fill a byte
 
 _IDS = types.uint32[::1]
 _INT64 = types.int64[::1]
@@ -35,11 +35,11 @@ def take_rows(
     starts: np.ndarray,
     lengths: np.ndarray,
 ) -> int:
-    """Copy the last `limit` events of every list to out[at:], less `base`; how many rows were done.
+    """Copy the last `limit` events of every list to out[at:], minus `base`.
 
-    values: int64 [V]; offsets: int64 [N + 1]; valid: uint8 [V], 0 for a null, which is left out, or empty. Written:
-    starts, lengths: int64 [N], where each row stands in `out`. Ends before the first row that no longer fits; answers
-    -1 for a value outside base to base + span.
+    Returns how many rows were copied. values: int64 [V]; offsets: int64 [N + 1]; valid: uint8 [V], 0 for a
+    null, which is left out, or empty. Written: starts, lengths: int64 [N], where each row stands in `out`.
+    Stops before the first row that does not fit. Returns -1 if a value is outside base to base + span.
     """
     largest = np.uint64(0)
     for row in range(len(offsets) - 1):
@@ -77,7 +77,7 @@ def leave_mark(
     mark: int,
     state: np.ndarray,
 ) -> None:
-    """What `tally` leaves in `state` for the batch after, without counting."""
+    """Mark the rows of a batch in `state` as `tally` does, without counting."""
     now = np.uint8(2 * mark)
     for row in batch:
         end = starts[row] + lengths[row]
@@ -98,9 +98,9 @@ def tally(
 ) -> None:
     """Count a global batch against the one with mark `mark` - 1.
 
-    ids: uint32 of all rows; starts, lengths: int64 [N]; batch: int64 [G], its rows; limit: events of a row that count,
-    its last ones. Marks of one `state`, uint8 [ids], ascend. Written: counts int64 [4] = occurrences, those shared with
-    the batch before, distinct ids, those shared.
+    ids: uint32 of all rows; starts, lengths: int64 [N]; batch: int64 [G], its rows; limit: events of a row
+    that count, its last ones. Marks of one `state`, uint8 [ids], ascend. Written: counts int64 [4] =
+    occurrences, those shared with the batch before, distinct ids, those shared.
     """
     before, now = np.uint8(2 * mark - 2), np.uint8(2 * mark)
     occurrences = shared = distinct = shared_distinct = 0
@@ -109,7 +109,7 @@ def tally(
         first = end - min(lengths[row], limit)
         occurrences += end - first
         for place in range(first, end):
-            # 0, 1: last seen in the batch before; 2, 3: in this one, of which 3 is shared; all others are older.
+            # 0, 1: last seen in the batch before. 2, 3: seen in this batch; 3 is shared. Others are older.
             age = np.uint8(state[ids[place]] - before)
             if age == 3:
                 shared += 1
@@ -138,10 +138,10 @@ def tally_ranks(
     local: np.ndarray,
     counts: np.ndarray,
 ) -> None:
-    """Distinct ids of every rank's part of the batch that `tally` has counted last, summed over the ranks.
+    """Count the distinct ids of each rank's part of a batch, summed over the ranks.
 
-    batch: int64 [W * per_rank], rank by rank; local: uint8 [ids], scratch. Written: counts int64 [2] = distinct, those
-    shared with the batch before.
+    `tally` counted the batch before. batch: int64 [W * per_rank], rank by rank; local: uint8 [ids], scratch.
+    Written: counts int64 [2] = distinct, those shared with the batch before.
     """
     local[:] = 0
     stamp = 0

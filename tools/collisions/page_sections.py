@@ -1,4 +1,4 @@
-"""Rows that consecutive global batches share, and the bytes that follow from them."""
+"""The section about collisions: shared rows along every axis, and the bytes that a step sends."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def collision_section(collisions: Document) -> Section:
 
 
 def bytes_sent(collisions: Document) -> tuple[float, float]:
-    """Of a rank and step: all bytes, and those of collisions."""
+    """(all bytes, bytes of collisions) that a rank sends in a step."""
     sent = {name: value or 0.0 for name, value in collisions["bytes"].items()}
     return sum(sent.values()), sent.get("collision_rows", 0.0) + sent.get("collision_gradients", 0.0)
 

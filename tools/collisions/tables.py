@@ -1,4 +1,4 @@
-"""Collisions for people: shares along every axis, and the bytes that a rank sends."""
+"""Shows collisions: shares along every axis, and the bytes that a rank sends."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Why a command stops: both end it with a message instead of a traceback."""
+"""Errors that end a command with a message instead of a traceback."""
 
 
 class UsageError(Exception):

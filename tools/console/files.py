@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name first, so that an interrupted run leaves none or the one before."""
+    """Write a file under a temporary name, then rename it: an interrupted run leaves the old file or none."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""Options that several commands read alike."""
+"""Reads options that several commands have in common."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from freescale_tools.console.errors import UsageError
 
 
 def numbers(given: Sequence[str] | None, option: str) -> list[int] | None:
-    """Numbers of 1 or more, joined by commas or given again, ascending and each once; None if there are none.
+    """Read whole numbers of 1 or more: joined by commas, or the option given several times.
 
-    Raises UsageError for anything else.
+    The result is ascending, without repeats; None if nothing is given. Raises UsageError for anything else.
     """
     if not given:
         return None

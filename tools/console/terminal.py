@@ -1,7 +1,7 @@
-"""What a command shows: tables and bars for people, or one JSON document for machines, and its exit status.
+"""Shows the result of a command, as tables and bars or as one JSON document, and sets the exit status.
 
-With `json` standard output carries the document and nothing else. Bars and messages go to standard error, bars only
-where that is a terminal.
+With `json`, standard output carries only the document. Messages and bars go to standard error. Bars appear
+only if standard error is a terminal.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 
 
 class Progress(Protocol):
-    """How far a piece of work is. `advance` may be called from any thread."""
+    """Counts the work that is done. Any thread may call `advance`."""
 
     def advance(self, *, rows: int = 0, bytes: int = 0) -> None: ...
 
@@ -35,8 +35,8 @@ class Progress(Protocol):
 class Terminal:
     """One run of a command: `with Terminal(json=...) as terminal`.
 
-    The block ends in `typer.Exit` with status 1 after a `finding` or CommandFailed, 2 after UsageError, 130 after
-    Ctrl-C; other exceptions pass.
+    The block ends in `typer.Exit` with status 1 after a `finding` or CommandFailed, 2 after UsageError and
+    130 after Ctrl-C. Other exceptions pass through.
     """
 
     def __init__(self, *, json: bool = False) -> None:
@@ -65,14 +65,17 @@ class Terminal:
             raise typer.Exit(FOUND)
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line for people."""
         if not self._json:
             self._out.print(text, markup=False, soft_wrap=True)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, notes: Sequence[str] = ()
     ) -> None:
-        """For people. Text stands left, numbers right; None is a dash, floats have four digits."""
+        """Print a table for people.
+
+        Text is aligned left, numbers right; None is a dash; floats have four digits.
+        """
         if self._json:
             return
         table = Table(title=title, title_justify="left")
@@ -86,12 +89,12 @@ class Terminal:
             self.say(note)
 
     def finding(self, text: str) -> None:
-        """Something the user has to look at: shown at once; the command goes on and ends with status 1."""
+        """Show something that the user has to look at. The command goes on and ends with status 1."""
         self._findings.append(text)
         self._err.print(f"found: {text}", markup=False, soft_wrap=True)
 
     def result(self, document: Mapping[str, Any]) -> None:
-        """The answer for machines, once: printed where that was asked for, with the findings in it."""
+        """Print the document, with the findings in it, if JSON was asked for. A command does this once."""
         if self._answered:
             raise AssertionError("a command has one result")
         self._answered = True
@@ -101,7 +104,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self, what: str, *, rows: int | None = None, bytes: int | None = None) -> Iterator[Progress]:
-        """A bar with rows, bytes, their rates and the time left. Totals, where known, set its length."""
+        """Show a bar with rows, bytes, rates and the time left. The totals, if given, set its length."""
         if not self._err.is_terminal:
             yield _Silent()
             return
@@ -155,7 +158,7 @@ class _Counts(ProgressColumn):
 
 
 def plain(value: Any) -> Any:
-    """For `json.dumps`: arrays and numpy numbers as lists and numbers."""
+    """Turn arrays and numpy numbers into lists and numbers, for `json.dumps`."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):

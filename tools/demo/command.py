@@ -1,4 +1,4 @@
-"""`freescale demo`."""
+"""The command `freescale demo`: reads its options, runs it, and shows the result."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,24 +11,29 @@ from freescale_tools.console.terminal import Terminal
 
 def demo(
     data: Annotated[
-        Path | None, typer.Option(help="A folder of your Parquet files; without it, a synthetic set.")
+        Path | None, typer.Option(help="A folder with your Parquet files. Default: a synthetic set.")
     ] = None,
     sequence: Annotated[
         str | None,
-        typer.Option(help="Aligned integer list columns, the item first: a,b,c. Default: those of the largest table."),
+        typer.Option(
+            help="Aligned columns of integer lists, the item first: a,b,c. Default: those of the largest table."
+        ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Keep the last so many events. Default: 4096 with --data, else 21000.")
+        int | None,
+        typer.Option(help="Most events of a history; the last ones are kept. Default: 4096 with --data, else 21000."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Samples of a rank and step. Default: by history length.")
+        int | None, typer.Option(help="Samples of a rank in a step. Default: depends on history lengths.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each of the four runs.")] = 14,
-    ranks: Annotated[int, typer.Option(help="Processes that train, one core each.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the synthetic set and the model.")] = 0,
-    folder: Annotated[Path, typer.Option(help="Where the synthetic set and the picture go.")] = Path("freescale-demo"),
+    ranks: Annotated[int, typer.Option(help="Number of training processes, one core each.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic set and of the model.")] = 0,
+    folder: Annotated[Path, typer.Option(help="Folder for the synthetic set and the picture.")] = Path(
+        "freescale-demo"
+    ),
 ) -> None:
-    """Train a small sequence model plainly, with FreeScale's loader, with its communication, and with both."""
+    """Train a small model plainly, with FreeScale's loader, with its communication, and with both."""
     with Terminal() as terminal:
         for name, value in {
             "--max-length": max_length,

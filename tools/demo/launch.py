@@ -1,4 +1,4 @@
-"""From a folder to the demo's table: describe the data, train on every rank under torchrun, report."""
+"""Runs the demo: trains on every rank under torchrun, then prints tables and draws the picture."""
 
 import os
 import pickle
@@ -24,7 +24,7 @@ PLANNED_RANKS = (8, 64)  # besides those of the job
 
 
 class DemoFailed(RuntimeError):
-    """Training did not end, or not as promised; what went wrong stands above."""
+    """Training failed, or its results are not as promised. The reason was printed before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,10 @@ class Launch:
 
 
 def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
-    """Train on `launch.ranks` gloo ranks, print tables, write the picture. Raises DemoFailed if a rank fails or
-    runs differ that must not."""
+    """Train on `launch.ranks` gloo ranks, print tables, write the picture.
+
+    Raises DemoFailed if a rank fails, or if runs differ that must be equal.
+    """
     began = time.monotonic()
     rows = data.rows
     steps = min(launch.steps, rows // (launch.ranks * data.batch_size))
@@ -79,7 +81,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _plans(planner: Planner, ranks: int) -> list[Planned]:
-    """The job's own number of ranks and others; with shorter histories where one sample stands in the way."""
+    """Plans for several numbers of ranks, and one with shorter histories if single samples are too long."""
     plans = [planner.plan(world_size) for world_size in sorted({ranks, *PLANNED_RANKS} - {1})]
     found = [plan for plan in plans if plan is not None]
     if found and found[-1].floor > NO_FLOOR:

@@ -1,4 +1,4 @@
-"""`freescale optimize`."""
+"""The command `freescale optimize`: reads its options, runs it, and shows the result."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,22 +10,22 @@ from freescale_tools.console.terminal import Terminal
 
 
 def optimize(
-    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (hive partitions, too) or URLs.")],
-    out: Annotated[Path, typer.Option(help="Where to write: a local folder that holds none of the inputs.")],
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to: local, and without any of the inputs.")],
     sort: Annotated[
-        str | None, typer.Option(help="Sort the rows of every file by this column. Default: order untouched.")
+        str | None, typer.Option(help="Sort the rows of every file by this column. Default: keep the order.")
     ] = None,
     row_group_rows: Annotated[
-        int | None, typer.Option(help="Rows of a row group. Default: as many as --unit-bytes hold, a power of two.")
+        int | None, typer.Option(help="Rows of a row group. Default: a power of two that fills about --unit-bytes.")
     ] = None,
     unit_bytes: Annotated[int | None, typer.Option(help="Decoded bytes of a row group. Default: 32 MiB.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
-    """Rewrite Parquet files for fast loading, and prove that every value is still there.
+    """Rewrite Parquet files for fast loading, and compare every value with its source.
 
-    Columns and lists without nulls become required, integers are stored as deltas where that is not larger, row groups
-    hold one unit of the loader, pages get checksums. Files that are already done are left alone: a run that was
-    interrupted is resumed by the same command.
+    Columns and lists without nulls become required. Integers are stored as deltas if that is not larger. A
+    row group holds one unit of the loader, and pages get checksums. Finished files are left alone, so the
+    same command resumes an interrupted run.
     """
     with Terminal(json=json) as terminal:
         _run(terminal, paths, out, sort, row_group_rows, unit_bytes)

@@ -1,4 +1,4 @@
-"""Whether two streams of rows hold the same values, to the bit: null for null, NaN for NaN, -0.0 for -0.0."""
+"""Compares two streams of rows bit by bit: null equals null, NaN equals NaN, and -0.0 differs from 0.0."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first value found that is not the source's. `row` counts from the start of the streams."""
+    """The first value that differs from the source. `row` counts from the start of the streams."""
 
     column: str
     row: int
@@ -28,9 +28,10 @@ class Difference:
 def first_difference(
     source: Iterator[pa.RecordBatch], written: Iterator[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[int | Difference]:
-    """Compares batch after batch: yields how many rows were equal, or the difference, and then ends.
+    """Compare batch by batch: yield how many rows were equal, or yield the difference and end.
 
-    `schema` is that of `written`; it may differ from the source's in nullability. The streams may be cut differently.
+    `schema` is the schema of `written`; it may differ from the source's in nullability. The batches of the
+    two streams may differ in size.
     """
     row = 0
     for one, other in _side_by_side(source, written):
@@ -97,7 +98,7 @@ def _lengths(lists: pa.Array) -> np.ndarray:
 
 
 def _search(one: pa.Array, other: pa.Array) -> int | None:
-    """By halves: `equals` is fast and works for every type."""
+    """The first unequal position, by bisection: `equals` is fast and works for every type."""
     if one.equals(other):
         return None
     start, stop = 0, len(one)
@@ -113,7 +114,7 @@ def _search(one: pa.Array, other: pa.Array) -> int | None:
 def _side_by_side(
     one: Iterator[pa.RecordBatch], other: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[pa.RecordBatch | None, pa.RecordBatch | None]]:
-    """Slices of equal length of both streams; None for the one that ends first."""
+    """Slices of equal length of both streams. A stream that ends first gives None."""
     left, right = next(one, None), next(other, None)
     while left is not None and right is not None:
         rows = min(left.num_rows, right.num_rows)

@@ -1,7 +1,8 @@
-"""How a file is laid out for fast loading: rows of a row group, what becomes required, which columns are deltas.
+"""Plans the layout of a file: rows of a row group, required columns, columns stored as deltas.
 
-Pure planning: footers and sampled rows in, settings of the writer out. A *path* names a place in nested columns, as a
-tuple: `("items",)` is the column, `("items", "element")` its elements, `("s", "x")` a field of a struct.
+Pure planning: footers and sampled rows in, settings of the writer out. A *path* names a part of a nested
+column as a tuple: `("items",)` is the column, `("items", "element")` its elements, `("s", "x")` a field of a
+struct.
 """
 
 import io
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 from fsdata.sources.footers import Footer
 
 UNIT_BYTES = 32 << 20
-"""Decoded bytes of a row group: one unit of the loader, which keeps a few of them per thread and shuffles inside."""
+"""Decoded bytes of a row group. The loader keeps a few row groups per thread and shuffles inside them."""
 
 _FEWEST_ROWS, _MOST_ROWS = 256, 65_536
 _WIDTH = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
@@ -54,9 +55,9 @@ class Layout:
     """How one file is written.
 
     Attributes:
-        schema: of the rows, with what is required; its metadata is what the source carried.
+        schema: of the new file; its metadata is that of the source.
         rows: of a row group.
-        required: columns and elements that were nullable before, dotted.
+        required: dotted paths of columns and elements that were nullable before.
         delta: leaf columns to be written as DELTA_BINARY_PACKED, as Parquet names them.
         dictionary: the other leaf columns.
     """
@@ -69,7 +70,10 @@ class Layout:
 
 
 def decoded_bytes(metadata: pq.FileMetaData) -> int:
-    """Bytes of all values once decoded, without offsets and validity; of text and binary, what the footer says."""
+    """Bytes of all decoded values, without offsets and validity.
+
+    For text and binary, the size in the footer.
+    """
     total = 0
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
@@ -81,7 +85,7 @@ def decoded_bytes(metadata: pq.FileMetaData) -> int:
 
 
 def unit_rows(metadata: pq.FileMetaData, settings: Settings) -> int:
-    """Rows of a row group of the new file: a power of two whose values take about `unit_bytes`, unless it is given."""
+    """Rows of a row group: as given, or a power of two whose values take about `unit_bytes`."""
     if settings.row_group_rows is not None:
         return settings.row_group_rows
     per_row = decoded_bytes(metadata) / max(metadata.num_rows, 1)
@@ -90,7 +94,7 @@ def unit_rows(metadata: pq.FileMetaData, settings: Settings) -> int:
 
 
 def without_nulls(footer: Footer) -> set[str]:
-    """Nullable columns of single values of which the statistics of every row group say that they hold no null."""
+    """Nullable columns of single values that hold no null, by the statistics of every row group."""
     metadata, schema = footer.metadata, footer.schema
     at = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
     flat = [
@@ -100,7 +104,7 @@ def without_nulls(footer: Footer) -> set[str]:
 
 
 def note_nulls(array: pa.Array, path: Path, found: set[Path]) -> None:
-    """Add to `found` every path of `array` under which there is a null. Elements of null lists do not count."""
+    """Add to `found` every path of `array` that holds a null. Elements of null lists do not count."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         array = array.storage
@@ -111,28 +115,28 @@ def note_nulls(array: pa.Array, path: Path, found: set[Path]) -> None:
     if is_list(kind):
         note_nulls(array.flatten(), (*path, "element"), found)
     elif pa.types.is_struct(kind):
-        for index in range(kind.num_fields):  # fields of null structs are nulls, too: the writer takes them as such
+        for index in range(kind.num_fields):  # the writer takes fields of null structs as nulls
             note_nulls(array.field(index), (*path, kind.field(index).name), found)
 
 
 def tightened(schema: pa.Schema, found: set[Path]) -> tuple[pa.Schema, tuple[str, ...]]:
-    """The schema in which everything outside `found` is required, and what of it was nullable before."""
+    """(schema in which all paths outside `found` are required, those that were nullable before)."""
     required: list[str] = []
     fields = [_tightened(field, (field.name,), found, required) for field in schema]
     return pa.schema(fields, schema.metadata), tuple(required)
 
 
 def retyped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same buffers under a schema that differs in nullability and metadata alone."""
+    """The same buffers under a schema that differs only in nullability and metadata."""
     return pa.record_batch(_Exported(batch, schema))
 
 
 def delta_columns(sample: pa.Table, writer: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(integer leaf columns that are not larger as deltas, all other leaf columns), from rows written both ways.
+    """(integer leaf columns that are not larger as deltas, all other leaves), from rows written both ways.
 
-    Of equal size they are two to three times as fast to decode as dictionary or plain pages: values come out of few
-    bits instead of out of zstd. Rising times and ids of many values gain, columns of few values do not. `writer`: the
-    other settings of the files.
+    At equal size, deltas decode two to three times as fast as dictionary or plain pages, because there is
+    less for zstd to decompress. Rising times and ids with many distinct values gain; columns with few
+    distinct values do not. `writer`: the other settings of the files.
     """
     plain = _written(sample, **writer)
     names = [plain.schema.column(index).path for index in range(plain.num_columns)]
@@ -190,5 +194,5 @@ def _written(sample: pa.Table, **options: Any) -> pq.FileMetaData:
 
 
 def joined(names: Sequence[str], most: int = 6) -> str:
-    """For people."""
+    """Names as a text for people, at most `most` of them."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

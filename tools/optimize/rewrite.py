@@ -1,8 +1,8 @@
-"""Rewriting Parquet files for fast loading, one after another: read, write beside the target, compare, rename.
+"""Rewrites Parquet files for fast loading: reads, writes beside the target, compares, renames.
 
-A file appears under its name only when it is complete and equal to its source, value by value. It carries a mark (the
-source's size and footer digest, the settings), so that the next run leaves it alone. Memory holds one unit of rows, or
-one file where rows have to be sorted.
+A file gets its name only when it is complete and equal to its source, value by value. It carries a mark: size
+and footer digest of the source, and the settings. By the mark, the next run knows finished files and leaves
+them alone. Memory holds one unit of rows, or one file if rows have to be sorted.
 """
 
 import contextlib
@@ -46,18 +46,18 @@ from fsdata.sources.retry import Retry
 VERSION = 1
 MARK = b"freescale.optimize"
 LARGEST_SORTED = 320 << 20
-"""Decoded bytes of the largest file that is sorted: it is held in memory, which takes up to three times as much."""
+"""Decoded bytes of the largest file that can be sorted. Sorting takes up to three times as much memory."""
 
 _WRITER: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True, "version": "2.6"}
 
 
 class UnfaithfulError(Exception):
-    """What was written is not what the source holds."""
+    """The written file differs from its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One file to rewrite: `name` is its place below the output folder, `target` where that is."""
+    """One file to rewrite. `name`: its path below the output folder; `target`: the full path."""
 
     footer: Footer
     name: str
@@ -65,9 +65,9 @@ class Job:
 
 
 def jobs(files: FileSet, out: Path, settings: Settings) -> list[Job]:
-    """What is to be written where, with everything checked that can be before the first byte is.
+    """The files to rewrite and their targets. Everything that can be checked before writing is checked here.
 
-    Raises UsageError if an input would be overwritten or mixed with the output, if a file is in the way that this
+    Raises UsageError if an input would be overwritten or mixed with the output, if a target exists that this
     command has not written, or if a file cannot be sorted as asked.
     """
     _refuse_input(files, out)
@@ -89,9 +89,9 @@ def jobs(files: FileSet, out: Path, settings: Settings) -> list[Job]:
 def optimize_all(
     todo: Sequence[Job], settings: Settings, progress: Progress, tell: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Rewrite all files: a document for each. Files that cannot be are told and marked `failed`; the others go on.
+    """Rewrite all files and return a document for each. A file that fails is reported and marked `failed`.
 
-    Raises CommandFailed where nothing can be written.
+    Raises CommandFailed if a target cannot be written.
     """
     done = []
     for job in todo:
@@ -100,7 +100,7 @@ def optimize_all(
         except (CorruptFileError, ConnectionError, UnfaithfulError) as error:
             tell(str(error))
             done.append(_document(job) | {"status": "failed", "reason": str(error)})
-        except pa.ArrowException as error:  # a type that cannot be written, statistics that do not tell the truth
+        except pa.ArrowException as error:  # a type that cannot be written, or wrong statistics
             tell(f"{job.footer.file.path} cannot be rewritten: {error}")
             done.append(_document(job) | {"status": "failed", "reason": str(error)})
         except OSError as error:
@@ -109,7 +109,10 @@ def optimize_all(
 
 
 def summary(done: Sequence[dict[str, Any]], files: FileSet, *, out: Path, settings: Settings) -> dict[str, Any]:
-    """The document of the whole run; totals are over the files that are now in place, seconds over those written."""
+    """The document of the whole run.
+
+    Totals are over the files now in place, seconds over the files written.
+    """
     there = [one for one in done if one["status"] != "failed"]
     timed = [one["decode_s"] for one in done if one["decode_s"] is not None]
 
@@ -140,10 +143,10 @@ def summary(done: Sequence[dict[str, Any]], files: FileSet, *, out: Path, settin
 
 
 def optimize(job: Job, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Rewrite one file, if it is not already done: a document with its size and seconds before and after.
+    """Rewrite one file unless it is already done. The document has its size and seconds before and after.
 
-    Raises CorruptFileError if the source is damaged, UnfaithfulError if what was written is not equal to it. Whatever
-    ends it early, no half file is left.
+    Raises CorruptFileError if the source is damaged, UnfaithfulError if the written file differs from it. An
+    early end never leaves half a file.
     """
     footer, metadata = job.footer, job.footer.metadata
     document = _document(job)
@@ -196,7 +199,10 @@ def _order(footer: Footer, column: str | None) -> np.ndarray | None:
 
 
 def plan(footer: Footer, settings: Settings, mark: bytes) -> Layout:
-    """Reads the columns whose nulls the footer does not tell, and the first unit of rows."""
+    """Plan the layout.
+
+    Reads the first unit of rows, and columns for which the footer does not count nulls.
+    """
     rows = unit_rows(footer.metadata, settings)
     schema, required = footer.schema, tuple[str, ...]()
     if footer.metadata.num_rows:
@@ -223,7 +229,7 @@ def write(footer: Footer, path: Path, layout: Layout, order: np.ndarray | None, 
 def verify(
     footer: Footer, path: Path, layout: Layout, order: np.ndarray | None, tell: Callable[[int], None]
 ) -> dict[str, float]:
-    """Compare the file with its source value by value: seconds of decoding each, `before` and `after`.
+    """Compare the file with its source value by value. Returns the decoding seconds `before` and `after`.
 
     Raises UnfaithfulError at the first difference.
     """
@@ -256,7 +262,7 @@ def _units(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[pa.Tab
 
 
 def _nulls(footer: Footer) -> set[ColumnPath]:
-    """Where the file has nulls. Decodes only the columns of which the footer does not say that they have none."""
+    """Paths with nulls. Decodes only columns for which the footer does not rule nulls out."""
     known = without_nulls(footer)
     asked = [field.name for field in footer.schema if field.name not in known]
     found: set[ColumnPath] = set()
@@ -275,7 +281,7 @@ def _sample(footer: Footer, schema: pa.Schema, rows: int) -> pa.Table:
 
 @contextlib.contextmanager
 def _all_or_nothing(part: Path, target: Path) -> Iterator[None]:
-    """`part` becomes `target` when the block ends well, and is gone when it does not."""
+    """Rename `part` to `target` if the block succeeds; delete it otherwise."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -292,7 +298,7 @@ def _mark(footer: Footer, settings: Settings) -> bytes:
 
 
 def _mark_of(path: Path) -> bytes | None:
-    """The mark of a file that this command has written; None of any other, or if there is none."""
+    """The mark of a file that this command has written; None for other files, or if there is no file."""
     try:
         found: bytes | None = (pq.read_metadata(path).metadata or {}).get(MARK)
     except (OSError, pa.ArrowException):
@@ -301,13 +307,13 @@ def _mark_of(path: Path) -> bytes | None:
 
 
 def _tell(progress: Progress, footer: Footer, rows: int, *, compared: bool) -> None:
-    """Half of a file's bytes are told when its rows are written, half when they are compared."""
+    """Report half of the file's bytes when its rows are written, and half when they are compared."""
     share = footer.size * rows // (2 * max(footer.metadata.num_rows, 1))
     progress.advance(rows=rows if compared else 0, bytes=share)
 
 
 def _below(file: FileRef) -> str:
-    """The file's place below the folder that all share, its `key=value` folders included."""
+    """The path of the file below the common folder, with its `key=value` folders."""
     if file.partitions:
         parts = file.path.split("/")
         first = next(index for index, part in enumerate(parts) if "=" in part)

@@ -1,4 +1,4 @@
-"""Sorting the rows of one file by one of its columns."""
+"""Sorts the rows of one file by one of its columns."""
 
 from collections.abc import Iterator
 
@@ -11,9 +11,9 @@ from fsdata.sources.footers import Footer
 
 
 def sorting(footer: Footer, column: str) -> np.ndarray | None:
-    """int64 [rows]: the rows of a file in order of `column`, ties as they stand, nulls last. None if they are so.
+    """int64 [rows]: row numbers in order of `column`; None if the file is already in order.
 
-    Reads this one column.
+    Equal values keep their order, nulls come last. Reads only this column.
     """
     with reading_source(footer) as reading:
         key = pa.Table.from_batches(list(reading.batches([column])), pa.schema([reading.schema.field(column)]))[column]
@@ -22,7 +22,10 @@ def sorting(footer: Footer, column: str) -> np.ndarray | None:
 
 
 def ordered(reading: Reading, order: np.ndarray | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """All rows in `order`, `rows` at a time; as they stand if it is None. Sorting holds the whole file in memory."""
+    """All rows in `order`, `rows` at a time; in file order if it is None.
+
+    Sorting holds the file in memory.
+    """
     if order is None:
         yield from reading.batches()
         return

@@ -1,4 +1,4 @@
-"""`freescale profile`."""
+"""The command `freescale profile`: reads its options, runs it, and shows the result."""
 
 import enum
 from pathlib import Path
@@ -15,39 +15,42 @@ _RANKS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
 
 class EngineName(enum.StrEnum):
-    """Where files are read."""
+    """What reads the files."""
 
     local = "local"
     ray = "ray"
 
 
 def profile(
-    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (hive partitions, too) or URLs.")],
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
     sequence: Annotated[
-        list[str], typer.Option(help="A list column of history events; may be given again. The first is simulated.")
+        list[str],
+        typer.Option(help="A list column of history events. May be given several times; the first is simulated."),
     ],
     candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
-    out: Annotated[Path, typer.Option(help="Gets profile.json and profile.html.")] = Path("freescale-report"),
-    quick: Annotated[bool, typer.Option("--quick", help="Footers only: rows, events, means, by file.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for profile.json and profile.html.")] = Path("freescale-report"),
+    quick: Annotated[bool, typer.Option("--quick", help="Read footers only: rows, events and means, by file.")] = False,
     time: Annotated[
-        str | None, typer.Option(help="The column with the time of a row, integers or timestamps: lengths over time.")
+        str | None,
+        typer.Option(help="The column with the time of a row, integers or timestamps. Shows lengths over time."),
     ] = None,
     ids: Annotated[
-        str | None, typer.Option(help="The column whose collisions are estimated. Default: the first --sequence.")
+        str | None, typer.Option(help="The column whose collisions are counted. Default: the first --sequence.")
     ] = None,
     engine: Annotated[
-        EngineName, typer.Option(help="local: threads here. ray: files spread over a Ray cluster.")
+        EngineName, typer.Option(help="local: threads of this process. ray: a Ray cluster.")
     ] = EngineName.local,
-    batch_size: Annotated[int, typer.Option(help="Samples of a rank.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Samples of a rank in a step.")] = 128,
     ranks: Annotated[
-        list[str] | None, typer.Option(help="Numbers of ranks, as in 8,64,512. Default: 8 to 1024 by doubling.")
+        list[str] | None,
+        typer.Option(help="Numbers of ranks, such as 8,64,512. Default: the powers of two from 8 to 1024."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print profile.json instead of tables.")] = False,
 ) -> None:
-    """Measure history lengths, and say what FreeScale would bring: stragglers, settings, collisions, speed.
+    """Measure history lengths and predict what FreeScale brings: stragglers, settings, collisions, speed.
 
-    Reads the named list columns once (with --quick, only footers). Damaged files and row groups are left out, counted
-    and named; the exit status is then 1.
+    Reads the named list columns once; with --quick, only footers. Damaged files and row groups are left out,
+    counted and named. The exit status is then 1.
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.profile.measure import Columns, Settings
@@ -62,7 +65,7 @@ def profile(
 
 
 def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out: Path, engine_name: str | None) -> None:
-    """`engine_name` is None for footers only."""
+    """Profile the files and show the result. `engine_name` is None if only footers are read."""
     from freescale_tools.collisions.arrow_ids import check_ids
     from freescale_tools.profile import measure as profiles
     from freescale_tools.profile.page.page import profile_page
@@ -74,7 +77,7 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
 
     files = open_files(paths)
     if settings.ids is not None:
-        bind(files, [settings.ids], check=check_ids)  # refused now rather than after all lengths are read
+        bind(files, [settings.ids], check=check_ids)  # fails before all lengths are read
     if engine_name is None:
         found = profiles.quick(files, columns, paths=paths)
     else:

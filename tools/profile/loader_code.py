@@ -1,4 +1,4 @@
-"""The recommended settings as code to paste: a loader of the very rows that were profiled."""
+"""Writes the recommended settings as code to paste: a loader of the rows that were profiled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ with FreeScaleDataLoader(ParquetSource({source}), schema, batch_size={batch_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFiles:
-    """How a loader reads what was profiled.
+    """How a loader reads the profiled files.
 
     Attributes:
-        paths: what the user named, or one by one the files that have all columns, where not all have.
+        paths: as the user named them; or single files, if some files lack a column.
         column: the history.
         candidates: the column of candidates, or None.
-        floats: which of the columns are lists of floats.
-        nulls: which of them have null rows or elements.
-        damaged: some files or row groups cannot be read.
+        floats: columns that are lists of floats.
+        nulls: columns with null rows or elements.
+        damaged: whether files or row groups cannot be read.
     """
 
     paths: tuple[str, ...]
@@ -45,7 +45,10 @@ class LoaderFiles:
 
 
 def loader_files(files: FileSet, document: Mapping[str, Any], *, paths: Sequence[str]) -> LoaderFiles:
-    """Of the first sequence and the candidates of a full profile; `paths` are those that `files` were found by."""
+    """The files for the first sequence and the candidates of a full profile.
+
+    `files` were found by `paths`.
+    """
     column, candidates = next(iter(document["sequences"])), next(iter(document["candidates"]), None)
     columns = [column, *([candidates] if candidates else [])]
     bound = bind_lists(files, columns)
@@ -66,10 +69,10 @@ def loader_files(files: FileSet, document: Mapping[str, Any], *, paths: Sequence
 
 
 def code(files: LoaderFiles, chosen: Setting, *, method: str, max_tokens: int) -> str:
-    """Runs as it is, but for the training step."""
+    """The code. It runs as it is; only the training step is missing."""
     column, candidates = files.column, files.candidates
     fields = {wanted: wanted.replace(".", "_") for wanted in (column, candidates) if wanted}
-    # A field of a struct is no column of the file: polars takes it out.
+    # A field of a struct is not a column of the file. A polars expression extracts it.
     inside = ", ".join(f"{fields[path]!r}: {_expression(path)}" for path in fields if "." in path)
     # NaN counts as null in float fields.
     defaults = ", ".join(f"{fields[path]!r}: 0" for path in fields if path in files.nulls | files.floats)

@@ -1,4 +1,4 @@
-"""The lengths of a data set as one document: from footers alone (quick), or from every row (full)."""
+"""Measures the lengths of a data set: from footers alone (quick), or from every row (full)."""
 
 import dataclasses
 import datetime
@@ -24,12 +24,12 @@ _USUAL_RANKS = 64  # the paper's
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What to profile.
+    """The columns to profile.
 
     Attributes:
         sequences: list columns; the first stands for the history in predictions.
         candidates: a list column, or None.
-        time: the time of a row, for drift, or None.
+        time: the column with the time of a row, for lengths over time, or None.
     """
 
     sequences: tuple[str, ...]
@@ -52,10 +52,10 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """For which training jobs predictions are made.
+    """The training jobs that predictions are made for.
 
     Attributes:
-        ranks: W, all that are looked at.
+        ranks: numbers of ranks.
         batch_size: samples of a rank.
         ids: the column whose collisions are counted; None takes the first sequence if it holds integers.
     """
@@ -71,17 +71,17 @@ class Settings:
 
     @property
     def default_ranks(self) -> int:
-        """The one nearest to 64."""
+        """The number of ranks nearest to 64."""
         return min(self.ranks, key=lambda ranks: (abs(ranks - _USUAL_RANKS), ranks))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Profile:
-    """A profile under way.
+    """A profile before its predictions.
 
     Attributes:
-        document: profile.json; stragglers, recommended, collisions and simulation are null.
-        histograms: of every list column; none in quick mode.
+        document: profile.json; stragglers, recommended, collisions and simulation are still null.
+        histograms: one for every list column; none in quick mode.
     """
 
     document: dict[str, Any]
@@ -89,10 +89,10 @@ class Profile:
 
 
 def quick(files: FileSet, columns: Columns, *, paths: Sequence[str]) -> Profile:
-    """From footers: rows, events, means, and these by file. Reads no page.
+    """Profile from footers: rows, events and means, in all and by file. Reads no page.
 
-    Files whose column is no list are in the document's `skipped`. Raises UsageError for columns that are a list
-    nowhere.
+    Files whose column is not a list are in the document's `skipped`. Raises UsageError if a column is a list
+    in no file.
     """
     bound = bind_lists(files, columns.lists)
     found = {column: counts(files, bound, column) for column in columns.lists}
@@ -107,10 +107,10 @@ def full(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """From the lengths of all rows. Reads the named list columns, and the time column, once.
+    """Profile from the lengths of all rows. Reads the list columns and the time column once.
 
-    Damaged row groups, files that cannot be reached and files whose column is no list, or no time, are in the
-    document's `skipped`. Raises UsageError for columns that are a list, or a time, nowhere.
+    Damaged row groups, files that cannot be reached and files with an unusable column are in the document's
+    `skipped`. Raises UsageError if a column is usable in no file.
     """
     bound = bind_lists(files, columns.lists)
     missing = list(bound.missing)

@@ -1,4 +1,4 @@
-"""What follows from measured lengths: stragglers, settings, collisions, and a step on the default hardware."""
+"""Predicts from measured lengths: stragglers, settings, collisions, and a step on the default hardware."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -30,10 +30,10 @@ Bar = Callable[[str], AbstractContextManager[Progress]]
 def predict(
     profile: Profile, files: FileSet, columns: Columns, settings: Settings, *, paths: Sequence[str], bar: Bar
 ) -> list[str]:
-    """Fill stragglers, recommended, collisions and simulation of a full profile; returns why one is still null.
+    """Fill stragglers, recommended, collisions and simulation of a full profile.
 
-    `bar` shows what is worked on. Raises UsageError where `settings.ids` names a column whose collisions cannot be
-    counted.
+    Returns why some are still null. `bar` shows the progress. Raises UsageError if collisions cannot be
+    counted in the column `settings.ids`.
     """
     document = profile.document
     name = columns.sequences[0]
@@ -102,7 +102,7 @@ def _collisions(
 
 
 def _with_integers(files: FileSet, column: str) -> FileSet:
-    """The files that have it as a list of integers."""
+    """The files in which the column is a list of integers."""
     found = zip(files.footers, bind_lists(files, [column]).leaves, strict=True)
     return replace(
         files,

@@ -1,7 +1,8 @@
-"""The settings to begin with: where to cut histories, how to balance, what memory a rank needs.
+"""Recommends settings: where to cut histories, how to balance, what memory a rank needs.
 
-The longest `max_length` is taken at which no history outweighs what a mean rank holds (lower bound under 1 %): beyond
-it other ranks wait for one sample however the batch is dealt, below it events are thrown away for nothing.
+`max_length` is the longest cut at which no history outweighs what a mean rank holds (lower bound under 1 %).
+With a longer cut, ranks wait for the rank of the longest sample, whatever the plan. A shorter cut loses
+events for nothing.
 """
 
 import dataclasses
@@ -16,9 +17,9 @@ from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.cost import CostModel, Polynomial
 from fsdata.packing import Method, pack
 
-_BOUND = 0.01  # of the lower bound: about what a cost model is wrong by
-_HEADROOM = 1.25  # over the fullest rank of the simulated steps
-_WORTH = 0.01  # variable counts have to bring so much before they are proposed
+_BOUND = 0.01  # largest accepted lower bound: about the error of a cost model
+_HEADROOM = 1.25  # memory limit over the fullest rank of the simulated steps
+_WORTH = 0.01  # smallest gain in straggler share for which variable counts are proposed
 _COARSE = 10  # a length is rounded down to tens
 
 
@@ -31,10 +32,10 @@ def recommend(
     cost: CostModel | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Settings for the default ranks and batch size of `grid` (of `straggler_grid`), why, and code to paste.
+    """Settings for the default ranks and batch size of a `straggler_grid`, the reasons, and code to paste.
 
-    `files` is what the code reads. `cost`: the Polynomial or Power of the grid.
-    Raises UsageError where the histogram has no events.
+    `files`: what the code reads. `cost`: the Polynomial or Power of the grid.
+    Raises UsageError if the histogram has no events.
     """
     model = cost or Polynomial()
     samples = Samples(histogram=histogram, candidates=candidates, seed=seed)
@@ -69,16 +70,16 @@ def recommend(
 def recommended_length(
     histogram: LengthHistogram, *, candidates: LengthHistogram | None, ranks: int, batch_size: int
 ) -> int:
-    """The max_length that `recommend` comes to, from the lengths alone, with the default cost model."""
+    """The max_length that `recommend` would give, from the lengths alone, with the default cost model."""
     samples = Samples(histogram=histogram, candidates=candidates)
     uncut = Setting(max_length=histogram.longest, ranks=ranks, batch_size=batch_size, cost=Polynomial())
     return longest_balanced(samples, uncut)
 
 
 def longest_balanced(samples: Samples, uncut: Setting) -> int:
-    """The longest max_length whose plans with equal counts can stay under a straggler share of 1 %.
+    """The longest max_length at which a plan with equal counts can stay under a straggler share of 1 %.
 
-    `uncut.max_length` where all of them can. Found by bisection on the same drawn batches.
+    The result is `uncut.max_length` if no cut is needed. Found by bisection on the same drawn batches.
     """
     batches = [samples.lengths(uncut, step) for step in range(uncut.steps)]
 
@@ -96,9 +97,9 @@ def longest_balanced(samples: Samples, uncut: Setting) -> int:
 
 
 def fullest_rank(samples: Samples, setting: Setting, method: Method) -> tuple[int, int]:
-    """The most events (of all sequences and candidates) of a rank in any simulated step, and of a sample.
+    """(most events of a rank in a simulated step, most events of a sample), over sequences and candidates.
 
-    Planned as `fsdata.Balance` does: without limits to the counts of `vbs`.
+    Plans as `fsdata.Balance` does: the counts of `vbs` have no limit.
     """
     peak = longest = 0
     for step in range(setting.steps):
@@ -112,7 +113,7 @@ def fullest_rank(samples: Samples, setting: Setting, method: Method) -> tuple[in
 
 
 def _method(straggler: Mapping[str, float]) -> Method:
-    """Equal counts, unless variable ones bring something: they change the weight of a sample in local means."""
+    """Equal counts, unless variable counts gain enough: they change the weight of a sample in means."""
     return "vbs" if straggler["vbs"] < straggler["fbs+swap"] - _WORTH else "fbs+swap"
 
 

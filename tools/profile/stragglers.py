@@ -1,8 +1,8 @@
-"""How long ranks would wait for each other: simulated global batches, before and after every packing method.
+"""Predicts how long ranks wait for each other, with simulated global batches and every packing method.
 
-No training: the time of a rank is the cost of its samples. Straggler share = 1 - mean / max of rank time; sparsity =
-share of padding if every rank padded its samples to its longest one (the paper, section 1; its Figures 2 and 8).
-Batches are drawn from a length histogram, row by row; the same seed gives the same batches.
+Nothing is trained: the time of a rank is the cost of its samples. Straggler share = 1 - mean / max of rank
+time. Sparsity = share of padding if every rank padded its samples to its longest one (the paper, section 1,
+Figures 2 and 8). Batches are drawn row by row from a length histogram. The same seed gives the same batches.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ COSTS: tuple[CostModel, ...] = (Polynomial(), Power(alpha=1), Power(alpha=1.5), 
 
 _NODE = 8  # ranks that share a host, for `hierarchical`
 _LONGEST_DEFAULT = 21_000  # the paper's
-_SAMPLES = 16 * 8192  # of a point: more steps of small global batches, fewer of large ones
+_SAMPLES = 16 * 8192  # of a point: small global batches get more steps
 _STEPS = (3, 48)
 _TWO_WAY_METHODS = ("fbs", "fbs+swap")
 _TWO_WAY_RANKS = (8, 64, 256, 1024)
@@ -45,11 +45,11 @@ class Setting:
     """One simulated configuration.
 
     Attributes:
-        max_length: histories are cut to so many events.
+        max_length: most events of a history.
         ranks: W.
         batch_size: samples of a rank.
-        cost: what a sample really takes.
-        planned_by: what the plan takes it for; None is `cost`.
+        cost: the true cost of a sample.
+        planned_by: the cost model of the plan; None is `cost`.
     """
 
     max_length: int
@@ -65,23 +65,23 @@ class Setting:
 
     @property
     def samples(self) -> int:
-        """Of a global batch."""
+        """Samples of a global batch."""
         return self.ranks * self.batch_size
 
     @property
     def steps(self) -> int:
-        """Simulated: enough for a steady mean, in about the same time whatever the size."""
+        """Simulated steps: enough for a steady mean, in about the same time for all sizes."""
         return min(max(_SAMPLES // self.samples, _STEPS[0]), _STEPS[1])
 
     @property
     def node(self) -> int:
-        """Ranks of a node."""
+        """Ranks of a host."""
         return math.gcd(self.ranks, _NODE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Where global batches are drawn from: histories, and candidates drawn independently of them."""
+    """The lengths that global batches are drawn from. Candidates are drawn independently of histories."""
 
     histogram: LengthHistogram
     candidates: LengthHistogram | None = None
@@ -94,7 +94,10 @@ class Samples:
             )
 
     def lengths(self, setting: Setting, step: int) -> dict[str, np.ndarray]:
-        """int64[N] by sequence, as a cost model takes them. Steps and settings of one size see the same rows."""
+        """int64[N] by sequence, as a cost model takes them.
+
+        Settings of one size draw the same rows in a step.
+        """
         generator = np.random.default_rng((self.seed, step))
         drawn = np.minimum(self.histogram.draw(generator, setting.samples), setting.max_length)
         if self.candidates is None or self.candidates.rows == 0:
@@ -115,13 +118,13 @@ def straggler_grid(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The document of all simulated points: around the default, one axis at a time, and length against ranks.
+    """The document of all simulated points: one axis at a time around the default, and length against ranks.
 
-    `max_length` is the default's; without it the data's longest history, at most 21,000.
-
-    The axis `cost` plans by the model that is also the truth; `wrong_model` plans by `planned_by` where `cost` is the
-    truth. `lower_bound` is of plans with equal counts: `vbs` may get below it. `two-way` may lack methods.
-    `progress` counts simulated samples. Takes some seconds on all cores. Raises UsageError without events.
+    `max_length` belongs to the default; None takes the longest history of the data, at most 21,000. On the
+    axis `cost`, plans use the true cost model. Points of `wrong_model` are planned by `planned_by` although
+    `cost` is true. `lower_bound` holds for plans with equal counts; `vbs` may get below it. `two-way` may
+    lack methods. `progress` counts simulated samples. Takes some seconds on all cores. Raises UsageError
+    without events.
     """
     model = cost or Polynomial()
     samples = Samples(histogram=histogram, candidates=candidates, seed=seed)
@@ -152,7 +155,7 @@ def straggler_grid(
 
 
 def max_lengths(histogram: LengthHistogram) -> list[int]:
-    """The lengths to cut at: the paper's, as far as the data reach, and the data's longest."""
+    """The lengths to cut at: those of the paper below the longest history, and the longest history."""
     return [*(length for length in MAX_LENGTHS if length < histogram.longest), histogram.longest]
 
 
@@ -171,7 +174,7 @@ def simulate_setting(samples: Samples, setting: Setting, *, methods: Sequence[st
         for method in methods:
             plan = pack(planned, setting.ranks, home=home, tokens=tokens, **method_options(method, setting))
             shares[method].append(_share(true, plan.rank, setting.ranks))
-        # By what samples really take, also where the plan believes something else.
+        # The bound uses the true cost, even if the plan uses another cost model.
         bounds.append(pack(true, setting.ranks, method="fbs").lower_bound)
     return {
         "max_length": setting.max_length,
@@ -187,16 +190,19 @@ def simulate_setting(samples: Samples, setting: Setting, *, methods: Sequence[st
 
 
 def method_options(method: str, setting: Setting) -> dict[str, Any]:
-    """What `pack` is given for a method, as `fsdata.Balance` gives it: counts of `vbs` are free."""
+    """The arguments of `pack` for a method, as in `fsdata.Balance`: the counts of `vbs` have no limit."""
     return {"method": method, **({"ranks_per_node": setting.node} if method == "hierarchical" else {})}
 
 
 def _simulate_all(samples: Samples, tasks: Sequence[Task], progress: Progress | None) -> dict[Setting, dict[str, Any]]:
-    """Every setting once, although axes meet in the default; the first task decides on its methods."""
+    """Simulate every setting once, although all axes contain the default.
+
+    Its first task gives the methods.
+    """
     methods: dict[Setting, tuple[str, ...]] = {}
     for _, setting, wanted in tasks:
         methods.setdefault(setting, wanted)
-    # The largest first: one of them, begun last, would keep all others waiting.
+    # The largest first: a large setting that starts last would run alone at the end.
     order = sorted(methods, key=lambda setting: -setting.samples * setting.steps * len(methods[setting]))
 
     def one(setting: Setting) -> dict[str, Any]:
@@ -240,7 +246,10 @@ def _share(cost: np.ndarray, rank: np.ndarray, ranks: int) -> float:
 
 
 def _padding(lengths: np.ndarray) -> float:
-    """Share of padding of lengths [W, B], every rank padded to its longest; ranks without events have none."""
+    """Share of padding of lengths [W, B], if each rank pads to its longest.
+
+    Ranks without events do not count.
+    """
     longest = lengths.max(axis=1)
     some = longest > 0
     if not some.any():

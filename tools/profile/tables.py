@@ -1,4 +1,4 @@
-"""A profile for people: tables and sentences."""
+"""Shows a profile: tables and sentences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _QUANTILES = {"p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p
 
 
 def show(terminal: Terminal, document: Document) -> None:
-    """Everything that the document has."""
+    """Show every part that the document has."""
     terminal.say(
         f"{document['files']:,} files, {document['row_groups']:,} row groups, {document['rows']:,} rows, "
         f"{document['bytes'] / 1e6:,.1f} MB"
@@ -25,7 +25,7 @@ def show(terminal: Terminal, document: Document) -> None:
         terminal.table(f"Longest rows of {name}", ["file", "row", "events"], rows)
     if first["drift"]:
         keys = ("rows", "mean", "p50", "p95")
-        # As text: thousands of a second are not marked by commas.
+        # Times are shown as text, without commas between thousands.
         rows = [[str(one["from"]), str(one["to"]), *(one[key] for key in keys)] for one in first["drift"]]
         terminal.table(f"Lengths of {name} over time", ["from", "before", *keys], rows)
     if document["stragglers"]:

@@ -37,7 +37,7 @@ class Part:
 
 
 def assembled(document: Document, parts: Sequence[Part], *, title: str) -> Page:
-    """The page of a document: its head, a summary, the sections of all parts, what was skipped, the assumptions."""
+    """The page of a document: head, summary, sections of all parts, skipped files, assumptions."""
     facts = list(chain.from_iterable(part.facts for part in parts))
     if document.get("created"):
         facts.append(("Made", str(document["created"]).replace("T", " ").replace("+00:00", " UTC")))

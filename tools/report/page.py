@@ -1,7 +1,8 @@
-"""The report page: one HTML file that opens without a network.
+"""Makes the report page: one HTML file that opens without a network.
 
-Plotly's script, the styles and the figures are inside; a content security policy lets the page load nothing and run
-only the scripts it was written with. Texts of the user's (file names, columns, reasons) are escaped by the template.
+The file contains plotly's script, the styles and the figures. A content security policy keeps the page from
+loading anything and from running other scripts. The template escapes the user's texts (file names, columns,
+reasons).
 """
 
 import base64
@@ -44,7 +45,10 @@ def render(page: Page) -> str:
 
 
 def embedded(json_text: str) -> Markup:
-    """JSON as the content of a script element: `<` could end it, and only ever stands in strings."""
+    """JSON as the content of a script element.
+
+    A `<` could end the element; in JSON it occurs only in strings.
+    """
     return Markup(json_text.replace("<", "\\u003c"))
 
 
@@ -53,7 +57,7 @@ def _figure(figure: go.Figure) -> Markup:
 
 
 def _script(text: str) -> str:
-    """As the browser reads it, which makes one kind of line ends before it takes the hash."""
+    """The script with `\\n` line ends: the browser converts line ends before it computes the hash."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -29,7 +29,7 @@ def write_report(document: Mapping[str, Any], page: "Page", out: Path, name: str
 
 
 def tell_skipped(terminal: Terminal, skipped: Iterable[Mapping[str, Any]]) -> None:
-    """A finding for every file or row group that was left out."""
+    """Show a finding for every file or row group that was left out."""
     for one in skipped:
         group = "" if one["row_group"] is None else f", row group {one['row_group']}"
         rows = f" ({one['rows']:,} rows left out)" if one["rows"] else ""

@@ -1,4 +1,4 @@
-"""Lengths of list columns, row group by row group, and what they add up to. Every sum here can be merged."""
+"""Reads lengths of list columns row group by row group, and adds them up. All sums can be merged."""
 
 import contextlib
 import functools
@@ -20,20 +20,20 @@ LONGEST = 10
 QUANTILES = {
     "p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999
 }  # fmt: skip
-_PIECES = 8  # per worker, so that the last ones end together
-_UNMERGED = 128  # histograms that wait to be merged: merging costs as much as the result is large
+_PIECES = 8  # per worker, so that all workers end at about the same time
+_UNMERGED = 128  # histograms kept before they are merged: a merge costs time in proportion to its result
 _UNCOUNTED_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Row groups of one file, read one after another by one worker.
+    """Row groups of one file that one worker reads, one after another.
 
     Attributes:
-        file: its position among the footers.
-        first_row: in the file, of the first of `row_groups`.
+        file: position of the file among the footers.
+        first_row: row of the file at which the first of `row_groups` begins.
         leaves: the list columns that the file has.
-        time: the time column, where the file has it.
+        time: the time column, if the file has it.
     """
 
     file: int
@@ -49,14 +49,14 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """As stored, of the columns that are read."""
+        """Stored size of the columns that are read."""
         places = [*self.leaves.values(), *([self.time] if self.time else [])]
         groups = [self.footer.metadata.row_group(group) for group in self.row_groups]
         return sum(group.column(place.index).total_compressed_size for group in groups for place in places)
 
 
 class Pile:
-    """Histograms on their way to one, merged many at a time."""
+    """Adds up histograms, merging many at a time."""
 
     def __init__(self) -> None:
         self._parts: list[LengthHistogram] = []
@@ -67,7 +67,7 @@ class Pile:
             self._parts = [LengthHistogram.merged(self._parts)]
 
     def merged(self) -> LengthHistogram:
-        """All that was added."""
+        """The histogram of everything that was added."""
         if len(self._parts) != 1:
             self._parts = [LengthHistogram.merged(self._parts)]
         return self._parts[0]
@@ -78,9 +78,10 @@ class Part:
     """Lengths of one column in some rows of one file.
 
     Attributes:
-        lengths: of all rows, null ones as 0.
-        longest: (length, row in the file), at most `LONGEST`, the longest first, of equal ones the first.
-        spans: by span of time, of the rows that have a time.
+        lengths: of all rows; null rows count as length 0.
+        longest: (length, row in the file) of the `LONGEST` longest rows, longest first, equal lengths in file
+            order.
+        spans: lengths by span of time, of the rows that have a time.
     """
 
     null_rows: int = 0
@@ -90,7 +91,7 @@ class Part:
     spans: dict[int, Pile] = field(default_factory=dict)
 
     def add(self, other: "Part") -> None:
-        """Take in the part of other rows of the file."""
+        """Add the lengths of other rows of the file."""
         self.null_rows += other.null_rows
         self.null_elements += other.null_elements
         self.lengths.add(other.lengths.merged())
@@ -101,14 +102,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """What a piece gave: a part per column, and its damaged row groups."""
+    """The result of a piece: a part per column, and its damaged row groups."""
 
     parts: dict[str, Part]
     skipped: tuple[Skipped, ...]
 
 
 def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -> Iterator[Piece]:
-    """Files cut into runs of row groups, so that `workers` are busy to the end; whole files for 0 workers."""
+    """Cut files into runs of row groups, small enough to keep `workers` busy; whole files for 0 workers."""
     target = max(files.rows // (workers * _PIECES), 1) if workers else files.rows + 1
     for number, (footer, leaves) in enumerate(zip(files.footers, bound.leaves, strict=True)):
         if not leaves:
@@ -128,7 +129,7 @@ def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -
 def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     """Read the lengths of all list columns of a piece.
 
-    A row group that cannot be decoded is left out whole, in all columns. Raises OSError where the file cannot be
+    A row group that cannot be decoded is left out in all columns. Raises OSError if the file cannot be
     reached.
     """
     parts = {column: Part() for column in piece.leaves}
@@ -154,7 +155,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
 
 
 class _Opened:
-    """The file of a piece, opened when it is first read, and again after an error. A context manager."""
+    """The file of a piece. Opens it at the first read, and again after an error. A context manager."""
 
     def __init__(self, footer: Footer) -> None:
         self._footer = footer
@@ -169,7 +170,7 @@ class _Opened:
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Reader]:
-        """For one row group."""
+        """The reader for one row group."""
         if self._reader is None:
             self._reader = self._stack.enter_context(Reader(self._footer))
         try:
@@ -194,7 +195,7 @@ def _row_group(piece: Piece, opened: _Opened, group: int, first_row: int, spans:
 
 
 class _Counter:
-    """Counts lengths, many rows at a time."""
+    """Collects lengths and counts them many rows at a time."""
 
     def __init__(self, spans: Spans | None) -> None:
         self._spans = spans
@@ -217,7 +218,7 @@ class _Counter:
             self._count()
 
     def part(self) -> Part:
-        """Of all rows added."""
+        """The part of all rows that were added."""
         self._count()
         return self._part
 
@@ -244,17 +245,17 @@ class _Counter:
 
 
 class Tally:
-    """Lengths of one column in all files, as pieces come in. Their order does not matter."""
+    """Adds up the lengths of one column over all files. Pieces may come in any order."""
 
     def __init__(self, files: FileSet, bound: Bound, column: str) -> None:
         self._files = files
         self._part = Part()
         self._longest: list[tuple[int, int, int]] = []  # length, file, row
-        # Rows and events. A file without any row group, or without a whole one, is there, too.
+        # (rows, events). Files without a readable row group are listed, too.
         self._per_file = {file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves}
 
     def add(self, file: int, part: Part) -> None:
-        """Take in lengths of one file."""
+        """Add lengths of one file."""
         lengths = part.lengths.merged()
         rows, events = self._per_file[file]
         self._per_file[file] = rows + lengths.rows, events + lengths.events

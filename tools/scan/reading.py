@@ -1,4 +1,4 @@
-"""The rows of a file as a stream of record batches: bounded memory, damage named, seconds of decoding counted."""
+"""Reads the rows of a file as record batches, names damage, and counts seconds of decoding."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ from fsdata.sources.retry import unreachable
 
 
 class Reading:
-    """The rows of one open file. `seconds`: time of this thread spent on decoding so far."""
+    """The rows of one open file. `seconds`: processor time that this thread has spent on decoding."""
 
     def __init__(self, parquet: pq.ParquetFile, path: str) -> None:
         self.seconds = 0.0
@@ -25,9 +25,9 @@ class Reading:
         self._path = path
 
     def batches(self, columns: list[str] | None = None, *, rows: int | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows in order, some MiB at a time, at most the first `rows`.
+        """All rows, or the first `rows`, in order and some MiB at a time.
 
-        Raises CorruptFileError, naming file and row group, where the file is damaged.
+        Raises CorruptFileError with file and row group if the file is damaged.
         """
         left = self._parquet.metadata.num_rows if rows is None else rows
         for group in range(self._parquet.metadata.num_row_groups):
@@ -38,7 +38,7 @@ class Reading:
                     return
 
     def group(self, group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The same of one row group."""
+        """All rows of one row group, as `batches` gives them."""
         metadata = self._parquet.metadata
         if metadata.row_group(group).num_rows == 0:
             return
@@ -71,7 +71,10 @@ class Reading:
 
 @contextlib.contextmanager
 def reading_source(footer: Footer) -> Iterator[Reading]:
-    """Page checksums, where there are some, are verified. CorruptFileError if the file is not that of the footer."""
+    """Open a source file and verify page checksums, if it has any.
+
+    Raises CorruptFileError if the file has changed since its footer was read.
+    """
     handle = Handles(keep=1).take(footer)
     try:
         yield Reading(handle.parquet, footer.file.path)
@@ -81,6 +84,6 @@ def reading_source(footer: Footer) -> Iterator[Reading]:
 
 @contextlib.contextmanager
 def reading_written(path: Path) -> Iterator[Reading]:
-    """A file that was just written, its pages compared with their checksums."""
+    """Open a file that was just written, and verify its page checksums."""
     with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
         yield Reading(parquet, str(path))

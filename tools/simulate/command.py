@@ -1,4 +1,4 @@
-"""`freescale simulate`."""
+"""The command `freescale simulate`: reads its options, runs it, and shows the result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,33 +16,38 @@ VERSION = 1
 
 
 def simulate(
-    profile: Annotated[Path, typer.Option(help="profile.json of `freescale profile`, or the folder it is in.")],
+    profile: Annotated[Path, typer.Option(help="profile.json of `freescale profile`, or its folder.")],
     hardware: Annotated[
-        str, typer.Option(help="h100-ib, h200-nvl, or a TOML file with the same parameters.")
+        str, typer.Option(help="h100-ib, h200-nvl, or a TOML file with the parameters of your hardware.")
     ] = "h100-ib",
     ranks: Annotated[
-        list[str] | None, typer.Option(help="Numbers of ranks, as in 8,64,512. Default: 8 to 1024 by doubling.")
+        list[str] | None,
+        typer.Option(help="Numbers of ranks, such as 8,64,512. Default: the powers of two from 8 to 1024."),
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(help="Floats exchanged per event, all its fields together. Default: the profile's, else 128."),
+        typer.Option(help="Floats exchanged per event, all its fields together. Default: as in the profile, else 128."),
     ] = None,
-    sequence: Annotated[str | None, typer.Option(help="Column of the profile. Default: its first sequence.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per rank. Default: the profile's, else 128.")] = None,
+    sequence: Annotated[str | None, typer.Option(help="A sequence of the profile. Default: the first.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of a rank in a step. Default: as in the profile, else 128.")
+    ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Histories are cut to this. Default: the recommended one of the profile.")
+        int | None, typer.Option(help="Most events of a history. Default: as the profile recommends.")
     ] = None,
     validate: Annotated[
         Path | None,
-        typer.Option(help=f"Results of benchmarks/exposed.py to predict too. Default: {BENCHMARK}, if it is there."),
+        typer.Option(help=f"Results of benchmarks/exposed.py to compare with. Default: {BENCHMARK}, if it exists."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where simulation.json and simulation.html go.")] = Path("freescale-report"),
+    out: Annotated[Path, typer.Option(help="Folder for simulation.json and simulation.html.")] = Path(
+        "freescale-report"
+    ),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
-    """Predict a training step with and without balancing, prioritized and SM-free communication, and what they bring.
+    """Predict a training step with and without balancing, prioritized and SM-free communication.
 
-    The lengths are those of a profile; what is known of the hardware and what is assumed is listed with its source.
-    The predictions are compared with what the paper and, where its results are given, the benchmark measured.
+    The lengths come from a profile. Every parameter is listed with its source, known or assumed. The
+    predictions are compared with the measurements of the paper and, if its results exist, of the benchmark.
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.simulate.page import simulation_page
@@ -62,7 +67,7 @@ def _simulated(
     chosen: Mapping[str, Any],
     benchmark: Path | None,
 ) -> dict[str, Any]:
-    """The document that is written."""
+    """The document of the simulation."""
     import datetime
 
     from freescale_tools.simulate.hardware.parameters import load_hardware
@@ -75,7 +80,7 @@ def _simulated(
     simulation = run(profile, load_hardware(hardware), ranks=ranks or RANKS, **chosen)
     file = benchmark or (BENCHMARK if BENCHMARK.is_file() else None)
     simulation["validation"] = {
-        # The paper's figures are those of its own cluster, whatever is simulated.
+        # The paper measured on its own cluster, so this comparison does not use the simulated hardware.
         "paper": against_paper(load_hardware("h100-ib")),
         "benchmark": against_benchmark(file) if file else None,
     }

@@ -31,8 +31,8 @@ def simulation_page(document: Document) -> Page:
 def simulation_part(simulation: Document, *, usual_ranks: int | None = None, brief: bool = False) -> Part:
     """What the simulation adds to a page.
 
-    `usual_ranks`: the number of ranks that the bubbles and the timeline are shown for. A `brief` part has only the
-    tile of the gain.
+    `usual_ranks`: the number of ranks that the bubbles and the timeline are shown for. A `brief` part has
+    only the tile of the gain.
     """
     sections: list[Section] = [step_section(simulation, usual_ranks)]
     if simulation.get("validation"):

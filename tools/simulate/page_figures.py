@@ -16,7 +16,8 @@ BUBBLES = (
 )
 LANES = ("compute", "network", "memory", "host", "data")
 _OTHER = ("other", theme.SKY)
-# The first class whose words are in a bar's name; what is exclusive or of ids, before the rows that all names share.
+# A bar belongs to the first class with a word that its name contains. "exclusive" comes before "rows", which
+# is in several names.
 _CLASSES = {
     ("forward", "backward", "optimizer"): ("compute", theme.GREEN),
     ("wait",): ("waiting for the slowest rank", theme.FAINT),
@@ -31,7 +32,10 @@ _LEAST_NAMED = 0.05  # a bar below this share of the plot's width has no room fo
 
 
 def gain(gains: Sequence[Document], carried: int | None) -> go.Figure:
-    """QPS gain of all remedies together over TorchRec's pipeline, by ranks; dotted beyond those that rows carry."""
+    """QPS gain of all remedies over TorchRec's pipeline, by ranks.
+
+    Dotted where the rows are too few for the ranks.
+    """
     ordered = sorted(gains, key=lambda point: point["ranks"])
     places = [point["ranks"] for point in ordered]
     beyond = [point for point in ordered if point["ranks"] >= (carried or 0)]
@@ -117,7 +121,7 @@ def bubbles(points: Sequence[Document]) -> go.Figure:
 
 
 def timeline(point: Document, *, until_ms: float) -> go.Figure:
-    """What every lane does in one step. `until_ms` is shared by the plots that are to be compared."""
+    """What every lane does in one step. Plots that are to be compared have the same `until_ms`."""
     bars = point["timeline"]
     lanes = sorted({bar["lane"] for bar in bars}, key=lambda lane: LANES.index(lane) if lane in LANES else len(LANES))
     traces = []
@@ -139,7 +143,7 @@ def timeline(point: Document, *, until_ms: float) -> go.Figure:
 
 
 def work_class(what: str) -> tuple[str, str]:
-    """The name and colour of the kind of work that a bar of the timeline is."""
+    """The name and colour of the class of work that a bar belongs to."""
     return next((found for words, found in _CLASSES.items() if any(word in what for word in words)), _OTHER)
 
 

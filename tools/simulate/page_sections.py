@@ -1,4 +1,4 @@
-"""Simulated steps: gain, bubbles, timelines, what was validated, and what was assumed."""
+"""The sections about simulated steps: gain, bubbles, timelines, validation and parameters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def step_section(simulation: Document, usual_ranks: int | None) -> Section:
 
 
 def enough_rows(simulation: Document) -> str:
-    """For how many ranks the rows are enough."""
+    """A sentence that says how many ranks the rows are enough for."""
     carried, first = simulation["carried"], min(point["ranks"] for point in simulation["points"])
     rows, size = f"The {count(carried['rows'])} rows", f"ranks of {count(carried['batch_size'])} samples"
     if carried["ranks"] is None:

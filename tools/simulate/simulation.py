@@ -1,4 +1,4 @@
-"""simulate: from a profile and hardware to steps, bubbles, samples per second and gains."""
+"""Simulates training steps from a profile and hardware: bubbles, samples per second and gains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,12 +27,13 @@ def simulate(
 ) -> dict[str, Any]:
     """The `simulation` of a profile document, without a validation.
 
-    What is not given comes from the profile: its first sequence, the recommended maximum length, the grid's batch size;
-    `way_names`: some of WAYS, all by default. Times are milliseconds per step, `qps` samples of all ranks per second,
-    `qps_gain` of `all` over `over` (TorchRec's pipelined loop) as a share (0.5: half as many again), where both are
-    asked for. `carried`: the largest of `ranks` that the rows of the profile are enough for, or None.
+    Arguments that are None come from the profile: its first sequence, the recommended maximum length, the
+    batch size of its grid. `way_names`: some of WAYS, all by default. Times are milliseconds per step; `qps`
+    is samples of all ranks per second. `qps_gain` is the gain of `all` over `over` (TorchRec's pipelined
+    loop) as a share: 0.5 is half as many again. `carried`: the largest of `ranks` that the rows of the
+    profile are enough for, or None.
 
-    Raises UsageError on a profile without lengths, on unknown ways and sequences, and on numbers out of range.
+    Raises UsageError for a profile without lengths, unknown ways and sequences, and numbers out of range.
     """
     names = [way.name for way in WAYS]
     wanted = names if way_names is None else list(way_names)
@@ -69,7 +70,7 @@ def simulate(
 def predict(
     hardware: Hardware, load: Workload, *, ranks: Sequence[int], way_names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One point per number of ranks and way."""
+    """One point for each number of ranks and each way."""
     points = []
     for count in ranks:
         for way in WAYS:
@@ -81,7 +82,7 @@ def predict(
 
 
 def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """QPS of `all` over TorchRec's pipelined loop, as a share, by ranks."""
+    """The gain in QPS of `all` over TorchRec's pipelined loop, as a share, by ranks."""
     qps = {(point["ranks"], point["way"]): point["qps"] for point in points}
     return [
         {"ranks": ranks, "qps_gain": qps[ranks, "all"] / qps[ranks, PIPELINED] - 1}
@@ -91,7 +92,7 @@ def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _parameters(profile: Mapping[str, Any], choice: Choice, load: Workload) -> list[dict[str, Any]]:
-    """What was taken of the profile, and what no profile tells."""
+    """The parameters that come from the profile, and those that are assumed."""
     products = "assumed: in every layer, attention takes two products per pair of events"
     return [
         _parameter("sequence", choice.sequence, "", "profile"),

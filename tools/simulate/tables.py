@@ -1,4 +1,4 @@
-"""A simulation for people: steps, gains, parameters, and what was compared with measurements."""
+"""Shows a simulation: steps, gains, parameters, and the comparison with measurements."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`freescale synth`."""
+"""The command `freescale synth`: reads its options, runs it, and shows the result."""
 
 import enum
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from freescale_tools.console.terminal import Terminal
 
 
 class Preset(enum.StrEnum):
-    """What `synth` can write."""
+    """The sets that `synth` can write."""
 
     demo = "demo"
     reference = "reference"
@@ -20,7 +20,7 @@ class Preset(enum.StrEnum):
 
 
 class Distribution(enum.StrEnum):
-    """History lengths by name."""
+    """Distributions of history lengths."""
 
     lognormal = "lognormal"
     pareto = "pareto"
@@ -32,31 +32,36 @@ def synth(
     preset: Annotated[
         Preset,
         typer.Argument(
-            help="demo: two unlike sources and a user table; reference: 67 columns; sources: as the options below say."
+            help="demo: two unlike sources and a user table. reference: 67 columns. sources: as the options below say."
         ),
     ],
-    folder: Annotated[Path, typer.Argument(help="Where to write; files that are already there are kept.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to. Finished files in it are kept.")],
     scale: Annotated[
-        float | None, typer.Option(help="1 is the full set: 24,000 rows (demo), 200,000 rows (reference).")
+        float | None, typer.Option(help="Size of the set; 1 is 24,000 rows (demo) or 200,000 rows (reference).")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same values.")] = 0,
-    sources: Annotated[int | None, typer.Option(help="How many. Default: 1.")] = None,
+    sources: Annotated[int | None, typer.Option(help="Number of sources. Default: 1.")] = None,
     files: Annotated[int | None, typer.Option(help="Files of a source. Default: 4.")] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of a file. Default: 4,000.")] = None,
     row_group_rows: Annotated[int | None, typer.Option(help="Rows of a row group. Default: 512.")] = None,
     lengths: Annotated[
         Distribution | None, typer.Option(help="Distribution of history lengths. Default: lognormal.")
     ] = None,
-    median: Annotated[float | None, typer.Option(help="Of the lengths. Default: 180.")] = None,
+    median: Annotated[float | None, typer.Option(help="Median of the lengths. Default: 180.")] = None,
     p95: Annotated[float | None, typer.Option(help="95th percentile of the lengths. Default: 1,200.")] = None,
-    longest: Annotated[int | None, typer.Option("--max", help="Longer ones are cut. Default: 21,000.")] = None,
-    lengths_from: Annotated[
-        Path | None, typer.Option(help="Lengths as often as this profile.json (or its folder) has them.")
+    longest: Annotated[
+        int | None, typer.Option("--max", help="Largest length; longer ones are cut. Default: 21,000.")
     ] = None,
-    sequence: Annotated[str | None, typer.Option(help="Which of the profile's sequences. Default: the first.")] = None,
+    lengths_from: Annotated[
+        Path | None, typer.Option(help="Draw lengths with the frequencies of this profile.json (or its folder).")
+    ] = None,
+    sequence: Annotated[str | None, typer.Option(help="A sequence of the profile. Default: the first.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of file names.")] = False,
 ) -> None:
-    """Write a heavy-tailed Parquet set. demo and reference: lengths of median 180, p95 1,200, at most 21,000."""
+    """Write Parquet files with histories of uneven length.
+
+    Lengths of demo and reference have median 180, p95 1,200 and maximum 21,000.
+    """
     shape = {"sources": sources, "files": files, "rows": rows, "row_group_rows": row_group_rows}
     drawn = {"lengths": lengths, "median": median, "p95": p95, "max": longest}
     profile = {"lengths_from": lengths_from, "sequence": sequence}

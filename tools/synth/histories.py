@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from freescale_tools.synth.lengths import Draws, Lengths
 
-ITEMS = 300_007  # prime, so that multiplying popularity ranks scatters them over all ids without a clash
+ITEMS = 300_007  # prime, so that a multiplication maps popularity ranks to distinct ids
 _SCATTER = 104_729
 _FIRST_REQUEST = 1_750_000_000  # epoch seconds
 _MEAN_GAP_S = 3_600.0
-# Five actions, view first: one byte of randomness picks an entry.
+# Five actions, the view first. One random byte picks an entry.
 _ACTIONS = np.repeat(np.array([1, 2, 3, 4, 5]), [160, 52, 26, 13, 5])
 
 _LENGTHS = Lengths()
@@ -39,7 +39,7 @@ def histories(rng: np.random.Generator, first: int, rows: int, step_s: int, draw
     request = _FIRST_REQUEST + step_s * np.arange(first, first + rows) + rng.integers(0, step_s, rows)
     gaps = 1 + (rng.standard_exponential(events, dtype=np.float32) * np.float32(_MEAN_GAP_S)).astype(np.int64)
     since_start = np.cumsum(gaps)
-    # The last event of a row falls one gap before its request, so times rise strictly and stay in the past.
+    # The last event of a row is before its request, and times rise strictly.
     until = np.concatenate([[0], since_start])[offsets[1:]]
     times = np.repeat(request - until - 1, lengths) + since_start
     return Histories(
@@ -52,7 +52,7 @@ def histories(rng: np.random.Generator, first: int, rows: int, step_s: int, draw
 
 
 def _items(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Item ids in 1..ITEMS-1, popularity about 1/rank (Zipf), the popular ones scattered over the range."""
+    """Item ids in 1..ITEMS-1. Popularity is about 1/rank (Zipf); popular ids lie anywhere in the range."""
     rank = np.exp(rng.random(count, dtype=np.float32) * np.float32(math.log(ITEMS))).astype(np.int64)
     return np.minimum(rank, ITEMS - 1) * _SCATTER % ITEMS
 
@@ -64,13 +64,13 @@ def list_array(offsets: np.ndarray, values: np.ndarray) -> pa.Array:
 def history_columns(
     rng: np.random.Generator, first: int, rows: int, *, step_s: int, lengths: Draws
 ) -> tuple[Columns, np.ndarray]:
-    """`item_ids`, `actions`, `timestamps`, and int64 [rows], the time of the request, one every `step_s` seconds."""
+    """(`item_ids`, `actions` and `timestamps`; request times int64 [rows], one in every `step_s` seconds)."""
     past = histories(rng, first, rows, step_s, lengths)
     return past_lists(past), past.request
 
 
 def candidate_columns(rng: np.random.Generator, rows: int) -> Columns:
-    """1 to 50 `candidate_ids` a row with their `candidate_labels`, a tenth of them 1."""
+    """1 to 50 `candidate_ids` per row with their `candidate_labels`. A tenth of the labels are 1."""
     return candidates(rng, candidate_ends(rng, rows))
 
 

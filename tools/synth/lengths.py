@@ -1,6 +1,6 @@
 """Distributions of history lengths, by name or from a profile.
 
-Each draws from a numpy generator: the same generator gives the same lengths.
+Each distribution draws from a numpy generator. The same generator gives the same lengths.
 """
 
 import json
@@ -20,7 +20,7 @@ _Z95 = 1.6448536269514722  # the 95th percentile of the standard normal
 
 
 class Draws(Protocol):
-    """A distribution of lengths. Its `repr` says which, completely."""
+    """A distribution of lengths. Its `repr` identifies it completely."""
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """int64 [rows], 0 or more."""
@@ -48,7 +48,10 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pareto:
-    """Lengths with the tail of Zipf's law, P(length > n) ~ n^-a, given by two quantiles, clipped to 0..clip."""
+    """Lengths with the tail of Zipf's law, P(length > n) ~ n^-a.
+
+    Two quantiles define it; clipped to 0..clip.
+    """
 
     median: float = 180.0
     p95: float = 1_200.0
@@ -67,7 +70,7 @@ class Pareto:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uniform:
-    """Every length from 0 to `clip` as often."""
+    """Every length from 0 to `clip` is equally likely."""
 
     clip: int = 21_000
 
@@ -97,7 +100,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured:
-    """Lengths as often as a profile has found them. `of`: says whose."""
+    """Lengths with the frequencies that a profile has found. `of`: the sequence they belong to."""
 
     histogram: LengthHistogram
     of: str
@@ -112,7 +115,10 @@ class Measured:
 
 
 def named(name: str, *, median: float | None, p95: float | None, longest: int | None) -> Draws:
-    """The distribution of that name. UsageError for values it does not take, or that contradict each other."""
+    """The distribution of that name.
+
+    Raises UsageError for values that it does not take or that contradict.
+    """
     takes: dict[str, tuple[Any, dict[str, str]]] = {
         "lognormal": (Lengths, {"--median": "median", "--p95": "p95", "--max": "clip"}),
         "pareto": (Pareto, {"--median": "median", "--p95": "p95", "--max": "clip"}),
@@ -136,9 +142,9 @@ def named(name: str, *, median: float | None, p95: float | None, longest: int | 
 
 
 def from_profile(path: Path, sequence: str | None) -> Measured:
-    """The lengths that `freescale profile` found for one sequence, default the first.
+    """The lengths that `freescale profile` found for one sequence; by default the first.
 
-    Raises UsageError if it is no such file, has no such sequence, or was made with --quick.
+    Raises UsageError if the file is no profile, lacks the sequence, or was made with --quick.
     """
     file = path / "profile.json" if path.is_dir() else path
     try:

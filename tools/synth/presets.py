@@ -1,7 +1,7 @@
-"""The two sets that are always the same: one that loaders are measured on, one that the demo trains on.
+"""Writes the two sets of fixed shape.
 
-`reference_set` is the wide table that loaders are measured on: 27 columns to read among 67. `demo_set` is what a
-training job meets: two sources that disagree on column names and types, and a side table of users.
+`reference_set` is the wide table that loaders are measured on: 27 columns to read among 67. `demo_set` is
+what a training job meets: two sources that disagree on column names and types, and a side table of users.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class ReferenceColumns:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """All 27 of them."""
+        """All 27 columns."""
         return (*self.sequence, *self.candidates, self.label, *self.context, *self.dense)
 
 
@@ -42,7 +42,7 @@ class DemoSet:
 
 
 def reference_columns() -> ReferenceColumns:
-    """Names of the 27 columns that count; the other 40 are there to be skipped."""
+    """Names of the 27 columns that a loader reads. It skips the other 40."""
     return ReferenceColumns(
         sequence=("item_ids", "actions", "timestamps"),
         candidates=("candidate_ids",),
@@ -71,7 +71,7 @@ def reference_set(
 def demo_set(
     folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 256, seed: int = 0, advance: Advance = quiet
 ) -> DemoSet:
-    """Write both sources and the users; two thirds of the rows are the site's."""
+    """Write both sources and the user table. Two thirds of the rows belong to the site."""
     _positive(rows=rows, row_group_rows=row_group_rows)
     folder = Path(folder)
     users = max(rows // 3, 1)

@@ -1,7 +1,7 @@
-"""Any number of synthetic sources of one shape: histories, candidates with labels, context, dense features.
+"""Writes any number of synthetic sources: histories, candidates with labels, context, dense features.
 
-Beside the files stands `schema.toml`, which names them and what is in them, as `freescale check`, `Schema.from_toml`
-and `sources_from_toml` read it.
+The file `schema.toml` beside them describes sources and fields; `freescale check`, `Schema.from_toml` and
+`sources_from_toml` read it.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ fields = ["candidate_ids"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcesSet:
-    """What to write.
+    """The shape of the sources.
 
     Attributes:
         sources: folders `source-0`, `source-1`, ... of `files` files of `rows` rows each.
@@ -53,7 +53,7 @@ class SourcesSet:
 
 
 def write_sources(folder: Path, wanted: SourcesSet, *, seed: int, advance: Advance) -> list[Path]:
-    """Write the set, keeping files that are there already; the schema file comes last in the result."""
+    """Write the set, but keep finished files. The schema file is the last path of the result."""
 
     def rows(rng: np.random.Generator, first: int, count: int) -> Columns:
         return _rows(rng, first, count, wanted.lengths)

@@ -1,7 +1,8 @@
 """Writes the files of a table, row group by row group.
 
-Every row group is drawn from its own generator, seeded by (seed, table, file, row group). The values do not depend on
-what was written before, and memory holds one row group. A file that already carries the same recipe is left alone.
+Every row group is drawn from its own generator, seeded by (seed, table, file, row group). The values do not
+depend on what was written before, and memory holds one row group. A file that already carries the same recipe
+is left alone.
 """
 
 import json
@@ -16,7 +17,7 @@ from freescale_tools.synth.histories import Columns
 
 VERSION = 2
 
-Advance = Callable[[int], None]  # told how many rows more are there
+Advance = Callable[[int], None]  # called with the number of rows that were written
 RowGroup = Callable[[np.random.Generator, int, int], Columns]  # generator, first row, rows -> columns
 
 
@@ -37,9 +38,10 @@ def write_table(
     lengths: str = "",
     advance: Advance = quiet,
 ) -> list[Path]:
-    """Write `<table>-<i>-of-<n>.parquet`, each through a temporary name, so that a stopped run leaves no half file.
+    """Write `<table>-<i>-of-<n>.parquet`. Each file gets its name when it is complete.
 
-    `users` and `lengths` are part of what `draw` draws from: files that were made with others are made again.
+    `users` and `lengths` describe what `draw` draws from. Files that were made with other values are written
+    again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

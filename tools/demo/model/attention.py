@@ -1,9 +1,9 @@
 """Causal pointwise attention over jagged sequences, block by block.
 
-HSTU's attention without softmax: out[t] = sum over s <= t of silu(q[t] . k[s]) v[s], for every sequence by itself.
-Nothing is padded and no score matrix is kept: a sequence of L events costs the time of about L^2 / 2 scores and the
-memory of one block, and the backward pass computes the scores again. Letters: T events of all sequences, H heads,
-D channels of a head.
+HSTU's attention without softmax: out[t] = sum over s <= t of silu(q[t] . k[s]) v[s], separately for every
+sequence. It does not pad and keeps no score matrix. A sequence of L events needs time for about L^2 / 2
+scores and memory for one block. The backward pass computes the scores again. Letters: T events of all
+sequences, H heads, D channels of a head.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.
 
 
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The definition, with whole score matrices; for tests."""
+    """The definition with whole score matrices, for tests."""
     outputs = [v[:, :0]]
     for start, end in pairwise(offsets.tolist()):
         scores = q[:, start:end] @ k[:, start:end].transpose(1, 2)
@@ -31,7 +31,7 @@ def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offse
 
 
 def _blocks(offsets: torch.Tensor) -> Iterator[tuple[slice, slice, bool]]:
-    """(queries, keys, on the diagonal) of every block that causality leaves."""
+    """(queries, keys, whether on the diagonal) of every block that the causal mask keeps."""
     for start, end in pairwise(offsets.tolist()):
         for row in range(start, end, BLOCK):
             queries = slice(row, min(row + BLOCK, end))

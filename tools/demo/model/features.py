@@ -1,18 +1,18 @@
-"""What the model has to know about a data set."""
+"""Describes the features of a data set for the model."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 _SMALL = 1_024  # rows up to which a table is replicated
-TIME_BUCKETS = 64  # of log2 seconds; more than a 63-bit gap can reach
+TIME_BUCKETS = 64  # buckets of log2 seconds, enough for a 63-bit gap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feature:
     """One key of the batch and the table it is looked up in.
 
-    kind: `item` is what is predicted, `id` any other id, `time` a rising time stamp that becomes the logarithm of the
-    gap to the event before. `rows`: ids are taken modulo the rows of the table.
+    kind: `item` is predicted; `id` is any other id; `time` is a rising time stamp, of which the model sees
+    the logarithm of the gap to the event before. `rows`: rows of the table; ids are taken modulo this number.
     """
 
     name: str
@@ -21,13 +21,16 @@ class Feature:
 
     @property
     def small(self) -> bool:
-        """Its table is replicated, not sharded; that of the item never is, as negatives are looked up in it too."""
+        """Whether the table is replicated instead of sharded.
+
+        The item table is sharded: it also serves negatives.
+        """
         return self.kind != "item" and self.rows <= _SMALL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """Everything the model needs to know about the data, and its sizes."""
+    """The features of the data, and the sizes of the model."""
 
     history: tuple[Feature, ...]  # aligned fields of an event, the item first
     context: tuple[Feature, ...] = ()  # one id per sample

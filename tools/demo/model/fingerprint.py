@@ -1,4 +1,4 @@
-"""A fingerprint of all that training has changed."""
+"""Computes a fingerprint of everything that training changes."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 
 def fingerprint(model: nn.Module, optimizer: Any) -> str:
-    """SHA-256 over this rank's part of every table, dense weight and optimizer state, names and bytes."""
+    """SHA-256 over names and bytes of this rank's tables, dense weights and optimizer states."""
     digest = hashlib.sha256()
     for name, tensor in (*_tensors("model", model.state_dict()), *_tensors("optimizer", optimizer.state_dict())):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,12 +1,12 @@
 """A small HSTU-style recommender on a TorchRec `EmbeddingCollection`.
 
-The sparse half looks up every id of the batch: large tables are sharded, small ones are replicated like any dense
-weight, since nearly all of their rows are used and updated in every step. The dense half (`SequenceTower`) reads the
-history and predicts each next item against a few sampled ones. Letters: B samples, T events of all of them, E embedding
-width, N negatives of a sample.
+The sparse half looks up every id of the batch: large tables are sharded, small ones are replicated like any
+dense weight, because nearly all of their rows are used and updated in every step. The dense half
+(`SequenceTower`) reads the history and predicts each next item against a few sampled ones. Letters: B
+samples, T events of all of them, E embedding width, N negatives of a sample.
 
-Nothing in the forward pass looks at the other samples of the batch: negatives are hashed from the sample's own ids. So
-the loss of a sample is the same wherever it is trained, and a balanced run can be compared with a plain one.
+The forward pass of a sample does not read other samples: its negatives are hashed from its own ids. So the
+loss of a sample is the same on every rank, and a balanced run can be compared with a plain run.
 """
 
 from itertools import pairwise
@@ -25,7 +25,7 @@ _HASH = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, as a signed 64-bit number
 
 
 class SequenceModel(nn.Module):
-    """Batch -> loss of every sample, float32 [B]; 0 for a history too short to predict anything."""
+    """Batch -> loss of every sample, float32 [B]; 0 for histories of less than two events."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def _tables(spec: ModelSpec) -> list[EmbeddingConfig]:
 
 
 def encode(features: KeyedJaggedTensor, spec: ModelSpec) -> KeyedJaggedTensor:
-    """Raw ids -> rows of the large tables, with the negatives as one more key. int64, keys in the order of the spec."""
+    """Raw ids -> rows of the large tables, int64, in the order of the spec; the negatives are one more key."""
     order = [feature for feature in (*spec.context, *spec.history) if not feature.small]
     values, lengths = [], []
     for feature in order:
@@ -127,7 +127,7 @@ class SequenceTower(nn.Module):
     def forward(
         self, events: torch.Tensor, sample: torch.Tensor, negatives: torch.Tensor, offsets: torch.Tensor
     ) -> torch.Tensor:
-        """events [fields, T, E], sample [B, features], negatives [B * N, E], offsets int64 [B + 1] on the CPU."""
+        """events [fields, T, E], sample [B, features], negatives [B * N, E], CPU offsets int64 [B + 1]."""
         lengths = torch.diff(offsets)
         x = events.sum(0)
         if self.sample is not None:
@@ -145,8 +145,8 @@ class HstuBlock(nn.Module):
         self.heads = heads
         self.norm_in = nn.RMSNorm(width)
         self.project = nn.Linear(width, 4 * width)
-        # An event that attends to almost nothing must not be blown up to unit size: rounding would grow with it, and
-        # two runs that only add in another order would drift apart.
+        # A large eps keeps tiny values small. Scaled to unit size, their rounding errors would grow, and runs
+        # that only differ in the order of additions would drift apart.
         self.norm_out = nn.RMSNorm(width, eps=1e-2)
         self.out = nn.Linear(width, width)
 
@@ -159,7 +159,7 @@ class HstuBlock(nn.Module):
 
 
 def _position(offsets: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """How many events an event sees: 1, 2, ... in every sequence, [T, 1]."""
+    """How many events each event sees: 1, 2, ... in every sequence, [T, 1]."""
     starts = torch.repeat_interleave(offsets[:-1], torch.diff(offsets))
     return (torch.arange(1, len(like) + 1) - starts)[:, None].to(like)
 
@@ -167,7 +167,7 @@ def _position(offsets: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def next_item_loss(
     state: torch.Tensor, items: torch.Tensor, negatives: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """Sampled softmax of every event's successor, averaged over each sample: [B].
+    """Sampled softmax of the event after each event, averaged over each sample: [B].
 
     state, items [T, E]: what the tower predicts after an event, and the event's own item.
     """

@@ -1,12 +1,12 @@
-"""Whether two runs computed the same, to the last bit."""
+"""Compares two runs bit by bit."""
 
 from freescale_tools.demo.training.measure import Run
 
 
 def difference(one: Run, other: Run) -> str | None:
-    """Where two runs part: the first step in which a rank's loss differs, else the weights at the end; None if nowhere.
+    """The first difference of two runs: a loss of a rank and step, or the final weights; None if equal.
 
-    Losses are compared rank by rank, as floats: no tolerance.
+    Losses are compared rank by rank, without a tolerance.
     """
     if len(one.ranks) != len(other.ranks):
         return f"{len(one.ranks)} and {len(other.ranks)} ranks"

@@ -1,4 +1,4 @@
-"""The demo's picture: compute time of every rank and step, and what of an exchange a step waits for."""
+"""Draws the demo's picture: compute time of every rank and step, and exposed communication of every run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +22,10 @@ _FLOOR_LABEL = "one sample outweighs a rank's share"
 
 
 def picture(outcome: Outcome, floors: np.ndarray, path: Path, *, title: str) -> None:
-    """PNG: compute of every rank and step, plain and balanced, where waiting for the slowest is shaded; below, the
-    exposed communication of all four runs by kind.
+    """Write a PNG: compute time by rank and step of the plain and the balanced run, with waiting time shaded.
 
-    floors [S]: the lowest straggler share any plan can have; steps where it matters are marked.
+    Below is the exposed communication of all four runs by kind. floors [S]: the lowest straggler share that
+    any plan can have; steps with a high floor are marked.
     """
     figure, (first, second, third) = plt.subplots(
         3, 1, figsize=(11, 9.5), height_ratios=(3, 3, 1.8), layout="constrained"
@@ -49,7 +49,7 @@ def picture(outcome: Outcome, floors: np.ndarray, path: Path, *, title: str) -> 
 
 
 def _exposed(axis: Axes, runs: Sequence[Run]) -> None:
-    """A bar per run, by kind of exchange."""
+    """Draw a bar for each run, by kind of exchange."""
     ends = np.zeros(len(runs))
     names = [run.name for run in runs]
     for kind, color in zip(KINDS, _COLORS, strict=False):
@@ -70,7 +70,7 @@ def _exposed(axis: Axes, runs: Sequence[Run]) -> None:
 
 
 def _panel(axis: Axes, run: Run) -> None:
-    """Bars side by side, one per rank; above each, up to the slowest rank, the time it waits."""
+    """Draw a bar for each rank, and on top of it the time that the rank waits for the slowest."""
     times = 1e3 * run.times("compute")[WARMUP:]
     steps, ranks = times.shape
     width = 0.84 / ranks
@@ -90,7 +90,7 @@ def _panel(axis: Axes, run: Run) -> None:
 
 
 def _mark_floors(axis: Axes, run: Run, floors: np.ndarray) -> None:
-    """Mark the steps in which one sample is dearer than a rank's fair share."""
+    """Mark steps in which one sample costs more than a rank's fair share."""
     marked = np.flatnonzero(floors > NO_FLOOR)
     marked = marked[marked >= WARMUP]
     if len(marked):

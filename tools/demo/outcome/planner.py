@@ -11,14 +11,14 @@ import numpy as np
 from freescale_tools.demo.training.measure import Run, straggler
 from fsdata import pack
 
-NO_FLOOR = 0.01  # a lowest straggler share that is no obstacle
+NO_FLOOR = 0.01  # smaller floors of the straggler share do not matter
 
 Cost = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """Straggler share that a cost model predicts for so many ranks; `floor` is what no plan can beat."""
+    """Straggler shares that a cost model predicts for `world_size` ranks. No plan gets below `floor`."""
 
     world_size: int
     max_length: int | None  # events kept of a history for this plan; None: as in the job
@@ -29,7 +29,10 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planner:
-    """Plans the same samples for other numbers of ranks. lengths int64 [samples], in order; name: of their sequence."""
+    """Plans the same samples for other numbers of ranks.
+
+    lengths: int64 [samples], in order; name: of the sequence.
+    """
 
     lengths: np.ndarray
     cost: Cost
@@ -37,7 +40,7 @@ class Planner:
     batch_size: int
 
     def plan(self, world_size: int, max_length: int | None = None) -> Planned | None:
-        """Deal the samples in order and balanced; None if they do not fill one global batch."""
+        """Plan the samples in order, and balanced. None if they do not fill one global batch."""
         size = world_size * self.batch_size
         steps = len(self.lengths) // size
         if steps == 0:
@@ -56,7 +59,7 @@ class Planner:
         )
 
     def plan_cut(self, world_size: int) -> Planned | None:
-        """The plan with histories cut to the largest power of two at which nothing stands in the way of balance."""
+        """The plan with histories cut to the largest power of two at which the floor does not matter."""
         longest = int(self.lengths.max(initial=0))
         for bits in range(longest.bit_length() - 1, 3, -1):
             found = self.plan(world_size, 1 << bits)

@@ -1,4 +1,4 @@
-"""The demo's last screen: a table of what was measured, one of what is planned, and what to make of them."""
+"""Makes the demo's last screen: a table of measurements, a table of plans, and notes on how to read them."""
 
 from collections.abc import Sequence
 
@@ -71,7 +71,7 @@ def _plan_label(plan: Planned) -> str:
 
 
 def equality(outcome: Outcome) -> tuple[list[str], bool]:
-    """(what was compared to the bit, in words; whether all of it is equal)."""
+    """(sentences on what was compared bit by bit, whether all of it is equal)."""
     lines, equal = [], True
     for one, other in outcome.twins:
         found = difference(one, other)
@@ -82,6 +82,6 @@ def equality(outcome: Outcome) -> tuple[list[str], bool]:
 
 
 def notes(outcome: Outcome) -> list[str]:
-    """What the columns mean, and what this machine cannot show."""
+    """Notes: what the columns mean, and what this machine cannot show."""
     plainly = [f"{run.name}: {name} ran plainly: {why}" for run in outcome.runs for name, why in run.fallbacks.items()]
     return [*_NOTES, *_LOCAL, *plainly]

@@ -1,4 +1,4 @@
-"""What the launcher hands to the ranks, and what it gets back."""
+"""Defines the job that the launcher gives to the ranks, and the outcome that it gets back."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from fsdata import Polynomial
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What the launcher hands to every rank. `out`: where rank 0 leaves a pickled `Outcome`."""
+    """The job of every rank. `out`: the file for rank 0's pickled `Outcome`."""
 
     data: DemoData
     steps: int
@@ -20,7 +20,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Four runs of the same job: with neither, with one, and with both of balancing and prioritized communication."""
+    """Four runs of one job: plain, with balancing, with prioritized communication, and with both."""
 
     plain: Run
     balanced: Run
@@ -34,5 +34,5 @@ class Outcome:
 
     @property
     def twins(self) -> tuple[tuple[Run, Run], ...]:
-        """Pairs that differ in communication alone, so must be equal to the bit."""
+        """Pairs of runs that differ only in communication. Their results must be equal bit by bit."""
         return (self.plain, self.prioritized), (self.balanced, self.both)

@@ -1,14 +1,15 @@
-"""What a run measured, and the numbers that are drawn from it.
+"""Defines what a run measures, and the figures that follow from it.
 
-A rank's *compute time* is the CPU time of its training thread over forward, backward and optimizer, on one core.
-Waiting costs no CPU, so a rank that sits in an embedding exchange until its slower peer arrives is not charged for it.
-The straggler share is 1 - mean / max of the ranks' compute time, weighted by the length of the step: the share of all
-ranks' time that was spent waiting for the slowest one.
+*Compute time* of a rank is the CPU time of its training thread for forward, backward and optimizer, on one
+core. Waiting uses no CPU, so time that a rank waits for a slower rank does not count. *Straggler share* is 1
+- mean / max of the ranks' compute time, weighted by the length of the step: the share of all ranks' time that
+is spent waiting for the slowest rank.
 
-*Exposed* communication and *late* are fscomm.BubbleMeter's, in every run alike: the wall time that the training thread
-was blocked on an exchange after, and before, every rank had issued its part of it.
+*Exposed* communication and *late* come from fscomm.BubbleMeter in every run. Exposed is wall time that the
+training thread is blocked on an exchange after all ranks have begun it; late is the time before that.
 
-*NE*, normalized entropy, is the log loss over that of a guess: a next item among N negatives is guessed with ln(N + 1).
+*NE*, normalized entropy, is the log loss divided by the log loss of guessing. Guessing among one item and N
+negatives has the log loss ln(N + 1).
 
 Letters: S steps, W ranks.
 """
@@ -20,16 +21,16 @@ import numpy as np
 
 from fscomm.meter_steps import KINDS, BubbleReport, StepTimes
 
-WARMUP = 2  # first steps left out of every time: allocations, first exchange, page faults
+WARMUP = 2  # first steps that no time includes: allocations, first exchange, page faults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """One step of one rank.
 
-    Times in seconds: `wall` from asking for the batch to the end of the update, `compute` CPU time of the training
-    thread without data loading. `loss` sums over the samples. `lengths` int64 [samples].
-    `checksum` adds up all ids of the batch, so that it shows over all ranks which samples a step saw.
+    Times in seconds: `wall` from the request of the batch to the end of the update, `compute` CPU time of the
+    training thread without data loading. `loss` sums over the samples. `lengths` int64 [samples]. `checksum`
+    is the sum of all ids of the batch; its sum over all ranks shows whether two runs saw the same samples.
     """
 
     wall: float
@@ -41,12 +42,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Every rank's steps, trained in one way.
+    """All ranks' steps of one run.
 
-    `parts`: seconds of a step by part, from `typical`. `guess`: log loss of guessing.
-    `collisions`: share of the ids whose row the step before used too, None where nobody counted. `weights`: of each
-    rank, a fingerprint of all weights at the end. `fallbacks`: modules that ran plainly although they should not, and
-    why.
+    `parts`: seconds of a step by part, from `typical`. `guess`: log loss of guessing. `collisions`: share of
+    the ids whose row the step before used too; None if not counted. `weights`: a fingerprint of each rank's
+    final weights. `fallbacks`: modules that ran without prioritized communication, and why.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Run:
         return np.array([[getattr(step, what) for step in steps] for steps in self.ranks]).T
 
     def normalized_entropy(self, last: int | None = None) -> float:
-        """Over the samples of the last so many steps, or of all, that have an event to predict."""
+        """NE of the `last` steps, or of all steps. Only samples with an event to predict count."""
         steps = [step for of_rank in self.ranks for step in of_rank[-(last or 0) :]]
         predicted = sum(int((step.lengths > 1).sum()) for step in steps)
         return sum(step.loss for step in steps) / (max(predicted, 1) * self.guess)
@@ -91,7 +91,7 @@ class Summary:
 
 
 def typical(report: BubbleReport) -> dict[str, float]:
-    """Seconds of each kind of exposed communication, and `late`: means over the ranks, medians over the steps."""
+    """Seconds of each kind of exposed communication, and `late`: mean of the ranks, median of the steps."""
     by_step: dict[int, list[StepTimes]] = {}
     for times in report.steps:
         by_step.setdefault(times.step, []).append(times)
@@ -121,7 +121,7 @@ def summarize(run: Run) -> Summary:
 
 
 def check_same_samples(runs: Sequence[Run]) -> None:
-    """Raise if the runs did not train on the same global batches."""
+    """Raise RuntimeError unless all runs trained on the same global batches."""
     first = runs[0]
     for other in runs[1:]:
         for step, (one, two) in enumerate(zip(first.checksums, other.checksums, strict=True)):

@@ -1,7 +1,8 @@
-"""The loader people have: a PyTorch DataLoader over numpy rows, collated into the batch the model takes.
+"""A usual loader: a PyTorch DataLoader over numpy rows, collated into the batch that the model takes.
 
-Row groups are dealt to the ranks as FreeScale deals them, and a batch is the rank's next rows, so a step of this loader
-and a step of FreeScale's train on the same global batch. One worker process reads ahead.
+Row groups are dealt to the ranks as FreeScale deals them, and a batch is the next rows of the rank. So a step
+of this loader and a step of FreeScale's loader train on the same global batch. One worker process reads
+ahead.
 """
 
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ class Columns:
 
 
 class Rows(IterableDataset):
-    """The rows of one rank, each a dict of numpy arrays: a list field its events, a scalar field one value."""
+    """The rows of one rank, each a dict: a list field is an array of events, a scalar field one value."""
 
     def __init__(self, data: DemoData, *, rank: int, world_size: int) -> None:
         self.data = data
@@ -111,7 +112,7 @@ def _list_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _side_table(side: SideTable) -> dict[int, Row]:
-    """Key -> the side table's fields."""
+    """Key -> fields of the side table."""
     table = pq.read_table(side.path, columns=[side.on, *side.fields], use_threads=False)
     columns = {name: table[name].to_numpy() for name in side.fields}
     keys = table[side.on].to_numpy().tolist()
@@ -126,7 +127,7 @@ def _looked_up(side: SideTable | None, found: dict[int, Row] | None, sample: Row
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """Rows -> (values, lengths, dense), the parts of a batch that cross the worker's queue."""
+    """Rows -> (values, lengths, dense), the parts of a batch that go through the worker's queue."""
 
     fields: tuple[str, ...]
     context: tuple[str, ...]
@@ -150,7 +151,7 @@ class Collate:
 
 
 class PlainLoader:
-    """One epoch of batches of one rank; the last ones, which are not full, are left out."""
+    """One epoch of batches of one rank. Incomplete batches at the end are left out."""
 
     def __init__(self, data: DemoData, *, rank: int, world_size: int, workers: int = 1) -> None:
         context = tuple(feature.name for feature in data.context)

@@ -1,4 +1,4 @@
-"""What is seen while the demo trains: bars on a terminal, a line now and then in a log."""
+"""Shows how far the demo is: bars on a terminal, a few lines in a log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 Progress = Callable[[str, int, float], None]  # name of the run, steps done, loss of the last one
-_LOG_LINES = 2  # per run, where there is no terminal
+_LOG_LINES = 2  # per run, if there is no terminal
 
 
 @contextmanager
 def progress_of(steps: int, *, shown: bool) -> Iterator[Progress]:
-    """A function to call after every step; it does nothing where not `shown`."""
+    """A function to call after every step. It does nothing unless `shown`."""
     console = Console()
     if not shown:
         yield lambda name, done, loss: None

@@ -1,7 +1,8 @@
-"""The training job: one model, the same steps and samples, plain, balanced, with prioritized communication, with both.
+"""Trains one model four times on the same samples: plain, balanced, prioritized, and both.
 
 Every rank runs this file: `torchrun --nproc-per-node 2 -m freescale_tools.demo.training.train <job file>`.
-What a user of FreeScale writes is `train`: the loop is the one they have; fsdata is another loader, fscomm a `with`.
+`train` is what a user of FreeScale writes: the usual loop, with another loader for fsdata and a `with` for
+fscomm.
 """
 
 import logging
@@ -42,9 +43,9 @@ ENOUGH_TO_FIT = 16  # measured steps of single ranks; with fewer the default cos
 
 
 def compare(job: Job, progress: Progress) -> Outcome:
-    """Train four times and return what was measured; needs a process group. Collective.
+    """Train four times and return what was measured. Needs a process group. Collective.
 
-    Runs that are compared to the bit follow each other, so that a machine that gets slower does so for both.
+    The two runs of a pair follow each other, so that a machine that slows down affects both.
     """
     plain = train(job, plain_loader(job.data), "plain", progress)
     prioritized = train(job, plain_loader(job.data), "prioritized", progress, serve=True)
@@ -61,7 +62,7 @@ def plain_loader(data: DemoData) -> PlainLoader:
 
 
 def balanced_loader(data: DemoData, cost: Polynomial) -> FreeScaleDataLoader:
-    """Collective, as every loader that balances."""
+    """A loader that balances. Collective, as every such loader."""
     return FreeScaleDataLoader(
         sources(data),
         schema(data),
@@ -80,7 +81,8 @@ def train(job: Job, loader: Iterable[Batch], name: str, progress: Progress, *, s
         with fscomm.BubbleMeter(model) as meter:
             steps = _loop(job, model, optimizer, meter.watch(islice(loader, job.steps)), name, progress)
         return _gather(name, spec, steps, meter, None, fingerprint(model, optimizer))
-    # The model makes its rows from the batch's ids, so it has to be told how: nobody else can find them in the batch.
+    # The batch holds raw ids, and the model encodes them into rows. fscomm needs this function to know the
+    # rows ahead.
     ids = {"embeddings": lambda batch: encode(batch.features, spec)}
     with fscomm.enable(model, features=ids) as comm, fscomm.BubbleMeter(model) as meter:
         batches = islice(comm.lookahead(loader), job.steps)
@@ -117,7 +119,10 @@ def _loop(job: Job, model: Any, optimizer: Any, batches: Iterable[Batch], name: 
 
 
 def build(spec: ModelSpec, seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """The model with row-wise sharded large tables, updated in the backward pass; all else replicated. Collective."""
+    """The model and its optimizer. Collective.
+
+    Large tables are sharded by rows and updated in the backward pass; everything else is replicated.
+    """
     torch.manual_seed(seed)
     model = SequenceModel(spec)
     apply_optimizer_in_backward(RowWiseAdagrad, model.embeddings.parameters(), {"lr": 0.05})
@@ -136,7 +141,10 @@ def build(spec: ModelSpec, seed: int) -> tuple[DistributedModelParallel, Combine
 
 
 def fit_cost(run: Run) -> Polynomial:
-    """The cost model of this model on this machine, from the steps of an unbalanced run. Collective: rank 0 fits."""
+    """The cost model of this model on this machine, from the steps of an unbalanced run.
+
+    Collective: rank 0 fits.
+    """
     steps = [step for of_rank in run.ranks for step in of_rank[WARMUP:]]
     found = [Polynomial()]
     if dist.get_rank() == 0 and len(steps) >= ENOUGH_TO_FIT:
@@ -148,7 +156,7 @@ def fit_cost(run: Run) -> Polynomial:
 def _gather(
     name: str, spec: ModelSpec, steps: list[Step], meter: fscomm.BubbleMeter, report: fscomm.Report | None, weights: str
 ) -> Run:
-    """What all ranks measured, on every rank. Collective."""
+    """Gather the measurements of all ranks on every rank. Collective."""
     found: list[Any] = [None] * dist.get_world_size()
     counted = [each for step in report.steps[1:] for each in step.collisions.values()] if report else []
     dist.all_gather_object(found, (steps, weights, sum(counted, Collisions())))
@@ -165,7 +173,7 @@ def _gather(
 
 
 def _quiet() -> None:
-    """Keep notices of TorchRec and torch.fx that no user of the demo can act on away from its table."""
+    """Silence notices of TorchRec and torch.fx that do not help users of the demo."""
     for name in ("torchrec", "torch.fx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")

@@ -1,6 +1,7 @@
 """Plots of history lengths. Pure: parts of a document in, plotly figures out.
 
-Every figure is bounded whatever the size of the data: histograms are put into logarithmic bins, long lists are thinned.
+Every figure is small for data of any size: histograms are put into logarithmic bins, and long lists are
+thinned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ MOST_POINTS = 400
 def log_bins(lengths: np.ndarray, counts: np.ndarray, *, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Edges int64[E + 1], rows int64[E] and events int64[E] of about `bins` equally wide bins of log(length).
 
-    Empty histories have no place on a log axis and are left out.
+    Empty histories are left out, because a log axis cannot show them.
     """
     lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
     counts, lengths = counts[lengths > 0], lengths[lengths > 0]
@@ -33,7 +34,7 @@ def log_bins(lengths: np.ndarray, counts: np.ndarray, *, bins: int = BINS) -> tu
 
 
 def histogram(sequence: Document, *, max_length: int | None) -> go.Figure:
-    """Where rows and where events lie, in % per doubling of the length, so that areas are shares."""
+    """The distribution of rows and of events in % per doubling of the length, so that areas are shares."""
     edges, rows, events = log_bins(sequence["histogram"]["lengths"], sequence["histogram"]["counts"])
     doublings = np.diff(np.log2(edges))
     traces = []

@@ -1,4 +1,4 @@
-"""Lengths of histories and candidates: distribution, drift, files, longest rows."""
+"""The sections about lengths of histories and candidates: distribution, drift, files, longest rows."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ _QUANTILE_NAMES = ("P1", "P5", "P25", "median", "P75", "P90", "P95", "P99", "P99
 
 
 def length_sections(sequences: Document, candidates: Document, advice: Document | None) -> Iterator[Section]:
-    """One for the figures of all columns, then one for each of the first columns."""
+    """A section with figures of all columns, then a section for each of the first columns."""
     columns = {**sequences, **candidates}
     if not columns:
         return

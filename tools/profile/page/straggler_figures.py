@@ -10,7 +10,7 @@ from freescale_tools.report import numbers, theme
 
 Document = Mapping[str, Any]
 
-LEAST_PERCENT = 0.001  # a log axis has no zero: smaller shares are drawn here
+LEAST_PERCENT = 0.001  # smaller shares are drawn here, because a log axis has no zero
 
 METHOD_NAMES = {
     "none": "no balancing",
@@ -37,7 +37,10 @@ def method_name(method: str) -> str:
 
 
 def stragglers(grid: Document, axis: str, *, sparsity: bool) -> go.Figure:
-    """Straggler share of every method along one axis, both logarithmic, over the bound that no packing can beat."""
+    """Straggler share of every method along one axis, and the bound that no packing can beat.
+
+    Both axes are log.
+    """
     points = sorted((point for point in grid["points"] if point["axis"] == axis), key=lambda point: point[axis])
     places = [point[axis] for point in points]
     traces = [
@@ -65,7 +68,10 @@ def stragglers(grid: Document, axis: str, *, sparsity: bool) -> go.Figure:
 
 
 def costs(grid: Document, points: Sequence[Document], *, key: str) -> go.Figure:
-    """A line per cost model, the true or the believed one (`key`), a mark per method."""
+    """A line per cost model, with a mark per method.
+
+    `key`: `cost` for true models, `planned_by` for assumed ones.
+    """
     names = [numbers.label(numbers.cost(point[key])) for point in points]
     traces = [
         go.Scatter(
@@ -90,9 +96,9 @@ def costs(grid: Document, points: Sequence[Document], *, key: str) -> go.Figure:
 
 
 def two_way(points: Sequence[Document], method: str, *, beside: Sequence[str]) -> go.Figure:
-    """Straggler share of one method by ranks and longest history, as a map with the figures in it.
+    """Straggler share of one method by ranks and longest history, as a heat map with figures in its cells.
 
-    One colour stands for one share in the maps of all methods in `beside`.
+    The maps of all methods in `beside` use the same colours for the same shares.
     """
     ranks = sorted({point["ranks"] for point in points})
     lengths = sorted({point["max_length"] for point in points})
@@ -136,7 +142,7 @@ def _percent_line(places, shares, *, name, color, symbol, dash):
 
 
 def _percent_axis(drawn, axis, traces, *, of):
-    """A log axis of at least a decade, so that small differences do not look large, up to what is drawn."""
+    """Make a log axis of at least one decade, so that small differences do not look large."""
     values = [value for trace in traces for value in getattr(trace, of) or () if value is not None]
     high = max(values, default=100)
     low = min(min(values, default=LEAST_PERCENT), high / 10)

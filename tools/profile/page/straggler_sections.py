@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, by longest history, ranks, batch size and cost model."""
+"""The section about stragglers, by longest history, ranks, batch size and cost model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def straggler_section(grid: Document) -> Section:
 
 
 def best_method(points: Sequence[Document]) -> str | None:
-    """The method with the lowest mean share over all points that have it; None where nothing is balanced."""
+    """The method with the lowest mean share over all points that have it; None if no point is balanced."""
     shares: dict[str, list[float]] = {}
     for point in points:
         for method, share in point["straggler"].items():

@@ -9,9 +9,9 @@ from freescale_tools.scan.engines.threads import Local
 
 @contextlib.contextmanager
 def engine(name: str, *, threads: int | None = None) -> Iterator[Engine]:
-    """The engine called `local` or `ray`, for the length of the block.
+    """The engine named `local` or `ray`, for the time of the block.
 
-    Raises UsageError for `ray` where it is not installed, ValueError for another name.
+    Raises UsageError for `ray` if Ray is not installed, ValueError for another name.
     """
     if name == "local":
         yield Local(threads)

@@ -1,4 +1,4 @@
-"""What runs work on many files: the interface, and how items are handed over ahead of their results."""
+"""The interface of what runs work on many files, and how items are started ahead of their results."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
@@ -12,28 +12,29 @@ Handle = TypeVar("Handle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """An item whose work could not be done: its file cannot be reached, or what ran it died every time."""
+    """An item without a result: its file cannot be reached, or its worker died every time."""
 
     reason: str
 
 
 class Engine(Protocol):
-    """Something that runs `work` on every item.
+    """Runs `work` on every item.
 
-    `workers`: how many items are worked on at a time; 0 where an item should be a whole file.
+    `workers`: how many items run at a time; 0 if an item should be a whole file.
     """
 
     workers: int
 
     def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """(item, result) in the order of the items, of which few are taken ahead.
+        """(item, result) in the order of the items. Only a few items are taken ahead.
 
-        An item for which `work` raises OSError (its file cannot be reached) is lost. Other exceptions pass.
+        If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions pass
+        through.
         """
 
 
 def ahead(items: Iterable[Item], begin: Callable[[Item], Handle], *, count: int) -> Iterator[tuple[Item, Handle]]:
-    """(item, `begin(item)`) in order, `count` items begun before the first is asked for again."""
+    """(item, `begin(item)`) in order. At most `count` items are begun and not yet handed out."""
     waiting: collections.deque[tuple[Item, Handle]] = collections.deque()
     for item in items:
         waiting.append((item, begin(item)))

@@ -1,4 +1,4 @@
-"""Work on many files, spread over a Ray cluster; the only file that imports Ray."""
+"""Runs work on many files on a Ray cluster. This is the only file that imports Ray."""
 
 import contextlib
 import logging
@@ -9,14 +9,15 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.engines.engine import Item, Lost, Result, ahead
 
 AGAIN = 3
-_AHEAD = 4  # tasks handed over per core of the cluster
+_AHEAD = 4  # tasks that wait or run per core of the cluster
 
 
 @contextlib.contextmanager
 def cluster() -> Iterator["Cluster"]:
     """The cluster that this process is connected to, or that RAY_ADDRESS names, or a new one on this machine.
 
-    What was joined or started here is left at the end. Raises UsageError without Ray.
+    At the end, this process leaves a cluster that it joined or started here. Raises UsageError if Ray is
+    missing.
     """
     try:
         import ray
@@ -33,9 +34,9 @@ def cluster() -> Iterator["Cluster"]:
 
 
 class Cluster:
-    """One task per item, on any node; every node must see the files under the same paths.
+    """Runs one task per item on any node. Every node must see the files under the same paths.
 
-    A task whose worker dies, or that cannot reach its file, is tried again `AGAIN` times.
+    A task is retried `AGAIN` times if its worker dies or cannot reach its file.
     """
 
     workers = 0

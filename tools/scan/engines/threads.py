@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from freescale_tools.scan.engines.engine import Item, Lost, Result, ahead
 from fsdata.cores import usable_cores
 
-REMOTE_THREADS = 16  # reads of remote files wait more than they compute
-_AHEAD = 3  # items handed over per thread
+REMOTE_THREADS = 16  # reading remote files is mostly waiting
+_AHEAD = 3  # items that wait or run per thread
 
 
 class Local:
-    """Threads of this process."""
+    """Runs work in threads of this process."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.workers = threads or usable_cores()

@@ -1,4 +1,4 @@
-"""Hardware: what a cluster can do, from a TOML file in which every number names its unit and its source."""
+"""Reads the parameters of a cluster from a TOML file. Every number has a unit and a source."""
 
 import dataclasses
 import difflib
@@ -28,18 +28,21 @@ class Hardware:
     name: str
     gpus_per_host: float = _number("GPUs", whole=True)
     gpus_per_nvlink: float = _number("GPUs", whole=True)
-    """GPUs of a host that reach each other by NVLink; the others of the host go over PCIe."""
+    """GPUs of a host that are connected by NVLink. Other GPUs of the host are reached over PCIe."""
     nvlink: float = _number("GB/s")
     pcie: float = _number("GB/s")
     network: float = _number("GB/s")
     exchange_efficiency: float = _number("share", most=1)
-    """Of the bandwidths, for all-to-alls of rows, gradients and ids."""
+    """Share of the bandwidths that all-to-alls of rows, gradients and ids reach."""
     allreduce_efficiency: float = _number("share", most=1)
     exchange_latency: float = _number("us", zero=True)
     peer_latency: float = _number("us", zero=True)
-    """For every other rank of an exchange."""
+    """Latency for each other rank of an exchange."""
     id_metadata: float = _number("ms/M events", zero=True)
-    """Sizes, permutes and host synchronisation of the ID exchange, besides its bytes; by the events of a rank."""
+    """Time of an ID exchange besides its bytes: sizes, permutes, synchronisation.
+
+    In proportion to a rank's events.
+    """
     peak_flops: float = _number("TFLOP/s")
     flops_efficiency: float = _number("share", most=1)
     memory: float = _number("GB/s")
@@ -48,7 +51,7 @@ class Hardware:
     loader: float = _number("M events/s")
     host_network: float = _number("GB/s")
     sources: Mapping[str, str]
-    """Where each parameter comes from."""
+    """Parameter -> its source."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -64,7 +67,7 @@ class Hardware:
             )
 
     def parameters(self) -> list[dict[str, Any]]:
-        """One {name, value, unit, source} each."""
+        """All parameters as {name, value, unit, source}."""
         return [
             {
                 "name": field.name,
@@ -90,7 +93,8 @@ def bundled() -> list[str]:
 def load_hardware(name_or_path: str | Path) -> Hardware:
     """A bundled file by its name, or any file by its path.
 
-    Raises UsageError if it is not there or not TOML, and on missing, unknown or wrong parameters, all in one message.
+    Raises UsageError if it is not there or not TOML, and on missing, unknown or wrong parameters, all in one
+    message.
     """
     known = bundled()
     if str(name_or_path) in known:
@@ -131,7 +135,7 @@ def _unknown(key: str, fields: Mapping[str, Any]) -> str:
 
 
 def _faults(name: str, given: Any, unit: str) -> list[str]:
-    """What is wrong with one parameter's table."""
+    """The faults of one parameter's table."""
     if not isinstance(given, dict):
         return [f"[{name}] must be a table of value, unit and source"]
     if given.keys() != GIVEN:

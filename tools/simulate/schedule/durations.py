@@ -1,6 +1,7 @@
-"""How long the parts of a step take on given hardware, each alone. Bytes and counts are per rank and step.
+"""Computes how long each part of a step takes alone on given hardware.
 
-W ranks; a rank's rows and ids go to all ranks evenly, so that (W - 1) / W of them leave it.
+Bytes and counts are per rank and step. W ranks. The rows and ids of a rank go to all ranks evenly, so (W - 1)
+/ W of them leave the rank.
 """
 
 import math
@@ -13,7 +14,8 @@ FLOAT, ID = 4, 8  # bytes
 FIELDS = 3  # aligned sequences of a history (item, action, time) that move when samples change ranks
 FORWARD = 1 / 3  # of the compute: the backward pass takes twice the forward's products
 LOOKUP, APPLY = 2, 3  # times each byte crosses the memory: row in and out; gradient and row in, row out
-OPTIMIZER = 28  # bytes per dense parameter that Adam moves: weight, gradient, two moments in; weight, moments out
+# Bytes per dense parameter that Adam moves: weight, gradient, two moments in; weight, moments out.
+OPTIMIZER = 28
 
 
 def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Work:
@@ -33,7 +35,7 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         ids=exchange(hardware, ID * workload.events, ranks, staged=way.sm_free),
         all_reduce=all_reduce(hardware, FLOAT * workload.dense_parameters, ranks),
         whole=_moves(hardware, row_bytes, ranks),
-        # Collision rows wait for nothing that could run beside them: there NCCL is the faster one.
+        # Nothing can run beside collision rows, so they use NCCL, which is faster.
         collision=_moves(hardware, rate * row_bytes, ranks),
         exclusive=_moves(hardware, (1 - rate) * row_bytes, ranks, staged=way.sm_free),
         straggler=straggler,
@@ -49,9 +51,10 @@ def _moves(hardware: Hardware, size: float, ranks: int, *, staged: bool = False)
 
 
 def exchange(hardware: Hardware, size: float, ranks: int, *, staged: bool = False) -> float:
-    """Milliseconds of an all-to-all in which every rank sends `size` bytes, evenly to all ranks, itself included.
+    """Milliseconds of an all-to-all. Every rank sends `size` bytes, evenly to all ranks including itself.
 
-    NVLink, PCIe and network carry their parts side by side. `staged`: all goes through host memory (paper, section 3).
+    NVLink, PCIe and network work at the same time. `staged`: all bytes go through host memory (paper, section
+    3).
     """
     if ranks == 1 or size == 0:
         return 0.0
@@ -67,7 +70,7 @@ def exchange(hardware: Hardware, size: float, ranks: int, *, staged: bool = Fals
 
 
 def all_reduce(hardware: Hardware, size: float, ranks: int) -> float:
-    """Milliseconds of a ring all-reduce of `size` bytes; between hosts all adapters of a host share the work."""
+    """Milliseconds of a ring all-reduce of `size` bytes. All adapters of a host share the work."""
     if ranks == 1 or size == 0:
         return 0.0
     bridged = ranks <= hardware.gpus_per_nvlink or hardware.gpus_per_nvlink == hardware.gpus_per_host

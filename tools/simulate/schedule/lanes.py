@@ -1,7 +1,7 @@
-"""A small deterministic scheduler: tasks on lanes, in order of need, the urgent ones first.
+"""Schedules tasks on lanes, deterministically, the most urgent task first.
 
-A lane runs one task at a time. A task becomes ready when all it waits for are done; a more urgent task that becomes
-ready interrupts a less urgent one on its lane. Tasks marked `slowed` take longer while a task marked `slows` runs.
+A lane runs one task at a time. A task is ready when all tasks that it waits for are done. A ready task
+interrupts a less urgent task on its lane. Tasks marked `slowed` take longer while a task marked `slows` runs.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Key = tuple[str, int]
-"""What, and in which step."""
+"""Name of the task, number of the step."""
 _ROUNDING = 1e-9
 
 
@@ -23,7 +23,7 @@ class Task:
     """How long it takes alone; 0 is allowed."""
     after: tuple[Key, ...] = ()
     urgency: int = 0
-    """The lower, the sooner; equal ones in the order given."""
+    """Lower runs first. Tasks of equal urgency run in the given order."""
     slows: bool = False
     slowed: bool = False
 
@@ -38,9 +38,11 @@ class Run:
 
 
 def schedule(tasks: Sequence[Task], *, contention: float = 0.0) -> dict[Key, Run]:
-    """When each task runs. `contention`: how much longer slowed tasks take beside one that slows, as a share.
+    """When each task runs.
 
-    Raises ValueError if a task waits for one that is not there, or for itself.
+    `contention`: how much longer `slowed` tasks take beside one that `slows`, as a share.
+
+    Raises ValueError if a task waits for an unknown task, or for itself.
     """
     known = {task.key for task in tasks}
     for task in tasks:
@@ -79,7 +81,7 @@ def _release(blocked: list[Task], ready: list[Task], done: set[Key]) -> tuple[li
 
 
 def _chosen(ready: Sequence[Task]) -> list[Task]:
-    """The most urgent ready task of every lane; of equally urgent ones the first that was ready."""
+    """The most urgent ready task of every lane. Of equally urgent tasks, the one that was ready first."""
     lanes: dict[str, Task] = {}
     for task in ready:
         if task.lane not in lanes or task.urgency < lanes[task.lane].urgency:
@@ -97,6 +99,6 @@ def _advance(runs: dict[Key, Run], key: Key, start: float, end: float) -> None:
 
 
 def within(run: Run, start: float, end: float) -> list[dict[str, Any]]:
-    """The pieces between `start` and `end`, as {start_ms, ms} counted from `start`."""
+    """The pieces between `start` and `end` as {start_ms, ms}; start_ms counts from `start`."""
     clipped = [(max(first, start), min(last, end)) for first, last in run.pieces]
     return [{"start_ms": first - start, "ms": last - first} for first, last in clipped if last - first > _ROUNDING]

@@ -1,10 +1,11 @@
-"""The timeline of one training step, way by way: what waits for what (paper, section 2 and 4).
+"""The timeline of one training step: which part waits for which, for every way (paper, section 2 and 4).
 
-Simulated is the slowest rank, which all others wait for, over a few steps until they repeat. The bubbles are those of
-the mean rank: it computes as much less as the straggler share says, and waits the rest.
+The simulation schedules the slowest rank, which all others wait for, over some steps until they repeat. The
+bubbles are those of the mean rank: the straggler share says how much less it computes, and it waits for the
+rest.
 
-Lanes: `compute` and `network` of a GPU, `memory` (look-ups and updates of other rows than collisions), `host` (sizes
-of the ID exchange), `data` (the loader).
+Lanes: `compute` and `network` of a GPU, `memory` (look-ups and updates of exclusive rows), `host` (sizes of
+the ID exchange), `data` (the loader).
 """
 
 import dataclasses
@@ -15,26 +16,26 @@ from freescale_tools.simulate.schedule.lanes import Key, Run, Task, schedule, wi
 
 PARTS = 4  # of the backward pass, each followed by its share of the dense all-reduce
 _STEPS = 8
-_SHOWN = 5  # of the steps, one that is steady and whose successors are there
+_SHOWN = 5  # the step that is shown: steady, with steps after it
 _BUFFERED = 2  # batches that the loader keeps ready
-# Urgency on the network. Dense gradients are ready before those of the embeddings below them.
+# Urgency on the network. Dense gradients are ready before the gradients of the embeddings.
 DENSE, COLLISION, IDS, BULK = range(4)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a step is trained."""
+    """One way to train a step."""
 
     name: str
     balanced: bool = False
     ids_ahead: bool = False
     prioritized: bool = False
     sm_free: bool = False
-    """Exchanges that overlap with compute leave the streaming multiprocessors alone; others run over NCCL."""
+    """Exchanges that overlap with compute use no streaming multiprocessors. Other exchanges run over NCCL."""
 
 
 PIPELINED = "sparse dist"
-"""What gains are measured against: TorchRec's TrainPipelineSparseDist."""
+"""The way that gains are measured against: TorchRec's TrainPipelineSparseDist."""
 
 WAYS = (
     Way(name="plain"),
@@ -48,7 +49,7 @@ WAYS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """Milliseconds that a class of rows takes: look-up, rows to their users, gradients back, update."""
+    """Milliseconds of a class of rows: look-up, sending rows, sending gradients back, update."""
 
     lookup: float
     rows: float
@@ -58,7 +59,10 @@ class Moves:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Milliseconds that the parts of a step take, each alone. `forward` and `backward` are the slowest rank's."""
+    """Milliseconds of each part of a step when it runs alone.
+
+    `forward` and `backward`: of the slowest rank.
+    """
 
     data: float
     redistribute: float
@@ -69,20 +73,20 @@ class Work:
     ids: float
     all_reduce: float
     whole: Moves
-    """All rows at once: what ways that are not prioritized exchange."""
+    """All rows at once, for ways that are not prioritized."""
     collision: Moves
     exclusive: Moves
     straggler: float
     """1 - mean / slowest rank's time of forward and backward, 0 to below 1."""
     contention: float
-    """How much longer dense kernels take beside NCCL's, as a share."""
+    """How much longer dense kernels take while NCCL kernels run, as a share."""
 
 
 def timeline(work: Work, way: Way) -> dict[str, Any]:
     """One steady step: {step_ms, compute_ms, data_wait_ms, bubbles, timeline} as in simulation.json.
 
-    step_ms = compute_ms + data_wait_ms + the bubbles; compute_ms is the mean rank's with nothing beside it, optimizer
-    included.
+    step_ms = compute_ms + data_wait_ms + the bubbles. compute_ms: of the mean rank without contention, with
+    the optimizer.
     """
     tasks = list(_tasks(work, way))
     runs = schedule(tasks, contention=work.contention)
@@ -108,7 +112,7 @@ def _dense(step: int) -> list[Key]:
 
 
 def _tasks(work: Work, way: Way) -> Iterator[Task]:
-    """All tasks of all steps; what would wait for a step before the first does not."""
+    """All tasks of all steps. Tasks do not wait for steps before the first."""
     for step in range(_STEPS):
         for task in (
             *_loader(work, step),
@@ -127,7 +131,7 @@ def _loader(work: Work, n: int) -> Iterator[Task]:
 def _compute(work: Work, way: Way, n: int) -> Iterator[Task]:
     if way.prioritized:
         rows: tuple[Key, ...] = (("collision rows", n), ("exclusive rows", n))
-        # Autograd only hands the gradients over: the optimizer does not wait for their exchange.
+        # Autograd hands the gradients over. The optimizer does not wait for their exchange.
         updated: tuple[Key, ...] = ()
     else:
         rows, updated = (("rows", n),), (("apply", n),)
@@ -172,26 +176,27 @@ def _whole(work: Work, n: int) -> Iterator[Task]:
 
 
 def _urgent(key: Key, ms: float, *after: Key, slows: bool = True) -> Task:
-    """On the network, before all but dense gradients."""
+    """A task on the network that is sent before everything but dense gradients."""
     return Task(key=key, lane="network", ms=ms, after=after, urgency=COLLISION, slows=slows)
 
 
 def _prioritized(work: Work, way: Way, n: int) -> Iterator[Task]:
     """The paper's Algorithm 2.
 
-    The update and the look-up of a collision exchange hold the network: no exclusive byte moves until it is over.
+    A collision exchange holds the network from its look-up to its update. No exclusive byte moves until it
+    ends.
     """
     first, last = work.collision, (f"backward {PARTS - 1}", n)
     yield _urgent(("collision lookup", n), first.lookup, ("ids", n), ("collision apply", n - 1), slows=False)
     yield _urgent(("collision rows", n), first.rows, ("collision lookup", n))
-    # Only the ids of the next step tell which gradients are urgent.
+    # The ids of the next step decide which gradients belong to collisions.
     yield _urgent(("collision gradients", n), first.gradients, last, ("ids", n + 1))
     yield _urgent(("collision apply", n), first.apply, ("collision gradients", n), slows=False)
     yield from _exclusive(work.exclusive, n, slows=not way.sm_free)
 
 
 def _exclusive(moves: Moves, n: int, *, slows: bool) -> Iterator[Task]:
-    # A row of step n may have been updated by the deferred gradients of n - 2.
+    # The exclusive gradients of step n - 2 may update a row that step n reads.
     yield Task(
         key=("exclusive lookup", n),
         lane="memory",
@@ -225,7 +230,7 @@ def _exclusive(moves: Moves, n: int, *, slows: bool) -> Iterator[Task]:
 
 
 def _drawn(tasks: list[Task], runs: dict[Key, Run], start: float, end: float, straggler: float) -> list[dict[str, Any]]:
-    """What happens between `start` and `end`, on the compute lane as the mean rank sees it."""
+    """The pieces between `start` and `end`. The compute lane shows the mean rank."""
     pieces = [
         {"lane": task.lane, "what": task.key[0].rstrip("0123456789 "), **piece}
         for task in tasks

@@ -1,8 +1,8 @@
-"""Validation against `benchmarks/exposed.py`: real exchanges of four ranks over links held to a rate.
+"""Compares the simulation with `benchmarks/exposed.py`: real exchanges of four ranks over rate-limited links.
 
-Fitted are two numbers, on the plain loop over slow and fast links: the loop's own time besides the wire (look-ups,
-permutes, updates, thread switches) and the share of the links' rate that payload reaches. Compute is the step of the
-compute-only rows.
+Two numbers are fitted on the plain loop over slow and fast links: the loop's own time besides the wire
+(look-ups, permutes, updates, thread switches), and the share of the link rate that the payload reaches. The
+compute time is the step of the compute-only rows.
 """
 
 import dataclasses
@@ -35,17 +35,17 @@ class Section:
     collision: float
     ids_bytes: float
     row_bytes: float
-    """Of all rows, leaving a rank; gradients are as large."""
+    """Bytes of all rows that leave a rank. Gradients are as large."""
     collision_row_bytes: float
     collision_gradient_bytes: float
-    """On the busiest link."""
+    """Bytes on the busiest link."""
     steps_ms: Mapping[str, float]
 
     def exposed(self, mode: str) -> float:
         return self.steps_ms[mode] - self.steps_ms[COMPUTE]
 
     def wire_ms(self, size: float) -> float:
-        """On the link as fast as on paper; 0 where it is not held to a rate."""
+        """Milliseconds at the full rate of the link; 0 if the link has no limit."""
         return 8e-3 * size / self.rate_mbit if self.rate_mbit else 0.0
 
 
@@ -122,7 +122,7 @@ def _predicted(section: Section, way: Way, own: float, efficiency: float) -> flo
 
 
 def _sections(document: Mapping[str, Any]) -> Iterator[Section]:
-    """Those with emulated compute and the model of those asked for; the fit holds for no other."""
+    """The sections with the model and emulated compute of those in ASKED. The fit holds only for these."""
     blocks = document["extra"]["blocks"]
     usual = next((block["condition"] for block in blocks if block["condition"]["name"] in ASKED), None)
     if usual is None:
@@ -147,5 +147,5 @@ def _sections(document: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _median_ms(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> float:
-    """Over rounds, of the mean over ranks."""
+    """The median over rounds of the mean over ranks."""
     return statistics.median(statistics.mean(1e3 * answer["step_s"] for answer in ranks) for ranks in rounds.values())

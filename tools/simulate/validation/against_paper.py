@@ -1,8 +1,4 @@
-"""Does the simulation predict what was measured? Fits on plain training only, and the rest as it comes out.
-
-Rows are {what, fitted, predicted, measured, unit, error, within, asked, verdict}: `error` of the prediction relative to
-the measurement, `within` the tolerance asked for, verdict "fitted", "within" or "missed".
-"""
+"""Compares the simulation with the paper: fits two numbers on plain training and predicts everything else."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +15,7 @@ TOLERANCE = 0.15
 
 
 def against_paper(hardware: Hardware) -> dict[str, Any]:
-    """{fits, rows, notes}: fitted on the paper's two plain values, against what the paper reaches."""
+    """{fits, rows, notes}: fits to the paper's two plain values, and predictions of its other values."""
     sigma = fit.fit_sigma(STRAGGLER)
     load = fit.paper_workload(sigma, longest=EXPOSED_LONGEST, dim=1, ranks=fit.RANKS)
     dim = fit.fit_dim(EXPOSED, load, hardware, ranks=fit.RANKS)
@@ -74,5 +70,5 @@ def against_paper(hardware: Hardware) -> dict[str, Any]:
 
 
 def _left(share: float) -> float:
-    """Straggler share under FBS where it is `share` without."""
+    """Straggler share under FBS if it is `share` without balancing."""
     return fit.straggler(fit.paper_like(fit.fit_sigma(share)), "fbs")

@@ -1,4 +1,8 @@
-"""One line of a comparison: a figure that was fitted or predicted, beside the measured one."""
+"""Makes one line of a comparison: a fitted or predicted figure beside the measured one.
+
+A line is {what, fitted, predicted, measured, unit, error, within, asked, verdict}. `error` is relative to the
+measurement, `within` is the tolerance, `verdict` is "fitted", "within" or "missed".
+"""
 
 from typing import Any
 
@@ -7,7 +11,7 @@ def row(
     what: str, unit: str, measured: float, *, fitted: float | None = None, predicted: float | None = None,
     within: float | None = None, asked: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """One line; exactly one of `fitted` and `predicted` is given, the latter with `within`."""
+    """One line. Give `fitted`, or `predicted` together with `within`."""
     error = verdict = None
     if fitted is not None:
         verdict = "fitted"

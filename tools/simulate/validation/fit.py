@@ -1,4 +1,4 @@
-"""Fits of the few things that are not known, each on plain training alone."""
+"""Fits the few unknown numbers, each on plain training alone."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from fsdata.cost import Polynomial
 
 RANKS, BATCH_SIZE, MEDIAN, LONGEST = 64, 128, 4000, 21_000
 SIGMA = 0.55
-"""Of the paper-like set."""
+"""Width of the lengths of the paper-like set."""
 _SAMPLED = 400
 _PAPER_STEPS = 50
 _SPREAD = 0.1
@@ -26,7 +26,10 @@ _BINS = 1024
 def paper_like(
     sigma: float, *, longest: int = LONGEST, ranks: int = RANKS, steps: int = _SAMPLED
 ) -> Iterator[np.ndarray]:
-    """int64[ranks * BATCH_SIZE] per step: lognormal lengths, each step from its own seed, whatever sigma is."""
+    """int64[ranks * BATCH_SIZE] per step: lognormal lengths.
+
+    Each step has its own seed, the same for every sigma.
+    """
     for step in range(steps):
         drawn = np.random.default_rng((ranks, step)).standard_normal(ranks * BATCH_SIZE)
         yield np.clip(np.rint(MEDIAN * np.exp(sigma * drawn)), 1, longest).astype(np.int64)
@@ -39,10 +42,11 @@ def straggler(lengths: Iterable[np.ndarray], method: str, *, ranks: int = RANKS)
 
 
 def expected_straggler(sigma: float, *, ranks: int = RANKS, batch_size: int = BATCH_SIZE) -> float:
-    """What `straggler` of the paper-like set without balancing tends to, without drawing.
+    """The expected `straggler` of the paper-like set without balancing, computed without drawing.
 
-    The loads of ranks are sums of independent costs: their distribution is that of one cost, convolved with itself.
-    Given that the largest load is m, the others are loads of at most m.
+    The load of a rank is a sum of independent costs, so its distribution is the convolution of the
+    distribution of one cost with itself. If the largest load is m, the other loads are distributed as loads
+    of at most m.
     """
     lengths = np.arange(1, LONGEST + 1)
     ends = (np.log(np.arange(1, LONGEST) + 0.5) - math.log(MEDIAN)) / (sigma * math.sqrt(2))
@@ -63,10 +67,10 @@ def expected_straggler(sigma: float, *, ranks: int = RANKS, batch_size: int = BA
 
 
 def fit_sigma(share: float) -> float:
-    """The least width of the lengths at which ranks wait `share` of a step without balancing.
+    """The smallest sigma at which ranks wait for `share` of a step without balancing.
 
-    Wider ones can have the same share: more and more histories are as long as the longest. Raises ValueError if no
-    width up to 2 gives it.
+    A larger sigma can give the same share again, because more histories reach the maximum length. Raises
+    ValueError if no sigma up to 2 gives the share.
     """
     for step in range(1, 21):
         if expected_straggler(step * _SPREAD) >= share:
@@ -76,7 +80,7 @@ def fit_sigma(share: float) -> float:
 
 
 def _secant(function: Callable[[float], float], near: tuple[float, float], *, rounding: float) -> float:
-    """Where `function`, close to a line around `near`, is 0 within `rounding`."""
+    """The root of `function` within `rounding`; `function` is close to a line around `near`."""
     before, at = near
     value_before, value = function(before), function(at)
     for _ in range(_TRIES):
@@ -103,9 +107,9 @@ def paper_workload(sigma: float, *, longest: int, dim: float, ranks: int) -> Wor
 
 
 def fit_dim(exposed_ms: float, load: Workload, hardware: Hardware, *, ranks: int) -> float:
-    """Floats per event at which plain training exposes `exposed_ms`.
+    """Floats per event at which plain training has `exposed_ms` of exposed communication.
 
-    Raises ValueError if latencies alone are longer.
+    Raises ValueError if latencies alone take longer.
     """
 
     def missing(dim: float) -> float:
@@ -125,7 +129,8 @@ def exposed(load: Workload, hardware: Hardware, name: str, *, ranks: int) -> flo
 def fit_line(wire_ms: Sequence[float], exposed_ms: Sequence[float]) -> tuple[float, float]:
     """(own_ms, efficiency) of exposed = own + wire / efficiency, by least squares.
 
-    wire: milliseconds on links as fast as on paper, 0 on links without a limit. Raises ValueError unless both differ.
+    wire_ms: milliseconds at the full rate of the link; 0 on links without a limit. Raises ValueError unless
+    both differ.
     """
     matrix = np.column_stack([np.ones(len(wire_ms)), wire_ms])
     if np.linalg.matrix_rank(matrix) < 2:
