@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from freescale_tools.scan.columns import type_of
-from freescale_tools.scan.files import Leaf, Misfit
+from freescale_tools.scan.files import Leaf, UnusableColumn
 from fsdata.sources import convert
 from fsdata.sources.footers import Footer
 from fsdata.sources.roles import is_list, plain
@@ -13,9 +13,9 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 def check_ids(footer: Footer, column: str, _: Leaf) -> None:
-    """Raise Misfit unless the column holds integers or lists of integers."""
+    """Raise UnusableColumn unless the column holds integers or lists of integers."""
     if not pa.types.is_integer(_element(footer, column)):
-        raise Misfit(
+        raise UnusableColumn(
             f"{column} is {type_of(footer.schema, column)}; collisions are counted on integer ids. Name the column of "
             "row numbers that the embedding table is looked up with, or write one (strings: hash them, for example "
             "with polars' pl.col(...).hash())"
@@ -23,11 +23,11 @@ def check_ids(footer: Footer, column: str, _: Leaf) -> None:
 
 
 def check_time(footer: Footer, column: str, _: Leaf) -> None:
-    """Raise Misfit unless the column holds integers, timestamps or dates, or lists of them."""
+    """Raise UnusableColumn unless the column holds integers, timestamps or dates, or lists of them."""
     kind = _element(footer, column)
     if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         whole = type_of(footer.schema, column)
-        raise Misfit(f"{column} is {whole}; a time is an integer, a timestamp or a date")
+        raise UnusableColumn(f"{column} is {whole}; a time is an integer, a timestamp or a date")
 
 
 def _element(footer: Footer, column: str) -> pa.DataType:

@@ -80,6 +80,7 @@ def collisions(
 
 def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str, Any]) -> dict[str, Any]:
     import datetime
+    from dataclasses import asdict
 
     from freescale_tools.collisions.estimate import estimate
     from freescale_tools.scan.files import open_files
@@ -87,8 +88,7 @@ def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str,
     files = open_files(paths)
     with terminal.progress("reading ids", rows=files.rows) as progress:
         found = estimate(files, ids, progress=progress, **settings)
-    skipped = [{"file": one.file, "row_group": None, "rows": one.rows, "reason": one.reason} for one in files.skipped]
-    found["skipped"] = [*skipped, *found["skipped"]]
+    found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
     tell_skipped(terminal, found["skipped"])
     return {
         "version": VERSION,

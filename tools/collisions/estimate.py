@@ -8,7 +8,7 @@ access per id.
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,15 +63,18 @@ def estimate(
 ) -> dict[str, Any]:
     """The document: shares at the default and along each axis, and bytes per rank and step.
 
-    The axes use the first of `orders`.
+    Args:
+        batch_size: samples of a rank.
+        max_length: most events of a history, the last ones; None keeps all.
+        dim: columns of the embedding table, float32.
+        orders: of rows in batches. The axes use the first.
+        time: the column for the order `time`. Of a list, the last element counts.
+        pairs: most consecutive pairs per point. Large batches get fewer, at least one.
+        most_ids: about how many ids memory holds.
 
-    batch_size: samples of a rank; max_length: histories are cut to their last so many events, None keeps all;
-    dim: columns of the embedding table, float32; time: the column behind the order `time`, for a list its
-    last element. At most `pairs` consecutive pairs per point, fewer of large batches, at least one. About
-    `most_ids` ids are held. Points that the rows held are too few for are left out and listed.
-
-    Raises UsageError where a number or an order makes no sense, the column holds no integers, or two batches
-    are more than there is; CommandFailed where a file cannot be reached.
+    Points that need more rows than memory holds are left out and listed. Raises UsageError if a number or an
+    order is invalid, if the column holds no integers, or if two batches need more rows than there are;
+    CommandFailed if a file cannot be reached.
     """
     _check(batch_size=batch_size, ranks=ranks, max_length=max_length, dim=dim, pairs=pairs)
     _check_orders(orders, time)
@@ -87,7 +90,6 @@ def estimate(
         if counting.batches(replace(default, order=order)).pairs == 0:
             raise UsageError(_too_few(held, replace(default, order=order), column))
     found = counting.all({spot for _, spot in axes}, default=default)
-    points = [{"axis": axis, **_point(spot, found[spot])} for axis, spot in axes if spot in found]
     return {
         "column": column,
         "batch_size": batch_size,
@@ -95,26 +97,13 @@ def estimate(
         "max_length": default.max_length,
         "dim": dim,
         "sampled_pairs": sum(map(len, found.values())),
-        "points": points,
+        "points": [{"axis": axis, **_point(spot, found[spot])} for axis, spot in axes if spot in found],
         "bytes": _bytes(found[default], ranks, dim),
-        "left_out": [
-            {
-                "axis": axis,
-                "order": spot.order,
-                "batch_size": spot.batch_size,
-                "ranks": spot.ranks,
-                "rows": 2 * spot.rows,
-            }
-            for axis, spot in axes
-            if spot not in found
-        ],
+        "left_out": [_missing_point(axis, spot) for axis, spot in axes if spot not in found],
         "rows": held.rows,
         "rows_read": held.rows_read,
         "read_share": held.rows_read / held.rows if held.rows else 1.0,
-        "skipped": [
-            {"file": one.file, "row_group": one.row_group, "rows": one.rows, "reason": one.reason}
-            for one in held.skipped
-        ],
+        "skipped": [asdict(one) for one in held.skipped],
         "notes": _notes(held, orders),
     }
 
@@ -197,6 +186,12 @@ def _point(spot: Spot, counts: np.ndarray) -> dict[str, Any]:
         "occurrences": float(counts[:, 0].mean()),
         "distinct": float(counts[:, 2].mean()),
     }
+
+
+def _missing_point(axis: str, spot: Spot) -> dict[str, Any]:
+    """A point for which two batches need more rows than memory holds."""
+    size = {"batch_size": spot.batch_size, "ranks": spot.ranks, "rows": 2 * spot.rows}
+    return {"axis": axis, "order": spot.order, **size}
 
 
 def _spread(shared: np.ndarray, all_of_them: np.ndarray) -> dict[str, float]:

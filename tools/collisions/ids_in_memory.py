@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from freescale_tools.collisions.arrow_ids import check_ids, check_time, last_time, parts
 from freescale_tools.collisions.kernels import take_rows
-from freescale_tools.console.errors import CommandFailed
+from freescale_tools.console.errors import CommandFailed, first_line
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.columns import Bound, Reader, bind
 from freescale_tools.scan.files import FileSet
@@ -105,7 +105,7 @@ def hold(
     if span >= _DIRECT:
         most_ids //= 4
     runs = plan_runs(units, most_ids, ranks=ranks, rows_wanted=wanted_rows)
-    reading = _Reading(
+    reading = _UnitReader(
         files, bound, column, time, max_length, [unit for run in runs for unit in run], low=low, span=span
     )
     reading.run(progress)
@@ -171,7 +171,7 @@ def _whole_units(files: FileSet, bound: Bound, wanted: Sequence[str], max_length
     return units
 
 
-class _Reading:
+class _UnitReader:
     """Decodes units in threads. Each unit has its own stretch of the arrays."""
 
     def __init__(
@@ -257,7 +257,7 @@ class _Reading:
         except (pa.ArrowException, OSError, DataError) as error:
             if unreachable(error):
                 raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             whole = footer.metadata.row_group(one.group).num_rows
             self._skipped[unit] = Skipped(file=footer.file.name, row_group=one.group, rows=whole, reason=reason)
 

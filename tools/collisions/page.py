@@ -40,10 +40,10 @@ def _tiles(collisions: Document, *, brief: bool) -> Iterator[Tile]:
             value=percent(point["by_occurrence"]["mean"]),
             note=f"P99 {percent(point['by_occurrence']['p99'])}; by distinct row {percent(point['by_row']['mean'])}",
         )
-    total, urgent = bytes_sent(collisions)
+    total, of_collisions = bytes_sent(collisions)
     if total and not brief:
         yield Tile(
             name="Sent by a rank in a step",
             value=size(total),
-            note=f"{size(urgent)} of it in collisions, which have to be waited for",
+            note=f"{size(of_collisions)} of it in collisions, which have to be waited for",
         )

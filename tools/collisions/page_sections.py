@@ -85,12 +85,12 @@ def _order_aid(points: Sequence[Document]) -> str:
 
 
 def _bytes(collisions: Document) -> Block:
-    total, urgent = bytes_sent(collisions)
+    total, of_collisions = bytes_sent(collisions)
     return Plot(
         title="Bytes that leave a rank in a step, by class (MB)",
-        aid=f"With embeddings of {count(collisions['dim'])} float32 values, a rank sends {size(total)} a step. The "
-        f"{size(urgent)} of collisions ({percent(urgent / total)}) have to be waited for, the rest can travel "
-        "beside compute.",
+        aid=f"With embeddings of {count(collisions['dim'])} float32 values, a rank sends {size(total)} a step. "
+        f"The {size(of_collisions)} of collisions ({percent(of_collisions / total)}) have to be waited for, "
+        "the rest can travel beside compute.",
         figure=figures.byte_classes(collisions["bytes"]),
         height=290,
     )

@@ -7,3 +7,8 @@ class UsageError(Exception):
 
 class CommandFailed(Exception):
     """Something failed while running. Exit status 1."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message; the name of the error if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -63,8 +63,8 @@ def _run(
     from rich.console import Console
 
     from freescale_tools.demo import data as demo_data
-    from freescale_tools.demo.discover import MAX_LENGTH, DiscoveryError, discover
-    from freescale_tools.demo.launch import DemoFailed, Launch
+    from freescale_tools.demo.discover import MAX_LENGTH, discover
+    from freescale_tools.demo.launch import Launch
     from freescale_tools.demo.launch import demo as run_demo
     from freescale_tools.synth.lengths import Lengths
     from freescale_tools.synth.presets import demo_set
@@ -78,12 +78,7 @@ def _run(
             described = discover(
                 data, sequence=sequence, max_length=max_length or MAX_LENGTH, batch_size=batch_size, world_size=ranks
             )
-    except DiscoveryError as error:
-        raise UsageError(str(error)) from error
     except OSError as error:
         raise CommandFailed(f"cannot write to {folder}: {error}") from error
     launch = Launch(steps=steps, ranks=ranks, seed=seed, picture=folder / "freescale-demo.png")
-    try:
-        run_demo(described, launch, Console())
-    except DemoFailed as error:
-        raise CommandFailed(str(error)) from error
+    run_demo(described, launch, Console())

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale_tools.console.errors import UsageError
 from freescale_tools.demo.data import DemoData, TableSource
 from freescale_tools.demo.model.features import TIME_BUCKETS, Feature
 
@@ -22,7 +23,7 @@ _EPOCH_SECONDS = 100_000_000  # larger rising integers count as time stamps
 _MAX_ROWS = 1 << 18  # of a table
 
 
-class DiscoveryError(ValueError):
+class DiscoveryError(UsageError):
     """The folder has no data to train on. The message says what was looked for and what was found."""
 
 

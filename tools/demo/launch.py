@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from freescale_tools.console.errors import CommandFailed
 from freescale_tools.demo.data import HISTORY, DemoData
 from freescale_tools.demo.outcome import tables as report
 from freescale_tools.demo.outcome.picture import picture
@@ -23,7 +24,7 @@ from freescale_tools.demo.training.measure import check_same_samples
 PLANNED_RANKS = (8, 64)  # besides those of the job
 
 
-class DemoFailed(RuntimeError):
+class DemoFailed(CommandFailed):
     """Training failed, or its results are not as promised. The reason was printed before."""
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.files import FileSet, Leaf, Misfit, leaf
+from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn, leaf
 from fsdata.sources.footers import Footer, Skipped, open_file
 from fsdata.sources.roles import plain
 
@@ -65,12 +65,12 @@ def bind_lists(files: FileSet, columns: Sequence[str]) -> Bound:
 def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) -> Bound:
     """Find columns in all files. Files in which a column is absent or unusable are listed as missing it.
 
-    `check` raises Misfit for a column that cannot be used. Raises UsageError for a column that no file has
-    usable.
+    `check` raises UnusableColumn for a column that cannot be used. Raises UsageError for a column that no
+    file has usable.
     """
     leaves: list[dict[str, Leaf]] = []
     missing = []
-    found: dict[str, Leaf | Misfit] = {}
+    found: dict[str, Leaf | UnusableColumn] = {}
     before: Footer | None = None
     for footer in files.footers:
         if before is None or not _same_leaves(footer, before, found.values()):
@@ -80,7 +80,7 @@ def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) 
         missing += [
             Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=str(place))
             for place in found.values()
-            if isinstance(place, Misfit)
+            if isinstance(place, UnusableColumn)
         ]
     for column in columns:
         if not any(column in one for one in leaves):
@@ -88,21 +88,23 @@ def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) 
     return Bound(leaves=tuple(leaves), missing=tuple(missing))
 
 
-def _find(footer: Footer, column: str, check: Check | None) -> Leaf | Misfit:
+def _find(footer: Footer, column: str, check: Check | None) -> Leaf | UnusableColumn:
     try:
         place = leaf(footer, column)
         if place is None:
-            return Misfit(f"no column {column}")
+            return UnusableColumn(f"no column {column}")
         if check is not None:
             check(footer, column, place)
-    except Misfit as misfit:
+    except UnusableColumn as misfit:
         return misfit
     return place
 
 
 def _check_list(footer: Footer, column: str, place: Leaf) -> None:
     if not place.is_list:
-        raise Misfit(f"{column} is {type_of(footer.schema, column)}, one value per row; a sequence is a list column")
+        raise UnusableColumn(
+            f"{column} is {type_of(footer.schema, column)}, one value per row; a sequence is a list column"
+        )
 
 
 def _of_no_use(files: FileSet, column: str, check: Check | None) -> str:
@@ -116,14 +118,14 @@ def _of_no_use(files: FileSet, column: str, check: Check | None) -> str:
     return f"no file has a column {column!r}; {files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
 
 
-def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | Misfit]) -> bool:
+def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | UnusableColumn]) -> bool:
     """Whether two files have the same leaves.
 
     Names inside lists can differ although Arrow's types are equal.
     """
     schema = footer.metadata.schema
     return footer.schema.equals(before.schema) and all(
-        isinstance(place, Misfit) or schema.column(place.index).path == place.path for place in found
+        isinstance(place, UnusableColumn) or schema.column(place.index).path == place.path for place in found
     )
 
 

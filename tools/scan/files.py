@@ -17,7 +17,7 @@ _REMOTE_THREADS = 16  # reading remote footers is waiting, not computing
 _NAMED = 3
 
 
-class Misfit(Exception):
+class UnusableColumn(Exception):
     """A column cannot be used in one file. Other files may have it in a usable form."""
 
 
@@ -50,13 +50,11 @@ class Leaf:
         index: position among the leaf columns of the file.
         path: dotted, as Parquet has it (`item_ids.list.element`).
         is_list: whether it has one level of repetition.
-        levels: `max_definition_level`.
     """
 
     index: int
     path: str
     is_list: bool
-    levels: int
 
 
 def open_files(paths: Sequence[str]) -> FileSet:
@@ -98,7 +96,8 @@ def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileR
 def leaf(footer: Footer, column: str) -> Leaf | None:
     """The leaf of `column` in this file; None if the file lacks it. Names inside structs are dotted.
 
-    Raises Misfit for a column with several leaves (a struct, a list of structs) or with lists in lists.
+    Raises UnusableColumn for a column with several leaves (a struct, a list of structs) or with lists in
+    lists.
     """
     schema = footer.metadata.schema
     found = [
@@ -110,8 +109,8 @@ def leaf(footer: Footer, column: str) -> Leaf | None:
         return None
     if len(found) > 1:
         paths = ", ".join(schema.column(index).path for index in found[:5])
-        raise Misfit(f"{column} has {len(found)} leaf columns: name one of {paths}")
+        raise UnusableColumn(f"{column} has {len(found)} leaf columns: name one of {paths}")
     one = schema.column(found[0])
     if one.max_repetition_level > 1:
-        raise Misfit(f"{column} holds lists in lists; a sequence is a list of numbers")
-    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1, levels=one.max_definition_level)
+        raise UnusableColumn(f"{column} holds lists in lists; a sequence is a list of numbers")
+    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Bound, Lengths, Reader, lengths_of, present, whole_numbers
 from freescale_tools.scan.files import FileSet, Leaf
 from freescale_tools.scan.histogram import LengthHistogram
@@ -55,7 +56,7 @@ class Piece:
         return sum(group.column(place.index).total_compressed_size for group in groups for place in places)
 
 
-class Pile:
+class HistogramSum:
     """Adds up histograms, merging many at a time."""
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Pile:
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
+class LengthSums:
     """Lengths of one column in some rows of one file.
 
     Attributes:
@@ -86,25 +87,25 @@ class Part:
 
     null_rows: int = 0
     null_elements: int = 0
-    lengths: Pile = field(default_factory=Pile)
+    lengths: HistogramSum = field(default_factory=HistogramSum)
     longest: list[tuple[int, int]] = field(default_factory=list)
-    spans: dict[int, Pile] = field(default_factory=dict)
+    spans: dict[int, HistogramSum] = field(default_factory=dict)
 
-    def add(self, other: "Part") -> None:
+    def add(self, other: "LengthSums") -> None:
         """Add the lengths of other rows of the file."""
         self.null_rows += other.null_rows
         self.null_elements += other.null_elements
         self.lengths.add(other.lengths.merged())
         self.longest = sorted([*self.longest, *other.longest], key=lambda one: (-one[0], one[1]))[:LONGEST]
         for span, pile in other.spans.items():
-            self.spans.setdefault(span, Pile()).add(pile.merged())
+            self.spans.setdefault(span, HistogramSum()).add(pile.merged())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
     """The result of a piece: a part per column, and its damaged row groups."""
 
-    parts: dict[str, Part]
+    parts: dict[str, LengthSums]
     skipped: tuple[Skipped, ...]
 
 
@@ -132,12 +133,12 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     A row group that cannot be decoded is left out in all columns. Raises OSError if the file cannot be
     reached.
     """
-    parts = {column: Part() for column in piece.leaves}
+    parts = {column: LengthSums() for column in piece.leaves}
     skipped = []
     file = piece.footer.file
     retry = Retry()
     first_row = piece.first_row
-    with _Opened(piece.footer) as opened:
+    with _OpenFile(piece.footer) as opened:
         for group in piece.row_groups:
             rows = piece.footer.metadata.row_group(group).num_rows
             try:
@@ -145,7 +146,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
             except (pa.ArrowException, OSError) as error:
                 if unreachable(error):
                     raise
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                reason = first_line(error)
                 skipped.append(Skipped(file=file.name, row_group=group, rows=rows, reason=reason))
             else:
                 for column, part in found.items():
@@ -154,7 +155,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     return Scanned(parts=parts, skipped=tuple(skipped))
 
 
-class _Opened:
+class _OpenFile:
     """The file of a piece. Opens it at the first read, and again after an error. A context manager."""
 
     def __init__(self, footer: Footer) -> None:
@@ -162,7 +163,7 @@ class _Opened:
         self._stack = contextlib.ExitStack()
         self._reader: Reader | None = None
 
-    def __enter__(self) -> "_Opened":
+    def __enter__(self) -> "_OpenFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,7 +182,9 @@ class _Opened:
             raise
 
 
-def _row_group(piece: Piece, opened: _Opened, group: int, first_row: int, spans: Spans | None) -> Mapping[str, Part]:
+def _row_group(
+    piece: Piece, opened: _OpenFile, group: int, first_row: int, spans: Spans | None
+) -> Mapping[str, LengthSums]:
     counters = {column: _Counter(spans if piece.time else None) for column in piece.leaves}
     leaves = dict(piece.leaves)
     if spans is not None and piece.time is not None:
@@ -199,7 +202,7 @@ class _Counter:
 
     def __init__(self, spans: Spans | None) -> None:
         self._spans = spans
-        self._part = Part()
+        self._part = LengthSums()
         self._lengths: list[np.ndarray] = []
         self._timed: list[tuple[np.ndarray, np.ndarray]] = []
         self._rows = 0
@@ -217,7 +220,7 @@ class _Counter:
         if self._rows >= _UNCOUNTED_ROWS:
             self._count()
 
-    def part(self) -> Part:
+    def part(self) -> LengthSums:
         """The part of all rows that were added."""
         self._count()
         return self._part
@@ -240,7 +243,7 @@ class _Counter:
         if self._timed:
             span, lengths = (np.concatenate(part) for part in zip(*self._timed, strict=True))
             for one in np.unique(span).tolist():
-                self._part.spans.setdefault(one, Pile()).add(LengthHistogram.of(lengths[span == one]))
+                self._part.spans.setdefault(one, HistogramSum()).add(LengthHistogram.of(lengths[span == one]))
         self._lengths, self._timed, self._rows = [], [], 0
 
 
@@ -249,12 +252,12 @@ class Tally:
 
     def __init__(self, files: FileSet, bound: Bound, column: str) -> None:
         self._files = files
-        self._part = Part()
+        self._part = LengthSums()
         self._longest: list[tuple[int, int, int]] = []  # length, file, row
         # (rows, events). Files without a readable row group are listed, too.
         self._per_file = {file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves}
 
-    def add(self, file: int, part: Part) -> None:
+    def add(self, file: int, part: LengthSums) -> None:
         """Add lengths of one file."""
         lengths = part.lengths.merged()
         rows, events = self._per_file[file]

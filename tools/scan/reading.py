@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale_tools.console.errors import first_line
 from fsdata.errors import CorruptFileError
 from fsdata.sources.batch_rows import batch_rows, wide_columns
 from fsdata.sources.footers import Footer
@@ -63,7 +64,7 @@ class Reading:
         except (pa.ArrowException, OSError) as error:
             if unreachable(error):
                 raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             raise CorruptFileError(f"{self._path}, row group {group}: cannot be decoded: {reason}") from error
         finally:
             self.seconds += time.thread_time() - start

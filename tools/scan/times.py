@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.columns import Bound, Reader, bind, type_of, whole_numbers
-from freescale_tools.scan.files import FileSet, Leaf, Misfit
+from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn
 from fsdata.sources.footers import Footer
 
 SPANS = 20
@@ -97,7 +97,7 @@ def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray
 def _check_time(footer: Footer, column: str, _: Leaf) -> None:
     kind = type_of(footer.schema, column)
     if not (_is_calendar(footer, column) or pa.types.is_integer(kind)):
-        raise Misfit(f"{column} is {kind}; a time is an integer, a timestamp or a date")
+        raise UnusableColumn(f"{column} is {kind}; a time is an integer, a timestamp or a date")
 
 
 def _is_calendar(footer: Footer, column: str) -> bool:

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 BATCHES = 5  # number of different global batches that the rows should make
 
 
-def carries(rows: int, ranks: int, batch_size: int) -> bool:
+def enough_for(rows: int, ranks: int, batch_size: int) -> bool:
     """Whether `rows` make `BATCHES` different global batches of `ranks` times `batch_size` samples."""
     return ranks * batch_size * BATCHES <= rows
 
 
-def most_carried(rows: int, ranks: Sequence[int], batch_size: int) -> int | None:
+def most_ranks(rows: int, ranks: Sequence[int], batch_size: int) -> int | None:
     """The largest of `ranks` that the rows are enough for; None if they are too few for all."""
-    return max((one for one in ranks if carries(rows, one, batch_size)), default=None)
+    return max((one for one in ranks if enough_for(rows, one, batch_size)), default=None)
 
 
 def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:
     """(ranks, batch size), halved until the rows are enough; ranks are halved first."""
-    while ranks > 1 and not carries(rows, ranks, batch_size):
+    while ranks > 1 and not enough_for(rows, ranks, batch_size):
         ranks = (ranks + 1) // 2
-    while batch_size > 1 and not carries(rows, ranks, batch_size):
+    while batch_size > 1 and not enough_for(rows, ranks, batch_size):
         batch_size //= 2
     return ranks, batch_size

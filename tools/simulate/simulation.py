@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.simulate.enough_rows import most_carried
+from freescale_tools.simulate.enough_rows import most_ranks
 from freescale_tools.simulate.hardware.parameters import Hardware
 from freescale_tools.simulate.schedule.durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
 from freescale_tools.simulate.schedule.step import PARTS, PIPELINED, WAYS, timeline
@@ -35,15 +35,8 @@ def simulate(
 
     Raises UsageError for a profile without lengths, unknown ways and sequences, and numbers out of range.
     """
-    names = [way.name for way in WAYS]
-    wanted = names if way_names is None else list(way_names)
-    if unknown := [name for name in wanted if name not in names]:
-        raise UsageError(f"no way {', '.join(unknown)}: there are {', '.join(names)}")
-    if not ranks or min(ranks) < 1:
-        raise UsageError(f"ranks = {list(ranks)}: one or more numbers of 1 or more are needed")
-    for name, value in {"batch size": batch_size, "maximum length": max_length, "dim": dim}.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} = {value}: 1 or more is needed")
+    wanted = _known_ways(way_names)
+    _check_numbers(ranks, {"batch size": batch_size, "maximum length": max_length, "dim": dim})
     counts = sorted(set(ranks))
     choice = choose(profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim)
     rows = sum(profile["sequences"][choice.sequence]["histogram"]["counts"])
@@ -54,17 +47,33 @@ def simulate(
             "name": hardware.name,
             "parameters": [*hardware.parameters(), *_parameters(profile, choice, load)],
         },
-        "ways": [name for name in names if name in wanted],
+        "ways": wanted,
         "points": points,
         "validation": None,
         "over": PIPELINED,
         "gain": gains(points),
         "carried": {
-            "ranks": most_carried(rows, counts, choice.batch_size),
+            "ranks": most_ranks(rows, counts, choice.batch_size),
             "rows": rows,
             "batch_size": choice.batch_size,
         },
     }
+
+
+def _known_ways(asked: Sequence[str] | None) -> list[str]:
+    """The ways asked for, or all ways, in the order of WAYS."""
+    names = [way.name for way in WAYS]
+    if unknown := [name for name in asked or () if name not in names]:
+        raise UsageError(f"no way {', '.join(unknown)}: there are {', '.join(names)}")
+    return [name for name in names if asked is None or name in asked]
+
+
+def _check_numbers(ranks: Sequence[int], others: Mapping[str, int | None]) -> None:
+    if not ranks or min(ranks) < 1:
+        raise UsageError(f"ranks = {list(ranks)}: one or more numbers of 1 or more are needed")
+    for name, value in others.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} = {value}: 1 or more is needed")
 
 
 def predict(

@@ -15,7 +15,6 @@ import numpy as np
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.histogram import LengthHistogram
 
-NAMES = ("lognormal", "pareto", "uniform", "constant")
 _Z95 = 1.6448536269514722  # the 95th percentile of the standard normal
 
 
@@ -40,7 +39,6 @@ class Lengths:
             raise ValueError(f"need 0 < median <= p95 <= clip, got {self.median}, {self.p95}, {self.clip}")
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """int64[rows]."""
         sigma = math.log(self.p95 / self.median) / _Z95
         lengths = self.median * np.exp(sigma * rng.standard_normal(rows))
         return np.minimum(lengths, self.clip).astype(np.int64)
@@ -62,7 +60,6 @@ class Pareto:
             raise ValueError(f"need 0 < median < p95 <= clip, got {self.median}, {self.p95}, {self.clip}")
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """int64[rows]."""
         one_over_a = math.log(self.p95 / self.median) / math.log(0.5 / 0.05)
         lengths = self.median * (2 * (1 - rng.random(rows))) ** -one_over_a
         return np.minimum(lengths, self.clip).astype(np.int64)
@@ -79,7 +76,6 @@ class Uniform:
             raise ValueError(f"need clip of at least 1, got {self.clip}")
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """int64[rows]."""
         return rng.integers(0, self.clip + 1, rows)
 
 
@@ -94,7 +90,6 @@ class Constant:
             raise ValueError(f"need a length of 0 or more, got {self.length}")
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """int64[rows]."""
         return np.full(rows, self.length, np.int64)
 
 
@@ -110,7 +105,6 @@ class Measured:
         return f"Measured({self.of}: {self.histogram.rows} rows, {digest.hexdigest()})"
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """int64[rows]."""
         return self.histogram.draw(rng, rows)
 
 

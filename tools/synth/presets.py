@@ -36,7 +36,8 @@ class ReferenceColumns:
 class DemoSet:
     """Files of the demo set. The two sources hold the same kind of sample under different names and types."""
 
-    site: tuple[Path, ...]  # user_id, item_ids, actions, timestamps: int64; country; age_days, hour; request_ts
+    # user_id, item_ids, actions, timestamps: int64; country; age_days, hour; request_ts
+    site: tuple[Path, ...]
     partner: tuple[Path, ...]  # uid, items (large_list), events: int32; times; age; when. No country, no hour
     users: Path  # user_id, segment: one row per user
 

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.files import Misfit, leaf, open_files
+from freescale_tools.scan.files import UnusableColumn, leaf, open_files
 
 
 def write(path, **columns):
@@ -41,10 +41,10 @@ def test_leaves(tmp_path):
     footer = open_files([str(path)]).footers[0]
     user, items, inside = (leaf(footer, name) for name in ("user", "items", "struct.b"))
     assert (user.index, user.is_list) == (0, False)
-    assert (items.path, items.is_list, items.levels) == ("items.list.element", True, 3)
+    assert (items.path, items.is_list) == ("items.list.element", True)
     assert inside.is_list
     assert leaf(footer, "item") is None
-    with pytest.raises(Misfit, match=r"struct has 2 leaf columns: name one of struct\.a"):
+    with pytest.raises(UnusableColumn, match=r"struct has 2 leaf columns: name one of struct\.a"):
         leaf(footer, "struct")
-    with pytest.raises(Misfit, match="lists in lists"):
+    with pytest.raises(UnusableColumn, match="lists in lists"):
         leaf(footer, "nested")

@@ -71,7 +71,7 @@ def _tables(spec: ModelSpec) -> list[EmbeddingConfig]:
 
 
 def encode(features: KeyedJaggedTensor, spec: ModelSpec) -> KeyedJaggedTensor:
-    """Raw ids -> rows of the large tables, int64, in the order of the spec; the negatives are one more key."""
+    """Raw ids -> rows of the large tables, int64, keys in the order of the spec, then the negatives."""
     order = [feature for feature in (*spec.context, *spec.history) if not feature.small]
     values, lengths = [], []
     for feature in order:

@@ -19,7 +19,7 @@ _STEPS = 8
 _SHOWN = 5  # the step that is shown: steady, with steps after it
 _BUFFERED = 2  # batches that the loader keeps ready
 # Urgency on the network. Dense gradients are ready before the gradients of the embeddings.
-DENSE, COLLISION, IDS, BULK = range(4)
+DENSE, COLLISION, IDS, EXCLUSIVE = range(4)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +170,12 @@ def _ids(work: Work, way: Way, n: int) -> Iterator[Task]:
 def _whole(work: Work, n: int) -> Iterator[Task]:
     moves, last = work.whole, (f"backward {PARTS - 1}", n)
     yield Task(key=("lookup", n), lane="memory", ms=moves.lookup, after=(("ids", n), ("optimizer", n - 1)))
-    yield _urgent(("rows", n), moves.rows, ("lookup", n))
-    yield _urgent(("gradients", n), moves.gradients, last)
+    yield _foreground(("rows", n), moves.rows, ("lookup", n))
+    yield _foreground(("gradients", n), moves.gradients, last)
     yield Task(key=("apply", n), lane="memory", ms=moves.apply, after=(("gradients", n),))
 
 
-def _urgent(key: Key, ms: float, *after: Key, slows: bool = True) -> Task:
+def _foreground(key: Key, ms: float, *after: Key, slows: bool = True) -> Task:
     """A task on the network that is sent before everything but dense gradients."""
     return Task(key=key, lane="network", ms=ms, after=after, urgency=COLLISION, slows=slows)
 
@@ -187,11 +187,11 @@ def _prioritized(work: Work, way: Way, n: int) -> Iterator[Task]:
     ends.
     """
     first, last = work.collision, (f"backward {PARTS - 1}", n)
-    yield _urgent(("collision lookup", n), first.lookup, ("ids", n), ("collision apply", n - 1), slows=False)
-    yield _urgent(("collision rows", n), first.rows, ("collision lookup", n))
+    yield _foreground(("collision lookup", n), first.lookup, ("ids", n), ("collision apply", n - 1), slows=False)
+    yield _foreground(("collision rows", n), first.rows, ("collision lookup", n))
     # The ids of the next step decide which gradients belong to collisions.
-    yield _urgent(("collision gradients", n), first.gradients, last, ("ids", n + 1))
-    yield _urgent(("collision apply", n), first.apply, ("collision gradients", n), slows=False)
+    yield _foreground(("collision gradients", n), first.gradients, last, ("ids", n + 1))
+    yield _foreground(("collision apply", n), first.apply, ("collision gradients", n), slows=False)
     yield from _exclusive(work.exclusive, n, slows=not way.sm_free)
 
 
@@ -202,14 +202,14 @@ def _exclusive(moves: Moves, n: int, *, slows: bool) -> Iterator[Task]:
         lane="memory",
         ms=moves.lookup,
         after=(("ids", n), ("exclusive apply", n - 2), ("begin", n - 1)),
-        urgency=BULK,
+        urgency=EXCLUSIVE,
     )
     yield Task(
         key=("exclusive rows", n),
         lane="network",
         ms=moves.rows,
         after=(("exclusive lookup", n),),
-        urgency=BULK,
+        urgency=EXCLUSIVE,
         slows=slows,
     )
     yield Task(
@@ -217,7 +217,7 @@ def _exclusive(moves: Moves, n: int, *, slows: bool) -> Iterator[Task]:
         lane="network",
         ms=moves.gradients,
         after=((f"backward {PARTS - 1}", n), ("collision rows", n + 1)),
-        urgency=BULK,
+        urgency=EXCLUSIVE,
         slows=slows,
     )
     yield Task(
@@ -225,7 +225,7 @@ def _exclusive(moves: Moves, n: int, *, slows: bool) -> Iterator[Task]:
         lane="memory",
         ms=moves.apply,
         after=(("exclusive gradients", n),),
-        urgency=BULK,
+        urgency=EXCLUSIVE,
     )
 
 
