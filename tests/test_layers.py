@@ -1,4 +1,4 @@
-"""Arrows point one way: what each part of the project may import, read from the source; and how large a folder gets."""
+"""What each part of the project may import, read from the source, and how many files a folder may have."""
 
 import ast
 import graphlib

@@ -269,5 +269,5 @@ def _notes(held: Held, orders: Sequence[str]) -> list[str]:
     stretches = f"{len(held.units)} stretches" if len(held.units) > 1 else "one stretch"
     notes = [f"{held.rows_read:,} of {held.rows:,} rows were read, from {stretches} of the data."]
     if "time" in orders:
-        notes.append("By time the stretches are sorted each by itself: right where the files themselves are by time.")
+        notes.append("Each stretch is sorted by time on its own, which is exact if the files are in order of time.")
     return notes

@@ -49,11 +49,11 @@ class Held:
     Attributes:
         ids: uint32, below `distinct`; row n is ids[starts[n] : starts[n] + lengths[n]].
         starts, lengths: int64 [N].
-        distinct: ids lie below it.
+        distinct: all ids are below this number.
         units: rows of every row group, by run of consecutive row groups.
-        time: int64 [N], and `known`, bool [N]: where there is one. Empty without a time column.
-        skipped: what could not be read.
-        rows_read, rows: of all rows of the files.
+        time: int64 [N]; `known`, bool [N], says which rows have a time. Both are empty without a time column.
+        skipped: files and row groups that could not be read.
+        rows: all rows of the files, read or not.
     """
 
     ids: np.ndarray
@@ -88,10 +88,10 @@ def hold(
 ) -> Held:
     """Read `column`, and `time`, of all row groups, or of as many as fit into memory.
 
-    With more than `most_ids` ids after the cut to `max_length`, runs of consecutive row groups are read, and
-    of large row groups only the first rows, so that `ranks` ranks still have a row group each. One thread per
-    core. Raises UsageError where no file has integers in the column, CommandFailed where a file cannot be
-    reached.
+    If the cut to `max_length` leaves more than `most_ids` ids, only some runs of consecutive row groups are
+    read, and only the first rows of large row groups, so that each of `ranks` ranks still has a row group.
+    One thread per core. Raises UsageError if no file has integers in the column, CommandFailed if a file
+    cannot be reached.
     """
     wanted = [column, *([time] if time else [])]
     bound = bind(

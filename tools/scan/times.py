@@ -24,7 +24,7 @@ class Spans:
     Attributes:
         column: the time of a row: integers, timestamps or dates.
         leaves: the leaf of the column, one per footer; None in files without it.
-        edges: int64[S + 1], ascending, microseconds where the column is a timestamp or date. Span s has the
+        edges: int64[S + 1], ascending, microseconds if the column is a timestamp or date. Span s has the
             rows with edges[s] <= time < edges[s + 1]; rows outside of all spans belong to the first or last.
         calendar: whether the column is a timestamp or date.
     """
