@@ -4,7 +4,6 @@ Pure: steps in, a document out. Letters: R measured rows (steps times ranks), W 
 """
 
 import dataclasses
-import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from freescale_tools.calibrate.measured_steps import Step
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import created
 from fsdata.cost import CANDIDATES, Polynomial, fit
 from fsdata.packing import pack
 
@@ -64,7 +64,7 @@ def calibrate(steps: Sequence[Step], *, ranks: int | None = None, skip: int = 0,
     return {
         "version": VERSION,
         "kind": "calibrate",
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": created(),
         "rows": len(kept),
         "steps": len({step.step for step in kept}),
         "ranks": len(measured_on),

@@ -4,7 +4,6 @@ Every row group is read as the loader reads it. If that fails, or if the files d
 group is scanned field by field and every faulty row is noted.
 """
 
-import datetime
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from freescale_tools.check.findings import Finding, mismatches
 from freescale_tools.check.table_scan import Table
+from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
 from fsdata import ParquetSource, Schema
 from fsdata.errors import CorruptFileError, DataError, SchemaError
@@ -144,7 +144,7 @@ def document(findings: Sequence[Finding], *, sources: Sequence[SourceCheck], sch
     return {
         "version": VERSION,
         "kind": "check",
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": created(),
         "schema": schema,
         "sources": [{"source": check.label, "rows": check.rows} for check in sources],
         "rows": sum(check.rows for check in sources),

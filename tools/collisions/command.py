@@ -8,6 +8,7 @@ import typer
 
 from freescale_tools.collisions.tables import show
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.report.write import tell_skipped, write_report
 
@@ -79,7 +80,6 @@ def collisions(
 
 
 def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str, Any]) -> dict[str, Any]:
-    import datetime
     from dataclasses import asdict
 
     from freescale_tools.collisions.estimate import estimate
@@ -93,7 +93,7 @@ def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str,
     return {
         "version": VERSION,
         "kind": "collisions",
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": created(),
         "paths": paths,
         "collisions": found,
     }

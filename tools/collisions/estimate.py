@@ -17,12 +17,12 @@ from freescale_tools.collisions.batch_order import Batches, by_time, in_file_ord
 from freescale_tools.collisions.ids_in_memory import MOST_IDS, Held, hold
 from freescale_tools.collisions.kernels import MARKS, leave_mark, tally, tally_ranks
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
 from fsdata.cores import usable_cores
 
 ORDERS = ("file", "shuffled", "time")
-RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _LENGTHS = (50, 100, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 _MOST_LENGTHS = 6
 _STATE_BYTES = 256 << 20  # of all threads together

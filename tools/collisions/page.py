@@ -1,14 +1,11 @@
 """The page of `freescale collisions`, and what collisions add to the page of a profile."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from freescale_tools.collisions.page_sections import bytes_sent, collision_section
 from freescale_tools.report.assemble import Part, assembled
-from freescale_tools.report.blocks import Page, Tile
+from freescale_tools.report.blocks import Document, Page, Tile
 from freescale_tools.report.numbers import percent, short, size
-
-Document = Mapping[str, Any]
 
 _ASSUMPTION = (
     "Collisions: counted exactly on sampled pairs of consecutive global batches. Bytes: 8 for an id; embedding "

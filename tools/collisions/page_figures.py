@@ -1,13 +1,11 @@
 """Plots of collisions. Pure: parts of a document in, plotly figures out."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from freescale_tools.report import numbers, theme
-
-Document = Mapping[str, Any]
+from freescale_tools.report.blocks import Document
 
 BYTE_CLASSES = {
     "ids": ("IDs", theme.GREY),

@@ -1,13 +1,10 @@
 """The section about collisions: shared rows along every axis, and the bytes that a step sends."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from freescale_tools.collisions import page_figures as figures
-from freescale_tools.report.blocks import Block, Plot, Points, Section, Table
+from freescale_tools.report.blocks import Block, Document, Plot, Points, Section, Table
 from freescale_tools.report.numbers import count, many, percent, short, size
-
-Document = Mapping[str, Any]
 
 _AXES = (
     ("batch_size", "batch size (samples of a rank)"),

@@ -1,5 +1,6 @@
-"""Writes a file so that it is whole or not there."""
+"""Writes a file so that it is whole or not there, and says when a document was made."""
 
+import datetime
 import os
 from pathlib import Path
 
@@ -12,3 +13,8 @@ def write_whole(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def created() -> str:
+    """The time now, for a document: ISO format, UTC, whole seconds."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

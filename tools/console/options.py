@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from freescale_tools.console.errors import UsageError
 
+RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+"""Numbers of ranks that predictions are made for if the user names none."""
+
 
 def numbers(given: Sequence[str] | None, option: str) -> list[int] | None:
     """Read whole numbers of 1 or more: joined by commas, or the option given several times.

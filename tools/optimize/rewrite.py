@@ -6,7 +6,6 @@ them alone. Memory holds one unit of rows, or one file if rows have to be sorted
 """
 
 import contextlib
-import datetime
 import functools
 import json
 import os
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
 from freescale_tools.optimize.compare import Difference, first_difference
 from freescale_tools.optimize.layout import (
@@ -124,7 +124,7 @@ def summary(done: Sequence[dict[str, Any]], files: FileSet, *, out: Path, settin
     return {
         "version": VERSION,
         "kind": "optimize",
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": created(),
         "out": str(out),
         "settings": settings.to_dict(),
         "files": list(done),

@@ -7,11 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.options import numbers
+from freescale_tools.console.options import RANKS, numbers
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.report.write import tell_skipped, write_report
-
-_RANKS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
 
 class EngineName(enum.StrEnum):
@@ -56,7 +54,7 @@ def profile(
         from freescale_tools.profile.measure import Columns, Settings
 
         columns = Columns(sequences=tuple(sequence), candidates=candidates, time=time)
-        settings = Settings(ranks=tuple(numbers(ranks, "--ranks") or _RANKS), batch_size=batch_size, ids=ids)
+        settings = Settings(ranks=tuple(numbers(ranks, "--ranks") or RANKS), batch_size=batch_size, ids=ids)
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file; name a folder")
         if quick and (time or ids):

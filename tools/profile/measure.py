@@ -1,12 +1,12 @@
 """Measures the lengths of a data set: from footers alone (quick), or from every row (full)."""
 
 import dataclasses
-import datetime
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.columns import Bound, bind_lists
 from freescale_tools.scan.counts import counts
@@ -164,7 +164,7 @@ def _document(
         "version": VERSION,
         "kind": "profile",
         "mode": mode,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": created(),
         "paths": list(paths),
         "files": len(files.footers),
         "rows": files.rows,

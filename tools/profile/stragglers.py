@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.cores import usable_cores
@@ -24,7 +25,6 @@ from fsdata.packing.plan import straggler_share
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 UNPACKED = "none"
 MAX_LENGTHS = (1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
-RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 BATCH_SIZES = (16, 32, 64, 128, 256, 512)
 COSTS: tuple[CostModel, ...] = (Polynomial(), Power(alpha=1), Power(alpha=1.5), Power(alpha=2))
 

@@ -1,14 +1,11 @@
 """Puts a page together from what each part of a document adds to it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
-from freescale_tools.report.blocks import Page, Points, Section, Table, Tile, Tiles
+from freescale_tools.report.blocks import Document, Page, Points, Section, Table, Tile, Tiles
 from freescale_tools.report.numbers import count, many, short
-
-Document = Mapping[str, Any]
 
 MOST_SKIPPED = 200
 _MOST_PATHS = 5

@@ -1,10 +1,13 @@
 """The parts of a page: sections that hold blocks. Texts are plain; the template escapes them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import plotly.graph_objects as go
+
+Document = Mapping[str, Any]
+"""The JSON document of a command, or a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.options import numbers
+from freescale_tools.console.files import created
+from freescale_tools.console.options import RANKS, numbers
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.report.write import write_report
 from freescale_tools.simulate.tables import BENCHMARK, show
@@ -68,10 +69,8 @@ def _simulated(
     benchmark: Path | None,
 ) -> dict[str, Any]:
     """The document of the simulation."""
-    import datetime
 
     from freescale_tools.simulate.hardware.parameters import load_hardware
-    from freescale_tools.simulate.simulation import RANKS
     from freescale_tools.simulate.simulation import simulate as run
     from freescale_tools.simulate.validation.against_benchmark import against_benchmark
     from freescale_tools.simulate.validation.against_paper import against_paper
@@ -87,7 +86,7 @@ def _simulated(
     return {
         "version": VERSION,
         "kind": "simulate",
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": created(),
         "profile": str(path),
         "simulation": simulation,
     }

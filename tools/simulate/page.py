@@ -1,10 +1,9 @@
 """The page of `freescale simulate`, and what the simulation adds to the page of a profile."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from freescale_tools.report.assemble import Part, assembled
-from freescale_tools.report.blocks import Page, Section, Tile
+from freescale_tools.report.blocks import Document, Page, Section, Tile
 from freescale_tools.report.numbers import count, milliseconds, short, signed
 from freescale_tools.simulate.page_sections import (
     ALL,
@@ -14,8 +13,6 @@ from freescale_tools.simulate.page_sections import (
     step_section,
     validation_section,
 )
-
-Document = Mapping[str, Any]
 
 _ASSUMPTION = (
     "Steps: the slowest rank is scheduled, task by task, until its steps repeat; bubbles are those of the mean "

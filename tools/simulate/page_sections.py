@@ -1,13 +1,10 @@
 """The sections about simulated steps: gain, bubbles, timelines, validation and parameters."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from freescale_tools.report.blocks import Block, Plot, Points, Section, Table
+from freescale_tools.report.blocks import Block, Document, Plot, Points, Section, Table
 from freescale_tools.report.numbers import count, milliseconds, number, percent, short, signed
 from freescale_tools.simulate import page_figures as figures
-
-Document = Mapping[str, Any]
 
 ALL = "all"
 PIPELINE = "TrainPipelineSparseDist"

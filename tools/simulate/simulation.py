@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.options import RANKS
 from freescale_tools.simulate.enough_rows import most_ranks
 from freescale_tools.simulate.hardware.parameters import Hardware
 from freescale_tools.simulate.schedule.durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
 from freescale_tools.simulate.schedule.step import PARTS, PIPELINED, WAYS, timeline
 from freescale_tools.simulate.workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
-
-RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def simulate(

@@ -4,15 +4,14 @@ Every figure is small for data of any size: histograms are put into logarithmic 
 thinned.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from freescale_tools.report import numbers, theme
-
-Document = Mapping[str, Any]
+from freescale_tools.report.blocks import Document
 
 BINS = 60
 MOST_POINTS = 400

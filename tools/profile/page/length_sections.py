@@ -1,15 +1,12 @@
 """The sections about lengths of histories and candidates: distribution, drift, files, longest rows."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from freescale_tools.profile.page import length_figures as figures
-from freescale_tools.report.blocks import Block, Plot, Section, Table
+from freescale_tools.report.blocks import Block, Document, Plot, Section, Table
 from freescale_tools.report.numbers import count, dated, many, moment, percent, short, times
-
-Document = Mapping[str, Any]
 
 MOST_DRAWN = 8  # sequences with plots of their own; all are in the tables
 MOST_NAMED = 400

@@ -1,7 +1,6 @@
 """The page of `freescale profile`: lengths, settings, stragglers, collisions and simulated steps."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from freescale_tools.collisions.page import collision_part
 from freescale_tools.profile.page.length_sections import length_sections
@@ -9,11 +8,9 @@ from freescale_tools.profile.page.settings_section import settings_section
 from freescale_tools.profile.page.straggler_figures import method_name
 from freescale_tools.profile.page.straggler_sections import straggler_section
 from freescale_tools.report.assemble import Part, assembled
-from freescale_tools.report.blocks import Page, Tile
+from freescale_tools.report.blocks import Document, Page, Tile
 from freescale_tools.report.numbers import count, percent, short, size
 from freescale_tools.simulate.page import simulation_part
-
-Document = Mapping[str, Any]
 
 _STRAGGLER_ASSUMPTION = (
     "Stragglers: global batches are drawn row by row from the histogram of lengths; the time of a rank is "

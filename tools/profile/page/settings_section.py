@@ -1,13 +1,8 @@
 """The section of recommended settings: code to paste, what the settings cost, and why they were chosen."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from freescale_tools.profile.page.straggler_figures import method_name
-from freescale_tools.report.blocks import Code, Points, Section, Table
+from freescale_tools.report.blocks import Code, Document, Points, Section, Table
 from freescale_tools.report.numbers import cost, count, percent
-
-Document = Mapping[str, Any]
 
 
 def settings_section(advice: Document, grid: Document | None) -> Section:

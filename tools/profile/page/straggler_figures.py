@@ -1,14 +1,12 @@
 """Plots of stragglers. Pure: parts of a document in, plotly figures out."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
 from freescale_tools.report import numbers, theme
-
-Document = Mapping[str, Any]
+from freescale_tools.report.blocks import Document
 
 LEAST_PERCENT = 0.001  # smaller shares are drawn here, because a log axis has no zero
 

@@ -1,13 +1,10 @@
 """The section about stragglers, by longest history, ranks, batch size and cost model."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from freescale_tools.profile.page import straggler_figures as figures
-from freescale_tools.report.blocks import Block, Plot, Section, Table
+from freescale_tools.report.blocks import Block, Document, Plot, Section, Table
 from freescale_tools.report.numbers import cost, count, percent, times
-
-Document = Mapping[str, Any]
 
 NONE = "none"
 _AXES = (("max_length", "longest history kept (events)"), ("ranks", "ranks"), ("batch_size", "batch size (samples)"))
