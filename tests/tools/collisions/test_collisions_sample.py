@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freescale_tools.collisions import ids_in_memory as collisions_rows
+from freescale_tools.collisions import ids_in_memory
 from freescale_tools.collisions.batch_order import Batches, in_file_order, streaks
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.ids_in_memory import Unit, hold, plan_runs
@@ -46,7 +46,7 @@ def test_large_data_are_read_in_stretches_that_do_not_overlap():
 
 
 def test_no_more_is_read_than_batches_need(monkeypatch):
-    monkeypatch.setattr(collisions_rows, "_ENOUGH_IDS", 1)
+    monkeypatch.setattr(ids_in_memory, "_ENOUGH_IDS", 1)
     runs = plan_runs(units(1000, rows=10, room=100), 10**9, ranks=8, rows_wanted=400)
     assert sum(unit.rows for run in runs for unit in run) == 400
 
@@ -130,7 +130,7 @@ def test_damaged_row_groups_are_left_out_and_named(tmp_path):
 def test_ids_outside_their_statistics_are_damage(tmp_path, monkeypatch):
     """They would be counted outside the memory that the statistics promise to be enough."""
     path = write(tmp_path / "a.parquet", [[n] for n in range(40)], group=10)
-    monkeypatch.setattr(collisions_rows, "_range", lambda *_: (0, 25))
+    monkeypatch.setattr(ids_in_memory, "_range", lambda *_: (0, 25))
     found = estimate(open_files([str(path)]), "ids", **SETTINGS)
     assert [one["row_group"] for one in found["skipped"]] == [2, 3]
     assert "outside the range" in found["skipped"][0]["reason"]
