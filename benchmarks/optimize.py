@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow.parquet as pq
 from _table import emit
 
-from freescale_tools.optimize import jobs, optimize_all
-from freescale_tools.optimize_plan import Settings
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.optimize.layout import Settings
+from freescale_tools.optimize.rewrite import jobs, optimize_all
 from freescale_tools.scan.files import open_files
-from freescale_tools.synth import reference_columns, reference_set
-from freescale_tools.terminal import Terminal
+from freescale_tools.synth.presets import reference_columns, reference_set
 
 READ = reference_columns()
 GROUPS: dict[str, list[str]] = {

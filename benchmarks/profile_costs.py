@@ -19,13 +19,14 @@ from typing import Any
 import pyarrow.parquet as pq
 from _table import emit
 
-from freescale_tools.collisions import estimate
-from freescale_tools.profile import Columns, Settings, full, quick
-from freescale_tools.profile_predictions import predict
+from freescale_tools.collisions.estimate import estimate
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.profile.measure import Columns, Settings, full, quick
+from freescale_tools.profile.page.page import profile_page
+from freescale_tools.profile.predict import predict
 from freescale_tools.report.page import render
 from freescale_tools.scan.files import FileSet, open_files
-from freescale_tools.synth import reference_set
-from freescale_tools.terminal import Terminal
+from freescale_tools.synth.presets import reference_set
 from fsdata.cores import usable_cores
 
 COLUMN = "item_ids"
@@ -96,12 +97,12 @@ def columns(paths: Sequence[Path]) -> list[list[Any]]:
 def pages(paths: Sequence[Path]) -> list[list[Any]]:
     """Rows about the size of the page."""
     document = whole(opened(paths))
-    rows = [["page", len(render(document).encode()) / 1e6, None, None, "< 8 MB"]]
+    rows = [["page", len(render(profile_page(document)).encode()) / 1e6, None, None, "< 8 MB"]]
     sequence = document["sequences"][COLUMN]
     sequence["per_file"] = [{**sequence["per_file"][0], "file": f"part-{n:06d}.parquet"} for n in range(MANY_FILES)]
     lengths = list(range(MANY_LENGTHS))
     sequence["histogram"] = {"lengths": lengths, "counts": [1 + length % 7 for length in lengths]}
-    return [*rows, ["page, inflated", len(render(document).encode()) / 1e6, None, None, "< 8 MB"]]
+    return [*rows, ["page, inflated", len(render(profile_page(document)).encode()) / 1e6, None, None, "< 8 MB"]]
 
 
 def best(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

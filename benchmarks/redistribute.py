@@ -30,7 +30,7 @@ from _lengths import PAPER_LIKE, REFERENCE
 from _table import emit
 from redistribute_embedding import DIMS, embedding_stage
 
-from freescale_tools.synth import reference_set
+from freescale_tools.synth.presets import reference_set
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource
 from fsdata.balance import StepPlanner
 from fsdata.packing import Method

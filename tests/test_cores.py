@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale_tools.profile import Columns, full
+from freescale_tools.profile.measure import Columns, full
 from freescale_tools.scan.files import open_files
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
 from fsdata.cores import usable_cores

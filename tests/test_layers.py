@@ -1,6 +1,7 @@
-"""Arrows point one way: what each part of the project may import, read from the source."""
+"""What each part of the project may import, read from the source, and how many files a folder may have."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,22 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: relative import"
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Full name -> file, of every module of a package. The name of a package stands for its `__init__.py`."""
+    root = PACKAGES[package]
+    named = {".".join([package, *path.relative_to(root).with_suffix("").parts]): path for path in files(package)}
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """One circle of a graph, its first node repeated at the end; empty if there is none."""
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
 
 
 def files(package: str, under: str = "") -> list[Path]:
@@ -61,6 +78,66 @@ def violations(paths: list[Path], *, forbidden: tuple[str, ...], allowed: tuple[
 def test_arrows_point_one_way(package, under, forbidden, allowed):
     assert files(package, under), under
     assert violations(files(package, under), forbidden=forbidden, allowed=allowed) == []
+
+
+WELL_LAID_OUT = ("freescale_tools",)
+"""Packages that hold to the rules of layout below; name a package here once it does."""
+
+MOST_ENTRIES = 12
+ON_EVERY_LISTING = {"__init__.py", "__pycache__", "py.typed"}
+
+# A folder may import from itself and from the lines above it.
+TOOLS_IN_ORDER = (
+    ("console",),
+    ("scan", "report"),
+    ("synth", "collisions", "simulate", "calibrate", "check", "optimize"),
+    ("profile", "demo"),
+    ("cli",),
+)
+
+
+@pytest.mark.parametrize("package", WELL_LAID_OUT)
+def test_no_file_imports_itself_by_way_of_others(package):
+    """Imports inside functions count, too."""
+    known = modules(package)
+    assert circle({name: imports(path) & known.keys() - {name} for name, path in known.items()}) == []
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+
+
+@pytest.mark.parametrize("package", WELL_LAID_OUT)
+def test_no_folder_is_long(package):
+    folders = {path.parent for path in files(package)}
+    sizes = {
+        str(folder.relative_to(ROOT)): len({entry.name for entry in folder.iterdir()} - ON_EVERY_LISTING)
+        for folder in folders
+    }
+    assert {folder: size for folder, size in sizes.items() if size > MOST_ENTRIES} == {}
+
+
+@pytest.mark.parametrize("package", WELL_LAID_OUT)
+def test_a_package_names_its_modules(package):
+    """In the order of the way through it."""
+    for path in files(package):
+        told = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert told, f"{path} does not say what it does"
+        if path.name == "__init__.py":
+            entries = {entry.stem for entry in path.parent.iterdir() if (entry / "__init__.py").exists()}
+            entries |= {entry.stem for entry in path.parent.glob("*.py")} - {"__init__"}
+            assert {name for name in entries if f"`{name}`" not in told} == set(), path
+
+
+def test_tools_import_in_one_direction():
+    before: set[str] = set()
+    for level in TOOLS_IN_ORDER:
+        for part in level:
+            allowed = tuple(f"freescale_tools.{name}" for name in before | {part})
+            paths = files("freescale_tools", part) or [PACKAGES["freescale_tools"] / f"{part}.py"]
+            assert violations(paths, forbidden=("freescale_tools",), allowed=allowed) == []
+        before |= set(level)
 
 
 def test_cost_models_know_only_arrays():

@@ -1,25 +1,25 @@
-"""The command line: one command per file of `commands/`.
+"""The command line: lists the commands, each from its own folder.
 
-Exit status: 0 done, 1 findings or a failure while running, 2 the arguments or the data they name cannot be used.
+Exit status: 0 done; 1 something was found or failed; 2 the arguments, or the data they name, cannot be used.
 """
 
 import typer
 
-from .commands.calibrate import calibrate
-from .commands.check import check
-from .commands.collisions import collisions
-from .commands.demo import demo
-from .commands.optimize import optimize
-from .commands.profile import profile
-from .commands.simulate import simulate
-from .commands.synth import synth
+from freescale_tools.calibrate.command import calibrate
+from freescale_tools.check.command import check
+from freescale_tools.collisions.command import collisions
+from freescale_tools.demo.command import demo
+from freescale_tools.optimize.command import optimize
+from freescale_tools.profile.command import profile
+from freescale_tools.simulate.command import simulate
+from freescale_tools.synth.command import synth
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback()
 def freescale() -> None:
-    """What FreeScale will bring for your data, and with which settings: before any GPU is booked."""
+    """Find out what FreeScale brings for your data, and with which settings, before you book a GPU."""
 
 
 for command in (profile, collisions, simulate, calibrate, optimize, check, synth, demo):

@@ -168,8 +168,8 @@ def main(folder: Path, first: int, last: int) -> None:
     from typer.testing import CliRunner
 
     from freescale_tools.cli import app
-    from freescale_tools.errors import UsageError
-    from freescale_tools.profile import Columns, full
+    from freescale_tools.console.errors import UsageError
+    from freescale_tools.profile.measure import Columns, full
     from freescale_tools.scan.files import open_files
     from fsdata import FreeScaleDataLoader, ParquetSource, Schema
     from fsdata.errors import FreeScaleError

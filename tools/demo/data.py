@@ -1,6 +1,6 @@
-"""What the demo trains on: sources and schema of a data set, once for FreeScale and once for a plain DataLoader.
+"""Describes the data that the demo trains on, for FreeScale's loader and for a plain DataLoader.
 
-`DemoData` describes a set as plainly as it can be said; `schema` and `sources` turn it into what FreeScale takes.
+`DemoData` is the description; `schema` and `sources` turn it into the arguments of FreeScale's loader.
 """
 
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from freescale_tools.demo.model.features import TIME_BUCKETS, Feature, ModelSpec
+from freescale_tools.synth.histories import ITEMS
+from freescale_tools.synth.presets import DemoSet
 from fsdata import Join, ParquetSource, Schema, Sequence
-
-from ..synth import ITEMS, DemoSet
-from .spec import TIME_BUCKETS, Feature, ModelSpec
 
 HISTORY = "history"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideTable:
-    """Fields that a source looks up in another file; `fields`: field -> its value where the key is unknown."""
+    """Fields that a source looks up in another file. `fields`: field -> its value for unknown keys."""
 
     path: Path
     on: str
@@ -27,7 +27,10 @@ class SideTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSource:
-    """Files of one origin. columns: field -> column where they differ; defaults: field -> value where there is none."""
+    """Files of one source.
+
+    columns: field -> column, if their names differ; defaults: field -> value, if the source lacks it.
+    """
 
     paths: tuple[Path, ...]
     columns: dict[str, str] = field(default_factory=dict)
@@ -37,7 +40,7 @@ class TableSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoData:
-    """A data set, the model's view of it, and how much of it makes a step."""
+    """A data set, its fields as the model sees them, and the size of a step."""
 
     name: str
     tables: tuple[TableSource, ...]

@@ -1,7 +1,7 @@
-"""Find the sequences in a folder of Parquet files nobody has described.
+"""Finds the sequences in a folder of Parquet files without a description.
 
-Footers say which columns are integer lists and how many values they hold; one row group of the largest file says which
-of them are aligned and which are rising time stamps.
+Footers tell which columns are integer lists, and how many values they hold. One row group of the largest file
+tells which of these columns are aligned, and which hold rising time stamps.
 """
 
 from collections import defaultdict
@@ -12,18 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .data import DemoData, TableSource
-from .spec import TIME_BUCKETS, Feature
+from freescale_tools.console.errors import UsageError
+from freescale_tools.demo.data import DemoData, TableSource
+from freescale_tools.demo.model.features import TIME_BUCKETS, Feature
 
 MAX_LENGTH = 4_096
 _TOKENS_PER_STEP = 20_000  # of one rank: about a second of work for the demo's model
-_STEPS = 16  # at least that many global batches should be in the set
-_EPOCH_SECONDS = 100_000_000  # larger rising integers are taken for time stamps
+_STEPS = 16  # the set should have at least so many global batches
+_EPOCH_SECONDS = 100_000_000  # larger rising integers count as time stamps
 _MAX_ROWS = 1 << 18  # of a table
 
 
-class DiscoveryError(ValueError):
-    """The folder holds nothing to train on; the message says what was looked for and found."""
+class DiscoveryError(UsageError):
+    """The folder has no data to train on. The message says what was looked for and what was found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +50,10 @@ def discover(
     batch_size: int | None = None,
     world_size: int = 2,
 ) -> DemoData:
-    """Describe the folder's largest table of integer lists, or the one that holds `sequence` (the item first).
+    """Describe the largest table of integer lists, or the table that holds `sequence` (the item first).
 
-    Raises DiscoveryError for a folder without Parquet files, without integer lists, or where `sequence` names columns
-    that are missing, not integer lists, or not aligned.
+    Raises DiscoveryError if the folder has no Parquet files or no integer lists, or if a column of `sequence`
+    is missing, not an integer list, or not aligned.
     """
     folder = Path(folder)
     files = _survey(folder)
@@ -180,7 +181,7 @@ def _is_time(column: _Lists) -> bool:
 
 
 def _batch_size(rows: int, events: int, world_size: int) -> int:
-    """A power of two: so many samples that a rank has about _TOKENS_PER_STEP events, and the set some steps."""
+    """A power of two: a rank gets about _TOKENS_PER_STEP events, and the set has some steps."""
     wanted = min(_TOKENS_PER_STEP * rows / max(events, 1), rows / (world_size * _STEPS), 1_024)
     return 1 << max(int(wanted), 1).bit_length() - 1
 

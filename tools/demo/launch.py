@@ -1,4 +1,4 @@
-"""From a folder to the demo's table: describe the data, train on every rank under torchrun, report."""
+"""Runs the demo: trains on every rank under torchrun, then prints tables and draws the picture."""
 
 import os
 import pickle
@@ -13,17 +13,19 @@ import numpy as np
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from . import report
-from .data import HISTORY, DemoData
-from .job import Job, Outcome
-from .measure import NO_FLOOR, Planned, Planner, check_same_samples
-from .picture import picture
+from freescale_tools.console.errors import CommandFailed
+from freescale_tools.demo.data import HISTORY, DemoData
+from freescale_tools.demo.outcome import tables as report
+from freescale_tools.demo.outcome.picture import picture
+from freescale_tools.demo.outcome.planner import NO_FLOOR, Planned, Planner
+from freescale_tools.demo.training.job import Job, Outcome
+from freescale_tools.demo.training.measure import check_same_samples
 
 PLANNED_RANKS = (8, 64)  # besides those of the job
 
 
-class DemoFailed(RuntimeError):
-    """Training did not end, or not as promised; what went wrong stands above."""
+class DemoFailed(CommandFailed):
+    """Training failed, or its results are not as promised. The reason was printed before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +44,10 @@ class Launch:
 
 
 def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
-    """Train on `launch.ranks` gloo ranks, print tables, write the picture. Raises DemoFailed if a rank fails or
-    runs differ that must not."""
+    """Train on `launch.ranks` gloo ranks, print tables, write the picture.
+
+    Raises DemoFailed if a rank fails, or if runs differ that must be equal.
+    """
     began = time.monotonic()
     rows = data.rows
     steps = min(launch.steps, rows // (launch.ranks * data.batch_size))
@@ -78,7 +82,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _plans(planner: Planner, ranks: int) -> list[Planned]:
-    """The job's own number of ranks and others; with shorter histories where one sample stands in the way."""
+    """Plans for several numbers of ranks, and one with shorter histories if single samples are too long."""
     plans = [planner.plan(world_size) for world_size in sorted({ranks, *PLANNED_RANKS} - {1})]
     found = [plan for plan in plans if plan is not None]
     if found and found[-1].floor > NO_FLOOR:
@@ -92,7 +96,7 @@ def _torchrun(data: DemoData, steps: int, launch: Launch) -> Outcome:
         job_file, out = Path(folder, "job.pickle"), Path(folder, "outcome.pickle")
         job_file.write_bytes(pickle.dumps(Job(data=data, steps=steps, seed=launch.seed, out=out)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launch.ranks}"]
-        command += ["-m", "freescale_tools.demo.train", str(job_file)]
+        command += ["-m", "freescale_tools.demo.training.train", str(job_file)]
         ended = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
         if ended.returncode or not out.exists():
             raise DemoFailed(f"training ended with status {ended.returncode}; the ranks' errors stand above")

@@ -1,18 +1,21 @@
-"""What the page is made of: sections of blocks. Texts are plain; the template escapes them."""
+"""The parts of a page: sections that hold blocks. Texts are plain; the template escapes them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import plotly.graph_objects as go
+
+Document = Mapping[str, Any]
+"""The JSON document of a command, or a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of written figures.
+    """Rows of texts.
 
     Attributes:
-        words: so many columns from the left hold words; they stand left, the others right.
+        words: how many columns, from the left, hold words. They are aligned left, all others right.
         folded: shown only when the reader opens it.
     """
 
@@ -27,11 +30,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A figure, what it is, and how to read it for this data.
+    """A figure with its title, and a sentence that reads it for this data.
 
     Attributes:
         height: in CSS pixels.
-        half: two of them share a line where the window is wide.
+        half: two such plots share a line if the window is wide.
     """
 
     kind: ClassVar[str] = "plot"
@@ -44,7 +47,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """Text to paste."""
+    """Code to copy."""
 
     kind: ClassVar[str] = "code"
     title: str
@@ -53,7 +56,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Sentences, one below the other."""
+    """A list of sentences."""
 
     kind: ClassVar[str] = "points"
     title: str

@@ -1,4 +1,4 @@
-"""How figures are written on the page: thousands separators, three digits, units."""
+"""Writes figures for the page: thousands separators, three digits, units."""
 
 import datetime
 import re
@@ -74,7 +74,10 @@ def many(number: int, thing: str) -> str:
 
 
 def cost(model: str) -> str:
-    """The formula of a cost model of fsdata by its `repr`, L being a length; any other model as it is."""
+    """The formula of one of fsdata's cost models, from its `repr`; L is a length.
+
+    Other texts stay as they are.
+    """
     if power := re.fullmatch(r"Power\(alpha=([0-9.]+)\)", model):
         exponent = f"{float(power[1]):g}"
         return {"1": "L", "2": "L²"}.get(exponent, f"L^{exponent}")
@@ -87,14 +90,15 @@ def cost(model: str) -> str:
 
 
 def moment(label: object) -> str:
-    """A date, or whatever stands for a time in the data."""
+    """A time as the data has it, without a midnight and without the `T`."""
     return short(label).removesuffix("T00:00:00").replace("T", " ")
 
 
 def dated(labels: Sequence[int | str]) -> tuple[list[int | str], str]:
-    """Times as dates, and what they are: integers that lie in 1990 to 2100 in some unit count from 1970 in that unit.
+    """(times as dates, how to read them).
 
-    Other integers stay as they are.
+    Integers are taken as time since 1970, in the first unit that puts all of them between 1990 and 2100. If
+    no unit does, they stay integers.
     """
     whole = [label for label in labels if isinstance(label, int)]
     if len(whole) < len(labels):
@@ -108,7 +112,7 @@ def dated(labels: Sequence[int | str]) -> tuple[list[int | str], str]:
 
 
 def short(name: object) -> str:
-    """A name or reason of the user's, cut in the middle where it is too long for a table."""
+    """A name or reason from the data. A text too long for a table loses its middle."""
     text = str(name)
     if len(text) <= _LONGEST_NAME:
         return text
@@ -117,5 +121,5 @@ def short(name: object) -> str:
 
 
 def label(name: object) -> str:
-    """A name of the user's inside a plot, where plotly would read `<b>` as a tag and `%{x}` as a field."""
+    """A name from the data for use inside a plot. Plotly would read `<b>` as a tag and `%{x}` as a field."""
     return escape(short(name), quote=False).replace("%{", "% {")

@@ -1,48 +1,41 @@
-"""The report page: one HTML file that opens without a network.
+"""Makes the report page: one HTML file that opens without a network.
 
-Plotly's script, the styles and the figures are inside; a content security policy lets the page load nothing and run
-only the scripts it was written with. Texts of the user's (file names, columns, reasons) are escaped by the template.
+The file contains plotly's script, the styles and the figures. A content security policy keeps the page from
+loading anything and from running other scripts. The template escapes the user's texts (file names, columns,
+reasons).
 """
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ..output import write_whole
-from .sections import page_of
-from .theme import DARK
+from freescale_tools.console.files import write_whole
+from freescale_tools.report.blocks import Page
+from freescale_tools.report.theme import DARK
 
 _FOLDER = Path(__file__).parent
 
 
-def write_page(document: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a profile, collisions or simulate document, under a temporary name first.
-
-    Raises as `render`, and OSError where the file cannot be written.
-    """
-    write_whole(path, render(document))
+def write_page(page: Page, path: Path) -> None:
+    """Write the page under a temporary name, then rename it. Raises OSError if the file cannot be written."""
+    write_whole(path, render(page))
 
 
-def render(document: Mapping[str, Any]) -> str:
-    """The page as text: about 5 MB, nearly all of it plotly's script, whatever the data.
-
-    Parts that are null or absent are left out. Raises ValueError for a document of another `kind`.
-    """
+def render(page: Page) -> str:
+    """The page as text: about 5 MB, nearly all of it plotly's script, whatever the data."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     environment.filters["embedded"] = _figure
     plotly, script = _script(get_plotlyjs()), _script((_FOLDER / "page.js").read_text(encoding="utf-8"))
     return environment.get_template("page.html").render(
-        page=page_of(document),
+        page=page,
         style=Markup((_FOLDER / "style.css").read_text(encoding="utf-8")),
         plotly=Markup(plotly),
         script=Markup(script),
@@ -52,7 +45,10 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def embedded(json_text: str) -> Markup:
-    """JSON as the content of a script element: `<` could end it, and only ever stands in strings."""
+    """JSON as the content of a script element.
+
+    A `<` could end the element; in JSON it occurs only in strings.
+    """
     return Markup(json_text.replace("<", "\\u003c"))
 
 
@@ -61,7 +57,7 @@ def _figure(figure: go.Figure) -> Markup:
 
 
 def _script(text: str) -> str:
-    """As the browser reads it, which makes one kind of line ends before it takes the hash."""
+    """The script with `\\n` line ends: the browser converts line ends before it computes the hash."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

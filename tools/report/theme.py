@@ -1,7 +1,8 @@
 """Colours and the common look of the plots.
 
-Figures carry the light colours. The page's script replaces each by its dark one where the reader's system is dark.
-The hues stay apart for the colour-blind (after Okabe and Ito), and lines also differ by marker and dash.
+Figures carry the light colours. If the reader's system is dark, the page's script replaces each colour by its
+dark one. Colour-blind readers can tell the hues apart (after Okabe and Ito); lines also differ by marker and
+dash.
 """
 
 import plotly.graph_objects as go
@@ -9,7 +10,7 @@ import plotly.graph_objects as go
 INK, MUTED, GRID, AXIS, PAPER = "#1c232b", "#55606d", "#e4e8ed", "#b4bdc7", "#ffffff"
 BLUE, RED, GREEN, PINK = "#0068a8", "#c44e0a", "#00805d", "#a4508b"
 AMBER, SKY, GREY, FAINT = "#a87600", "#3f93d2", "#727d89", "#d3d9e0"
-AREA, DEEP = "#c9dff0", "#72b0df"  # fills that text in INK stands on
+AREA, DEEP = "#c9dff0", "#72b0df"  # fills below text in INK
 
 DARK = {
     INK: "#e4e9ee",
@@ -32,11 +33,17 @@ DARK = {
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "solid", "dash")
 
+AXIS_NAMES = {
+    "max_length": "longest history kept (events)",
+    "ranks": "ranks",
+    "batch_size": "samples of a rank and step",
+}
+
 MARGIN = {"l": 64, "r": 16, "t": 8, "b": 48}
 
 
 def figure(traces: list, *, x: str, y: str) -> go.Figure:
-    """Traces between two named axes, nothing but what carries data."""
+    """A figure with two named axes that shows only the traces."""
     return go.Figure(
         data=traces,
         layout={
@@ -60,7 +67,7 @@ def figure(traces: list, *, x: str, y: str) -> go.Figure:
 
 
 def axis(title: str) -> dict:
-    """A thin line with a quiet grid."""
+    """The layout of an axis: a thin line with a light grid."""
     return {
         "title": {"text": title, "font": {"size": 13, "color": MUTED}, "standoff": 10},
         "gridcolor": GRID,
@@ -76,5 +83,5 @@ def axis(title: str) -> dict:
 
 
 def named_ticks(values: list) -> dict:
-    """A log axis that names the measured values themselves; the page leaves out names where they would crowd."""
+    """A log axis with the measured values as its ticks. The page hides tick labels that would overlap."""
     return {"type": "log", "tickmode": "array", "tickvals": values, "ticktext": [f"{value:,}" for value in values]}

@@ -1,7 +1,7 @@
-"""List columns of many files: where they are in each, and their lengths, batch by batch.
+"""Finds columns in many files and reads them batch by batch.
 
-A row group is decoded in batches of 1.5 MiB, whatever its size: memory is bounded by the threads that read, and Arrow
-reuses the pages that it has just given back.
+A row group of any size is decoded in batches of 1.5 MiB. Memory thus depends on the number of reading threads
+only, and Arrow reuses the memory that it has just freed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,16 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn, leaf
 from fsdata.sources.footers import Footer, Skipped, open_file
 from fsdata.sources.roles import plain
 
-from ..errors import UsageError
-from .files import FileSet, Leaf, Misfit, leaf
-
-_BATCH_BYTES = 3 << 19  # decoded faster than larger ones: the memory is still in the cache
+_BATCH_BYTES = 3 << 19  # larger batches decode more slowly: their memory is no longer in the cache
 _MAX_ROWS = 8192
-# Column chunks up to this size are read at once. From larger ones Arrow takes each page apart, and gives it as much
-# memory as its header asks for, whatever is there: up to 2 GiB where the header is damaged.
+# Column chunks up to this size are read at once. From larger chunks Arrow reads page by page, and allocates
+# what each page header asks for: up to 2 GiB if the header is damaged.
 _WHOLE_BYTES = 16 << 20
 # Larger chunks are read in pieces of this size; a request to a remote file should be worth it.
 _STREAM_BYTES = 1 << 20
@@ -37,7 +36,7 @@ class Bound:
 
     Attributes:
         leaves: one dictionary per footer, column -> its leaf there, without those that the file lacks.
-        missing: one entry per file and column that it lacks, or has as something else.
+        missing: one entry per file and column that the file lacks or has as another kind.
     """
 
     leaves: tuple[dict[str, Leaf], ...]
@@ -64,13 +63,14 @@ def bind_lists(files: FileSet, columns: Sequence[str]) -> Bound:
 
 
 def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) -> Bound:
-    """Find columns in all files. One that is absent or of another kind in some files is left out there.
+    """Find columns in all files. Files in which a column is absent or unusable are listed as missing it.
 
-    `check` raises Misfit for what cannot be used. Raises UsageError for a column that is of use in no file.
+    `check` raises UnusableColumn for a column that cannot be used. Raises UsageError for a column that no
+    file has usable.
     """
     leaves: list[dict[str, Leaf]] = []
     missing = []
-    found: dict[str, Leaf | Misfit] = {}
+    found: dict[str, Leaf | UnusableColumn] = {}
     before: Footer | None = None
     for footer in files.footers:
         if before is None or not _same_leaves(footer, before, found.values()):
@@ -80,7 +80,7 @@ def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) 
         missing += [
             Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=str(place))
             for place in found.values()
-            if isinstance(place, Misfit)
+            if isinstance(place, UnusableColumn)
         ]
     for column in columns:
         if not any(column in one for one in leaves):
@@ -88,25 +88,27 @@ def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) 
     return Bound(leaves=tuple(leaves), missing=tuple(missing))
 
 
-def _find(footer: Footer, column: str, check: Check | None) -> Leaf | Misfit:
+def _find(footer: Footer, column: str, check: Check | None) -> Leaf | UnusableColumn:
     try:
         place = leaf(footer, column)
         if place is None:
-            return Misfit(f"no column {column}")
+            return UnusableColumn(f"no column {column}")
         if check is not None:
             check(footer, column, place)
-    except Misfit as misfit:
+    except UnusableColumn as misfit:
         return misfit
     return place
 
 
 def _check_list(footer: Footer, column: str, place: Leaf) -> None:
     if not place.is_list:
-        raise Misfit(f"{column} is {type_of(footer.schema, column)}, one value per row; a sequence is a list column")
+        raise UnusableColumn(
+            f"{column} is {type_of(footer.schema, column)}, one value per row; a sequence is a list column"
+        )
 
 
 def _of_no_use(files: FileSet, column: str, check: Check | None) -> str:
-    """Why, from the first file that has the column at all."""
+    """Why no file has the column usable: the reason of the first file that has the column at all."""
     for footer in files.footers:
         found = _find(footer, column, check)
         if str(found) != f"no column {column}":
@@ -116,16 +118,19 @@ def _of_no_use(files: FileSet, column: str, check: Check | None) -> str:
     return f"no file has a column {column!r}; {files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
 
 
-def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | Misfit]) -> bool:
-    """Whether leaves of one file are those of another. Names inside lists differ where Arrow's types do not."""
+def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | UnusableColumn]) -> bool:
+    """Whether two files have the same leaves.
+
+    Names inside lists can differ although Arrow's types are equal.
+    """
     schema = footer.metadata.schema
     return footer.schema.equals(before.schema) and all(
-        isinstance(place, Misfit) or schema.column(place.index).path == place.path for place in found
+        isinstance(place, UnusableColumn) or schema.column(place.index).path == place.path for place in found
     )
 
 
 def type_of(schema: pa.Schema, column: str) -> pa.DataType:
-    """Of a column of the file: structs on its way are entered, lists are not."""
+    """The type of a column. A dotted name is followed into structs, but not into lists."""
     name, rest = _first_name(schema.names, column)
     kind = plain(schema.field(name).type)
     while rest and pa.types.is_struct(kind):
@@ -140,7 +145,7 @@ class Reader:
     def __init__(self, footer: Footer) -> None:
         self._footer = footer
         self._source = open_file(footer.file)
-        self._files: dict[int, pq.ParquetFile] = {}  # by the bytes that are read at a time, 0: whole chunks
+        self._files: dict[int, pq.ParquetFile] = {}  # by the bytes of a read; 0 reads whole chunks
 
     def __enter__(self) -> "Reader":
         return self
@@ -149,9 +154,9 @@ class Reader:
         self._source.close()
 
     def batches(self, row_group: int, leaves: dict[str, Leaf]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-        """(first row in the row group, column -> array), covering all its rows.
+        """(first row in the row group, column -> array) for all rows of the row group.
 
-        Raises pa.ArrowException or OSError where the row group is damaged.
+        Raises pa.ArrowException or OSError if the row group is damaged.
         """
         group = self._footer.metadata.row_group(row_group)
         stored = [group.column(place.index).total_compressed_size for place in leaves.values()]
@@ -180,7 +185,7 @@ class Reader:
 
 
 def lengths_of(array: pa.Array) -> Lengths:
-    """Of a list array of any kind: list, large_list, list_view, fixed_size_list."""
+    """The lengths of a list array of any kind: list, large_list, list_view, fixed_size_list."""
     counted = pc.list_value_length(array)
     null_rows = counted.null_count
     if null_rows:
@@ -192,7 +197,7 @@ def lengths_of(array: pa.Array) -> Lengths:
 
 
 def whole_numbers(array: pa.Array) -> np.ndarray:
-    """int64[N - nulls] of an integer, timestamp (microseconds) or date (microseconds) array; nulls left out."""
+    """int64[N - nulls]: an integer array, or timestamps or dates in microseconds. Nulls are left out."""
     array = array.drop_null()
     if pa.types.is_temporal(array.type):
         zone = getattr(array.type, "tz", None)
@@ -201,7 +206,7 @@ def whole_numbers(array: pa.Array) -> np.ndarray:
 
 
 def present(array: pa.Array) -> np.ndarray:
-    """int64 positions of what is not null."""
+    """int64 positions of the values that are not null."""
     return _integers(pc.indices_nonzero(array.is_valid()))
 
 
@@ -212,7 +217,7 @@ def _integers(array: pa.Array) -> np.ndarray:
 
 
 def _batch_rows(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> int:
-    """Rows that decode to about 1.5 MiB on average, all columns together."""
+    """How many rows decode to about 1.5 MiB, all columns together."""
     size = 1
     for index in leaves:
         chunk = group.column(index)
@@ -221,7 +226,7 @@ def _batch_rows(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> int:
 
 
 def _column(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """The list (or scalar) that `column` names; a null struct on the way makes it null."""
+    """The list or scalar array that `column` names. Rows with a null struct above it are null."""
     name, rest = _first_name(batch.schema.names, column)
     array = _storage(batch.column(name))
     while rest and pa.types.is_struct(array.type):
@@ -236,7 +241,7 @@ def _storage(array: pa.Array) -> pa.Array:
 
 
 def _first_name(names: Sequence[str], column: str) -> tuple[str, str]:
-    """(the name that a dotted path begins with, what follows it)."""
+    """(first name of a dotted path, rest of the path)."""
     for name in names:
         if column == name or column.startswith(f"{name}."):
             return name, column[len(name) + 1 :]

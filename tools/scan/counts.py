@@ -1,22 +1,22 @@
-"""What footers alone say about list columns: events per file, without reading a page.
+"""Counts events of list columns from footers alone, without reading a page.
 
-A leaf's `num_values` counts its elements and one for every null or empty list; the statistics' `null_count` counts null
-elements and, again, those lists. The difference is the elements that are not null.
+`num_values` of a leaf counts its elements, and one for every null or empty list. `null_count` of its
+statistics counts null elements, and one for each of the same lists. The difference is the number of elements
+that are not null.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+from freescale_tools.scan.columns import Bound
+from freescale_tools.scan.files import FileSet, Leaf
+from freescale_tools.scan.lengths import per_file
 from fsdata.sources.footers import Footer
-
-from .columns import Bound
-from .files import FileSet, Leaf
-from .lengths import per_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Of one column in one file.
+    """The count of one column in one file.
 
     Attributes:
         events: elements that are not null; in row groups without statistics also null and empty lists.
@@ -29,7 +29,7 @@ class Counted:
 
 
 def count(footer: Footer, place: Leaf) -> Counted:
-    """From the footer of a file."""
+    """Count the events of a leaf from the footer of its file."""
     metadata = footer.metadata
     events = without = 0
     for group in range(metadata.num_row_groups):
@@ -41,9 +41,10 @@ def count(footer: Footer, place: Leaf) -> Counted:
 
 
 def counts(files: FileSet, bound: Bound, column: str) -> dict[str, Any]:
-    """One entry of `sequences` in profile.json, of mode quick: what needs the lengths of rows is null.
+    """One entry of `sequences` in profile.json, for mode quick. Everything that needs row lengths is null.
 
-    `events_are` is `exact` (elements that are not null), or `upper bound` because of `row_groups_without_statistics`.
+    `events_are` is `exact` (elements that are not null), or `upper bound` because of
+    `row_groups_without_statistics`.
     """
     found = [
         (footer.file.name, count(footer, leaves[column]))

@@ -1,4 +1,4 @@
-"""The Parquet files that a command is about: found, footers read, unreadable ones named."""
+"""Finds the Parquet files of a command, reads their footers, and names the files that cannot be read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,25 +6,24 @@ from typing import Any
 
 import pyarrow as pa
 
+from freescale_tools.console.errors import UsageError
 from fsdata.cores import usable_cores
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.sources.discover import FileRef, discover
 from fsdata.sources.footers import Footer, Skipped, read_footers
 from fsdata.sources.retry import Retry
 
-from ..errors import UsageError
-
-_REMOTE_THREADS = 16  # footers of remote files are waited for, not computed
+_REMOTE_THREADS = 16  # reading remote footers is waiting, not computing
 _NAMED = 3
 
 
-class Misfit(Exception):
-    """Why a column of one file cannot be used; other files may have it as it is needed."""
+class UnusableColumn(Exception):
+    """A column cannot be used in one file. Other files may have it in a usable form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """Files with a readable footer, in the order of the paths, and those without one."""
+    """Files with a readable footer, in the order of the paths, and the files without one."""
 
     footers: tuple[Footer, ...]
     skipped: tuple[Skipped, ...]
@@ -39,7 +38,7 @@ class FileSet:
 
     @property
     def bytes(self) -> int:
-        """As stored, all columns."""
+        """Stored size of all columns."""
         return sum(footer.size for footer in self.footers)
 
 
@@ -48,22 +47,20 @@ class Leaf:
     """One leaf column of one file.
 
     Attributes:
-        index: among the file's leaf columns.
+        index: position among the leaf columns of the file.
         path: dotted, as Parquet has it (`item_ids.list.element`).
-        is_list: it has one level of repetition.
-        levels: `max_definition_level`.
+        is_list: whether it has one level of repetition.
     """
 
     index: int
     path: str
     is_list: bool
-    levels: int
 
 
 def open_files(paths: Sequence[str]) -> FileSet:
     """Find `paths` (files, globs, folders, hive partitions, URLs) and read all footers.
 
-    Raises UsageError as `read_files`, and where no file at all is readable.
+    Raises UsageError as `read_files` does, and if no file is readable.
     """
     found = read_files(paths)
     footers = tuple(answer for _, answer in found if isinstance(answer, Footer))
@@ -78,9 +75,9 @@ def open_files(paths: Sequence[str]) -> FileSet:
 
 
 def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileRef, Footer | CorruptFileError]]:
-    """The files that `paths` stand for, each with its footer, or why it has none.
+    """The files that `paths` stand for, each with its footer or the reason why it has none.
 
-    Raises UsageError where a path stands for nothing, and where a store or a file cannot be reached.
+    Raises UsageError if a path stands for no file, or if a store or a file cannot be reached.
     """
     try:
         files = discover(paths, filesystem)
@@ -97,9 +94,10 @@ def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileR
 
 
 def leaf(footer: Footer, column: str) -> Leaf | None:
-    """The leaf of `column` (a top-level name, or a dotted path inside structs) in this file; None if it is not there.
+    """The leaf of `column` in this file; None if the file lacks it. Names inside structs are dotted.
 
-    Raises Misfit for a column with several leaves (a struct, a list of structs) or with lists in lists.
+    Raises UnusableColumn for a column with several leaves (a struct, a list of structs) or with lists in
+    lists.
     """
     schema = footer.metadata.schema
     found = [
@@ -111,8 +109,8 @@ def leaf(footer: Footer, column: str) -> Leaf | None:
         return None
     if len(found) > 1:
         paths = ", ".join(schema.column(index).path for index in found[:5])
-        raise Misfit(f"{column} has {len(found)} leaf columns: name one of {paths}")
+        raise UnusableColumn(f"{column} has {len(found)} leaf columns: name one of {paths}")
     one = schema.column(found[0])
     if one.max_repetition_level > 1:
-        raise Misfit(f"{column} holds lists in lists; a sequence is a list of numbers")
-    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1, levels=one.max_definition_level)
+        raise UnusableColumn(f"{column} holds lists in lists; a sequence is a list of numbers")
+    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1)

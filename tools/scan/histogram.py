@@ -1,7 +1,7 @@
-"""Exact histograms of lengths: mergeable, and small whatever the number of rows.
+"""Exact histograms of lengths. They can be merged, and stay small for any number of rows.
 
-D distinct lengths need at least D^2 / 2 events, so 10^12 events have at most 1.4 million of them (22 MB): counts stay
-exact where a sketch of values would only estimate.
+D distinct lengths need at least D^2 / 2 events. So 10^12 events have at most 1.4 million distinct lengths, or
+22 MB, and the counts can be exact instead of estimated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthHistogram:
-    """How many rows have which length.
+    """How many rows have each length.
 
     Attributes:
         lengths: int64[D], ascending, distinct, 0 or more.
@@ -66,7 +66,7 @@ class LengthHistogram:
 
     @property
     def mean(self) -> float:
-        """0 without rows."""
+        """Mean length; 0 without rows."""
         return self.events / max(self.rows, 1)
 
     @property

@@ -1,4 +1,4 @@
-"""Lengths of list columns, row group by row group, and what they add up to. Every sum here can be merged."""
+"""Reads lengths of list columns row group by row group, and adds them up. All sums can be merged."""
 
 import contextlib
 import functools
@@ -9,32 +9,32 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from freescale_tools.console.errors import first_line
+from freescale_tools.scan.columns import Bound, Lengths, Reader, lengths_of, present, whole_numbers
+from freescale_tools.scan.files import FileSet, Leaf
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.scan.times import Spans
 from fsdata.sources.footers import Footer, Skipped
 from fsdata.sources.retry import Retry, unreachable
-
-from .columns import Bound, Lengths, Reader, lengths_of, present, whole_numbers
-from .files import FileSet, Leaf
-from .histogram import LengthHistogram
-from .times import Spans
 
 LONGEST = 10
 QUANTILES = {
     "p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999
 }  # fmt: skip
-_PIECES = 8  # per worker, so that the last ones end together
-_UNMERGED = 128  # histograms that wait to be merged: merging costs as much as the result is large
+_PIECES = 8  # per worker, so that all workers end at about the same time
+_UNMERGED = 128  # histograms kept before they are merged: a merge costs time in proportion to its result
 _UNCOUNTED_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Row groups of one file, read one after another by one worker.
+    """Row groups of one file that one worker reads, one after another.
 
     Attributes:
-        file: its position among the footers.
-        first_row: in the file, of the first of `row_groups`.
+        file: position of the file among the footers.
+        first_row: row of the file at which the first of `row_groups` begins.
         leaves: the list columns that the file has.
-        time: the time column, where the file has it.
+        time: the time column, if the file has it.
     """
 
     file: int
@@ -50,14 +50,14 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """As stored, of the columns that are read."""
+        """Stored size of the columns that are read."""
         places = [*self.leaves.values(), *([self.time] if self.time else [])]
         groups = [self.footer.metadata.row_group(group) for group in self.row_groups]
         return sum(group.column(place.index).total_compressed_size for group in groups for place in places)
 
 
-class Pile:
-    """Histograms on their way to one, merged many at a time."""
+class HistogramSum:
+    """Adds up histograms, merging many at a time."""
 
     def __init__(self) -> None:
         self._parts: list[LengthHistogram] = []
@@ -68,48 +68,49 @@ class Pile:
             self._parts = [LengthHistogram.merged(self._parts)]
 
     def merged(self) -> LengthHistogram:
-        """All that was added."""
+        """The histogram of everything that was added."""
         if len(self._parts) != 1:
             self._parts = [LengthHistogram.merged(self._parts)]
         return self._parts[0]
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
+class LengthSums:
     """Lengths of one column in some rows of one file.
 
     Attributes:
-        lengths: of all rows, null ones as 0.
-        longest: (length, row in the file), at most `LONGEST`, the longest first, of equal ones the first.
-        spans: by span of time, of the rows that have a time.
+        lengths: of all rows; null rows count as length 0.
+        longest: (length, row in the file) of the `LONGEST` longest rows, longest first, equal lengths in file
+            order.
+        spans: lengths by span of time, of the rows that have a time.
     """
 
     null_rows: int = 0
     null_elements: int = 0
-    lengths: Pile = field(default_factory=Pile)
+    lengths: HistogramSum = field(default_factory=HistogramSum)
     longest: list[tuple[int, int]] = field(default_factory=list)
-    spans: dict[int, Pile] = field(default_factory=dict)
+    spans: dict[int, HistogramSum] = field(default_factory=dict)
 
-    def add(self, other: "Part") -> None:
-        """Take in the part of other rows of the file."""
+    def add(self, other: "LengthSums") -> None:
+        """Add the lengths of other rows of the file."""
         self.null_rows += other.null_rows
         self.null_elements += other.null_elements
         self.lengths.add(other.lengths.merged())
         self.longest = sorted([*self.longest, *other.longest], key=lambda one: (-one[0], one[1]))[:LONGEST]
         for span, pile in other.spans.items():
-            self.spans.setdefault(span, Pile()).add(pile.merged())
+            self.spans.setdefault(span, HistogramSum()).add(pile.merged())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """What a piece gave: a part per column, and its damaged row groups."""
+    """The result of a piece: a part per column, and its damaged row groups."""
 
-    parts: dict[str, Part]
+    parts: dict[str, LengthSums]
     skipped: tuple[Skipped, ...]
 
 
 def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -> Iterator[Piece]:
-    """Files cut into runs of row groups, so that `workers` are busy to the end; whole files for 0 workers."""
+    """Cut files into runs of row groups, small enough to keep `workers` busy; whole files for 0 workers."""
     target = max(files.rows // (workers * _PIECES), 1) if workers else files.rows + 1
     for number, (footer, leaves) in enumerate(zip(files.footers, bound.leaves, strict=True)):
         if not leaves:
@@ -129,15 +130,15 @@ def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -
 def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     """Read the lengths of all list columns of a piece.
 
-    A row group that cannot be decoded is left out whole, in all columns. Raises OSError where the file cannot be
+    A row group that cannot be decoded is left out in all columns. Raises OSError if the file cannot be
     reached.
     """
-    parts = {column: Part() for column in piece.leaves}
+    parts = {column: LengthSums() for column in piece.leaves}
     skipped = []
     file = piece.footer.file
     retry = Retry()
     first_row = piece.first_row
-    with _Opened(piece.footer) as opened:
+    with _OpenFile(piece.footer) as opened:
         for group in piece.row_groups:
             rows = piece.footer.metadata.row_group(group).num_rows
             try:
@@ -145,7 +146,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
             except (pa.ArrowException, OSError) as error:
                 if unreachable(error):
                     raise
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                reason = first_line(error)
                 skipped.append(Skipped(file=file.name, row_group=group, rows=rows, reason=reason))
             else:
                 for column, part in found.items():
@@ -154,15 +155,15 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     return Scanned(parts=parts, skipped=tuple(skipped))
 
 
-class _Opened:
-    """The file of a piece, opened when it is first read, and again after an error. A context manager."""
+class _OpenFile:
+    """The file of a piece. Opens it at the first read, and again after an error. A context manager."""
 
     def __init__(self, footer: Footer) -> None:
         self._footer = footer
         self._stack = contextlib.ExitStack()
         self._reader: Reader | None = None
 
-    def __enter__(self) -> "_Opened":
+    def __enter__(self) -> "_OpenFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,7 +171,7 @@ class _Opened:
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Reader]:
-        """For one row group."""
+        """The reader for one row group."""
         if self._reader is None:
             self._reader = self._stack.enter_context(Reader(self._footer))
         try:
@@ -181,7 +182,9 @@ class _Opened:
             raise
 
 
-def _row_group(piece: Piece, opened: _Opened, group: int, first_row: int, spans: Spans | None) -> Mapping[str, Part]:
+def _row_group(
+    piece: Piece, opened: _OpenFile, group: int, first_row: int, spans: Spans | None
+) -> Mapping[str, LengthSums]:
     counters = {column: _Counter(spans if piece.time else None) for column in piece.leaves}
     leaves = dict(piece.leaves)
     if spans is not None and piece.time is not None:
@@ -195,11 +198,11 @@ def _row_group(piece: Piece, opened: _Opened, group: int, first_row: int, spans:
 
 
 class _Counter:
-    """Counts lengths, many rows at a time."""
+    """Collects lengths and counts them many rows at a time."""
 
     def __init__(self, spans: Spans | None) -> None:
         self._spans = spans
-        self._part = Part()
+        self._part = LengthSums()
         self._lengths: list[np.ndarray] = []
         self._timed: list[tuple[np.ndarray, np.ndarray]] = []
         self._rows = 0
@@ -217,8 +220,8 @@ class _Counter:
         if self._rows >= _UNCOUNTED_ROWS:
             self._count()
 
-    def part(self) -> Part:
-        """Of all rows added."""
+    def part(self) -> LengthSums:
+        """The part of all rows that were added."""
         self._count()
         return self._part
 
@@ -240,22 +243,22 @@ class _Counter:
         if self._timed:
             span, lengths = (np.concatenate(part) for part in zip(*self._timed, strict=True))
             for one in np.unique(span).tolist():
-                self._part.spans.setdefault(one, Pile()).add(LengthHistogram.of(lengths[span == one]))
+                self._part.spans.setdefault(one, HistogramSum()).add(LengthHistogram.of(lengths[span == one]))
         self._lengths, self._timed, self._rows = [], [], 0
 
 
 class Tally:
-    """Lengths of one column in all files, as pieces come in. Their order does not matter."""
+    """Adds up the lengths of one column over all files. Pieces may come in any order."""
 
     def __init__(self, files: FileSet, bound: Bound, column: str) -> None:
         self._files = files
-        self._part = Part()
+        self._part = LengthSums()
         self._longest: list[tuple[int, int, int]] = []  # length, file, row
-        # Rows and events. A file without any row group, or without a whole one, is there, too.
+        # (rows, events). Files without a readable row group are listed, too.
         self._per_file = {file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves}
 
-    def add(self, file: int, part: Part) -> None:
-        """Take in lengths of one file."""
+    def add(self, file: int, part: LengthSums) -> None:
+        """Add lengths of one file."""
         lengths = part.lengths.merged()
         rows, events = self._per_file[file]
         self._per_file[file] = rows + lengths.rows, events + lengths.events

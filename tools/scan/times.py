@@ -1,4 +1,4 @@
-"""Spans of time that hold about equally many rows, from footers where those say enough."""
+"""Cuts time into spans that hold about equally many rows, from footers if these say enough."""
 
 import datetime
 from collections.abc import Iterable, Sequence
@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.columns import Bound, Reader, bind, type_of, whole_numbers
+from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn
 from fsdata.sources.footers import Footer
-
-from ..errors import UsageError
-from .columns import Bound, Reader, bind, type_of, whole_numbers
-from .files import FileSet, Leaf, Misfit
 
 SPANS = 20
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -20,14 +19,14 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Rows by time.
+    """Spans of time, and where the time of a row is.
 
     Attributes:
         column: the time of a row: integers, timestamps or dates.
-        leaves: where it is, one per footer; None in files without it.
-        edges: int64[S + 1], ascending, microseconds where the column is a timestamp or date. Span s has the rows with
-            edges[s] <= time < edges[s + 1]; rows outside of all belong to the first or last.
-        calendar: the column is a timestamp or date.
+        leaves: the leaf of the column, one per footer; None in files without it.
+        edges: int64[S + 1], ascending, microseconds if the column is a timestamp or date. Span s has the
+            rows with edges[s] <= time < edges[s + 1]; rows outside of all spans belong to the first or last.
+        calendar: whether the column is a timestamp or date.
     """
 
     column: str
@@ -40,16 +39,17 @@ class Spans:
         return np.searchsorted(self.edges[1:-1], times, side="right")
 
     def label(self, edge: int) -> int | str:
-        """An edge as the column has it: a number, or ISO time."""
+        """An edge as a number or as ISO time, whichever the column holds."""
         value = int(self.edges[edge])
         return (_EPOCH + datetime.timedelta(microseconds=value)).isoformat() if self.calendar else value
 
 
 def time_spans(files: FileSet, column: str, *, spans: int = SPANS) -> tuple[Spans, Bound]:
-    """Spans of about equally many rows if times are spread evenly inside each row group; and what `bind` found.
+    """(spans, what `bind` found).
 
-    Reads the column only in row groups without statistics. Raises UsageError where no file has it as a time, or it
-    holds times in some files and numbers in others.
+    Spans hold about equally many rows, if times spread evenly inside each row group. Reads the column only in
+    row groups without statistics. Raises UsageError if no file has a usable time column, or if it holds dates
+    in some files and numbers in others.
     """
     bound = bind(files, [column], check=_check_time)
     calendar = {
@@ -75,9 +75,9 @@ def time_spans(files: FileSet, column: str, *, spans: int = SPANS) -> tuple[Span
 
 
 def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray:
-    """int64[S + 1], S <= `spans`: edges between which equally many rows lie, given (first time, last time, rows).
+    """int64[S + 1], S <= `spans`: edges with equally many rows between them. All times lie between the edges.
 
-    Each range is taken as spread evenly. All times lie between the edges.
+    ranges: (first time, last time, rows); the rows of a range are taken as spread evenly.
     """
     if not ranges:
         return np.array([0, 1])
@@ -97,7 +97,7 @@ def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray
 def _check_time(footer: Footer, column: str, _: Leaf) -> None:
     kind = type_of(footer.schema, column)
     if not (_is_calendar(footer, column) or pa.types.is_integer(kind)):
-        raise Misfit(f"{column} is {kind}; a time is an integer, a timestamp or a date")
+        raise UnusableColumn(f"{column} is {kind}; a time is an integer, a timestamp or a date")
 
 
 def _is_calendar(footer: Footer, column: str) -> bool:
@@ -122,14 +122,14 @@ def _ranges(footer: Footer, column: str, place: Leaf) -> Iterable[tuple[int, int
 
 def _from_raw(raw: Sequence[Any], kind: pa.DataType) -> np.ndarray:
     """Statistics as Parquet stores them -> the numbers of `whole_numbers`."""
-    if pa.types.is_date(kind):  # days, whatever Arrow makes of them
+    if pa.types.is_date(kind):  # stored as days
         return whole_numbers(pa.array(raw, pa.int32()).view(pa.date32()))
     stored = pa.array(raw, pa.int64())
     return whole_numbers(stored.view(kind) if pa.types.is_timestamp(kind) else stored)
 
 
 def _read_range(footer: Footer, group: int, column: str, place: Leaf) -> np.ndarray:
-    """The extremes of the times in a row group; none where it is damaged: reading its lengths will say so."""
+    """The smallest and largest time of a row group; empty if damaged: reading its lengths reports that."""
     found = []
     try:
         with Reader(footer) as reader:

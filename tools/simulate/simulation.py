@@ -1,16 +1,15 @@
-"""simulate: from a profile and hardware to steps, bubbles, samples per second and gains."""
+"""Simulates training steps from a profile and hardware: bubbles, samples per second and gains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..carried import most_carried
-from ..errors import UsageError
-from .durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
-from .hardware import Hardware
-from .step import PARTS, PIPELINED, WAYS, timeline
-from .workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
-
-RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.options import RANKS
+from freescale_tools.simulate.enough_rows import most_ranks
+from freescale_tools.simulate.hardware.parameters import Hardware
+from freescale_tools.simulate.schedule.durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
+from freescale_tools.simulate.schedule.step import PARTS, PIPELINED, WAYS, timeline
+from freescale_tools.simulate.workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
 
 
 def simulate(
@@ -27,22 +26,16 @@ def simulate(
 ) -> dict[str, Any]:
     """The `simulation` of a profile document, without a validation.
 
-    What is not given comes from the profile: its first sequence, the recommended maximum length, the grid's batch size;
-    `way_names`: some of WAYS, all by default. Times are milliseconds per step, `qps` samples of all ranks per second,
-    `qps_gain` of `all` over `over` (TorchRec's pipelined loop) as a share (0.5: half as many again), where both are
-    asked for. `carried`: the largest of `ranks` that the rows of the profile are enough for, or None.
+    Arguments that are None come from the profile: its first sequence, the recommended maximum length, the
+    batch size of its grid. `way_names`: some of WAYS, all by default. Times are milliseconds per step; `qps`
+    is samples of all ranks per second. `qps_gain` is the gain of `all` over `over` (TorchRec's pipelined
+    loop) as a share: 0.5 is half as many again. `carried`: the largest of `ranks` that the rows of the
+    profile are enough for, or None.
 
-    Raises UsageError on a profile without lengths, on unknown ways and sequences, and on numbers out of range.
+    Raises UsageError for a profile without lengths, unknown ways and sequences, and numbers out of range.
     """
-    names = [way.name for way in WAYS]
-    wanted = names if way_names is None else list(way_names)
-    if unknown := [name for name in wanted if name not in names]:
-        raise UsageError(f"no way {', '.join(unknown)}: there are {', '.join(names)}")
-    if not ranks or min(ranks) < 1:
-        raise UsageError(f"ranks = {list(ranks)}: one or more numbers of 1 or more are needed")
-    for name, value in {"batch size": batch_size, "maximum length": max_length, "dim": dim}.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} = {value}: 1 or more is needed")
+    wanted = _known_ways(way_names)
+    _check_numbers(ranks, {"batch size": batch_size, "maximum length": max_length, "dim": dim})
     counts = sorted(set(ranks))
     choice = choose(profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim)
     rows = sum(profile["sequences"][choice.sequence]["histogram"]["counts"])
@@ -53,23 +46,39 @@ def simulate(
             "name": hardware.name,
             "parameters": [*hardware.parameters(), *_parameters(profile, choice, load)],
         },
-        "ways": [name for name in names if name in wanted],
+        "ways": wanted,
         "points": points,
         "validation": None,
         "over": PIPELINED,
         "gain": gains(points),
         "carried": {
-            "ranks": most_carried(rows, counts, choice.batch_size),
+            "ranks": most_ranks(rows, counts, choice.batch_size),
             "rows": rows,
             "batch_size": choice.batch_size,
         },
     }
 
 
+def _known_ways(asked: Sequence[str] | None) -> list[str]:
+    """The ways asked for, or all ways, in the order of WAYS."""
+    names = [way.name for way in WAYS]
+    if unknown := [name for name in asked or () if name not in names]:
+        raise UsageError(f"no way {', '.join(unknown)}: there are {', '.join(names)}")
+    return [name for name in names if asked is None or name in asked]
+
+
+def _check_numbers(ranks: Sequence[int], others: Mapping[str, int | None]) -> None:
+    if not ranks or min(ranks) < 1:
+        raise UsageError(f"ranks = {list(ranks)}: one or more numbers of 1 or more are needed")
+    for name, value in others.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} = {value}: 1 or more is needed")
+
+
 def predict(
     hardware: Hardware, load: Workload, *, ranks: Sequence[int], way_names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One point per number of ranks and way."""
+    """One point for each number of ranks and each way."""
     points = []
     for count in ranks:
         for way in WAYS:
@@ -81,7 +90,7 @@ def predict(
 
 
 def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """QPS of `all` over TorchRec's pipelined loop, as a share, by ranks."""
+    """The gain in QPS of `all` over TorchRec's pipelined loop, as a share, by ranks."""
     qps = {(point["ranks"], point["way"]): point["qps"] for point in points}
     return [
         {"ranks": ranks, "qps_gain": qps[ranks, "all"] / qps[ranks, PIPELINED] - 1}
@@ -91,7 +100,7 @@ def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _parameters(profile: Mapping[str, Any], choice: Choice, load: Workload) -> list[dict[str, Any]]:
-    """What was taken of the profile, and what no profile tells."""
+    """The parameters that come from the profile, and those that are assumed."""
     products = "assumed: in every layer, attention takes two products per pair of events"
     return [
         _parameter("sequence", choice.sequence, "", "profile"),

@@ -1,4 +1,4 @@
-"""What a rank trains on in a step, from a profile: events, products, collisions, and how unequal the ranks are."""
+"""Reads from a profile what a rank trains on in a step: events, products, collisions, straggler shares."""
 
 import ast
 import dataclasses
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.cost import CostModel, Polynomial, Power
 from fsdata.packing import Method, pack
 
-from ..errors import UsageError
-from ..scan.histogram import LengthHistogram
-
 PAPER_COLLISION = 0.12
 CHANNELS, LAYERS, DENSE_PARAMETERS = 512, 4, 50_000_000
-# A pair of events takes two products of `channels` multiply-adds forward and twice that backward, in every layer.
+# A pair of events takes two products of `channels` multiply-adds forward and twice that backward, in every
+# layer.
 FLOPS_PER_COST = 12 * CHANNELS * LAYERS
 METHODS: tuple[str, ...] = ("none", "fbs+swap")
 _SAMPLED_RANKS = 5120
@@ -25,20 +25,20 @@ _LEAST_STEPS = 10
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Means per rank and step. Raises ValueError on what no training step has."""
+    """Means per rank and step. Raises ValueError for impossible values."""
 
     batch_size: int
     events: float
-    """In the histories, cut to the maximum length."""
+    """Events of the histories after the cut to the maximum length."""
     flops: float
-    """Of forward and backward."""
+    """Floating-point operations of forward and backward."""
     dim: float
-    """Floats that are exchanged per event: the embedding dimensions of all its fields together."""
+    """Floats exchanged per event: the embedding dimensions of all its fields together."""
     dense_parameters: float
     stragglers: Mapping[tuple[int, str], float]
     """(ranks, method) -> share, 0 to below 1."""
     collisions: Mapping[int, float]
-    """Ranks -> share of the events whose row is in the batch before too, 0 to 1."""
+    """Ranks -> share of the events whose row the batch before uses too, 0 to 1."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "events", "flops", "dim"):
@@ -55,13 +55,13 @@ class Workload:
         return self.stragglers[ranks, method]
 
     def collision(self, ranks: int) -> float:
-        """Between known numbers of ranks on a logarithmic axis; beyond them the nearest."""
+        """The rate at `ranks`, interpolated on a logarithmic axis; the nearest rate beyond its ends."""
         known = sorted(self.collisions)
         return float(np.interp(np.log2(ranks), np.log2(known), [self.collisions[at] for at in known]))
 
 
 def flops(lengths: np.ndarray, counts: np.ndarray) -> float:
-    """Mean products per sample, by the default Polynomial: the cost model of a profile has no unit of time."""
+    """Mean operations per sample by the default Polynomial: a profile's cost model has no unit."""
     pairs = Polynomial()({"sequence": lengths}).astype(np.float64)
     return FLOPS_PER_COST * float(pairs @ counts) / float(counts.sum())
 
@@ -80,7 +80,7 @@ def straggler_shares(
 
 
 def packed(costs: np.ndarray, ranks: int, method: str) -> float:
-    """Straggler share of one global batch, which lies rank by rank if nothing is done ("none")."""
+    """Straggler share of one global batch. Method "none" leaves samples on their ranks."""
     if method != "none":
         chosen: Method = method  # type: ignore[assignment]
         return pack(costs, ranks, method=chosen).straggler
@@ -90,7 +90,7 @@ def packed(costs: np.ndarray, ranks: int, method: str) -> float:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What of a profile is simulated, and why: read from the document or given."""
+    """The settings of a simulation. `sources`: setting -> where its value comes from."""
 
     sequence: str
     batch_size: int
@@ -108,7 +108,7 @@ def choose(
     max_length: int | None = None,
     dim: int | None = None,
 ) -> Choice:
-    """Fill what was not given from the profile. Raises UsageError where the profile cannot be simulated."""
+    """Take settings that are None from the profile. Raises UsageError if the profile cannot be simulated."""
     sequences = profile["sequences"]
     name = next(iter(sequences), "") if sequence is None else sequence
     if name not in sequences:
@@ -156,7 +156,7 @@ def _first(*options: tuple[Any, str]) -> tuple[Any, str]:
 
 
 def cost_model(text: str) -> CostModel:
-    """`Polynomial(...)` or `Power(...)` from its repr. Raises UsageError on anything else."""
+    """A `Polynomial(...)` or `Power(...)` from its repr. Raises UsageError for other texts."""
     models = {"Polynomial": Polynomial, "Power": Power}
     call = re.fullmatch(r"\s*(\w+)\((.*)\)\s*", text, re.DOTALL)
     if call is None or call[1] not in models:
@@ -169,7 +169,10 @@ def cost_model(text: str) -> CostModel:
 
 
 def workload(profile: Mapping[str, Any], choice: Choice, *, ranks: Sequence[int], seed: int = 0) -> Workload:
-    """What a rank of each of `ranks` ranks trains on; stragglers from the profile's grid where it has the point."""
+    """The workload at all numbers in `ranks`.
+
+    Straggler shares come from the profile's grid if it has the point.
+    """
     whole = LengthHistogram.from_dict(profile["sequences"][choice.sequence]["histogram"])
     histogram = whole.clipped(choice.max_length)
     shares: dict[tuple[int, str], float] = {}
@@ -199,7 +202,7 @@ def _grid_point(grid: Mapping[str, Any] | None, choice: Choice, ranks: int) -> d
 
 
 def collision_rates(document: Mapping[str, Any] | None) -> dict[int, float]:
-    """Ranks -> share of the events, at the document's own batch size, length and order; the paper's without one."""
+    """Ranks -> collision rate by occurrence, from the profile; the rate of the paper if it has none."""
     if document is None:
         return {1: PAPER_COLLISION}
     return {

@@ -1,0 +1,325 @@
+"""Collisions of consecutive batches: by hand, against sets, in every order, and on real data."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freescale_tools.collisions import estimate as module
+from freescale_tools.collisions.batch_order import in_file_order, streaks
+from freescale_tools.collisions.estimate import estimate
+from freescale_tools.collisions.kernels import MARKS
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.files import open_files
+
+DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
+SETTINGS = {"batch_size": 2, "ranks": 1, "max_length": None, "dim": 4, "orders": ("file",)}
+
+
+def write(path, histories, *, group=None, kind=None, **columns):
+    """One file of `histories` in row groups of `group` rows."""
+    ids = pa.array(histories, kind or pa.list_(pa.int64()))
+    pq.write_table(pa.table({"ids": ids, **columns}), path, row_group_size=group or max(len(histories), 1))
+    return path
+
+
+def count(path, **options):
+    return estimate(open_files([str(path)]), "ids", **{**SETTINGS, **options})
+
+
+def default(document):
+    return next(point for point in document["points"] if point["axis"] == "default")
+
+
+def by_sets(batches, limit=10**9):
+    """(mean share by occurrence, mean share by row) over consecutive batches of histories."""
+    flat = [[one for history in batch for one in history[-limit:]] for batch in batches]
+    occurrences, rows = [], []
+    for before, after in itertools.pairwise(flat):
+        seen = set(before)
+        occurrences.append(sum(one in seen for one in after) / max(len(after), 1))
+        rows.append(len(seen & set(after)) / max(len(set(after)), 1))
+    return np.mean(occurrences), np.mean(rows)
+
+
+HAND = [[1, 2], [3], [1, 1, 1, 4], [], [4, 4, 5], [1]]
+
+
+def test_by_hand(tmp_path):
+    """Batches {1 2 3}, {1 1 1 4}, {4 4 5 1}: 3 of 4 and 3 of 4 occurrences, 1 of 2 and 2 of 3 rows."""
+    found = count(write(tmp_path / "a.parquet", HAND))
+    point = default(found)
+    assert point["pairs"] == 2
+    assert point["by_occurrence"] == pytest.approx({"mean": 0.75, "p50": 0.75, "p99": 0.75})
+    assert point["by_row"] == pytest.approx({"mean": 7 / 12, "p50": 7 / 12, "p99": 0.5 + 0.99 / 6})
+    assert (point["occurrences"], point["distinct"], point["max_length"]) == (4.0, 2.5, 4)
+    assert (found["rows"], found["rows_read"], found["read_share"], found["notes"]) == (6, 6, 1.0, [])
+
+
+def test_histories_are_cut_to_their_last_events(tmp_path):
+    """Cut to one event: {2 3}, {4}, {5 1}."""
+    path = write(tmp_path / "a.parquet", HAND)
+    assert default(count(path, max_length=1))["by_occurrence"]["mean"] == 0.0
+    cut = default(count(path, max_length=2))
+    # {1 2 3}, {1 4}, {4 5 1}
+    assert cut["by_occurrence"]["mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert cut["max_length"] == 2
+
+
+def test_shorter_histories_along_the_axis_are_those_cut_while_reading(tmp_path):
+    generator = np.random.default_rng(2)
+    histories = [generator.integers(0, 3000, generator.integers(0, 300)).tolist() for _ in range(80)]
+    path = write(tmp_path / "a.parquet", histories)
+    for point in count(path, batch_size=8)["points"]:
+        if point["axis"] == "max_length":
+            cut = default(count(path, batch_size=8, max_length=point["max_length"]))
+            assert {**point, "axis": "default"} == cut
+
+
+def test_a_batch_without_ids_shares_nothing(tmp_path):
+    point = default(count(write(tmp_path / "a.parquet", [[1], [], [], [], [1], []])))
+    assert (point["by_occurrence"]["mean"], point["by_row"]["mean"]) == (0.0, 0.0)
+    assert point["occurrences"] == 0.5
+
+
+def test_what_no_batch_before_the_last_had_is_not_shared(tmp_path):
+    """Batches far back do not count: 7 comes back after one batch without it."""
+    point = default(count(write(tmp_path / "a.parquet", [[7], [7], [8], [8], [7], [7]])))
+    assert point["by_occurrence"]["mean"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int64()),
+        pa.large_list(pa.int32()),
+        pa.list_(pa.uint64()),
+        pa.list_(pa.dictionary(pa.int8(), pa.int16())),
+        pa.list_view(pa.int64()),
+    ],
+    ids=str,
+)
+def test_kinds_of_lists(tmp_path, kind):
+    if pa.types.is_dictionary(kind.value_type):
+        flat = pa.array([one for history in HAND for one in history], pa.int16()).dictionary_encode()
+        offsets = np.cumsum([0, *map(len, HAND)])
+        ids = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
+        pq.write_table(pa.table({"ids": ids}), tmp_path / "a.parquet")
+    else:
+        write(tmp_path / "a.parquet", HAND, kind=kind)
+    assert default(count(tmp_path / "a.parquet"))["by_row"]["mean"] == pytest.approx(7 / 12)
+
+
+def test_nulls_are_no_ids(tmp_path):
+    histories = [[1, None, 2], [3], None, [1, 1, None, 1, 4], [4, 4, 5], [1, None]]
+    point = default(count(write(tmp_path / "a.parquet", histories)))
+    assert point["by_occurrence"]["mean"] == pytest.approx(0.75)
+    assert point["occurrences"] == 4.0
+    fixed = pa.array([[1, 2], None, [1, 1], [2, None]], pa.list_(pa.int64(), 2))
+    pq.write_table(pa.table({"ids": fixed}), tmp_path / "b.parquet")
+    assert default(count(tmp_path / "b.parquet"))["occurrences"] == 3.0
+
+
+def test_one_id_per_row_and_ids_inside_a_struct(tmp_path):
+    pq.write_table(pa.table({"ids": pa.array([1, 2, 1, None], pa.int32())}), tmp_path / "a.parquet")
+    assert default(count(tmp_path / "a.parquet"))["by_occurrence"]["mean"] == 1.0
+    inside = pa.StructArray.from_arrays([pa.array(HAND, pa.list_(pa.int64())), pa.array(range(6))], ["ids", "x"])
+    pq.write_table(pa.table({"user": inside}), tmp_path / "b.parquet")
+    found = estimate(open_files([str(tmp_path / "b.parquet")]), "user.ids", **SETTINGS)
+    assert default(found)["by_row"]["mean"] == pytest.approx(7 / 12)
+
+
+@pytest.mark.parametrize("statistics", [True, False], ids=["with statistics", "without"])
+@pytest.mark.parametrize("far", [0, -(2**40), 2**63 - 10], ids=["small", "negative", "huge"])
+def test_any_ids(tmp_path, far, statistics):
+    """Whatever the range: counted in place, moved to 0, or renumbered."""
+    for width in (1, 2**33):
+        histories = [[far + (one - 5) * width if far > 0 else far + one * width for one in row] for row in HAND]
+        table = pa.table({"ids": pa.array(histories, pa.list_(pa.int64()))})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=4, write_statistics=statistics)
+        point = default(count(tmp_path / "a.parquet"))
+        assert point["by_occurrence"]["mean"] == pytest.approx(0.75)
+        assert point["by_row"]["mean"] == pytest.approx(7 / 12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(-3, 12), max_size=6), min_size=4, max_size=40),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 9),
+)
+def test_as_sets_say(tmp_path_factory, histories, batch_size, ranks, limit, group):
+    """In file order on one rank, and dealt to several as a loader does."""
+    path = write(tmp_path_factory.mktemp("sets") / "a.parquet", histories, group=group)
+    size = batch_size * ranks
+    if len(histories) < 2 * size:
+        return
+    hands: list[list] = [[] for _ in range(ranks)]
+    for begin in range(0, len(histories) - len(histories) % (group * ranks), group):
+        hands[begin // group % ranks] += histories[begin : begin + group]
+    if len(hands[-1]) < 2 * batch_size or len(histories) % (group * ranks):
+        ranks, hands, batch_size = 1, [histories], size
+    steps = min(map(len, hands)) // batch_size
+    batches = [
+        [row for hand in hands for row in hand[step * batch_size : (step + 1) * batch_size]] for step in range(steps)
+    ]
+    point = default(count(path, batch_size=batch_size, ranks=ranks, max_length=limit, pairs=60))
+    occurrences, rows = by_sets(batches, limit)
+    assert point["pairs"] == steps - 1
+    assert point["by_occurrence"]["mean"] == pytest.approx(occurrences)
+    assert point["by_row"]["mean"] == pytest.approx(rows)
+
+
+@pytest.mark.parametrize("pairs", [499, 300], ids=["all", "in streaks"])
+def test_more_batches_than_marks(tmp_path, monkeypatch, pairs):
+    """Marks start again; a streak shares nothing with what was counted before it."""
+    generator = np.random.default_rng(0)
+    histories = [generator.integers(0, 400, 3).tolist() for _ in range(2000)]
+    monkeypatch.setattr(module, "_DEFAULT_SHARE", 1.0)
+    found = default(count(write(tmp_path / "a.parquet", histories), batch_size=4, pairs=pairs))
+    used = streaks(in_file_order([[2000]], ranks=1, batch_size=4), pairs)
+    assert found["pairs"] == sum(one.batches - 1 for one in used) == pairs
+    assert sum(one.batches for one in used) > 2 * MARKS
+    batches = [[histories[4 * b : 4 * b + 4] for b in range(one.first, one.first + one.batches)] for one in used]
+    weights = [one.batches - 1 for one in used]
+    expected = np.average([by_sets(streak) for streak in batches], axis=0, weights=weights)
+    assert (found["by_occurrence"]["mean"], found["by_row"]["mean"]) == pytest.approx(tuple(expected))
+
+
+def test_orders(tmp_path):
+    """File order never repeats an id, time order always does, shuffling sometimes."""
+    rows = 400
+    ids = [[n % (rows // 2)] for n in range(rows)]
+    when = pa.array([n % (rows // 2) for n in range(rows)])
+    events = pa.array([[0, n % (rows // 2)] for n in range(rows)])
+    path = write(tmp_path / "a.parquet", ids, when=when, events=events)
+    for time in ("when", "events"):
+        found = count(path, batch_size=1, orders=("file", "shuffled", "time"), time=time, pairs=63)
+        rates = {point["order"]: point["by_row"]["mean"] for point in found["points"] if point["axis"] == "order"}
+        assert rates["file"] == 0.0
+        assert rates["shuffled"] < 0.1
+        assert rates["time"] == pytest.approx(0.5, abs=0.03)
+    assert {point["order"] for point in found["points"] if point["axis"] != "order"} == {"file"}
+
+
+def test_rows_without_a_time_are_left_out_of_time_order(tmp_path):
+    when = pa.array([5, None, 3, 4, 1, None], pa.timestamp("us"))
+    found = count(write(tmp_path / "a.parquet", HAND, when=when), batch_size=1, orders=("time",), time="when")
+    # By time: [4 4 5], [1 1 1 4], [], [1 2]
+    assert default(found)["pairs"] == 3
+    assert default(found)["by_occurrence"]["mean"] == pytest.approx((1 / 4 + 0 + 0) / 3)
+    lists = pa.array([[1, 5], [7, None], [3], [4], [9, 9, 1], None], pa.list_(pa.timestamp("us")))
+    again = count(write(tmp_path / "b.parquet", HAND, when=lists), batch_size=1, orders=("time",), time="when")
+    assert again["points"] == found["points"]
+
+
+def test_ranks_read_row_groups_of_their_own(tmp_path):
+    """Two ranks, one row group each: the second half meets the first half at every step."""
+    histories = [[n] for n in (1, 2, 3, 4, 9, 1, 2, 3)]
+    path = write(tmp_path / "a.parquet", histories, group=4)
+    # One rank: 1, 2, 3, ... share nothing; two: {1 9}, {2 1}, {3 2}, {4 3}.
+    assert default(count(path, batch_size=1, ranks=1))["by_row"]["mean"] == 0.0
+    assert default(count(path, batch_size=1, ranks=2))["by_row"]["mean"] == 0.5
+
+
+def test_bytes_by_hand(tmp_path):
+    """Ranks hold {1 1 2}, {2 3}, then {1 4 4}, {1 2 2}: all of 1 and 2 is shared, ids leave with a chance of a half."""
+    histories = [[1, 1, 2], [1, 4, 4], [2, 3], [1, 2, 2]]
+    found = count(write(tmp_path / "a.parquet", histories, group=2), batch_size=1, ranks=2, dim=16)
+    assert found["bytes"] == {
+        "ids": 6 / 2 / 2 * 8,
+        "collision_rows": 3 / 2 / 2 * 64,
+        "exclusive_rows": 1 / 2 / 2 * 64,
+        "collision_gradients": 4 / 2 / 2 * 64,
+        "exclusive_gradients": 2 / 2 / 2 * 64,
+    }
+    alone = count(tmp_path / "a.parquet", batch_size=1, ranks=1)
+    assert set(alone["bytes"].values()) == {0.0}
+
+
+def test_many_ranks_each_count_their_own_rows(tmp_path):
+    """More ranks than a byte can tell apart, each with a row of its own among 255."""
+    histories = [[n % 255] * 2 for n in range(1200)]
+    found = count(write(tmp_path / "a.parquet", histories, group=1), batch_size=1, ranks=600, dim=1)
+    leaving = 599 / 600
+    assert found["bytes"]["collision_rows"] == pytest.approx(4 * leaving)
+    assert found["bytes"]["collision_gradients"] == pytest.approx(8 * leaving)
+    assert found["bytes"]["exclusive_rows"] == 0.0
+
+
+def test_axes_and_what_is_left_out(tmp_path):
+    histories = [[n, n + 1] * 60 for n in range(64)]
+    found = count(write(tmp_path / "a.parquet", histories, group=4), batch_size=4, ranks=2)
+    assert json.loads(json.dumps(found)) == found
+
+    def values(axis):
+        return [point[axis] for point in found["points"] if point["axis"] == axis]
+
+    assert values("batch_size") == [1, 2, 4, 8]
+    assert values("ranks") == [2, 8]
+    assert values("max_length") == [50, 100, 120]
+    assert [one["ranks"] for one in found["left_out"]] == [16, 32, 64, 128, 256, 512, 1024]
+    assert found["left_out"][0]["rows"] == 2 * 16 * 4
+    assert found["sampled_pairs"] >= len({json.dumps({**point, "axis": ""}) for point in found["points"]})
+
+
+def test_the_seed_decides(tmp_path):
+    generator = np.random.default_rng(1)
+    path = write(tmp_path / "a.parquet", [generator.integers(0, 99, 5).tolist() for _ in range(300)])
+    first, again, other = (count(path, orders=("shuffled",), seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first["points"] != other["points"]
+
+
+def test_a_file_with_a_column_of_another_kind_is_left_out(tmp_path):
+    path = write(tmp_path / "a.parquet", HAND, at=[1] * 6)
+    write(tmp_path / "b.parquet", [["a"]], kind=pa.list_(pa.string()), at=[1])
+    write(tmp_path / "c.parquet", [[7]], at=["noon"])
+    settings = {**SETTINGS, "orders": ("file", "time"), "time": "at"}
+    found = estimate(open_files([str(tmp_path)]), "ids", **settings)
+    reasons = [(one["file"], one["rows"], one["reason"].split(";")[0]) for one in found["skipped"]]
+    assert reasons == [("b.parquet", 1, "ids is list<element: string>"), ("c.parquet", 1, "at is string")]
+    assert found["points"] == estimate(open_files([str(path)]), "ids", **settings)["points"]
+
+
+def test_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", HAND, words=["a"] * 6, floats=[[1.0]] * 6)
+    with pytest.raises(UsageError, match=r"2 ranks x 2 samples are 8 rows, but only 6 rows could be read"):
+        count(path, ranks=2)
+    with pytest.raises(UsageError, match=r"words is string; .* integer ids.*hash"):
+        estimate(open_files([str(path)]), "words", **SETTINGS)
+    with pytest.raises(UsageError, match=r"floats is list<.*double>; collisions"):
+        estimate(open_files([str(path)]), "floats", **SETTINGS)
+    with pytest.raises(UsageError, match=r"no file has a column 'item'; .*has ids, words"):
+        estimate(open_files([str(path)]), "item", **SETTINGS)
+    with pytest.raises(UsageError, match="needs the column to sort by"):
+        count(path, orders=("time",))
+    with pytest.raises(UsageError, match="words is string; a time is an integer"):
+        count(path, orders=("time",), time="words")
+    with pytest.raises(UsageError, match="one of file, shuffled, time, got random"):
+        count(path, orders=("random",))
+    for name in ("batch_size", "ranks", "max_length", "dim", "pairs"):
+        with pytest.raises(UsageError, match=f"{name} must be at least 1, got 0"):
+            count(path, **{name: 0})
+
+
+@pytest.mark.parametrize(("batch", "by_row", "by_occurrence"), [(128, 0.032, 0.080), (8192, 0.215, 0.391)])
+def test_real_histories(batch, by_row, by_occurrence):
+    """128 and 8,192 random users of oss_events, last 200 events."""
+    folder = DATA / "oss_events"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there; FREESCALE_DATA names the folder of the real sets")
+    files = open_files([str(folder / "interactions-*.parquet")])
+    options = {"batch_size": batch, "ranks": 1, "max_length": 200, "dim": 8, "orders": ("shuffled",), "pairs": 63}
+    point = default(estimate(files, "item_ids", **options))
+    assert point["by_row"]["mean"] == pytest.approx(by_row, abs=0.012)
+    assert point["by_occurrence"]["mean"] == pytest.approx(by_occurrence, abs=0.02)

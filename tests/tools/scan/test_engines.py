@@ -1,0 +1,162 @@
+"""Work on many items: order, bounded hand-over, what is lost; threads and a Ray cluster agree."""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.profile.measure import Columns, full
+from freescale_tools.scan.engines.choose import engine
+from freescale_tools.scan.engines.engine import Lost, ahead
+from freescale_tools.scan.engines.ray_cluster import AGAIN
+from freescale_tools.scan.engines.threads import Local
+from freescale_tools.scan.files import open_files
+
+
+def test_results_come_in_the_order_of_the_items():
+    def work(item):
+        time.sleep(0.002 * (item % 3))
+        return item * item
+
+    assert list(Local(4).run(work, range(20))) == [(n, n * n) for n in range(20)]
+    assert list(Local(2).run(work, [])) == []
+
+
+def test_only_oserrors_lose_an_item():
+    def work(item):
+        if item == 1:
+            raise OSError("link down")
+        if item == 3:
+            raise KeyError("a mistake")
+        return item
+
+    run = Local(1).run(work, range(5))
+    assert [next(run) for _ in range(3)] == [(0, 0), (1, Lost(reason="link down")), (2, 2)]
+    with pytest.raises(KeyError, match="a mistake"):
+        next(run)
+
+
+def test_few_items_are_taken_ahead():
+    taken = []
+
+    def items():
+        for item in range(1000):
+            taken.append(item)
+            yield item
+
+    run = ahead(items(), lambda item: -item, count=5)
+    assert next(run) == (0, 0)
+    assert len(taken) == 5
+    assert len(list(run)) == 999
+
+
+def test_stopping_early_cancels_what_has_not_begun():
+    begun = []
+    go = threading.Event()
+
+    def work(item):
+        begun.append(item)
+        if item:
+            go.wait(10)
+        return item
+
+    run = Local(1).run(work, range(100))
+    assert next(run) == (0, 0)
+    threading.Timer(0.05, go.set).start()
+    run.close()
+    assert len(begun) <= 2
+
+
+def test_unknown_engines_and_a_missing_ray(monkeypatch):
+    with pytest.raises(ValueError, match="'local' or 'ray', not 'spark'"), engine("spark"):
+        pass
+    with engine("local", threads=3) as found:
+        assert found.workers == 3
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'freescale\[ray\]'"), engine("ray"):
+        pass
+
+
+@pytest.fixture(scope="module")
+def ray_engine():
+    """A Ray of one core on this machine, gone at the end: every worker that it starts costs seconds."""
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'freescale[ray]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        try:
+            with engine("ray") as found:
+                yield found
+            assert ray.is_initialized()  # it was not started by the engine
+        finally:
+            ray.shutdown()
+
+
+def test_ray_gives_the_same_profile(ray_engine, tmp_path):
+    rng = np.random.default_rng(1)
+    for file in range(5):
+        rows = [None if n == 0 else [1] * n for n in rng.integers(0, 30, 200).tolist()]
+        table = pa.table({"items": pa.array(rows, pa.list_(pa.int64())), "when": rng.integers(0, 1000, 200)})
+        pq.write_table(table, tmp_path / f"{file}.parquet", row_group_size=64)
+    (tmp_path / "4.parquet").write_bytes(b"PAR1 no more")
+    gone = tmp_path / "3.parquet"
+    files = open_files([str(tmp_path)])
+    gone.unlink()
+    columns = Columns(sequences=("items",), time="when")
+    ours, theirs = (
+        {**full(files, columns, paths=["here"], engine=one).document, "created": None} for one in (Local(3), ray_engine)
+    )
+    assert theirs == ours
+    assert [one["file"] for one in ours["skipped"]] == ["4.parquet", "3.parquet"]
+
+
+def test_a_failed_ray_task_is_tried_again(ray_engine, tmp_path):
+    def work(item):
+        with open(tmp_path / f"tries-{item}", "a") as tries:
+            tries.write(".")
+        count = os.path.getsize(tmp_path / f"tries-{item}")
+        if item == "dies once" and count == 1:
+            os._exit(1)
+        if item == "out of reach once" and count == 1:
+            raise OSError("link down")
+        if item == "always out of reach":
+            raise OSError("link down for good")
+        return count
+
+    items = ["dies once", "out of reach once", "always out of reach", "fine"]
+    found = dict(ray_engine.run(work, items))
+    assert found == {
+        "dies once": 2,
+        "out of reach once": 2,
+        "always out of reach": Lost(reason="link down for good"),
+        "fine": 1,
+    }
+    assert os.path.getsize(tmp_path / "tries-always out of reach") == AGAIN + 1
+
+
+@pytest.mark.full
+def test_a_worker_that_always_dies_loses_its_item(ray_engine):
+    def work(item):
+        if item == 1:
+            os._exit(1)
+        return item
+
+    found = dict(ray_engine.run(work, range(3)))
+    assert (found[0], found[2]) == (0, 2)
+    assert isinstance(found[1], Lost)
+    assert f"lost {AGAIN + 1} times" in found[1].reason
+
+
+def test_mistakes_in_a_ray_task_pass(ray_engine):
+    def work(item):
+        raise KeyError("a mistake")
+
+    with pytest.raises(KeyError, match="a mistake"):
+        list(ray_engine.run(work, [1]))

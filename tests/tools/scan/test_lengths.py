@@ -1,0 +1,361 @@
+"""Lengths of list columns against what Python lists say."""
+
+import collections
+import itertools
+
+import compact_thrift as thrift
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from footers import change_page
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.profile.measure import Columns, full, quick
+from freescale_tools.scan import columns as scan_columns
+from freescale_tools.scan import lengths as scan_lengths
+from freescale_tools.scan.columns import lengths_of, whole_numbers
+from freescale_tools.scan.engines.threads import Local
+from freescale_tools.scan.files import open_files
+from freescale_tools.scan.times import even_edges
+from fsdata.sources.footers import open_file
+from fsdata.sources.retry import Retry
+
+ROWS = [[1, 2, 3], [], None, [4], [5, None], [7] * 12]
+
+
+def write(path, rows, *, kind=None, group=2, column="items", **more):
+    table = pa.table({column: rows if isinstance(rows, pa.Array) else pa.array(rows, kind or pa.list_(pa.int64()))})
+    for name, values in more.items():
+        table = table.append_column(name, values if isinstance(values, pa.Array) else pa.array(values))
+    pq.write_table(table, path, row_group_size=group)
+    return path
+
+
+def profiled(paths, column="items", *, way=full, **options):
+    names = [str(path) for path in paths]
+    found = way(open_files(names), Columns(sequences=(column,), **options), paths=names)
+    return found.document, found.document["sequences"][column]
+
+
+def counted(rows):
+    return dict(collections.Counter(len(row or ()) for row in rows))
+
+
+def histogram(found):
+    return dict(zip(found["histogram"]["lengths"], found["histogram"]["counts"], strict=True))
+
+
+KINDS = {
+    "list": pa.list_(pa.int64()),
+    "large list": pa.large_list(pa.int32()),
+    "dictionary": pa.list_(pa.dictionary(pa.int32(), pa.string())),
+    "text": pa.large_list(pa.string()),
+    "floats": pa.list_(pa.float32()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_exact_answers(tmp_path, kind):
+    rows = ROWS
+    if not pa.types.is_integer(kind.value_type) and not pa.types.is_floating(kind.value_type):
+        rows = [None if row is None else [None if x is None else str(x) for x in row] for row in ROWS]
+    document, found = profiled([write(tmp_path / "a.parquet", pa.array(rows, kind))])
+    assert histogram(found) == {0: 2, 1: 1, 2: 1, 3: 1, 12: 1}
+    assert {key: found[key] for key in ("rows", "events", "empty", "null", "null_elements", "mean", "max")} == {
+        "rows": 6, "events": 18, "empty": 1, "null": 1, "null_elements": 1, "mean": 3.0, "max": 12
+    }  # fmt: skip
+    assert found["quantiles"]["p50"] == 1
+    assert found["quantiles"]["p999"] == 12
+    assert found["top1_share"] == pytest.approx(12 / 18)
+    assert [(one["row"], one["length"]) for one in found["longest"]] == [(5, 12), (0, 3), (4, 2), (3, 1)]
+    assert found["per_file"] == [{"file": "a.parquet", "rows": 6, "events": 18, "mean": 3.0}]
+    assert (document["mode"], document["rows"], document["row_groups"], document["skipped"]) == ("full", 6, 3, [])
+    assert found["drift"] is None
+
+
+def test_fixed_size_lists_and_lists_without_nulls(tmp_path):
+    fixed = pa.array([[1, 2, 3], None, [4, 5, None]], pa.list_(pa.int64(), 3))
+    _, found = profiled([write(tmp_path / "a.parquet", fixed)])
+    assert (histogram(found), found["null"], found["null_elements"]) == ({0: 1, 3: 2}, 1, 1)
+    required = pa.schema([pa.field("items", pa.list_(pa.field("element", pa.int64(), nullable=False)), nullable=False)])
+    pq.write_table(pa.table({"items": [[1], [], [2, 3]]}, schema=required), tmp_path / "b.parquet")
+    for way in (full, quick):
+        _, found = profiled([tmp_path / "b.parquet"], way=way)
+        assert (found["rows"], found["events"]) == (3, 3)
+
+
+def test_lists_inside_structs_and_of_structs(tmp_path):
+    inside = pa.array([{"ids": [1, 2]}, None, {"ids": None}, {"ids": []}])
+    _, found = profiled([write(tmp_path / "a.parquet", inside)], "items.ids")
+    assert (histogram(found), found["null"], found["empty"]) == ({0: 3, 2: 1}, 2, 1)
+    of = pa.array([[{"id": 1}, {"id": None}, None], []], pa.list_(pa.struct([("id", pa.int64())])))
+    _, found = profiled([write(tmp_path / "b.parquet", of)])
+    assert (histogram(found), found["null_elements"]) == ({0: 1, 3: 1}, 2)
+    # A leaf may be named in full, too, and dots may be part of a name.
+    _, found = profiled([write(tmp_path / "c.parquet", [[1]])], "items.list.element")
+    assert found["events"] == 1
+    _, found = profiled([write(tmp_path / "d.parquet", [[1, 2]], column="a.b")], "a.b")
+    assert found["events"] == 2
+
+
+def test_empty_files_and_files_without_row_groups(tmp_path):
+    write(tmp_path / "a.parquet", [])
+    pq.ParquetWriter(tmp_path / "b.parquet", pa.schema([("items", pa.list_(pa.int64()))])).close()
+    for way in (full, quick):
+        _, found = profiled([tmp_path], way=way)
+        assert (found["rows"], found["events"], found["mean"]) == (0, 0, 0)
+        assert [one["file"] for one in found["per_file"]] == ["a.parquet", "b.parquet"]
+    assert found["histogram"] is None
+    write(tmp_path / "c.parquet", [[1], [2, 3]])
+    _, found = profiled([tmp_path])
+    assert [one["events"] for one in found["per_file"]] == [0, 0, 3]
+
+
+def test_drift_of_types_between_files_is_fine(tmp_path):
+    write(tmp_path / "a.parquet", [[1], [2, 3]], kind=pa.list_(pa.int64()))
+    write(tmp_path / "b.parquet", [[1], None], kind=pa.large_list(pa.int32()), extra=[1, 2])
+    write(tmp_path / "c.parquet", [[1.5, 2]], kind=pa.list_(pa.float32()))
+    table = pa.table({"items": pa.array([[1]], pa.list_(pa.int64())), "z": [1]})
+    pq.write_table(table.select(["items"]), tmp_path / "d.parquet")
+    pq.write_table(table.select(["items"]), tmp_path / "e.parquet", use_compliant_nested_type=False)
+    pq.write_table(table.select(["z", "items"]), tmp_path / "f.parquet")
+    document, found = profiled([tmp_path])
+    assert (histogram(found), document["skipped"]) == ({0: 1, 1: 5, 2: 2}, [])
+
+
+def test_a_column_that_a_file_lacks_is_named(tmp_path):
+    write(tmp_path / "a.parquet", [[1], [2, 3]])
+    write(tmp_path / "b.parquet", [[1]], column="others")
+    for way in (full, quick):
+        document, found = profiled([tmp_path], way=way)
+        assert document["skipped"] == [{"file": "b.parquet", "row_group": None, "rows": 1, "reason": "no column items"}]
+        assert (found["rows"], found["events"], len(found["per_file"])) == (2, 3, 1)
+
+
+def test_what_is_no_sequence_is_refused(tmp_path):
+    write(tmp_path / "a.parquet", [[1], [2, 3]], user=[1, 2])
+    write(tmp_path / "b.parquet", [1, 2], kind=pa.int64())
+    write(tmp_path / "c.parquet", [[[1]]], kind=pa.list_(pa.list_(pa.int64())))
+    with pytest.raises(UsageError, match=r"a\.parquet: user is int64, one value per row"):
+        profiled([tmp_path / "a.parquet"], "user")
+    with pytest.raises(UsageError, match=r"b\.parquet: items is int64, one value per row"):
+        profiled([tmp_path / "b.parquet", tmp_path / "c.parquet"])
+    with pytest.raises(UsageError, match=r"c\.parquet: items holds lists in lists"):
+        profiled([tmp_path / "c.parquet"])
+    with pytest.raises(UsageError, match=r"no file has a column 'item'; .*a\.parquet has items, user"):
+        profiled([tmp_path / "a.parquet"], "item")
+    with pytest.raises(UsageError, match="named twice: items"):
+        profiled([tmp_path / "a.parquet"], candidates="items")
+    with pytest.raises(UsageError, match="time items is one of the list columns"):
+        profiled([tmp_path / "a.parquet"], time="items")
+
+
+lists = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=6), max_size=40)
+
+
+@settings(max_examples=30, deadline=None)
+@given(files=st.lists(lists, min_size=1, max_size=3), group=st.integers(1, 9), large=st.booleans())
+def test_any_rows_in_any_row_groups(tmp_path_factory, files, group, large):
+    folder = tmp_path_factory.mktemp("any")
+    kind = (pa.large_list if large else pa.list_)(pa.int64())
+    paths = [write(folder / f"{n}.parquet", rows, kind=kind, group=group) for n, rows in enumerate(files)]
+    rows = [row for file in files for row in file]
+    _, found = profiled(paths)
+    assert histogram(found) == counted(rows)
+    assert found["null"] == sum(row is None for row in rows)
+    assert found["empty"] == sum(row == [] for row in rows)
+    assert found["null_elements"] == sum(x is None for row in rows if row for x in row)
+    placed = [(-len(row or ()), n, place) for n, file in enumerate(files) for place, row in enumerate(file) if row]
+    assert [(-one["length"], int(one["file"][0]), one["row"]) for one in found["longest"]] == sorted(placed)[:10]
+    assert found["per_file"] == [
+        {"file": f"{n}.parquet", "rows": len(file), "events": events, "mean": events / len(file) if file else 0.0}
+        for n, file in enumerate(files)
+        for events in [sum(len(row or ()) for row in file)]
+    ]
+    _, known = profiled(paths, way=quick)
+    assert known["events"] == found["events"] - found["null_elements"]
+    assert (known["rows"], known["events_are"]) == (found["rows"], "exact")
+
+
+def test_small_batches_and_pieces_change_nothing(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for file in range(3):
+        rows = [[1] * n for n in rng.integers(0, 50, 300)]
+        times = rng.integers(0, 10**6, 300)
+        write(tmp_path / f"{file}.parquet", rows, group=int(rng.integers(20, 150)), when=times)
+    expected = profiled([tmp_path], time="when", way=full)[1]
+    monkeypatch.setattr(scan_columns, "_MAX_ROWS", 7)
+    monkeypatch.setattr(scan_lengths, "_UNCOUNTED_ROWS", 10)
+    monkeypatch.setattr(scan_lengths, "_UNMERGED", 2)
+    monkeypatch.setattr(scan_lengths, "_PIECES", 1000)
+    assert profiled([tmp_path], time="when")[1] == expected
+
+
+def test_pieces_cover_every_row_group_once(tmp_path):
+    for file, rows in enumerate((0, 10, 37)):
+        write(tmp_path / f"{file}.parquet", [[1]] * rows, group=3)
+    files = open_files([str(tmp_path)])
+    bound = scan_columns.bind_lists(files, ["items"])
+    for workers in (0, 1, 2, 50):
+        pieces = list(scan_lengths.pieces(files, bound, None, workers=workers))
+        seen = [(piece.file, group) for piece in pieces for group in piece.row_groups]
+        groups = [footer.metadata.num_row_groups for footer in files.footers]
+        assert seen == [(file, group) for file, count in enumerate(groups) for group in range(count)]
+        assert all(piece.first_row == piece.row_groups.start * 3 for piece in pieces)
+        assert sum(piece.rows for piece in pieces) == files.rows
+    assert len(list(scan_lengths.pieces(files, bound, None, workers=0))) == sum(count > 0 for count in groups)
+
+
+def test_footers_without_statistics_give_an_upper_bound(tmp_path):
+    table = pa.table({"items": pa.array(ROWS, pa.list_(pa.int64()))})
+    pq.write_table(table, tmp_path / "a.parquet", write_statistics=False)
+    _, found = profiled([tmp_path / "a.parquet"], way=quick)
+    assert (found["events_are"], found["row_groups_without_statistics"]) == ("upper bound", 1)
+    assert found["events"] == 20  # 18, and one each for the null and the empty list
+    assert found["histogram"] is found["quantiles"] is found["max"] is found["longest"] is found["drift"] is None
+
+
+def times(kind, *values):
+    return pa.array(values, pa.int64()).cast(kind)
+
+
+DAY = 86_400
+TIMES = {
+    "integers": (lambda days: pa.array(days, pa.int64()), 0),
+    "timestamps": (lambda days: times(pa.timestamp("s"), *[d * DAY for d in days]), "1970-01-01T00:00:00"),
+    "timestamps with a zone": (
+        lambda days: times(pa.timestamp("ns", "Europe/Berlin"), *[d * DAY * 10**9 for d in days]),
+        "1970-01-01T00:00:00",
+    ),
+    "dates": (lambda days: pa.array(days, pa.int32()).cast(pa.date32()), "1970-01-01T00:00:00"),
+}
+
+
+@pytest.mark.parametrize(("make", "first"), TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("statistics", [True, False])
+def test_drift_over_time(tmp_path, make, first, statistics):
+    rows = pa.array([[1] * (day // 10) for day in range(100)], pa.list_(pa.int64()))
+    table = pa.table({"items": rows, "when": make(list(range(100)))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10, write_statistics=statistics)
+    _, found = profiled([tmp_path / "a.parquet"], time="when")
+    drift = found["drift"]
+    assert len(drift) == 20
+    assert [one["rows"] for one in drift] == [5] * 20
+    assert [one["mean"] for one in drift] == [day // 10 for day in range(0, 100, 5)]
+    assert [one["p95"] for one in drift] == [one["p50"] for one in drift]
+    assert drift[0]["from"] == first
+    assert all(one["to"] == after["from"] for one, after in itertools.pairwise(drift))
+
+
+def test_rows_without_a_time_are_left_out_of_drift(tmp_path):
+    write(tmp_path / "a.parquet", [[1], [2, 2], [3, 3, 3]], when=pa.array([5, None, 6]))
+    write(tmp_path / "b.parquet", [[4] * 4])
+    write(tmp_path / "c.parquet", [[4] * 4], when=pa.array([None], pa.int64()))
+    document, found = profiled([tmp_path], time="when")
+    assert found["rows"] == 5
+    assert [(one["from"], one["to"], one["rows"], one["mean"]) for one in found["drift"]] == [
+        (5, 6, 1, 1),
+        (6, 7, 1, 3),
+    ]
+    assert [(one["file"], one["reason"]) for one in document["skipped"]] == [("b.parquet", "no column when")]
+    write(tmp_path / "d.parquet", [[1]], when=times(pa.timestamp("us"), 5))
+    with pytest.raises(UsageError, match="dates in some files and plain integers in others"):
+        profiled([tmp_path], time="when")
+    write(tmp_path / "e.parquet", [[1]], when=[1.5])
+    with pytest.raises(UsageError, match="when is double; a time is an integer"):
+        profiled([tmp_path / "e.parquet"], time="when")
+
+
+def test_edges_hold_equally_many_rows():
+    assert even_edges([(0, 9, 10), (10, 19, 30)], 4).tolist() == [0, 10, 13, 17, 20]
+    # One row group with a time far off does not move all others into one span.
+    outlier = even_edges([*((n, n, 10) for n in range(100)), (50, 10**9, 10)], 20)
+    assert outlier[-1] == 10**9 + 1
+    assert (np.diff(outlier[:-1]) <= 7).all()
+    assert even_edges([(7, 7, 3)], 20).tolist() == [7, 8]
+    assert even_edges([], 20).tolist() == [0, 1]
+
+
+def test_times_and_lengths_of_slices():
+    array = pa.array(ROWS, pa.list_(pa.int64())).slice(2, 3)
+    found = lengths_of(array)
+    assert (found.of_row.tolist(), found.null_rows, found.null_elements) == ([0, 1, 2], 1, 1)
+    assert whole_numbers(pa.array([1, None, 3], pa.int16())).tolist() == [1, 3]
+    assert whole_numbers(pa.array([], pa.date32())).tolist() == []
+
+
+def test_damaged_row_groups_are_left_out_and_named(tmp_path):
+    rows = [[n] * n for n in range(40)]
+    write(tmp_path / "a.parquet", rows, group=10, user=list(range(40)))
+    good = write(tmp_path / "b.parquet", rows, group=10, user=list(range(40)))
+    chunk = pq.read_metadata(good).row_group(2).column(0)
+    raw = bytearray(good.read_bytes())
+    begin = chunk.dictionary_page_offset
+    raw[begin : begin + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    (tmp_path / "a.parquet").write_bytes(raw)
+    document, found = profiled([tmp_path], time="user")
+    (skipped,) = document["skipped"]
+    assert (skipped["file"], skipped["row_group"], skipped["rows"]) == ("a.parquet", 2, 10)
+    assert skipped["reason"]
+    assert histogram(found) == counted([*rows, *rows[:20], *rows[30:]])
+    assert found["longest"][0] == {"file": "a.parquet", "row": 39, "length": 39}
+    assert [one["rows"] for one in found["per_file"]] == [30, 40]
+    assert sum(one["rows"] for one in found["drift"]) == 70
+
+
+def test_remote_files_that_fail_now_and_then(tmp_path, monkeypatch):
+    system = fsspec.filesystem("memory")
+    for name in "ab":
+        write(tmp_path / f"{name}.parquet", [[1], [2, 3]])
+        system.pipe(f"/lengths/{name}.parquet", (tmp_path / f"{name}.parquet").read_bytes())
+    try:
+        files = open_files(["memory://lengths/*.parquet"])
+        opened = []
+
+        def flaky(file):
+            opened.append(file.name)
+            if opened.count(file.name) == 1 or file.name == "b.parquet":
+                raise TimeoutError("no answer")
+            return open_file(file)
+
+        monkeypatch.setattr(scan_columns, "open_file", flaky)
+        monkeypatch.setattr(scan_lengths, "Retry", lambda: Retry(delays_s=(0, 0)))
+        document = full(files, Columns(sequences=("items",)), paths=[]).document
+    finally:
+        system.rm("/lengths", recursive=True)
+    assert (document["sequences"]["items"]["rows"], document["sequences"]["items"]["events"]) == (2, 3)
+    assert [(one["file"], one["rows"]) for one in document["skipped"]] == [("b.parquet", 2)]
+    assert "cannot be read after 3 tries" in document["skipped"][0]["reason"]
+
+
+def test_a_file_that_is_gone_is_lost(tmp_path):
+    write(tmp_path / "a.parquet", [[1], [2, 3]])
+    gone = write(tmp_path / "b.parquet", [[1]] * 20)
+    files = open_files([str(tmp_path)])
+    gone.unlink()
+    found = full(files, Columns(sequences=("items",)), paths=[], engine=Local(2)).document
+    (skipped,) = found["skipped"]
+    assert (skipped["file"], skipped["row_group"], skipped["rows"]) == ("b.parquet", None, 20)
+    assert "no such file" in skipped["reason"]
+    assert found["sequences"]["items"]["rows"] == 2
+
+
+def test_a_page_header_cannot_ask_for_more_than_the_file_has(tmp_path):
+    path = write(tmp_path / "a.parquet", [[n] * 3 for n in range(200)], group=200)
+    at = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    change_page(path, at, lambda header: header.put(3, thrift.I32, 2**31 - 100))
+    before = pa.default_memory_pool().max_memory()
+    document, _ = profiled([path])
+    assert [(one["row_group"], one["rows"]) for one in document["skipped"]] == [(0, 200)]
+    assert pa.default_memory_pool().max_memory() - before < 1 << 20
+
+
+def test_large_chunks_are_read_in_pieces(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", [[n] * 3 for n in range(2000)], group=2000)
+    right = profiled([path])[1]
+    monkeypatch.setattr(scan_columns, "_WHOLE_BYTES", 10)
+    assert profiled([path])[1] == right

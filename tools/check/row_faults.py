@@ -1,0 +1,153 @@
+"""Finds all faults in the rows of a record batch, where the loader stops at the first.
+
+The loader raises at the first row that contradicts the schema or the null policies. These functions check
+every field of every row, under the same policies. Letters: N rows, M fields of a group.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fsdata.errors import DataError
+from fsdata.sources.bind import Bound
+from fsdata.sources.convert import OutsideInt64, convert, unwrap
+from fsdata.sources.roles import is_list
+
+_MAX_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One kind of fault of one field.
+
+    `rows`: int64, positions in the batch; `what`: the first of them, in words.
+    """
+
+    kind: str
+    field: str
+    rows: np.ndarray
+    what: str
+
+
+@dataclass(slots=True)
+class Checked:
+    """The result of checking N rows.
+
+    Attributes:
+        faults: found so far.
+        dropped: bool [N], rows that a null policy leaves out.
+        lengths: list field -> int64 [N], -1 for null lists.
+        keys: join key -> (values int64 [N], whether null bool [N]).
+    """
+
+    faults: list[Fault]
+    dropped: np.ndarray
+    lengths: dict[str, np.ndarray]
+    keys: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def check_fields(columns: Sequence[tuple[Bound, pa.Array]], rows: int) -> Checked:
+    """Check each field by itself: nulls, null and non-finite elements, ids outside int64."""
+    checked = Checked([], np.zeros(rows, bool), {}, {})
+    for bound, array in columns:
+        outside = _outside_int64(bound, array)
+        if outside is not None:
+            checked.faults.append(outside)
+            continue
+        try:
+            converted = convert(array, bound.want.number)
+        except OutsideInt64:
+            raise AssertionError("ids outside int64 were looked for before") from None
+        except DataError as error:
+            checked.faults.append(Fault(kind="range", field=bound.want.field, rows=np.arange(rows), what=str(error)))
+            continue
+        _check_field(bound, converted, checked)
+    return checked
+
+
+def check_groups(checked: Checked, groups: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
+    """Faults of rows whose lists in one group differ in length. Null lists and dropped rows do not count."""
+    for group, fields in groups.items():
+        present = [name for name in fields if name in checked.lengths]
+        if len(present) < 2:
+            continue
+        lengths = np.stack([checked.lengths[name] for name in present])  # [M, N]
+        longest = lengths.max(axis=0)
+        shortest = np.where(lengths < 0, longest, lengths).min(axis=0)
+        rows = np.flatnonzero((shortest != longest) & ~checked.dropped)
+        if len(rows):
+            row = lengths[:, rows[0]]
+            words = ", ".join(f"{name} {'null' if n < 0 else n}" for name, n in zip(present, row, strict=True))
+            yield Fault(
+                kind="ragged", field=group, rows=rows, what=f"lists of {group!r} have different lengths: {words}"
+            )
+
+
+def _check_field(bound: Bound, array: pa.Array, checked: Checked) -> None:
+    field, role = bound.want.field, bound.want.role
+    null = ~_mask(array.is_valid())
+    if role == "join key":
+        checked.keys[field] = np.asarray(pc.fill_null(array, 0)), null
+        return
+    if role == "time":
+        _note(checked, "null", field, null, "is null: rows without a time cannot be merged")
+        return
+    bad = [("null", null, "is null")]
+    if is_list(array.type):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), -1).cast(pa.int64()))
+        checked.lengths[field] = lengths
+        elements = array.flatten()
+        row_of = np.repeat(np.arange(len(array)), np.maximum(lengths, 0))
+        absent = ~_mask(elements.is_valid())
+        bad.append(("null element", _any(row_of, absent, len(array)), "holds a null"))
+        if bound.want.number == "value":
+            bad.append(("not finite", _any(row_of, _not_finite(elements), len(array)), "holds NaN or infinity"))
+    elif bound.want.number == "value":
+        bad.append(("not finite", _not_finite(array), "is NaN or infinite"))
+    for kind, where, what in bad:
+        if bound.policy == "error":
+            _note(checked, kind, field, where, what)
+        elif bound.policy == "drop":
+            checked.dropped |= where
+
+
+def _note(checked: Checked, kind: str, field: str, where: np.ndarray, what: str) -> None:
+    rows = np.flatnonzero(where)
+    if len(rows):
+        checked.faults.append(Fault(kind=kind, field=field, rows=rows, what=f"{field} {what}"))
+
+
+def _outside_int64(bound: Bound, array: pa.Array) -> Fault | None:
+    if bound.want.number == "value":
+        return None
+    outer = unwrap(array)
+    inner = unwrap(outer.flatten()) if is_list(outer.type) else outer
+    if not pa.types.is_uint64(inner.type):
+        return None
+    large = _mask(pc.fill_null(pc.greater(inner, pa.scalar(_MAX_INT64, pa.uint64())), False))
+    if not large.any():
+        return None
+    rows = np.flatnonzero(large)
+    value = inner[int(rows[0])].as_py()
+    if outer is not inner:
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(outer), 0).cast(pa.int64()))
+        rows = np.unique(np.repeat(np.arange(len(outer)), lengths)[rows])
+    return Fault(kind="range", field=bound.want.field, rows=rows, what=f"{bound.want.field}: {value} is outside int64")
+
+
+def _not_finite(values: pa.Array) -> np.ndarray:
+    """True for NaN and infinity. Nulls are a fault of their own."""
+    return ~_mask(pc.fill_null(pc.is_finite(values), True))
+
+
+def _any(row_of: np.ndarray, bad: np.ndarray, rows: int) -> np.ndarray:
+    found = np.zeros(rows, bool)
+    found[row_of[bad]] = True
+    return found
+
+
+def _mask(array: pa.Array) -> np.ndarray:
+    return np.asarray(array.cast(pa.uint8())).astype(bool)

@@ -1,0 +1,99 @@
+"""The command `freescale collisions`: reads its options, runs it, and shows the result."""
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freescale_tools.collisions.tables import show
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import created
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.report.write import tell_skipped, write_report
+
+VERSION = 1
+
+
+class OrderName(enum.StrEnum):
+    """Order of the rows in batches."""
+
+    file = "file"
+    shuffled = "shuffled"
+    time = "time"
+
+
+def collisions(
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
+    ids: Annotated[str, typer.Option(help="The column of row ids: a list or a single id per sample.")],
+    batch_size: Annotated[int, typer.Option(help="Samples of a rank in a step.")] = 128,
+    ranks: Annotated[int, typer.Option(help="Ranks that share a global batch.")] = 64,
+    max_length: Annotated[int | None, typer.Option(help="Keep only so many last events of a history.")] = None,
+    dim: Annotated[int, typer.Option(help="Columns of the embedding table (float32), to compute bytes.")] = 128,
+    time: Annotated[
+        str | None,
+        typer.Option(help="The column with the time of a row, for --order time. Of a list, the last element counts."),
+    ] = None,
+    order: Annotated[
+        list[OrderName] | None,
+        typer.Option(
+            help="Order of the rows in batches. May be given several times; plots use the first. file: as a loader "
+            "that does not shuffle. Default: file, shuffled, and with --time also time."
+        ),
+    ] = None,
+    pairs: Annotated[int, typer.Option(help="Most pairs of batches to count at a point.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the shuffled order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for collisions.json and collisions.html.")] = Path(
+        "freescale-report"
+    ),
+    json: Annotated[bool, typer.Option("--json", help="Print collisions.json instead of tables.")] = False,
+) -> None:
+    """Count table rows that consecutive global batches share, and predict the bytes that a step exchanges.
+
+    A shared row cannot be prefetched; FreeScale hides the exchange of all other rows. Reads the id column, or
+    as much of it as fits into memory. Damaged files and row groups are left out and named. The exit status is
+    then 1.
+    """
+    with Terminal(json=json) as terminal:
+        from freescale_tools.collisions.page import collisions_page
+
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"--out {out} is a file; name a folder")
+        if seed < 0:
+            raise UsageError(f"--seed must be 0 or more, got {seed}")
+        orders = [one.value for one in order or ()] or ["file", "shuffled", *(["time"] if time else [])]
+        settings = {
+            "batch_size": batch_size,
+            "ranks": ranks,
+            "max_length": max_length,
+            "dim": dim,
+            "orders": list(dict.fromkeys(orders)),
+            "time": time,
+            "seed": seed,
+            "pairs": pairs,
+        }
+        document = _counted(terminal, paths, ids, settings)
+        write_report(document, collisions_page(document), out, "collisions")
+        show(terminal, document["collisions"])
+        terminal.say(f"written to {out / 'collisions.html'} and {out / 'collisions.json'}")
+        terminal.result(document)
+
+
+def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str, Any]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from freescale_tools.collisions.estimate import estimate
+    from freescale_tools.scan.files import open_files
+
+    files = open_files(paths)
+    with terminal.progress("reading ids", rows=files.rows) as progress:
+        found = estimate(files, ids, progress=progress, **settings)
+    found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
+    tell_skipped(terminal, found["skipped"])
+    return {
+        "version": VERSION,
+        "kind": "collisions",
+        "created": created(),
+        "paths": paths,
+        "collisions": found,
+    }

@@ -1,0 +1,273 @@
+"""Counts collisions: rows of a global batch that the batch before uses too; and the bytes that a step sends.
+
+A table row that two consecutive batches share cannot be prefetched. Such rows travel first, all others in the
+background (the paper, section 2 and Figure 3). Shares are counted by occurrence, which decides the bytes of
+gradients, and by distinct row. The count is exact for every sampled pair of batches and takes one memory
+access per id.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from freescale_tools.collisions.batch_order import Batches, by_time, in_file_order, shuffled, sliced, streaks
+from freescale_tools.collisions.ids_in_memory import MOST_IDS, Held, hold
+from freescale_tools.collisions.kernels import MARKS, leave_mark, tally, tally_ranks
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.options import RANKS
+from freescale_tools.console.terminal import Progress
+from freescale_tools.scan.files import FileSet
+from fsdata.cores import usable_cores
+
+ORDERS = ("file", "shuffled", "time")
+_LENGTHS = (50, 100, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
+_MOST_LENGTHS = 6
+_STATE_BYTES = 256 << 20  # of all threads together
+# Work of a point, in ids: a share of the ids in memory, but at least `_WORK_IDS`. The larger share is for the
+# points that the bytes and the orders come from.
+_WORK_SHARE, _DEFAULT_SHARE, _WORK_IDS = 1 / 8, 1 / 2, 1 << 20
+_ID_BYTES, _FLOAT_BYTES = 8, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """Where collisions are counted."""
+
+    order: str
+    batch_size: int
+    ranks: int
+    max_length: int
+
+    @property
+    def rows(self) -> int:
+        return self.batch_size * self.ranks
+
+
+def estimate(
+    files: FileSet,
+    column: str,
+    *,
+    batch_size: int,
+    ranks: int,
+    max_length: int | None,
+    dim: int,
+    orders: Sequence[str] = ("file", "shuffled"),
+    time: str | None = None,
+    seed: int = 0,
+    pairs: int = 16,
+    most_ids: int = MOST_IDS,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The document: shares at the default and along each axis, and bytes per rank and step.
+
+    Args:
+        batch_size: samples of a rank.
+        max_length: most events of a history, the last ones; None keeps all.
+        dim: columns of the embedding table, float32.
+        orders: of rows in batches. The axes use the first.
+        time: the column for the order `time`. Of a list, the last element counts.
+        pairs: most consecutive pairs per point. Large batches get fewer, at least one.
+        most_ids: about how many ids memory holds.
+
+    Points that need more rows than memory holds are left out and listed. Raises UsageError if a number or an
+    order is invalid, if the column holds no integers, or if two batches need more rows than there are;
+    CommandFailed if a file cannot be reached.
+    """
+    _check(batch_size=batch_size, ranks=ranks, max_length=max_length, dim=dim, pairs=pairs)
+    _check_orders(orders, time)
+    held = hold(
+        files, column, time=time if "time" in orders else None, max_length=max_length, ranks=ranks,
+        batch_size=batch_size, most_ids=most_ids, progress=progress,
+    )  # fmt: skip
+    # Without a limit, the longest history serves as the limit: plots need a number.
+    default = Spot(order=orders[0], batch_size=batch_size, ranks=ranks, max_length=max_length or max(held.longest, 1))
+    counting = _Counting(held, pairs=pairs, seed=seed)
+    axes = _axes(default, orders, held.longest)
+    for order in orders:
+        if counting.batches(replace(default, order=order)).pairs == 0:
+            raise UsageError(_too_few(held, replace(default, order=order), column))
+    found = counting.all({spot for _, spot in axes}, default=default)
+    return {
+        "column": column,
+        "batch_size": batch_size,
+        "ranks": ranks,
+        "max_length": default.max_length,
+        "dim": dim,
+        "sampled_pairs": sum(map(len, found.values())),
+        "points": [{"axis": axis, **_point(spot, found[spot])} for axis, spot in axes if spot in found],
+        "bytes": _bytes(found[default], ranks, dim),
+        "left_out": [_missing_point(axis, spot) for axis, spot in axes if spot not in found],
+        "rows": held.rows,
+        "rows_read": held.rows_read,
+        "read_share": held.rows_read / held.rows if held.rows else 1.0,
+        "skipped": [asdict(one) for one in held.skipped],
+        "notes": _notes(held, orders),
+    }
+
+
+class _Counting:
+    """Counts at many spots. Each thread has its own state."""
+
+    def __init__(self, held: Held, *, pairs: int, seed: int) -> None:
+        self._held = held
+        self._pairs = pairs
+        self._seed = seed
+        self._ordered: dict[str, list[np.ndarray]] = {}
+
+    def batches(self, spot: Spot) -> Batches:
+        held = self._held
+        if spot.order == "file":
+            return in_file_order(held.units, ranks=spot.ranks, batch_size=spot.batch_size)
+        if spot.order not in self._ordered:
+            runs = [sum(run) for run in held.units]
+            self._ordered[spot.order] = (
+                shuffled(held.rows_read, self._seed)
+                if spot.order == "shuffled"
+                else by_time(held.time, held.known, runs)
+            )
+        return sliced(self._ordered[spot.order], spot.rows)
+
+    def all(self, spots: Iterable[Spot], *, default: Spot) -> dict[Spot, np.ndarray]:
+        """int64 [pairs, 6]: counts of all spots with a pair of batches; at `default` also by rank."""
+        # The largest first: a large spot that starts last would run alone at the end.
+        possible = sorted(
+            (spot for spot in spots if self.batches(spot).pairs),
+            key=lambda spot: (-spot.rows, -spot.max_length, spot.order, spot.ranks),
+        )
+        cores = usable_cores()
+        threads = max(min(cores, _STATE_BYTES // max(self._held.distinct, 1), len(possible)), 1)
+        with ThreadPoolExecutor(threads, thread_name_prefix="freescale-collisions") as pool:
+            counted = pool.map(lambda spot: self._count(spot, default), possible)
+            return dict(zip(possible, counted, strict=True))
+
+    def _count(self, spot: Spot, default: Spot) -> np.ndarray:
+        """int64 [pairs, 6]. Columns 0 to 3 come from `tally`; 4 and 5 from `tally_ranks`, or they are 0."""
+        held, by_rank = self._held, spot == default
+        share = _DEFAULT_SHARE if spot == replace(default, order=spot.order) else _WORK_SHARE
+        state = np.zeros(held.distinct, np.uint8)
+        local = np.zeros(held.distinct if by_rank else 0, np.uint8)
+        batches = self.batches(spot)
+        found, mark = [], 0
+        for streak in streaks(batches, self._affordable(batches, share)):
+            if mark + streak.batches > MARKS:
+                state[:], mark = 0, 0
+            for step in range(streak.first, streak.first + streak.batches):
+                mark += 1
+                rows, counts = batches.rows(streak.run, step), np.zeros(6, np.int64)
+                place = (held.ids, held.starts, held.lengths, rows)
+                if step == streak.first:
+                    leave_mark(*place, spot.max_length, mark, state)
+                    continue
+                tally(*place, spot.max_length, mark, state, counts[:4])
+                if by_rank:
+                    tally_ranks(*place, spot.batch_size, spot.max_length, state, local, counts[4:])
+                found.append(counts)
+        return np.array(found)
+
+    def _affordable(self, batches: Batches, share: float) -> int:
+        """How many pairs to count: as many as wanted, within the work of this share of the ids in memory."""
+        share = max(share, _WORK_IDS / max(int(self._held.lengths.sum()), 1))
+        return int(min(max(sum(batches.steps) * share, 1), self._pairs))
+
+
+def _point(spot: Spot, counts: np.ndarray) -> dict[str, Any]:
+    """A point of the document, without its axis."""
+    return {
+        "order": spot.order,
+        "batch_size": spot.batch_size,
+        "ranks": spot.ranks,
+        "max_length": spot.max_length,
+        "pairs": len(counts),
+        "by_occurrence": _spread(counts[:, 1], counts[:, 0]),
+        "by_row": _spread(counts[:, 3], counts[:, 2]),
+        "occurrences": float(counts[:, 0].mean()),
+        "distinct": float(counts[:, 2].mean()),
+    }
+
+
+def _missing_point(axis: str, spot: Spot) -> dict[str, Any]:
+    """A point for which two batches need more rows than memory holds."""
+    size = {"batch_size": spot.batch_size, "ranks": spot.ranks, "rows": 2 * spot.rows}
+    return {"axis": axis, "order": spot.order, **size}
+
+
+def _spread(shared: np.ndarray, all_of_them: np.ndarray) -> dict[str, float]:
+    """Mean, P50 and P99 of the shares of pairs; a batch without ids shares nothing."""
+    shares = shared / np.maximum(all_of_them, 1)
+    p50, p99 = np.quantile(shares, (0.5, 0.99))
+    return {"mean": float(shares.mean()), "p50": float(p50), "p99": float(p99)}
+
+
+def _axes(default: Spot, orders: Sequence[str], longest: int) -> list[tuple[str, Spot]]:
+    """(axis, spot) of every point; each axis contains the default."""
+    size, most = default.batch_size, min(default.max_length, longest)
+    sizes = sorted({max(size // part, 1) for part in (8, 4, 2, 1)} | {2 * size})
+    lengths = [length for length in _LENGTHS if length < most][1 - _MOST_LENGTHS :]
+    return [
+        ("default", default),
+        *(("order", replace(default, order=order)) for order in orders),
+        *(("batch_size", replace(default, batch_size=value)) for value in sizes),
+        *(("ranks", replace(default, ranks=value)) for value in sorted({*RANKS, default.ranks})),
+        *(("max_length", replace(default, max_length=value)) for value in [*lengths, default.max_length]),
+    ]
+
+
+def _bytes(counts: np.ndarray, ranks: int, dim: int) -> dict[str, float]:
+    """Mean bytes that leave a rank in a step, by class; counts: int64 [pairs, 6].
+
+    Every id travels, with 8 bytes. The forward pass sends each distinct row of a rank once, the backward pass
+    the gradient of every occurrence. Owners are taken as spread evenly, so 1 / W of everything stays on its
+    rank.
+    """
+    leaving = counts.mean(axis=0) * (ranks - 1) / ranks**2
+    occurrences, shared, _, _, rows, shared_rows = leaving.tolist()
+    row_bytes = dim * _FLOAT_BYTES
+    return {
+        "ids": occurrences * _ID_BYTES,
+        "collision_rows": shared_rows * row_bytes,
+        "exclusive_rows": (rows - shared_rows) * row_bytes,
+        "collision_gradients": shared * row_bytes,
+        "exclusive_gradients": (occurrences - shared) * row_bytes,
+    }
+
+
+def _check(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}")
+
+
+def _check_orders(orders: Sequence[str], time: str | None) -> None:
+    unknown = [order for order in orders if order not in ORDERS]
+    if unknown or not orders:
+        raise UsageError(f"an order is one of {', '.join(ORDERS)}, got {', '.join(unknown) or 'none'}")
+    if "time" in orders and time is None:
+        raise UsageError("the order 'time' needs the column to sort by: name it with --time")
+
+
+def _too_few(held: Held, spot: Spot, column: str) -> str:
+    what = (
+        f"two consecutive global batches of {spot.ranks} ranks x {spot.batch_size} samples are {2 * spot.rows:,} rows"
+    )
+    if held.rows_read == held.rows or held.skipped:
+        return (
+            f"{what}, but only {held.rows_read:,} rows could be read ({spot.order} order): "
+            "lower the batch size or the number of ranks, or give more files"
+        )
+    return (
+        f"{what}; of {column}, {held.rows_read:,} of {held.rows:,} rows fit into memory at a mean of "
+        f"{held.lengths.mean():,.0f} ids: cut histories (max length), lower the batch size or the number of ranks"
+    )
+
+
+def _notes(held: Held, orders: Sequence[str]) -> list[str]:
+    if held.rows_read == held.rows:
+        return []
+    stretches = f"{len(held.units)} stretches" if len(held.units) > 1 else "one stretch"
+    notes = [f"{held.rows_read:,} of {held.rows:,} rows were read, from {stretches} of the data."]
+    if "time" in orders:
+        notes.append("Each stretch is sorted by time on its own, which is exact if the files are in order of time.")
+    return notes

@@ -1,0 +1,162 @@
+"""Cutting histories and counting shared rows (numba, nogil, no Python objects).
+
+The counting keeps one byte per table row: the mark of the last batch that used the row, and whether the batch
+before used it too. Each occurrence costs one memory access, and nothing is cleared between batches.
+"""
+
+import numpy as np
+from numba import njit, types
+
+MARKS = 126  # marks are 1 to 126; a mark and one bit fill a byte
+
+_IDS = types.uint32[::1]
+_INT64 = types.int64[::1]
+_BYTES = types.uint8[::1]
+_READ_INT64 = types.Array(types.int64, 1, "C", readonly=True)
+_READ_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+_TAKE = [
+    types.int64(
+        _READ_INT64, _READ_INT64, _READ_BYTES, types.int64, types.uint64, types.int64, out, types.int64, _INT64, _INT64
+    )
+    for out in (_IDS, _INT64)
+]
+
+
+@njit(_TAKE, nogil=True, cache=True)
+def take_rows(
+    values: np.ndarray,
+    offsets: np.ndarray,
+    valid: np.ndarray,
+    base: int,
+    span: int,
+    limit: int,
+    out: np.ndarray,
+    at: int,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+) -> int:
+    """Copy the last `limit` events of every list to out[at:], minus `base`.
+
+    Returns how many rows were copied. values: int64 [V]; offsets: int64 [N + 1]; valid: uint8 [V], 0 for a
+    null, which is left out, or empty. Written: starts, lengths: int64 [N], where each row stands in `out`.
+    Stops before the first row that does not fit. Returns -1 if a value is outside base to base + span.
+    """
+    largest = np.uint64(0)
+    for row in range(len(offsets) - 1):
+        end = offsets[row + 1]
+        first = max(offsets[row], end - limit)
+        if at + (end - first) > len(out):
+            return row
+        starts[row] = at
+        if len(valid):
+            for place in range(first, end):
+                if valid[place]:
+                    moved = values[place] - base
+                    largest = max(largest, np.uint64(moved))
+                    out[at] = moved
+                    at += 1
+        else:
+            for place in range(end - first):
+                moved = values[first + place] - base
+                largest = max(largest, np.uint64(moved))
+                out[at + place] = moved
+            at += end - first
+        lengths[row] = at - starts[row]
+        if largest > span:
+            return -1
+    return len(offsets) - 1
+
+
+@njit(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES), nogil=True, cache=True)
+def leave_mark(
+    ids: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    batch: np.ndarray,
+    limit: int,
+    mark: int,
+    state: np.ndarray,
+) -> None:
+    """Mark the rows of a batch in `state` as `tally` does, without counting."""
+    now = np.uint8(2 * mark)
+    for row in batch:
+        end = starts[row] + lengths[row]
+        for place in range(end - min(lengths[row], limit), end):
+            state[ids[place]] = now
+
+
+@njit(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _INT64), nogil=True, cache=True)
+def tally(
+    ids: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    batch: np.ndarray,
+    limit: int,
+    mark: int,
+    state: np.ndarray,
+    counts: np.ndarray,
+) -> None:
+    """Count a global batch against the one with mark `mark` - 1.
+
+    ids: uint32 of all rows; starts, lengths: int64 [N]; batch: int64 [G], its rows; limit: events of a row
+    that count, its last ones. Marks of one `state`, uint8 [ids], ascend. Written: counts int64 [4] =
+    occurrences, those shared with the batch before, distinct ids, those shared.
+    """
+    before, now = np.uint8(2 * mark - 2), np.uint8(2 * mark)
+    occurrences = shared = distinct = shared_distinct = 0
+    for row in batch:
+        end = starts[row] + lengths[row]
+        first = end - min(lengths[row], limit)
+        occurrences += end - first
+        for place in range(first, end):
+            # 0, 1: last seen in the batch before. 2, 3: seen in this batch; 3 is shared. Others are older.
+            age = np.uint8(state[ids[place]] - before)
+            if age == 3:
+                shared += 1
+            elif age != 2:
+                both = int(age < 2)
+                state[ids[place]] = now + np.uint8(both)
+                shared += both
+                distinct += 1
+                shared_distinct += both
+    counts[0], counts[1], counts[2], counts[3] = occurrences, shared, distinct, shared_distinct
+
+
+@njit(
+    types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _BYTES, _INT64),
+    nogil=True,
+    cache=True,
+)
+def tally_ranks(
+    ids: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    batch: np.ndarray,
+    per_rank: int,
+    limit: int,
+    state: np.ndarray,
+    local: np.ndarray,
+    counts: np.ndarray,
+) -> None:
+    """Count the distinct ids of each rank's part of a batch, summed over the ranks.
+
+    `tally` counted the batch before. batch: int64 [W * per_rank], rank by rank; local: uint8 [ids], scratch.
+    Written: counts int64 [2] = distinct, those shared with the batch before.
+    """
+    local[:] = 0
+    stamp = 0
+    distinct = shared = 0
+    for place in range(len(batch)):
+        if place % per_rank == 0:
+            stamp += 1
+            if stamp == 256:
+                local[:] = 0
+                stamp = 1
+        row = batch[place]
+        end = starts[row] + lengths[row]
+        for at in range(end - min(lengths[row], limit), end):
+            if local[ids[at]] != stamp:
+                local[ids[at]] = stamp
+                distinct += 1
+                shared += state[ids[at]] & np.uint8(1)
+    counts[0], counts[1] = distinct, shared

@@ -1,0 +1,100 @@
+"""The command `freescale profile`: reads its options, runs it, and shows the result."""
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.options import RANKS, numbers
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.report.write import tell_skipped, write_report
+
+
+class EngineName(enum.StrEnum):
+    """What reads the files."""
+
+    local = "local"
+    ray = "ray"
+
+
+def profile(
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
+    sequence: Annotated[
+        list[str],
+        typer.Option(help="A list column of history events. May be given several times; the first is simulated."),
+    ],
+    candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for profile.json and profile.html.")] = Path("freescale-report"),
+    quick: Annotated[bool, typer.Option("--quick", help="Read footers only: rows, events and means, by file.")] = False,
+    time: Annotated[
+        str | None,
+        typer.Option(help="The column with the time of a row, integers or timestamps. Shows lengths over time."),
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="The column whose collisions are counted. Default: the first --sequence.")
+    ] = None,
+    engine: Annotated[
+        EngineName, typer.Option(help="local: threads of this process. ray: a Ray cluster.")
+    ] = EngineName.local,
+    batch_size: Annotated[int, typer.Option(help="Samples of a rank in a step.")] = 128,
+    ranks: Annotated[
+        list[str] | None,
+        typer.Option(help="Numbers of ranks, such as 8,64,512. Default: the powers of two from 8 to 1024."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print profile.json instead of tables.")] = False,
+) -> None:
+    """Measure history lengths and predict what FreeScale brings: stragglers, settings, collisions, speed.
+
+    Reads the named list columns once; with --quick, only footers. Damaged files and row groups are left out,
+    counted and named. The exit status is then 1.
+    """
+    with Terminal(json=json) as terminal:
+        from freescale_tools.profile.measure import Columns, Settings
+
+        columns = Columns(sequences=tuple(sequence), candidates=candidates, time=time)
+        settings = Settings(ranks=tuple(numbers(ranks, "--ranks") or RANKS), batch_size=batch_size, ids=ids)
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"--out {out} is a file; name a folder")
+        if quick and (time or ids):
+            raise UsageError("--quick reads no rows: leave out --time and --ids, or --quick")
+        _run(terminal, paths, columns, settings, out, engine.value if not quick else None)
+
+
+def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out: Path, engine_name: str | None) -> None:
+    """Profile the files and show the result. `engine_name` is None if only footers are read."""
+    from freescale_tools.collisions.arrow_ids import check_ids
+    from freescale_tools.profile import measure as profiles
+    from freescale_tools.profile.page.page import profile_page
+    from freescale_tools.profile.tables import show
+    from freescale_tools.scan.columns import bind
+    from freescale_tools.scan.engines.choose import engine
+    from freescale_tools.scan.engines.threads import REMOTE_THREADS
+    from freescale_tools.scan.files import open_files
+
+    files = open_files(paths)
+    if settings.ids is not None:
+        bind(files, [settings.ids], check=check_ids)  # fails before all lengths are read
+    if engine_name is None:
+        found = profiles.quick(files, columns, paths=paths)
+    else:
+        threads = None if files.footers[0].file.local else REMOTE_THREADS
+        with (
+            engine(engine_name, threads=threads) as where,
+            terminal.progress("reading lengths", rows=files.rows) as progress,
+        ):
+            found = profiles.full(files, columns, paths=paths, engine=where, progress=progress)
+    document = found.document
+    tell_skipped(terminal, document["skipped"])
+    notes = []
+    if engine_name is not None:
+        from freescale_tools.profile.predict import predict
+
+        notes = predict(found, files, columns, settings, paths=paths, bar=terminal.progress)
+    write_report(document, profile_page(document), out, "profile")
+    show(terminal, document)
+    for note in notes:
+        terminal.say(note)
+    terminal.say(f"written to {out / 'profile.html'} and {out / 'profile.json'}")
+    terminal.result(document)

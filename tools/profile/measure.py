@@ -1,0 +1,180 @@
+"""Measures the lengths of a data set: from footers alone (quick), or from every row (full)."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import created
+from freescale_tools.console.terminal import Progress
+from freescale_tools.scan.columns import Bound, bind_lists
+from freescale_tools.scan.counts import counts
+from freescale_tools.scan.engines.engine import Engine, Lost
+from freescale_tools.scan.engines.threads import Local
+from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.scan.lengths import Tally, pieces, scan
+from freescale_tools.scan.times import Spans, time_spans
+from fsdata.sources.footers import Skipped
+
+VERSION = 1
+_USUAL_RANKS = 64  # the paper's
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns to profile.
+
+    Attributes:
+        sequences: list columns; the first stands for the history in predictions.
+        candidates: a list column, or None.
+        time: the column with the time of a row, for lengths over time, or None.
+    """
+
+    sequences: tuple[str, ...]
+    candidates: str | None = None
+    time: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sequences:
+            raise UsageError("name at least one list column with --sequence")
+        twice = sorted({name for name in self.lists if self.lists.count(name) > 1})
+        if twice:
+            raise UsageError(f"named twice: {', '.join(twice)}")
+        if self.time in self.lists:
+            raise UsageError(f"--time {self.time} is one of the list columns; the time of a row is one value")
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return self.sequences + ((self.candidates,) if self.candidates else ())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The training jobs that predictions are made for.
+
+    Attributes:
+        ranks: numbers of ranks.
+        batch_size: samples of a rank.
+        ids: the column whose collisions are counted; None takes the first sequence if it holds integers.
+    """
+
+    ranks: tuple[int, ...]
+    batch_size: int
+    ids: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("--ranks", self.ranks), ("--batch-size", (self.batch_size,))):
+            if not values or min(values) < 1:
+                raise UsageError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
+
+    @property
+    def default_ranks(self) -> int:
+        """The number of ranks nearest to 64."""
+        return min(self.ranks, key=lambda ranks: (abs(ranks - _USUAL_RANKS), ranks))
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Profile:
+    """A profile before its predictions.
+
+    Attributes:
+        document: profile.json; stragglers, recommended, collisions and simulation are still null.
+        histograms: one for every list column; none in quick mode.
+    """
+
+    document: dict[str, Any]
+    histograms: dict[str, LengthHistogram] = dataclasses.field(default_factory=dict)
+
+
+def quick(files: FileSet, columns: Columns, *, paths: Sequence[str]) -> Profile:
+    """Profile from footers: rows, events and means, in all and by file. Reads no page.
+
+    Files whose column is not a list are in the document's `skipped`. Raises UsageError if a column is a list
+    in no file.
+    """
+    bound = bind_lists(files, columns.lists)
+    found = {column: counts(files, bound, column) for column in columns.lists}
+    return Profile(document=_document("quick", files, columns, paths, found, [*files.skipped, *bound.missing]))
+
+
+def full(
+    files: FileSet,
+    columns: Columns,
+    *,
+    paths: Sequence[str],
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Profile from the lengths of all rows. Reads the list columns and the time column once.
+
+    Damaged row groups, files that cannot be reached and files with an unusable column are in the document's
+    `skipped`. Raises UsageError if a column is usable in no file.
+    """
+    bound = bind_lists(files, columns.lists)
+    missing = list(bound.missing)
+    spans = None
+    if columns.time is not None:
+        spans, timed = time_spans(files, columns.time)
+        missing += timed.missing
+    tallies, lost = _scan(files, columns.lists, bound, spans, engine or Local(), progress)
+    found = {column: tally.document(spans) for column, tally in tallies.items()}
+    document = _document("full", files, columns, paths, found, [*files.skipped, *missing, *lost])
+    return Profile(document=document, histograms={column: tally.histogram for column, tally in tallies.items()})
+
+
+def _scan(
+    files: FileSet,
+    columns: Sequence[str],
+    bound: Bound,
+    spans: Spans | None,
+    engine: Engine,
+    progress: Progress | None,
+) -> tuple[dict[str, Tally], list[Skipped]]:
+    tallies = {column: Tally(files, bound, column) for column in columns}
+    unreachable: dict[tuple[str, str], int] = {}
+    damaged: list[Skipped] = []
+    todo = pieces(files, bound, spans, workers=engine.workers)
+    for piece, found in engine.run(functools.partial(scan, spans=spans), todo):
+        if isinstance(found, Lost):
+            key = piece.footer.file.name, found.reason
+            unreachable[key] = unreachable.get(key, 0) + piece.rows
+        else:
+            damaged += found.skipped
+            for column, part in found.parts.items():
+                tallies[column].add(piece.file, part)
+        if progress is not None:
+            progress.advance(rows=piece.rows, bytes=piece.bytes)
+    lost = [
+        Skipped(file=file, row_group=None, rows=rows, reason=reason) for (file, reason), rows in unreachable.items()
+    ]
+    return tallies, [*lost, *damaged]
+
+
+def _document(
+    mode: str,
+    files: FileSet,
+    columns: Columns,
+    paths: Sequence[str],
+    found: dict[str, dict[str, Any]],
+    skipped: Sequence[Skipped],
+) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "kind": "profile",
+        "mode": mode,
+        "created": created(),
+        "paths": list(paths),
+        "files": len(files.footers),
+        "rows": files.rows,
+        "row_groups": files.row_groups,
+        "bytes": files.bytes,
+        "skipped": [dataclasses.asdict(one) for one in skipped],
+        "sequences": {column: found[column] for column in columns.sequences},
+        "candidates": {columns.candidates: found[columns.candidates]} if columns.candidates else {},
+        "stragglers": None,
+        "recommended": None,
+        "collisions": None,
+        "simulation": None,
+    }

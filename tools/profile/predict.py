@@ -1,0 +1,114 @@
+"""Predicts from measured lengths: stragglers, settings, collisions, and a step on the default hardware."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from freescale_tools.collisions.estimate import estimate
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.terminal import Progress
+from freescale_tools.profile.loader_code import loader_files
+from freescale_tools.profile.measure import Columns, Profile, Settings
+from freescale_tools.profile.recommend import recommend, recommended_length
+from freescale_tools.profile.stragglers import straggler_grid
+from freescale_tools.scan.columns import bind_lists, type_of
+from freescale_tools.scan.files import FileSet
+from freescale_tools.simulate.enough_rows import fitting
+from freescale_tools.simulate.hardware.parameters import load_hardware
+from freescale_tools.simulate.simulation import simulate
+from fsdata.sources.roles import plain
+
+HARDWARE = "h100-ib"
+DIM = 128  # of the embedding table, for the bytes of an exchange
+
+Bar = Callable[[str], AbstractContextManager[Progress]]
+
+
+def predict(
+    profile: Profile, files: FileSet, columns: Columns, settings: Settings, *, paths: Sequence[str], bar: Bar
+) -> list[str]:
+    """Fill stragglers, recommended, collisions and simulation of a full profile.
+
+    Returns why some are still null. `bar` shows the progress. Raises UsageError if collisions cannot be
+    counted in the column `settings.ids`.
+    """
+    document = profile.document
+    name = columns.sequences[0]
+    histogram = profile.histograms[name]
+    if not histogram.events:
+        return [f"{name} has no events: there is nothing to predict from"]
+    candidates = profile.histograms[columns.candidates] if columns.candidates else None
+    with bar("simulating batches") as progress:
+        grid = straggler_grid(
+            histogram,
+            candidates=candidates,
+            ranks=settings.ranks,
+            batch_size=settings.batch_size,
+            default_ranks=settings.default_ranks,
+            max_length=recommended_length(
+                histogram,
+                candidates=candidates,
+                ranks=settings.default_ranks,
+                batch_size=settings.batch_size,
+            ),
+            progress=progress,
+        )
+    document["stragglers"] = grid
+    document["recommended"] = recommend(
+        histogram, grid, files=loader_files(files, document, paths=paths), candidates=candidates
+    )
+    with bar("counting collisions") as progress:
+        document["collisions"], notes = _collisions(document, files, columns, settings, progress)
+    document["simulation"] = simulate(document, load_hardware(HARDWARE), ranks=settings.ranks)
+    return notes
+
+
+def _collisions(
+    document: dict[str, Any], files: FileSet, columns: Columns, settings: Settings, progress: Progress
+) -> tuple[dict[str, Any] | None, list[str]]:
+    column = settings.ids or columns.sequences[0]
+    if settings.ids is None:
+        files = _with_integers(files, column)
+        if not files.footers:
+            return None, [
+                f"collisions are not estimated: {column} holds no integers; name a column that does with --ids"
+            ]
+    ranks, batch_size = fitting(files.rows, settings.default_ranks, settings.batch_size)
+    notes = []
+    if (ranks, batch_size) != (settings.default_ranks, settings.batch_size):
+        notes.append(
+            f"collisions are counted at {ranks} ranks x {batch_size} samples: for more, {files.rows:,} rows are too few"
+        )
+    try:
+        found = estimate(
+            files,
+            column,
+            batch_size=batch_size,
+            ranks=ranks,
+            max_length=document["recommended"]["max_length"],
+            dim=DIM,
+            orders=("file", "shuffled", *(("time",) if columns.time else ())),
+            time=columns.time,
+            progress=progress,
+        )
+    except UsageError as error:
+        if settings.ids is not None:
+            raise
+        return None, [f"collisions are not estimated: {error}"]
+    return found, [*notes, *found["notes"]]
+
+
+def _with_integers(files: FileSet, column: str) -> FileSet:
+    """The files in which the column is a list of integers."""
+    found = zip(files.footers, bind_lists(files, [column]).leaves, strict=True)
+    return replace(
+        files,
+        footers=tuple(
+            footer
+            for footer, leaves in found
+            if column in leaves and pa.types.is_integer(plain(type_of(footer.schema, column).value_type))
+        ),
+    )

@@ -1,0 +1,4 @@
+"""The hardware that steps are simulated on.
+
+`parameters` reads the TOML files of this folder, or one that the user names.
+"""

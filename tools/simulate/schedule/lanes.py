@@ -1,0 +1,104 @@
+"""Schedules tasks on lanes, deterministically, the most urgent task first.
+
+A lane runs one task at a time. A task is ready when all tasks that it waits for are done. A ready task
+interrupts a less urgent task on its lane. Tasks marked `slowed` take longer while a task marked `slows` runs.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+Key = tuple[str, int]
+"""Name of the task, number of the step."""
+_ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A piece of work of one lane."""
+
+    key: Key
+    lane: str
+    ms: float
+    """How long it takes alone; 0 is allowed."""
+    after: tuple[Key, ...] = ()
+    urgency: int = 0
+    """Lower runs first. Tasks of equal urgency run in the given order."""
+    slows: bool = False
+    slowed: bool = False
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Run:
+    """When a task ran, and in which pieces."""
+
+    start: float
+    end: float
+    pieces: list[tuple[float, float]]
+
+
+def schedule(tasks: Sequence[Task], *, contention: float = 0.0) -> dict[Key, Run]:
+    """When each task runs.
+
+    `contention`: how much longer `slowed` tasks take beside one that `slows`, as a share.
+
+    Raises ValueError if a task waits for an unknown task, or for itself.
+    """
+    known = {task.key for task in tasks}
+    for task in tasks:
+        if missing := set(task.after) - known:
+            raise ValueError(f"task {task.key} waits for {sorted(missing)}, which no task is")
+    left = {task.key: task.ms for task in tasks}
+    blocked = list(tasks)
+    ready: list[Task] = []
+    runs: dict[Key, Run] = {}
+    done: set[Key] = set()
+    now = 0.0
+    while len(done) < len(tasks):
+        blocked, ready = _release(blocked, ready, done)
+        running = _chosen(ready)
+        if not running:
+            raise ValueError(f"tasks wait for each other in a circle: {sorted(task.key for task in blocked)}")
+        busy = any(task.slows and left[task.key] > 0 for task in running)
+        rates = {task.key: 1 / (1 + contention) if task.slowed and busy else 1.0 for task in running}
+        length = min(left[task.key] / rates[task.key] for task in running)
+        for task in running:
+            _advance(runs, task.key, now, now + length)
+            left[task.key] -= length * rates[task.key]
+            if left[task.key] <= _ROUNDING:
+                left[task.key] = 0.0
+                done.add(task.key)
+        ready = [task for task in ready if task.key not in done]
+        now += length
+    return runs
+
+
+def _release(blocked: list[Task], ready: list[Task], done: set[Key]) -> tuple[list[Task], list[Task]]:
+    free = [task for task in blocked if done.issuperset(task.after)]
+    if not free:
+        return blocked, ready
+    return [task for task in blocked if not done.issuperset(task.after)], ready + free
+
+
+def _chosen(ready: Sequence[Task]) -> list[Task]:
+    """The most urgent ready task of every lane. Of equally urgent tasks, the one that was ready first."""
+    lanes: dict[str, Task] = {}
+    for task in ready:
+        if task.lane not in lanes or task.urgency < lanes[task.lane].urgency:
+            lanes[task.lane] = task
+    return list(lanes.values())
+
+
+def _advance(runs: dict[Key, Run], key: Key, start: float, end: float) -> None:
+    run = runs.setdefault(key, Run(start=start, end=end, pieces=[]))
+    run.end = end
+    if run.pieces and start - run.pieces[-1][1] <= _ROUNDING:
+        run.pieces[-1] = (run.pieces[-1][0], end)
+    elif end > start or not run.pieces:
+        run.pieces.append((start, end))
+
+
+def within(run: Run, start: float, end: float) -> list[dict[str, Any]]:
+    """The pieces between `start` and `end` as {start_ms, ms}; start_ms counts from `start`."""
+    clipped = [(max(first, start), min(last, end)) for first, last in run.pieces]
+    return [{"start_ms": first - start, "ms": last - first} for first, last in clipped if last - first > _ROUNDING]
