@@ -19,12 +19,11 @@ class Channel(Protocol):
     """Collectives of one class in one direction, for one thread at a time. They block until done.
 
     Raises PeerError if a rank dies, leaves or is later than the time limit; the message names it.
-
-    Attributes:
-        group: what it runs over, to ask who is lost; None where there is one rank.
     """
 
-    group: ControlGroup | None
+    @property
+    def group(self) -> ControlGroup | None:
+        """What it runs over, to ask who is lost; None where there is one rank."""
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
