@@ -196,7 +196,7 @@ class ControlGroup:
                 return
             self._posted = True
         note = json.dumps({"reason": reason, "waited_s": waited_s})
-        self._board.post(f"note/{self.rank}", note, self._grace_s)
+        self._board.post(f"note/{self.rank}", note, self._grace_s / 2)  # and the board's own patience
 
     def _connect(self) -> Any:
         """Gloo's group, once every rank has one. A connection that breaks while it is made is made again by all."""

@@ -122,7 +122,9 @@ def check(fate: Fate, moment: Path) -> list[float]:
         blamed = {int(each) for found in BLAMED.findall(text) for each in found.split(",")}
         assert blamed == {fate.who}, (rank, text)
         assert took[-1] < TIMEOUT_S + LATE_S, (rank, took, text)
-        assert [name for name in left if fate.who != 0 or name != "freescale-board"] == [], rank
+        # a question to the store, or gloo's connecting, that was given up on ends by itself later
+        given_up = fate.who == 0 or fate.step == -1
+        assert [name for name in left if not given_up or name != "freescale-board"] == [], (rank, left)
     return took
 
 
