@@ -43,7 +43,7 @@ check: $(READY)
 	$(BIN)/pytest tests/test_layers.py
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo built: build/site/index.html
 
 format: $(READY)
