@@ -23,7 +23,8 @@ _STEPS = "step,rank,seconds,lengths\n" + "".join(
 )
 
 
-def test_the_commands_of_getting_started_and_command_line_run(tmp_path, monkeypatch):
+@pytest.mark.timeout(600)
+def test_commands_of_freescale_run_and_the_program_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "steps.csv").write_text(_STEPS)
     done = set()
