@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all check format clean
+.PHONY: demo test test-all check docs format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -41,6 +41,10 @@ check: $(READY)
 	mkdir -p build/mypy && ln -sfn ../../tools build/mypy/freescale_tools
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_layers.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo built: build/site/index.html
 
 format: $(READY)
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

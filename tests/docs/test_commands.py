@@ -1,0 +1,98 @@
+"""The shell commands of README and docs: those of `freescale` run, the others name what is there."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from pages import PAGES, ROOT, blocks, commands, name, prose
+from typer.testing import CliRunner
+
+from freescale_tools.cli import app
+
+_SMALLER = {
+    "synth": ["--rows", "64"],
+    "profile": ["--ranks", "8", "--batch-size", "16"],
+    "collisions": ["--ranks", "2", "--batch-size", "8"],
+    "simulate": ["--ranks", "8"],
+}
+_STEPS = "step,rank,seconds,lengths\n" + "".join(
+    f"{step},0,{step * 128 * 3e-6 + (step * 128) ** 2 * 1e-9},{step * 128}:1\n" for step in range(1, 40)
+)
+
+
+@pytest.mark.timeout(600)
+def test_commands_of_freescale_run_and_the_program_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps.csv").write_text(_STEPS)
+    done = set()
+    for page in PAGES:
+        for command in commands(page):
+            program, *arguments = shlex.split(command)
+            if program != "freescale" or command in done:
+                continue
+            done.add(command)
+            result = CliRunner().invoke(app, [*arguments, *_SMALLER.get(arguments[0], [])])
+            assert result.exit_code == 0, f"{command}: {result.output}"
+    offered = {command.callback.__name__ for command in app.registered_commands}
+    assert {command.split()[1] for command in done} == offered - {"demo"}
+    written = tmp_path / "data" / "schema.toml"
+    shown, *_ = blocks("docs/getting-started.md", "toml")
+    assert tomllib.loads(written.read_text()) == tomllib.loads(shown.text)
+    train_on(tmp_path)
+
+
+def train_on(folder):
+    """The program of getting started, on the files that its commands have written."""
+    program, *_ = blocks("docs/getting-started.md", "python")
+    assert program.title == "train.py"
+    (folder / program.title).write_text(program.text)
+    (command,) = (line for line in commands(ROOT / "docs/getting-started.md") if line.startswith("torchrun "))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)[1:]]
+    output = subprocess.run(torchrun, cwd=folder, capture_output=True, text=True)
+    assert output.returncode == 0, output.stderr
+    assert len(re.findall(r"^step \d+: straggler share .* -> ", output.stdout, re.MULTILINE)) == 4
+
+
+def others():
+    """(page, words of a command) of every other command, also of those that stand in the text."""
+    for page in PAGES:
+        in_text = re.findall(r"`((?:CUDA_\w+=\d+ )?(?:make|python|pytest) [^`]*)`", prose(page))
+        for command in [*commands(page), *in_text]:
+            words = [word for word in shlex.split(command) if not re.fullmatch(r"CUDA_\w+=\d+", word)]
+            if words[0] not in ("freescale", "torchrun"):
+                yield pytest.param(words, id=f"{name(page)}: {command}")
+
+
+@pytest.mark.parametrize("words", list(others()))
+def test_other_commands_name_what_is_there(words):
+    {"make": check_make, "pip": check_pip, "python": check_benchmark, "pytest": check_pytest}[words[0]](*words[1:])
+
+
+def check_make(*arguments):
+    done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def check_pip(install, *arguments):
+    """Installs what the Makefile installs; the demo and the tests run with that."""
+    assert install == "install"
+    installed = (ROOT / "Makefile").read_text()
+    for argument in arguments:
+        assert argument in installed or argument in "-e .", argument
+
+
+def check_benchmark(script, *arguments):
+    """The benchmark exists and knows the options; running it takes minutes."""
+    source = (ROOT / script).read_text()
+    for option in arguments:
+        assert not option.startswith("--") or f'"{option}"' in source, option
+
+
+def check_pytest(*arguments):
+    """The options and folders of the project's own tests."""
+    marker = arguments[arguments.index("-m") + 1]
+    assert f'"{marker}:' in (ROOT / "pyproject.toml").read_text()
+    assert (ROOT / arguments[-1]).exists()

@@ -1,0 +1,174 @@
+"""The Python and TOML examples of README and docs run as they are written.
+
+Every test takes apart all examples of its page, so that one more example fails until it is run here.
+"""
+
+import tomllib
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+from pages import PAGES, blocks, name, python
+from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+
+import fscomm
+import fsdata
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the files that the examples name."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 9, 300)
+    rows = {
+        "item_id": [rng.integers(0, 99, n).tolist() for n in lengths],
+        "action": [rng.integers(0, 5, n).tolist() for n in lengths],
+        "user_id": rng.integers(0, 50, 300),
+        "country": rng.integers(0, 9, 300),
+        "click": rng.integers(0, 2, 300),
+    }
+    for folder, renamed in (("impressions", {}), ("partner", {"item_id": "items"})):
+        (tmp_path / folder).mkdir()
+        pl.DataFrame(rows).rename(renamed).write_parquet(tmp_path / folder / "a.parquet", row_group_size=64)
+    return tmp_path
+
+
+class Score(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, rows):
+        return rows["user_id"].values() @ self.weight
+
+
+class Popularity(torch.nn.Module):
+    """Something with a sharded table to train: a number for every user."""
+
+    def __init__(self):
+        super().__init__()
+        tables = [EmbeddingConfig(name="users", num_embeddings=50, embedding_dim=4, feature_names=["user_id"])]
+        self.embeddings = EmbeddingCollection(tables=tables, device=torch.device("meta"))
+        self.dense = Score()
+
+    def forward(self, batch):
+        return self.dense(self.embeddings(batch.features))
+
+
+class Pipelined(torch.nn.Module):
+    """The same as TorchRec's pipelines want it: (losses, output)."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        output = self.model(batch)
+        return output.sum(), output
+
+
+@pytest.fixture
+def training(here):
+    """What the examples of fscomm take for granted: a sharded model, an optimizer, a loader."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    model = DistributedModelParallel(
+        Popularity(), device=torch.device("cpu"), sharders=[EmbeddingCollectionSharder({"learning_rate": 0.1})]
+    )
+    schema = fsdata.Schema(context=("user_id", "country"), labels=("click",))
+    with fsdata.FreeScaleDataLoader(fsdata.ParquetSource("impressions/*.parquet"), schema, batch_size=32) as loader:
+        optimizer = torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
+        yield {"model": model, "optimizer": optimizer, "loader": loader, "global_mean": fsdata.global_mean}
+    dist.destroy_process_group()
+
+
+def test_no_page_with_examples_is_left_out():
+    here = {"README.md", "docs/sources-and-schema.md", "docs/balancing.md", "docs/resume.md", "docs/fscomm.md"}
+    run_by_its_commands = {"docs/getting-started.md"}
+    assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_by_its_commands
+
+
+def test_readme(training, capsys):
+    loop, served = python("README.md")
+    scope = dict(training)
+    before = training["model"].module.dense.weight.detach().clone()
+    exec(loop, scope)
+    assert scope["batch"].features.keys() == ["user_id", "country", "item_id", "action"]
+    assert not torch.equal(training["model"].module.dense.weight, before)
+    exec(served, training)
+    assert str(training["comm"].report()) in capsys.readouterr().out
+
+
+def test_sources_and_schema(here):
+    (declared,) = python("docs/sources-and-schema.md")
+    scope: dict = {}
+    exec(declared, scope)
+    assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
+    assert scope["partner"].on_error == "skip"
+    (written,) = blocks("docs/sources-and-schema.md", "toml")
+    (here / "data.toml").write_text(written.text)
+    schema, sources = fsdata.Schema.from_toml("data.toml"), fsdata.sources_from_toml("data.toml")
+    with fsdata.FreeScaleDataLoader(sources, schema, batch_size=32) as loader:
+        assert sum(len(batch) for batch in loader) == 300
+
+
+def test_balancing(training, capsys):
+    default, fitted, rebalanced, behind_embeddings, parts = python("docs/balancing.md")
+    scope = {**vars(fsdata), "fsdata": fsdata}
+    assert repr(eval(default, scope)) == repr(fsdata.Balance())
+    exec(fitted, scope)
+    assert "Polynomial(linear=" in capsys.readouterr().out
+    batches = [{"uih_lengths": torch.arange(4), "x": torch.rand(4, 2)} for _ in range(3)]
+    seen: list = []
+    exec(rebalanced.replace("...", "seen.append(batch)"), {**scope, "my_loader": batches, "seen": seen})
+    assert [batch["x"].tolist() for batch in seen] == [batch["x"].tolist() for batch in batches]
+    exec(parts, scope)
+    assert sorted(scope["plan"].rank.tolist()) == [0, 0, 1, 1]
+    model = training["model"].module
+    exec(behind_embeddings, {**training, "fsdata": fsdata, "model": model, "criterion": torch.nn.MSELoss()})
+    assert model.dense.weight.grad is not None
+
+
+def test_resume(training):
+    saved, with_fscomm = python("docs/resume.md")
+    loader = training["loader"]
+    whole = [batch.features.values().tolist() for batch in loader]
+    loader.set_epoch(0)
+    for _ in zip(range(2), loader, strict=False):
+        pass
+    exec(saved, {"loader": loader})
+    assert [batch.features.values().tolist() for batch in loader] == whole[2:]
+    loader.set_epoch(0)
+    with fscomm.enable(training["model"]) as training["comm"]:
+        exec(with_fscomm, training)
+    loader.load_state_dict(training["checkpoint"]["data"])
+    assert [batch.features.values().tolist() for batch in loader] == whole[1:]
+
+
+def test_fscomm(training, capsys):
+    served, pipeline, meter = python("docs/fscomm.md")
+    exec(served, training)
+    report = training["comm"].report()
+    assert report.fallbacks == {}
+    assert report.num_steps == len(training["loader"])
+    assert report.total.collisions["embeddings"].colliding > 0
+    assert str(report) in capsys.readouterr().out
+    model = training["model"]
+    scope = {**training, "pipelined_model": Pipelined(model), "device": torch.device("cpu")}
+    exec(pipeline, scope)
+    assert len(scope["output"]) == 300 % 32
+    exec(meter, {**training, "fscomm": fscomm, "train_step": lambda batch: model(batch).sum().backward()})
+    assert f"mean of {len(training['loader'])} steps" in capsys.readouterr().out
+
+
+def test_transports():
+    (entry,) = blocks("docs/transports.md", "toml")
+    (points,) = tomllib.loads(entry.text)["project"]["entry-points"].values()
+    points = [EntryPoint(each, value, "freescale.host_collectives") for each, value in points.items()]
+    assert [(point.module, point.attr) for point in points] == [("my_package", "open_ucc")]

@@ -1,0 +1,81 @@
+"""What holds for every page: length, width, links, files, and messages that exist."""
+
+import ast
+import re
+from functools import cache
+
+import pytest
+from pages import PAGES, ROOT, blocks, name, prose
+
+_CODE = ("fsdata", "fscomm", "fsranks", "tools")
+_PATH = re.compile(r"`((?:fsdata|fscomm|fsranks|tools|benchmarks|tests|docs|requirements)/[\w./-]*)`")
+_LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+pages = pytest.mark.parametrize("page", PAGES, ids=name)
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pages
+def test_prose_is_not_wide(page):
+    lines = enumerate(prose(page).splitlines(), 1)
+    assert [at for at, line in lines if len(line) > 110 and not line.startswith("|")] == []
+
+
+@pages
+def test_every_block_names_its_language(page):
+    known = {"python", "bash", "console", "toml", "text"}
+    assert {block.language for block in blocks(page)} <= known
+
+
+@pages
+def test_links_lead_somewhere(page):
+    for target, anchor in _LINK.findall(prose(page)):
+        if target.startswith("http"):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{name(page)} links to {target}"
+        if anchor and "api/" not in target:
+            assert anchor[1:] in anchors(file), f"{name(page)} links to {target}{anchor}"
+
+
+@pages
+def test_files_that_are_named_exist(page):
+    assert [path for path in _PATH.findall(prose(page)) if not (ROOT / path).exists()] == []
+
+
+@cache
+def anchors(page):
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@cache
+def texts_of_the_code() -> str:
+    """Every text in the code, one a line; what is put into it later stands as an ellipsis."""
+    found = []
+    for folder in _CODE:
+        for path in (ROOT / folder).rglob("*.py"):
+            found += [_text(node) for node in ast.walk(ast.parse(path.read_text()))]
+    return "\n".join(text for text in found if text)
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(value) if isinstance(value, ast.Constant) else "…" for value in node.values)
+    return ""
+
+
+def messages() -> list[str]:
+    """The messages in the first column of the tables of the troubleshooting page."""
+    rows = re.findall(r"^\| (.*?) \|", prose(ROOT / "docs" / "troubleshooting.md"), re.MULTILINE)
+    return [message for row in rows for message in re.findall(r"`([^`]*)`", row) if " " in message]
+
+
+def test_messages_that_are_explained_exist():
+    parts = [part.strip() for message in messages() for part in message.split("…")]
+    assert len(parts) > 60
+    assert [part for part in parts if part not in texts_of_the_code()] == []
