@@ -1,7 +1,10 @@
-"""What holds for every page: length, width, links, files, and messages that exist."""
+"""What holds for every page: length, width, links, files, and messages that exist; and they can be built."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -79,3 +82,11 @@ def test_messages_that_are_explained_exist():
     parts = [part.strip() for message in messages() for part in message.split("…")]
     assert len(parts) > 60
     assert [part for part in parts if part not in texts_of_the_code()] == []
+
+
+def test_the_pages_are_built_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "api" / "fsdata.html").exists()
