@@ -119,7 +119,7 @@ def tightened(schema: pa.Schema, found: set[Path]) -> tuple[pa.Schema, tuple[str
     """The schema in which everything outside `found` is required, and what of it was nullable before."""
     required: list[str] = []
     fields = [_tightened(field, (field.name,), found, required) for field in schema]
-    return pa.schema(fields, schema.metadata), tuple(required)
+    return pa.schema(fields), tuple(required)
 
 
 def retyped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
