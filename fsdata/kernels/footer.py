@@ -39,7 +39,7 @@ _BYTE_ARRAY = 6
 _WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # by physical type; -1 where values have no width of their own
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def _varint(raw, at):
     value, shift = np.uint64(0), np.uint64(0)
     while at < len(raw):
@@ -59,7 +59,7 @@ def _number(raw, at):
     return np.int64((np.uint64(value) >> np.uint64(1)) ^ np.uint64(-(value & 1))), at
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def _field(raw, at, before):
     """(number of the next field, its kind, where its value begins); kind 0 at the end of the struct."""
     if at >= len(raw) or raw[at] == 0:
@@ -107,11 +107,14 @@ def _after_scalar(raw, at, kind):
 
 
 @njit(nogil=True, cache=True)
-def _after(raw, at, kind):
-    """Where a value ends. Not recursive: numba cannot keep a function that calls itself in its cache."""
+def _after(raw, at, kind, inside):
+    """Where a value ends. Not recursive: numba cannot keep a function that calls itself in its cache.
+
+    inside: int64 [_DEPTH, 2], memory to work in: kind of the elements (-1: fields of a struct), how many are to come.
+    """
     if kind < _LIST:
         return _after_scalar(raw, at, kind)
-    if kind in (_LIST, _SET):  # mostly of scalars, which need no memory
+    if kind in (_LIST, _SET):  # mostly of scalars
         count, inner, begin = _items(raw, at)
         if 2 < inner < _LIST:
             for _ in range(count):
@@ -119,7 +122,6 @@ def _after(raw, at, kind):
                     break
                 begin = _after_scalar(raw, begin, inner)
             return begin
-    inside = np.empty((_DEPTH, 2), np.int64)  # kind of the elements (-1: fields of a struct), how many are to come
     depth = 0
     while True:
         if kind >= _LIST:
@@ -148,7 +150,7 @@ def _after(raw, at, kind):
 
 
 @njit(nogil=True, cache=True)
-def _element(raw, at, found):
+def _element(raw, at, found, inside):
     """One node of the schema -> `found`: physical type (-1: a group), repetition, children. Where it ends."""
     found[0], found[1], found[2] = -1, 0, 0
     before = 0
@@ -159,11 +161,11 @@ def _element(raw, at, found):
         if kind == 5 and (before == 1 or before == 3 or before == 5):
             found[before // 2], at = _number(raw, at)
         else:
-            at = _after(raw, at, kind)
+            at = _after(raw, at, kind, inside)
 
 
 @njit(nogil=True, cache=True)
-def _leaves(raw, at):
+def _leaves(raw, at, inside):
     """int64 [L, 3]: physical type, levels of repetition and of definition of every leaf. Where the schema ends."""
     count, _, at = _items(raw, at)
     count = min(count, len(raw))
@@ -172,7 +174,7 @@ def _leaves(raw, at):
     one = np.empty(3, np.int64)
     depth, number = 0, 0
     for position in range(count):
-        at = _element(raw, at, one)
+        at = _element(raw, at, one, inside)
         repetition, definition = 0, 0
         if position:
             while depth and open_groups[depth - 1, 0] <= 0:
@@ -198,7 +200,7 @@ def _fault(report, code, leaf, found, allowed):
 
 
 @njit(nogil=True, cache=True)
-def _statistics(raw, at, kind, leaf, chunk, report):
+def _statistics(raw, at, kind, leaf, chunk, report, inside):
     width = _WIDTHS[kind] if 0 <= kind < len(_WIDTHS) else -1
     before = 0
     while True:
@@ -215,11 +217,11 @@ def _statistics(raw, at, kind, leaf, chunk, report):
             if chunk[NULLS] < 0:
                 _fault(report, NULL_COUNT, leaf, chunk[NULLS], 0)
         else:
-            at = _after(raw, at, inner)
+            at = _after(raw, at, inner, inside)
 
 
 @njit(nogil=True, cache=True)
-def _sizes(raw, at, known, leaf, report):
+def _sizes(raw, at, known, leaf, report, inside):
     before = 0
     while True:
         before, inner, at = _field(raw, at, before)
@@ -231,13 +233,13 @@ def _sizes(raw, at, known, leaf, report):
                 _fault(report, REPETITIONS if before == 2 else DEFINITIONS, leaf, count, known[before - 1] + 1)
         elif before == 1 and known[0] != _BYTE_ARRAY:
             _fault(report, BYTES_OF_NUMBERS, leaf, 0, 0)
-        at = _after(raw, at, inner)
+        at = _after(raw, at, inner, inside)
 
 
 @njit(nogil=True, cache=True)
-def _metadata(raw, at, known, leaf, chunk, report):
+def _metadata(raw, at, known, leaf, chunk, report, inside):
     """ColumnMetaData -> `chunk`. Where it ends."""
-    kind, codec, data, dictionary, statistics = np.int64(-1), np.int64(0), np.int64(0), np.int64(0), np.int64(-1)
+    kind, codec, data, dictionary = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     before = 0
     while True:
         before, inner, at = _field(raw, at, before)
@@ -259,16 +261,14 @@ def _metadata(raw, at, known, leaf, chunk, report):
                 data = value
             elif before == 11:
                 dictionary = value
+        elif before == 12 and inner == _STRUCT:
+            at = _statistics(raw, at, known[0], leaf, chunk, report, inside)
+        elif before == 16 and inner == _STRUCT:
+            at = _sizes(raw, at, known, leaf, report, inside)
         else:
-            if before == 12 and inner == _STRUCT:
-                statistics = at
-            elif before == 16 and inner == _STRUCT:
-                _sizes(raw, at, known, leaf, report)
-            at = _after(raw, at, inner)
+            at = _after(raw, at, inner, inside)
     if kind != known[0]:
         _fault(report, TYPE, leaf, kind, known[0])
-    if statistics >= 0:
-        _statistics(raw, statistics, kind, leaf, chunk, report)
     if codec == 0 and chunk[UNPACKED] > chunk[STORED]:
         _fault(report, EXPANDED, leaf, chunk[UNPACKED], chunk[STORED])
     chunk[BEGIN] = dictionary if 0 < dictionary < data else data
@@ -276,7 +276,7 @@ def _metadata(raw, at, known, leaf, chunk, report):
 
 
 @njit(nogil=True, cache=True)
-def _group(raw, at, leaves, chunks, report):
+def _group(raw, at, leaves, chunks, report, inside):
     """One row group -> its lines of `chunks`. (Where it ends, its rows.)"""
     before, columns, rows = 0, np.int64(0), np.int64(0)
     while True:
@@ -288,19 +288,19 @@ def _group(raw, at, leaves, chunks, report):
             for leaf in range(columns):
                 if at >= len(raw):
                     break
-                inside = 0
+                part = 0
                 while True:
-                    inside, inner, at = _field(raw, at, inside)
+                    part, inner, at = _field(raw, at, part)
                     if inner == 0:
                         break
-                    if inside == 3 and inner == _STRUCT and leaf < len(leaves):
-                        at = _metadata(raw, at, leaves[leaf], leaf, chunks[leaf], report)
+                    if part == 3 and inner == _STRUCT and leaf < len(leaves):
+                        at = _metadata(raw, at, leaves[leaf], leaf, chunks[leaf], report, inside)
                     else:
-                        at = _after(raw, at, inner)
+                        at = _after(raw, at, inner, inside)
         elif before == 3 and kind == 6:
             rows, at = _number(raw, at)
         else:
-            at = _after(raw, at, kind)
+            at = _after(raw, at, kind, inside)
     if columns != len(leaves):
         _fault(report, COLUMNS, -1, columns, len(leaves))
     if rows < 0:
@@ -323,7 +323,8 @@ def _check_chunks(leaves, chunks, rows, room, report):
 
 @njit(nogil=True, cache=True)
 def read_chunks(raw, room, report):
-    """Chunks of all row groups, int64 [G * L, 5], as far as nothing is wrong.
+    """Chunks of all row groups, int64 [G * L, 5], as far as nothing is wrong; and int64 [3]: the first byte of the
+    schema, the first one after it, and whether a chunk begins before the end of the one before it.
 
     Args:
         raw: uint8, the footer without its length and magic.
@@ -331,6 +332,9 @@ def read_chunks(raw, room, report):
         report: int64 [5], zeros; the first fault.
     """
     leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, 5), np.int64)
+    inside = np.empty((_DEPTH, 2), np.int64)
+    described = np.zeros(3, np.int64)
+    end = np.int64(0)
     before, at, claimed, total, number = 0, 0, np.int64(0), np.int64(0), 0
     report[1] = report[2] = -1
     while True:
@@ -338,7 +342,9 @@ def read_chunks(raw, room, report):
         if kind == 0:
             break
         if before == 2 and kind == _LIST:
-            leaves, at = _leaves(raw, at)
+            described[0] = at
+            leaves, at = _leaves(raw, at, inside)
+            described[1] = at
         elif before == 3 and kind == 6:
             claimed, at = _number(raw, at)
         elif before == 4 and kind == _LIST:
@@ -346,19 +352,23 @@ def read_chunks(raw, room, report):
             groups = min(groups, len(raw))
             if groups and (len(leaves) == 0 or groups * len(leaves) > len(raw)):
                 _fault(report, NO_SCHEMA, -1, 0, 0)
-                return chunks
+                return chunks, described
             chunks = np.zeros((groups * len(leaves), 5), np.int64)
             chunks[:, NULLS] = -1
             for number in range(groups):
                 part = chunks[number * len(leaves) : (number + 1) * len(leaves)]
-                at, rows = _group(raw, at, leaves, part, report)
+                at, rows = _group(raw, at, leaves, part, report, inside)
                 _check_chunks(leaves, part, rows, room, report)
+                for leaf in range(len(leaves)):
+                    if part[leaf, VALUES] > 0:
+                        described[2] |= part[leaf, BEGIN] < end
+                        end = part[leaf, BEGIN] + max(part[leaf, STORED], 0)
                 total += rows
                 if report[0] != OK:
                     report[1] = number
-                    return chunks
+                    return chunks, described
         else:
-            at = _after(raw, at, kind)
+            at = _after(raw, at, kind, inside)
     if claimed != total:
         _fault(report, FILE_ROWS, -1, claimed, total)
-    return chunks
+    return chunks, described

@@ -15,6 +15,9 @@ from fsdata import Schema, Sequence
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.kernels import footer as kernel
 from fsdata.sources import ParquetSource
+from fsdata.sources.discover import discover
+from fsdata.sources.footers import read_footers
+from fsdata.sources.retry import Retry
 
 SCHEMA = Schema(sequences=[Sequence("uih", fields=("items",))], context=("user",), dense=("price",))
 ROWS, GROUP = 60, 20
@@ -99,13 +102,50 @@ def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
     footer = footer_of(raw)
     size = len(thrift.write_struct(footer))
     report = np.zeros(5, np.int64)
-    found = kernel.read_chunks(np.frombuffer(raw, np.uint8)[-8 - size : -8], len(raw) - size - 8, report)
+    found, described = kernel.read_chunks(np.frombuffer(raw, np.uint8)[-8 - size : -8], len(raw) - size - 8, report)
     chunks = [one[3] for group in footer[4].values for one in group[1].values]
     expected = [
         [min(one[9], one.get(11) or one[9]), one[7], one.get(12, {}).get(3, -1), one[6], one[5]] for one in chunks
     ]
     assert report[0] == kernel.OK
     assert found.tolist() == expected
+    inside = raw[-8 - size :]
+    begin, end, unordered = described.tolist()
+    assert not unordered
+    elements = b"".join(thrift.write_struct(element) for element in footer[2].values)
+    assert inside[begin:end].endswith(elements)
+    assert end - begin - len(elements) in (1, 2)  # how many
+
+
+def test_files_share_a_schema_only_where_their_footers_say_the_same(tmp_path):
+    column = {"a": pa.array([[1], None])}
+    named = pa.schema([pa.field("a", pa.list_(pa.int64()))], metadata={"k": "v"})
+    tables = {
+        "a": pa.table(column),
+        "b": pa.table(column),
+        "c": pa.table(column).cast(pa.schema([pa.field("a", pa.large_list(pa.int64()))])),  # a note of Arrow's alone
+        "d": pa.table(column).cast(named),
+        "e": pa.table({"a": pa.array([[1.0], None])}),
+    }
+    for name, table in tables.items():
+        write(tmp_path / f"{name}.parquet", table)
+    footers = read_footers(discover([str(tmp_path)], None), threads=1, retry=Retry())
+    for footer, name in zip(footers, tables, strict=True):
+        whole = pq.read_schema(tmp_path / f"{name}.parquet")
+        assert footer.schema.equals(whole.remove_metadata(), check_metadata=True)
+    assert footers[0].schema is footers[1].schema
+    assert len({id(footer.schema) for footer in footers}) == 4  # Arrow's own note of "d" has its metadata
+
+
+def test_chunks_may_lie_in_any_order(tmp_path):
+    def swap(footer):
+        groups = footer[4].values
+        one, other = groups[0][1].values, groups[2][1].values
+        one[USER], other[USER] = other[USER], one[USER]
+
+    path = change(sample(tmp_path / "a.parquet"), swap)
+    users = [row["user"] for row in read(ParquetSource(path), SCHEMA)]
+    assert users == [[n] for n in (*range(40, 60), *range(20, 40), *range(20))]
 
 
 def test_row_groups_without_rows_are_fine(tmp_path):

@@ -123,7 +123,7 @@ def tightened(schema: pa.Schema, found: set[Path]) -> tuple[pa.Schema, tuple[str
     """(schema in which all paths outside `found` are required, those that were nullable before)."""
     required: list[str] = []
     fields = [_tightened(field, (field.name,), found, required) for field in schema]
-    return pa.schema(fields, schema.metadata), tuple(required)
+    return pa.schema(fields), tuple(required)
 
 
 def retyped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
