@@ -66,12 +66,13 @@ class TableAccess:
         """
         assert step.planned is not None
         planned = step.planned
+        groups = sorted(step.nodes)  # now: another module's forward may come before the lane gets to it
 
         def work() -> None:
             verdict = planned.result()
             if verdict.stop is not None or verdict.ended:
                 return  # no step follows: all gradients are deferred
-            self._links.urgent.update(step, gradients, sorted(step.nodes), collision=True)
+            self._links.urgent.update(step, gradients, groups, collision=True)
             if successor is not None:
                 self._send_collision_rows(successor, to_fetch)
 
@@ -86,8 +87,8 @@ class TableAccess:
         if successor is not None:
             self._fetched(successor, to_fetch, rows, done)
         for m in modules:
-            groups = [g for g in self._groups[m] if g in step.nodes]
-            in_bulk = partial(self._links.bulk.update, step, gradients, groups, collision=False)
+            of_module = [g for g in self._groups[m] if g in groups]
+            in_bulk = partial(self._links.bulk.update, step, gradients, of_module, collision=False)
             self._update(m, deferred, "bulk", in_bulk, planned)
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: Update) -> None:

@@ -8,8 +8,10 @@ import pytest
 from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
+from programs import Operation, play
 from worlds import shared_world
 
+from fscomm.lane import Lane
 from fscomm.traffic import Traffic
 
 LATE_S = 0.1  # of every update in that lane: several steps
@@ -40,3 +42,26 @@ HARD = ("base", "left_early", "state_dict_everywhere", "two_steps_in_three_witho
 @pytest.mark.parametrize("loop", HARD)
 def test_a_lane_is_late(loop: str, collision: bool) -> None:
     assert shared_world(2).run(late, loop, collision) == [[], []]
+
+
+def late_lane(rank: int, size: int) -> list[str]:
+    """One urgent lane comes to an update late: a module that had skipped the step has had its forward by then."""
+    run = Lane._run
+
+    def late_run(self: Lane, *args: Any) -> Any:
+        if rank == 0 and self.name == "urgent":
+            time.sleep(LATE_S / 2)
+        return run(self, *args)
+
+    operations = [
+        Operation("train_next", 0),
+        Operation("train_next", 2),
+        Operation("module", 1),
+        Operation("backward", 0),
+    ]
+    with mock.patch.object(Lane, "_run", late_run):
+        return compare(rank, size, CONFIGS["loops"], play(operations * 3))[0]
+
+
+def test_what_an_update_sends_is_settled_when_it_is_submitted() -> None:
+    assert shared_world(2).run(late_lane) == [[], []]
