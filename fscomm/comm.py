@@ -279,8 +279,8 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
-            self._note_replaced()
             engine.flush()
+            self._note_replaced()
         except BaseException as error:
             engine.abort(f"failed: {error}")
             raise

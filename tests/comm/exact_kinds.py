@@ -180,11 +180,7 @@ def untracked(config: Config, size: int) -> tuple[Any, Any]:
 
 def counting(config: Config, size: int) -> tuple[Any, Any]:
     """Lookups of module b say that they regularise by a counter; on CPU none can."""
-    model, optimizer = build_net(config, size, Net(config))
-    for lookup in model.module.embeddings["b"]._lookups:
-        for kernel in lookup._emb_modules:
-            kernel.emb_module.weight_decay_mode = WeightDecayMode.COUNTER
-    return model, optimizer
+    return _with_kernels(config, size, weight_decay_mode=WeightDecayMode.COUNTER)
 
 
 def hooked(config: Config, size: int) -> tuple[Any, Any]:
@@ -284,8 +280,14 @@ def two_dimensional(config: Config, size: int) -> tuple[Any, Any]:
 
 def adam(config: Config, size: int) -> tuple[Any, Any]:
     """Lookups of module b say that they train by Adam; on CPU none can."""
-    model, optimizer = build_net(config, size, Net(config))
+    return _with_kernels(config, size, optimizer=EmbOptimType.ADAM)
+
+
+def _with_kernels(config: Config, size: int, **attributes: Any) -> tuple[Any, Any]:
+    """The kernels of module b say this of themselves."""
+    model, optimizer = untracked(config, size)
     for lookup in model.module.embeddings["b"]._lookups:
         for kernel in lookup._emb_modules:
-            kernel.emb_module.optimizer = EmbOptimType.ADAM
+            for name, value in attributes.items():
+                setattr(kernel.emb_module, name, value)
     return model, optimizer

@@ -93,22 +93,19 @@ def made_before(run: Run) -> None:
     progress(run, pipe, batches, 2)
 
 
-def made_inside(run: Run) -> None:
+def made_inside(run: Run) -> Any:
     """And used after the block."""
     batches = iter(run.loader())
     with block(run):
         pipe = pipeline(run)
         progress(run, pipe, batches, 4)
     progress(run, pipe, batches, 2)
+    return pipe
 
 
 def detached(run: Run) -> None:
     """After the block: what it puts back is not in the way of a plain step, nor of the next block."""
-    batches = iter(run.loader())
-    with block(run):
-        pipe = pipeline(run)
-        progress(run, pipe, batches, 4)
-    pipe.detach()
+    made_inside(run).detach()
     run.train(20, run.loader(6, 7)[0])
     with block(run) as comm:
         for step, batch in enumerate(comm.lookahead(run.loader(0, 4)), 21):
