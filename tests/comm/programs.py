@@ -23,7 +23,7 @@ EPOCH = 9  # batches until a loader ends
 HIDDEN = 5  # every so many batches hide their ids
 MOST_HELD = 3
 VARIANTS = 12
-LENGTH = 12
+SHORT, LONG = 9, 12  # operations of a program
 OUTSIDE = 2  # operations after a block was left, until the next one is entered
 
 
@@ -341,9 +341,9 @@ WEIGHTS: dict[Callable[..., None], int] = {
 NAMES = [operation.__name__ for operation, weight in WEIGHTS.items() for _ in range(weight)]
 
 
-def programs() -> st.SearchStrategy[list[Operation]]:
+def programs(length: int = SHORT) -> st.SearchStrategy[list[Operation]]:
     operations = st.builds(Operation, st.sampled_from(NAMES), st.integers(0, VARIANTS - 1))
-    return st.lists(operations, min_size=LENGTH, max_size=LENGTH).map(without_nothing)
+    return st.lists(operations, min_size=length, max_size=length).map(without_nothing)
 
 
 def without_nothing(operations: list[Operation]) -> list[Operation]:
