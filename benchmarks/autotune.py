@@ -11,9 +11,9 @@ import numpy as np
 from _lengths import PAPER_LIKE
 from _table import emit
 
-from fsdata.balance import Balance, StepPlanner
-from fsdata.packing import Method
-from fsdata.redistribute import GlobalBatch, Status
+from fsdata.balance.exchange import GlobalBatch, Status
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.packing import Method
 
 SLOWNESS = (1.0, 1.5, 1.0, 1.0)
 PER_RANK = 128

@@ -23,10 +23,10 @@ from _ranks import run_ranks
 from _table import emit
 
 from fscomm.device import Cuda
-from fscomm.transports.capabilities import read
+from fscomm.transports.choice.capabilities import read
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
-from fsranks.place import resolve
+from fsranks.rank_context import resolve
 
 TOKENS = (2048, 8192, 32768)
 HIDDEN, INNER = 1024, 4096

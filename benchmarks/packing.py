@@ -13,8 +13,8 @@ import numpy as np
 from _lengths import LOGNORMAL
 from _table import emit
 
-from fsdata.cost import Polynomial
-from fsdata.packing import Plan, pack
+from fsdata.balance.cost import Polynomial
+from fsdata.balance.packing import Plan, pack
 
 PER_RANK = 128
 NODE = 8

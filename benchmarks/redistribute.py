@@ -32,11 +32,11 @@ from redistribute_embedding import DIMS, embedding_stage
 
 from freescale_tools.synth.presets import reference_set
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource
-from fsdata.balance import StepPlanner
-from fsdata.packing import Method
-from fsdata.redistribute import Assignment, GlobalBatch, RecordSpec, Status, StepExchange
-from fsdata.rows import RowTable
-from fsranks.place import resolve
+from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, Status, StepExchange
+from fsdata.balance.options import StepPlanner
+from fsdata.balance.packing import Method
+from fsdata.decode.row_table import RowTable
+from fsranks.rank_context import resolve
 
 WORLDS = (2, 4)
 STEP_S = 0.2

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from _lengths import Lengths
 
-from fsdata.balance import StepPlanner
-from fsdata.redistribute.dispatch import Dispatcher, combine, dispatch
+from fsdata.balance.options import StepPlanner
+from fsdata.embedding_balance.dispatch import Dispatcher, combine, dispatch
 
 DIMS = (16, 64)
 WARM_UP = 2

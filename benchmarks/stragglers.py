@@ -11,8 +11,8 @@ import numpy as np
 from _lengths import PAPER_LIKE, REFERENCE, Lengths
 from _table import emit
 
-from fsdata.cost import CostModel, Polynomial, Power
-from fsdata.packing import pack
+from fsdata.balance.cost import CostModel, Polynomial, Power
+from fsdata.balance.packing import pack
 
 NODE = 8
 METHODS = ("fbs", "fbs+swap", "vbs", "repair", "hierarchical")

@@ -28,11 +28,11 @@ from network.namespaces import why_not
 from transports_behind import GOAL, KIB, MIB, Behind, Found, measure, on_links, verdict
 
 from fscomm.device import Host
-from fscomm.layout import CHUNK_BYTES
-from fscomm.schedule import BUDGET_BYTES
+from fscomm.exchange.wire_priority import BUDGET_BYTES
+from fscomm.plan.sharding_group import CHUNK_BYTES
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
-from fsranks.place import resolve
+from fsranks.rank_context import resolve
 
 SIZES = tuple(KIB << shift for shift in range(0, 17, 4))  # 1 KiB ... 64 MiB
 SKEWS = ("even", "one rank hot", "half zero")

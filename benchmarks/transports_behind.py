@@ -22,12 +22,12 @@ from _ranks import slowest
 from network.world import World
 
 from fscomm.device import Host
-from fscomm.exchange import exchange
-from fscomm.gate import Gate
-from fscomm.schedule import Schedule
+from fscomm.exchange.parts import exchange
+from fscomm.exchange.wire_gate import Gate
+from fscomm.exchange.wire_priority import Schedule
 from fscomm.transports.opening import open_transport
-from fsranks.group import Part
-from fsranks.place import resolve
+from fsranks.control_group import Part
+from fsranks.rank_context import resolve
 
 KIB, MIB = 1 << 10, 1 << 20
 GOAL = 2  # times as long as on an idle link

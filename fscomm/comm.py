@@ -11,18 +11,18 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from fscomm import torchrec_binding as binding
 from fscomm.device import device_of
-from fscomm.engine import Engine
+from fscomm.engine.engine import Engine
 from fscomm.errors import NotServedError
-from fscomm.finder import Finder
-from fscomm.flushing import install
-from fscomm.lookahead import Lookahead
-from fscomm.record import Recorder
-from fscomm.report import Report
-from fscomm.transports.auto import agree_on
+from fscomm.loop.feature_finder import Finder
+from fscomm.loop.lookahead import Lookahead
+from fscomm.report.recorder import Recorder
+from fscomm.report.report import Report
+from fscomm.torchrec import binding
+from fscomm.torchrec.state_hooks import install
+from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
-from fsranks.place import Meeting, Place, resolve
+from fsranks.rank_context import Meeting, Place, resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")

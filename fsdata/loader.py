@@ -16,23 +16,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fsdata.balance import Balance, StepPlanner
-from fsdata.batch import Batch
-from fsdata.buffers import Pool
-from fsdata.cores import usable_cores
+from fsdata.balance.exchange import StepExchange
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.batch.batch import Batch
+from fsdata.batch.prefetch import Ahead
+from fsdata.batch.turn import Turn
+from fsdata.catalog.cores import usable_cores
+from fsdata.decode.opened_source import open_source
+from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import PeerError
-from fsdata.prefetch import Ahead
-from fsdata.reading.dataset import Dataset
-from fsdata.reading.plan import stream_rows
-from fsdata.reading.units import Mix
-from fsdata.redistribute import StepExchange
+from fsdata.order.deal import stream_rows
+from fsdata.order.mix import Mix
+from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
-from fsdata.sources.open_source import open_source
-from fsdata.state import Progress, from_state, to_state
-from fsdata.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
-from fsdata.turn import Turn
-from fsranks.place import Meeting, resolve
+from fsdata.steps.dataset import Dataset
+from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
+from fsranks.rank_context import Meeting, resolve
 
 _GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"

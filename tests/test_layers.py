@@ -18,6 +18,16 @@ PACKAGES = {
 OURS = ("fsdata", "fscomm", "fsranks", "freescale_tools")
 
 
+def _named(package: str, root: Path) -> dict[str, Path]:
+    """Full name -> file. The name of a package stands for its `__init__.py`."""
+    paths = sorted(root.rglob("*.py"))
+    named = {".".join([package, *path.relative_to(root).with_suffix("").parts]): path for path in paths}
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
+
+
+MODULES = {name: path for package, root in PACKAGES.items() for name, path in _named(package, root).items()}
+
+
 def imports(path: Path) -> set[str]:
     """Full names of the modules that a file imports anywhere, also inside functions."""
     names = set()
@@ -26,15 +36,9 @@ def imports(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= inside if inside <= MODULES.keys() else inside | {node.module}
     return names
-
-
-def modules(package: str) -> dict[str, Path]:
-    """Full name -> file, of every module of a package. The name of a package stands for its `__init__.py`."""
-    root = PACKAGES[package]
-    named = {".".join([package, *path.relative_to(root).with_suffix("").parts]): path for path in files(package)}
-    return {name.removesuffix(".__init__"): path for name, path in named.items()}
 
 
 def circle(arrows: dict[str, set[str]]) -> list[str]:
@@ -68,11 +72,8 @@ def violations(paths: list[Path], *, forbidden: tuple[str, ...], allowed: tuple[
         ("fsdata", "", ("fscomm", "freescale_tools"), ()),
         ("fscomm", "", ("fsdata", "freescale_tools"), ()),
         ("fsranks", "", ("fsdata", "fscomm", "freescale_tools", "torchrec"), ()),
-        ("fsdata", "kernels", OURS, ("fsdata.kernels",)),
-        ("fsdata", "packing", (*OURS, "torch", "pyarrow", "polars"), ("fsdata.packing", "fsdata.kernels")),
-        ("fsdata", "redistribute", ("fsdata.packing", "fsdata.cost", "fsdata.loader", "fsdata.sources"), ()),
-        ("fsdata", "reading", ("fsdata.packing", "fsdata.redistribute", "fsdata.loader", "fsdata.sources"), ()),
-        ("fsdata", "sources", ("fsdata.reading", "fsdata.packing", "fsdata.redistribute", "fsdata.loader"), ()),
+        ("fsdata", "balance/packing", ("torch", "pyarrow", "polars"), ()),
+        ("fsdata", "balance/exchange", ("fsdata.balance.packing", "fsdata.balance.cost"), ()),
     ],
 )
 def test_arrows_point_one_way(package, under, forbidden, allowed):
@@ -80,26 +81,45 @@ def test_arrows_point_one_way(package, under, forbidden, allowed):
     assert violations(files(package, under), forbidden=forbidden, allowed=allowed) == []
 
 
-WELL_LAID_OUT = ("freescale_tools",)
-"""Packages that hold to the rules of layout below; name a package here once it does."""
-
 MOST_ENTRIES = 12
 ON_EVERY_LISTING = {"__init__.py", "__pycache__", "py.typed"}
 
-# A folder may import from itself and from the lines above it.
-TOOLS_IN_ORDER = (
-    ("console",),
-    ("scan", "report"),
-    ("synth", "collisions", "simulate", "calibrate", "check", "optimize"),
-    ("profile", "demo"),
-    ("cli",),
-)
+# A part may import from itself and from the lines above it.
+IN_ORDER = {
+    "freescale_tools": (
+        ("console",),
+        ("scan", "report"),
+        ("synth", "collisions", "simulate", "calibrate", "check", "optimize"),
+        ("profile", "demo"),
+        ("cli",),
+    ),
+    "fsdata": (
+        ("errors", "kernels"),
+        ("schema",),
+        ("sources",),
+        ("catalog",),
+        ("decode",),
+        ("order", "batch"),
+        ("balance",),
+        ("steps", "embedding_balance"),
+        ("loader",),
+    ),
+    "fscomm": (
+        ("errors", "device", "report", "plan"),
+        ("transports", "meter", "loop"),
+        ("torchrec",),
+        ("exchange",),
+        ("engine",),
+        ("comm",),
+        ("pipeline",),
+    ),
+}
 
 
-@pytest.mark.parametrize("package", WELL_LAID_OUT)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_file_imports_itself_by_way_of_others(package):
     """Imports inside functions count, too."""
-    known = modules(package)
+    known = _named(package, PACKAGES[package])
     assert circle({name: imports(path) & known.keys() - {name} for name, path in known.items()}) == []
 
 
@@ -108,7 +128,7 @@ def test_a_circle_is_found():
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
-@pytest.mark.parametrize("package", WELL_LAID_OUT)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_folder_is_long(package):
     folders = {path.parent for path in files(package)}
     sizes = {
@@ -118,7 +138,7 @@ def test_no_folder_is_long(package):
     assert {folder: size for folder, size in sizes.items() if size > MOST_ENTRIES} == {}
 
 
-@pytest.mark.parametrize("package", WELL_LAID_OUT)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_names_its_modules(package):
     """In the order of the way through it."""
     for path in files(package):
@@ -130,25 +150,29 @@ def test_a_package_names_its_modules(package):
             assert {name for name in entries if f"`{name}`" not in told} == set(), path
 
 
-def test_tools_import_in_one_direction():
+@pytest.mark.parametrize("package", IN_ORDER)
+def test_parts_import_in_one_direction(package):
     before: set[str] = set()
-    for level in TOOLS_IN_ORDER:
+    for level in IN_ORDER[package]:
         for part in level:
-            allowed = tuple(f"freescale_tools.{name}" for name in before | {part})
-            paths = files("freescale_tools", part) or [PACKAGES["freescale_tools"] / f"{part}.py"]
-            assert violations(paths, forbidden=("freescale_tools",), allowed=allowed) == []
+            allowed = tuple(f"{package}.{name}" for name in before | {part})
+            paths = files(package, part) or [PACKAGES[package] / f"{part}.py"]
+            assert violations(paths, forbidden=(package,), allowed=allowed) == []
         before |= set(level)
+    entries = {entry.stem for entry in PACKAGES[package].iterdir() if entry.name not in ON_EVERY_LISTING}
+    assert {entry for entry in entries if not entry.startswith(".")} == before
 
 
 def test_cost_models_know_only_arrays():
-    assert violations([ROOT / "fsdata/cost.py"], forbidden=(*OURS, "torch"), allowed=("fsdata.errors",)) == []
+    assert violations([ROOT / "fsdata/balance/cost.py"], forbidden=(*OURS, "torch"), allowed=("fsdata.errors",)) == []
 
 
-@pytest.mark.parametrize("package", ["fsdata", "fscomm"])
-def test_torchrec_is_imported_in_one_file(package):
+@pytest.mark.parametrize(("package", "where"), [("fsdata", "batch/torchrec_binding.py"), ("fscomm", "torchrec")])
+def test_torchrec_is_imported_in_one_place(package, where):
     theirs = {"torchrec", "fbgemm_gpu"}
-    inside = [path.name for path in files(package) if any(name.split(".")[0] in theirs for name in imports(path))]
-    assert inside == ["torchrec_binding.py"]
+    inside = [path for path in files(package) if any(name.split(".")[0] in theirs for name in imports(path))]
+    assert inside
+    assert [path for path in inside if not path.is_relative_to(PACKAGES[package] / where)] == []
 
 
 def test_nothing_is_unpickled():
@@ -157,16 +181,15 @@ def test_nothing_is_unpickled():
 
 
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
-    pure = [
-        ROOT / "fscomm" / f"{name}.py"
-        for name in ("plan", "answers", "layout", "order", "overlap", "kernels", "schedule")
-    ]
+    pure = files("fscomm", "plan") + files("fsdata", "kernels") + files("fsdata", "order")
+    pure += files("fsdata", "balance/packing")
+    pure += [ROOT / "fscomm" / f"{name}.py" for name in ("engine/table_order", "exchange/wire_priority")]
     pure += [
         ROOT / "fscomm/transports" / f"{name}.py"
-        for name in ("choose", "padding", "pipeline", "requirements", "ring_plan")
+        for name in ("choice/rules", "choice/requirements", "nccl/padding", "staged/pieces", "ring/slots")
     ]
     for path in pure:
-        forbidden = {"threading", "queue", "torch.distributed", "fscomm.engine", "fscomm.transports.transport"}
+        forbidden = {"threading", "queue", "torch.distributed", "fscomm.engine.engine", "fscomm.transports.transport"}
         assert not forbidden & imports(path), path
 
 

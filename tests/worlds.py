@@ -26,7 +26,14 @@ import torch
 import torch.distributed as dist
 
 _START_S = 60
-_PRELOADED = ["torch", "torch.distributed", "torchrec", "fsdata.assemble", "fsdata.balance", "fsdata.redistribute"]
+_PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "torchrec",
+    "fsdata.steps.assemble",
+    "fsdata.balance.options",
+    "fsdata.balance.exchange",
+]
 
 
 class WorldError(AssertionError):

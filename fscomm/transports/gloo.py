@@ -8,9 +8,9 @@ import torch
 
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.transport import Handle, check_gather, check_splits
+from fsranks.control_group import Begun, ControlGroup, Part
 from fsranks.errors import PeerError
-from fsranks.group import Begun, ControlGroup, Part
-from fsranks.place import Place
+from fsranks.rank_context import Place
 
 IN_FLIGHT = 2
 

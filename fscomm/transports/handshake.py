@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from fscomm.transports.transport import row_bytes
+from fsranks.control_group import ControlGroup
 from fsranks.errors import MismatchError
-from fsranks.group import ControlGroup
-from fsranks.place import Place
+from fsranks.rank_context import Place
 
 _OPERATIONS = ("all_to_all_v", "all_gather", "meet")
 _SAME = ("operation", "dtype", "bytes per row")

@@ -1,19 +1,19 @@
 """A transport by its name."""
 
 from fscomm.device import Device
-from fscomm.transports.choose import NAMES
-from fscomm.transports.cuda_driver import CudaDriver, engine_copy
+from fscomm.transports.choice.rules import NAMES
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.host import host_collective, host_collectives
-from fscomm.transports.nccl import NcclTransport, nccl_backend
-from fscomm.transports.padded import PaddedTransport
-from fscomm.transports.ring import Ring
-from fscomm.transports.shared_memory import SharedMemory
-from fscomm.transports.staged import HostStaged
-from fscomm.transports.streams import StreamFabric
+from fscomm.transports.nccl.nccl import NcclTransport, nccl_backend
+from fscomm.transports.nccl.padded import PaddedTransport
+from fscomm.transports.ring.cuda_driver import CudaDriver, engine_copy
+from fscomm.transports.ring.ring import Ring
+from fscomm.transports.ring.shared_memory import SharedMemory
+from fscomm.transports.ring.streams import StreamFabric
+from fscomm.transports.staged.host import host_collective, host_collectives
+from fscomm.transports.staged.staged import HostStaged
 from fscomm.transports.transport import AloneTransport, Transport
-from fsranks.place import Place
+from fsranks.rank_context import Place
 
 
 def split_name(name: str) -> tuple[str, str]:

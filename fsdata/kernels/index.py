@@ -1,4 +1,4 @@
-"""From Arrow arrays to (address, length) tables (numba, nogil): the decode side of `fsdata.rows`.
+"""From Arrow arrays to (address, length) tables (numba, nogil): the decode side of `fsdata.decode.row_table`.
 
 A record batch arrives as its Arrow C data interface struct, so one call walks all its columns without a Python object
 per column. Values stay where Arrow decoded them; only dense scalars are copied, into one row-major block.

@@ -1,4 +1,7 @@
-"""Where samples come from: Parquet files and how they become the fields of a schema."""
+"""Where samples come from: Parquet files and how they become the fields of a schema.
+
+A `source` is what the user says of them, in Python or in a `toml_file`, with `expressions` over columns.
+"""
 
 from fsdata.sources.source import Join, ParquetSource
 from fsdata.sources.toml_file import sources_from_toml

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
-from fsdata.sources import expressions
+from fsdata.sources.expressions import expressions
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from fsdata.schema import Schema
-    from fsdata.sources.open_source import OpenSource
 
 Policy = Literal["default", "drop", "error"]
 POLICIES = ("error", "default", "drop")
@@ -28,7 +26,7 @@ class ParquetSource:
             begin with `_` or `.` left out), or URLs of any pyarrow or fsspec filesystem. `key=value` folders are
             columns. Files of one glob or folder are read in the order of their names.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
-            list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
+            list) per row from that row alone, of the operations in `fsdata.sources.expressions.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
         defaults: field -> number for a missing column and for nulls under the policy `default`. In lists it stands
             for null elements; a list that is null or missing becomes defaults, as many as its group's other lists
@@ -81,23 +79,6 @@ class ParquetSource:
             raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
         if self.on_error not in ("raise", "skip"):
             raise SchemaError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
-
-    def open(self, schema: "Schema", *, index: int = 0, threads: int | None = None) -> "OpenSource":
-        """Find the files, read their footers, check them against the schema and load side tables.
-
-        Args:
-            index: the source's position in the loader, for messages.
-            threads: how many footers are read at a time.
-
-        Raises:
-            FileNotFoundError, PermissionError: a path that cannot be opened.
-            CorruptFileError: a file that is not Parquet, under `on_error="raise"`.
-            SchemaError: everything in which the files differ from the schema, in one message.
-            DataError: a side table with duplicate keys.
-        """
-        from fsdata.sources.open_source import open_source
-
-        return open_source(self, schema, index=index, threads=threads)
 
     def policy(self, name: str) -> Policy:
         """The null policy of a field."""

@@ -6,7 +6,7 @@ columns = { item_id = "items", hour = { sql = "DIV(request_ts, 3600) % 24" },
                 country = { hash = "country", buckets = 1000 } }   # text; `list = true` for lists of text
 defaults = { country = 0 }
 nulls = { click = "drop" }
-filter = "click IS NOT NULL"             # SQL, see `fsdata.sources.sql` and `sql_functions`
+filter = "click IS NOT NULL"             # SQL, see `fsdata.sources.expressions.sql` and `sql_functions`
 weight = 2.0
 on_error = "skip"
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from fsdata.errors import SchemaError
 from fsdata.schema import load_toml, table_of
-from fsdata.sources import expressions
+from fsdata.sources.expressions import expressions
 from fsdata.sources.source import Join, ParquetSource
 
 _OPTIONS = ("paths", "columns", "defaults", "nulls", "filter", "weight", "on_error", "join")

@@ -15,7 +15,7 @@ from fscomm.device import Device, device_of
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Handle, Transport
 from fsranks.errors import MismatchError, PeerError
-from fsranks.place import resolve
+from fsranks.rank_context import resolve
 
 pytestmark = [
     pytest.mark.gpu,

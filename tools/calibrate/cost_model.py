@@ -12,8 +12,8 @@ import numpy as np
 from freescale_tools.calibrate.measured_steps import Step
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import created
-from fsdata.cost import CANDIDATES, Polynomial, fit
-from fsdata.packing import pack
+from fsdata.balance.cost import CANDIDATES, Polynomial, fit
+from fsdata.balance.packing import pack
 
 VERSION = 1
 FEWEST = 4

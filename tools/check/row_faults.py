@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fsdata.catalog.bind import Bound
+from fsdata.catalog.roles import is_list
+from fsdata.decode.widen import OutsideInt64, convert, unwrap
 from fsdata.errors import DataError
-from fsdata.sources.bind import Bound
-from fsdata.sources.convert import OutsideInt64, convert, unwrap
-from fsdata.sources.roles import is_list
 
 _MAX_INT64 = 2**63 - 1
 

@@ -17,12 +17,12 @@ from freescale_tools.check.table_scan import Table
 from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
 from fsdata import ParquetSource, Schema
+from fsdata.catalog.roles import Want, key_want, time_want, wants_of
+from fsdata.decode.opened_source import OpenSource, open_source
+from fsdata.decode.row_layout import Layout, layout_of
+from fsdata.decode.source_files import RowGroup
 from fsdata.errors import CorruptFileError, DataError, SchemaError
-from fsdata.layout import Layout, layout_of
 from fsdata.sources import Join
-from fsdata.sources.files import RowGroup
-from fsdata.sources.open_source import OpenSource
-from fsdata.sources.roles import Want, key_want, time_want, wants_of
 
 VERSION = 1
 
@@ -84,7 +84,7 @@ class SourceCheck:
         """Open the source as a loader does. If that fails, note the reason and return None."""
         listed = any(table.findings for table in (self._table, *(table for _, table in self._sides)))
         try:
-            return source.open(self._schema, index=index)
+            return open_source(source, self._schema, index=index)
         except SchemaError as error:
             if not listed:
                 self._findings += mismatches(error, self.label)

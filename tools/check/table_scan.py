@@ -13,12 +13,12 @@ from freescale_tools.check.row_faults import Checked, Fault, check_fields, check
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import read_files
 from freescale_tools.scan.reading import reading_source
+from fsdata.catalog.bind import Bound, Kind, bind, partition_column
+from fsdata.catalog.footers import Footer
+from fsdata.catalog.roles import Want
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources import Join, ParquetSource
-from fsdata.sources.bind import Bound, Kind, bind, partition_column
-from fsdata.sources.expressions import Expression, evaluate
-from fsdata.sources.footers import Footer
-from fsdata.sources.roles import Want
+from fsdata.sources.expressions.expressions import Expression, evaluate
 
 
 class Table:

@@ -5,9 +5,9 @@ import pyarrow as pa
 
 from freescale_tools.scan.columns import type_of
 from freescale_tools.scan.files import Leaf, UnusableColumn
-from fsdata.sources import convert
-from fsdata.sources.footers import Footer
-from fsdata.sources.roles import is_list, plain
+from fsdata.catalog.footers import Footer
+from fsdata.catalog.roles import is_list, plain
+from fsdata.decode import widen
 
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -40,7 +40,7 @@ def parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     `valid` is empty if there are no nulls.
     """
-    array = convert.convert(_plain_list(array), "id")
+    array = widen.convert(_plain_list(array), "id")
     kind = array.type
     if not is_list(kind):
         offsets = np.arange(len(array) + 1)
@@ -71,7 +71,7 @@ def _plain_list(array: pa.Array) -> pa.Array:
 
 def last_time(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """(time of each row, int64 [N]; whether it has one, bool [N]). Of a list, the last element counts."""
-    array = convert.convert(_plain_list(array), "time")
+    array = widen.convert(_plain_list(array), "time")
     if not is_list(array.type):
         return _int64(array), _validity(array)
     values, offsets, valid = parts(array)
@@ -91,4 +91,4 @@ def _int64(values: pa.Array) -> np.ndarray:
 
 def _validity(array: pa.Array) -> np.ndarray:
     """bool [N]."""
-    return convert.bool_mask(array.is_valid())
+    return widen.bool_mask(array.is_valid())

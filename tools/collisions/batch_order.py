@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdata.reading.plan import Piece, deal, permutation
+from fsdata.order.deal import Piece, deal, permutation
 
 _STREAK = 4  # consecutive pairs; they need one batch more than that
 _LONGEST = 64  # pairs of a streak if all pairs are counted

@@ -20,7 +20,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
-from fsdata.cores import usable_cores
+from fsdata.catalog.cores import usable_cores
 
 ORDERS = ("file", "shuffled", "time")
 _LENGTHS = (50, 100, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)

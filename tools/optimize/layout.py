@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.sources.footers import Footer
+from fsdata.catalog.footers import Footer
 
 UNIT_BYTES = 32 << 20
 """Decoded bytes of a row group. The loader keeps a few row groups per thread and shuffles inside them."""

@@ -38,10 +38,10 @@ from freescale_tools.optimize.layout import Path as ColumnPath
 from freescale_tools.optimize.sort import ordered, sorting
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source, reading_written
+from fsdata.catalog.find_files import FileRef
+from fsdata.catalog.footers import Footer
+from fsdata.catalog.retry import Retry
 from fsdata.errors import CorruptFileError
-from fsdata.sources.discover import FileRef
-from fsdata.sources.footers import Footer
-from fsdata.sources.retry import Retry
 
 VERSION = 1
 MARK = b"freescale.optimize"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freescale_tools.scan.reading import Reading, reading_source
-from fsdata.sources.footers import Footer
+from fsdata.catalog.footers import Footer
 
 
 def sorting(footer: Footer, column: str) -> np.ndarray | None:

@@ -9,8 +9,8 @@ import pyarrow as pa
 from freescale_tools.profile.stragglers import Setting
 from freescale_tools.scan.columns import bind_lists, type_of
 from freescale_tools.scan.files import FileSet
-from fsdata.sources.footers import Footer
-from fsdata.sources.roles import plain
+from fsdata.catalog.footers import Footer
+from fsdata.catalog.roles import plain
 
 _CODE = """\
 {imports}

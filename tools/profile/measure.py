@@ -16,7 +16,7 @@ from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.lengths import Tally, pieces, scan
 from freescale_tools.scan.times import Spans, time_spans
-from fsdata.sources.footers import Skipped
+from fsdata.catalog.footers import Skipped
 
 VERSION = 1
 _USUAL_RANKS = 64  # the paper's

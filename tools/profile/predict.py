@@ -19,7 +19,7 @@ from freescale_tools.scan.files import FileSet
 from freescale_tools.simulate.enough_rows import fitting
 from freescale_tools.simulate.hardware.parameters import load_hardware
 from freescale_tools.simulate.simulation import simulate
-from fsdata.sources.roles import plain
+from fsdata.catalog.roles import plain
 
 HARDWARE = "h100-ib"
 DIM = 128  # of the embedding table, for the bytes of an exchange

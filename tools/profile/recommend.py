@@ -14,8 +14,8 @@ import numpy as np
 from freescale_tools.profile.loader_code import LoaderFiles, code
 from freescale_tools.profile.stragglers import UNPACKED, Samples, Setting, simulate_setting
 from freescale_tools.scan.histogram import LengthHistogram
-from fsdata.cost import CostModel, Polynomial
-from fsdata.packing import Method, pack
+from fsdata.balance.cost import CostModel, Polynomial
+from fsdata.balance.packing import Method, pack
 
 _BOUND = 0.01  # largest accepted lower bound: about the error of a cost model
 _HEADROOM = 1.25  # memory limit over the fullest rank of the simulated steps

@@ -17,10 +17,10 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.histogram import LengthHistogram
-from fsdata.cores import usable_cores
-from fsdata.cost import CANDIDATES, CostModel, Polynomial, Power
-from fsdata.packing import pack
-from fsdata.packing.plan import straggler_share
+from fsdata.balance.cost import CANDIDATES, CostModel, Polynomial, Power
+from fsdata.balance.packing import pack
+from fsdata.balance.packing.plan import straggler_share
+from fsdata.catalog.cores import usable_cores
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 UNPACKED = "none"

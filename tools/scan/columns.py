@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn, leaf
-from fsdata.sources.footers import Footer, Skipped, open_file
-from fsdata.sources.roles import plain
+from fsdata.catalog.footers import Footer, Skipped, open_file
+from fsdata.catalog.roles import plain
 
 _BATCH_BYTES = 3 << 19  # larger batches decode more slowly: their memory is no longer in the cache
 _MAX_ROWS = 8192

@@ -11,7 +11,7 @@ from typing import Any
 from freescale_tools.scan.columns import Bound
 from freescale_tools.scan.files import FileSet, Leaf
 from freescale_tools.scan.lengths import per_file
-from fsdata.sources.footers import Footer
+from fsdata.catalog.footers import Footer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

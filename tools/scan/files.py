@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
-from fsdata.cores import usable_cores
+from fsdata.catalog.cores import usable_cores
+from fsdata.catalog.find_files import FileRef, discover
+from fsdata.catalog.footers import Footer, Skipped, read_footers
+from fsdata.catalog.retry import Retry
 from fsdata.errors import CorruptFileError, SchemaError
-from fsdata.sources.discover import FileRef, discover
-from fsdata.sources.footers import Footer, Skipped, read_footers
-from fsdata.sources.retry import Retry
 
 _REMOTE_THREADS = 16  # reading remote footers is waiting, not computing
 _NAMED = 3

@@ -14,8 +14,8 @@ from freescale_tools.scan.columns import Bound, Lengths, Reader, lengths_of, pre
 from freescale_tools.scan.files import FileSet, Leaf
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.times import Spans
-from fsdata.sources.footers import Footer, Skipped
-from fsdata.sources.retry import Retry, unreachable
+from fsdata.catalog.footers import Footer, Skipped
+from fsdata.catalog.retry import Retry, unreachable
 
 LONGEST = 10
 QUANTILES = {

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import first_line
+from fsdata.catalog.footers import Footer
+from fsdata.catalog.retry import unreachable
+from fsdata.decode.handles import Handles
+from fsdata.decode.slice_rows import batch_rows, wide_columns
 from fsdata.errors import CorruptFileError
-from fsdata.sources.batch_rows import batch_rows, wide_columns
-from fsdata.sources.footers import Footer
-from fsdata.sources.handles import Handles
-from fsdata.sources.retry import unreachable
 
 
 class Reading:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.columns import Bound, Reader, bind, type_of, whole_numbers
 from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn
-from fsdata.sources.footers import Footer
+from fsdata.catalog.footers import Footer
 
 SPANS = 20
 _EPOCH = datetime.datetime(1970, 1, 1)

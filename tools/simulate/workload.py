@@ -10,8 +10,8 @@ import numpy as np
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.histogram import LengthHistogram
-from fsdata.cost import CostModel, Polynomial, Power
-from fsdata.packing import Method, pack
+from fsdata.balance.cost import CostModel, Polynomial, Power
+from fsdata.balance.packing import Method, pack
 
 PAPER_COLLISION = 0.12
 CHANNELS, LAYERS, DENSE_PARAMETERS = 512, 4, 50_000_000

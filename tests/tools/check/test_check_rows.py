@@ -9,9 +9,10 @@ import pytest
 
 from freescale_tools.check.table_scan import Table
 from fsdata import ParquetSource, Schema, Sequence
+from fsdata.catalog.roles import wants_of
+from fsdata.decode.opened_source import open_source
+from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError
-from fsdata.layout import layout_of
-from fsdata.sources.roles import wants_of
 
 SCHEMA = Schema(
     sequences=(Sequence("uih", ("item",), floats=("price",)), Sequence("other", ("seen",))),
@@ -53,7 +54,7 @@ def test_scan_and_loader_reject_the_same_rows(tmp_path, policy):
         pq.write_table(faulty(rng), tmp_path / "a.parquet", row_group_size=1)
         defaults = {name: 5 for name in fields if policies[name] == "default"}
         source = ParquetSource(str(tmp_path / "a.parquet"), nulls=policies, defaults=defaults)
-        opened = source.open(SCHEMA)
+        opened = open_source(source, SCHEMA)
         layout = layout_of(SCHEMA, opened.list_labels)
         groups = {"uih": ("item", "price"), "other": ("seen",), "candidates": ("ad", *SCHEMA.labels)}
         table = Table(source, wants_of(SCHEMA), groups=groups, label="source 0")

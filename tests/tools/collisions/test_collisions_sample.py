@@ -151,7 +151,7 @@ def test_streaks_are_spread_over_all_runs():
 
 def test_file_order_is_that_of_a_loader():
     """Against the loader's own plan: which rows each rank reads at each step."""
-    from fsdata.reading.plan import epoch_streams
+    from fsdata.order.deal import epoch_streams
 
     rows = [5, 3, 8, 1, 1, 9, 2]
     first = np.cumsum([0, *rows])

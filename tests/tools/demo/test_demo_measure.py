@@ -13,7 +13,7 @@ from freescale_tools.demo.training.measure import (
     summarize,
     typical,
 )
-from fscomm.meter_steps import KINDS, BubbleReport, StepTimes
+from fscomm.meter.intervals import KINDS, BubbleReport, StepTimes
 
 PARTS = dict.fromkeys(KINDS, 0.001) | {"late": 0.5}
 

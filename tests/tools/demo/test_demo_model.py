@@ -14,7 +14,7 @@ from freescale_tools.demo.model.sequence_model import (
     next_item_loss,
     rows_of,
 )
-from fsdata.batch import Batch, StepStats
+from fsdata.batch.batch import Batch, StepStats
 
 
 def offsets_of(*lengths):

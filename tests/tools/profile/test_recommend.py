@@ -13,7 +13,7 @@ from freescale_tools.profile.stragglers import Samples, Setting, simulate_settin
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata import Balance
-from fsdata.packing import pack
+from fsdata.balance.packing import pack
 
 
 def lognormal(median, sigma, rows=50_000):

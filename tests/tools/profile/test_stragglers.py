@@ -9,7 +9,7 @@ import pytest
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.stragglers import METHODS, Samples, Setting, max_lengths, simulate_setting, straggler_grid
 from freescale_tools.scan.histogram import LengthHistogram
-from fsdata.cost import CANDIDATES, Polynomial, Power
+from fsdata.balance.cost import CANDIDATES, Polynomial, Power
 
 EQUAL_COUNTS = ("none", "fbs", "fbs+swap", "repair", "hierarchical")
 

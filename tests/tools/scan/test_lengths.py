@@ -21,8 +21,8 @@ from freescale_tools.scan.columns import lengths_of, whole_numbers
 from freescale_tools.scan.engines.threads import Local
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.times import even_edges
-from fsdata.sources.footers import open_file
-from fsdata.sources.retry import Retry
+from fsdata.catalog.footers import open_file
+from fsdata.catalog.retry import Retry
 
 ROWS = [[1, 2, 3], [], None, [4], [5, None], [7] * 12]
 

@@ -14,7 +14,7 @@ from freescale_tools.simulate.schedule.step import WAYS
 from freescale_tools.simulate.simulation import gains, predict, simulate
 from freescale_tools.simulate.validation.fit import expected_straggler, paper_like, paper_workload
 from freescale_tools.simulate.workload import collision_rates, cost_model, straggler_shares
-from fsdata.cost import Polynomial, Power
+from fsdata.balance.cost import Polynomial, Power
 
 H100 = load_hardware("h100-ib")
 HISTOGRAM = LengthHistogram.of(np.concatenate(list(paper_like(0.55, steps=2))))

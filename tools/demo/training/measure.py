@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fscomm.meter_steps import KINDS, BubbleReport, StepTimes
+from fscomm.meter.intervals import KINDS, BubbleReport, StepTimes
 
 WARMUP = 2  # first steps that no time includes: allocations, first exchange, page faults
 

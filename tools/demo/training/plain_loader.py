@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchrec import KeyedJaggedTensor
 
 from freescale_tools.demo.data import DemoData, SideTable, TableSource
-from fsdata.batch import Batch, StepStats
-from fsdata.reading.plan import epoch_streams
-from fsdata.reading.units import merge_order, merged_units, sequential_units
+from fsdata.batch.batch import Batch, StepStats
+from fsdata.order.deal import epoch_streams
+from fsdata.order.mix import merge_order, merged_units, sequential_units
 
 Row = dict[str, Any]
 

@@ -36,7 +36,7 @@ from freescale_tools.demo.training.job import Job, Outcome
 from freescale_tools.demo.training.measure import WARMUP, Run, Step, typical
 from freescale_tools.demo.training.plain_loader import PlainLoader
 from freescale_tools.demo.training.progress import Progress, progress_of
-from fscomm.report import Collisions
+from fscomm.report.report import Collisions
 from fsdata import Balance, Batch, FreeScaleDataLoader, Polynomial, fit, global_mean
 
 ENOUGH_TO_FIT = 16  # measured steps of single ranks; with fewer the default cost model is used

@@ -11,7 +11,7 @@ from freescale_tools.simulate.hardware.parameters import Hardware
 from freescale_tools.simulate.schedule.durations import work
 from freescale_tools.simulate.schedule.step import WAYS, timeline
 from freescale_tools.simulate.workload import DENSE_PARAMETERS, METHODS, PAPER_COLLISION, Workload, flops, packed
-from fsdata.cost import Polynomial
+from fsdata.balance.cost import Polynomial
 
 RANKS, BATCH_SIZE, MEDIAN, LONGEST = 64, 128, 4000, 21_000
 SIGMA = 0.55

@@ -1,0 +1,62 @@
+"""Backward after the `with` block, through a forward that was made inside it: no lane and no transport is left.
+
+The thread that runs backward sends the gradients itself, over the module's own process group, as TorchRec would.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fscomm.exchange.row_exchange import Gradients
+from fscomm.exchange.step import Step
+from fscomm.torchrec import binding
+from fscomm.torchrec.plain_kernels import Update, nothing, update_in_turn
+from fscomm.torchrec.shadow_kernels import Hyper, Shadow
+
+
+def update(step: Step, gradients: Gradients, module: binding.Binding, groups: Sequence[int]) -> None:
+    """Send the gradients of `groups`, which are those of `module`, and apply what comes; blocks for all ranks.
+
+    Tables that are in another block now are updated in its order.
+    """
+    for number, g in enumerate(groups):
+        targets = module.door_targets(number)
+        for updates in _exchanged(step, g, gradients.get(g), module, number):
+            for target, each in zip(targets, updates or [nothing], strict=True):
+                update_in_turn(target, None, each)
+
+
+def _exchanged(
+    step: Step, g: int, gradient: torch.Tensor | None, module: binding.Binding, number: int
+) -> Iterator[list[Update]]:
+    """The updates of all kernels of a group, for one class after the other."""
+    layout, tables, back = module.layouts[number], module.tables(number), step.back[g]
+    assert back is not None
+    for send, apply in ((back.urgent_send, back.urgent_apply), (back.deferred_send, back.deferred_apply)):
+        mine = torch.zeros(len(send.index), layout.dim, dtype=layout.dtype, device=tables.where)
+        if gradient is not None:
+            mine = gradient.index_select(0, send.index)
+        received = torch.empty(apply.total, layout.dim, dtype=layout.dtype, device=tables.where)
+        _exchange(received, mine, apply.splits, send.splits, module.process_group)
+        if gradient is not None:
+            yield [
+                partial(_apply, step.hypers[g][kernel], rows, ids, offsets) if len(ids) else nothing
+                for kernel, ids, offsets, rows in tables.updates(apply, received)
+            ]
+
+
+def _exchange(
+    out: torch.Tensor, mine: torch.Tensor, received: list[list[int]], sent: list[list[int]], group: Any
+) -> None:
+    outs, inputs = out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent])
+    for to, given, of_out, of_mine in zip(outs, inputs, received, sent, strict=True):
+        dist.all_to_all_single(to, given, of_out, of_mine, group=group)
+
+
+def _apply(
+    hyper: Hyper, gradient: torch.Tensor, ids: torch.Tensor, offsets: torch.Tensor, shadow: Callable[[], Shadow]
+) -> None:
+    shadow().update(hyper, gradient, ids, offsets)

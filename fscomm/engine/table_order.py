@@ -1,0 +1,107 @@
+"""The order of all table accesses: who may read or update which rows when. This file is the law, and enforces it.
+
+The *program order* of a module's tables is that of the plain loop: a forward reads its rows when it is called, a
+backward pass updates them when autograd reaches the forward's node. Two accesses *conflict* if they may touch a common
+row and one of them is an update. The law: **conflicting accesses happen in program order.** Accesses that do not
+conflict may run at the same time, in any thread.
+
+R_n are the rows that all ranks use in step n; they are known before the step runs, and so is which of them the step
+before and the step after use, too. An access is told by the steps that its rows lie *within* and by those that they are
+*without*:
+
+| access | place in program order | rows | runs in |
+|---|---|---|---|
+| exclusive rows of n are fetched | forward of n, or earlier (below) | within n, without n-1 | bulk lane |
+| collision rows of n are fetched | forward of n, or earlier (below) | within n and n-1 | urgent lane |
+| collision gradients of n update | each backward pass through n | within n and n+1 | urgent lane |
+| deferred gradients of n update | each backward pass through n | within n, without n+1 | bulk lane |
+| the module's own forward reads | that forward, in training or not | any | the calling thread |
+| its update | each backward pass through it | within n if it read R_n, else any | plain lane |
+| the user reads or writes the state | there | any | the calling thread |
+
+From this follows all else:
+- An access waits for the updates before it that it conflicts with, and for no others: `before`. So nothing has to be
+  known about loops: a late, a repeated or a missing backward pass only changes which updates are before an access.
+- An update need not wait for reads. The module's own forward has read when it returns. Rows that were fetched ahead of
+  their place in program order are right if no update comes between the fetch and that place which conflicts with it;
+  otherwise they are *stale*: `updated` says so, and that forward reads again.
+- Everything that waits, waits for what was submitted earlier, and all ranks submit in program order: no wait goes in a
+  circle.
+
+Without neighbours that were announced to all ranks a step has one class only, and the table above holds all the same:
+what is "without n" or "within n" is then nothing, or all.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fscomm.exchange.worker import Pending
+
+Update = Pending[None]
+Fetch = TypeVar("Fetch", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows that lie in all of the steps `within` and in none of the steps `without`."""
+
+    within: frozenset[int] = frozenset()
+    without: frozenset[int] = frozenset()
+
+    def may_meet(self, other: "Rows") -> bool:
+        """Whether both may hold a common row."""
+        return self.within.isdisjoint(other.without) and self.without.isdisjoint(other.within)
+
+
+ANY = Rows()
+
+
+def whole(step: int) -> Rows:
+    return Rows(within=frozenset({step}))
+
+
+def exclusive(step: int, neighbour: int | None) -> Rows:
+    """Rows of `step` that its neighbour (the step before for reads, the step after for updates) does not use."""
+    return Rows(within=frozenset({step}), without=frozenset() if neighbour is None else frozenset({neighbour}))
+
+
+def collision(step: int, neighbour: int | None) -> Rows:
+    """Rows of `step` that its neighbour uses, too."""
+    return Rows(within=frozenset({step} if neighbour is None else {step, neighbour}))
+
+
+class TableOrder(Generic[Fetch]):
+    """The accesses to the tables of one module on this rank, told in program order.
+
+    Told by one thread at a time; `pending` may be asked by any thread.
+    """
+
+    def __init__(self, is_done: Callable[[Update], bool]) -> None:
+        self._is_done = is_done
+        self._updates: tuple[tuple[Rows, Update], ...] = ()  # replaced, never changed: other threads may look at it
+        self._fetched: dict[Fetch, Rows] = {}
+
+    def before(self, rows: Rows) -> list[Update]:
+        """The updates that an access to `rows` has to wait for."""
+        return [update for of_update, update in self._updates if of_update.may_meet(rows)]
+
+    def updated(self, rows: Rows, update: Update) -> list[Fetch]:
+        """An update was submitted. Returns the fetches that it makes stale."""
+        self._updates = (*(each for each in self._updates if not self._is_done(each[1])), (rows, update))
+        stale = [fetch for fetch, fetched in self._fetched.items() if fetched.may_meet(rows)]
+        for fetch in stale:
+            del self._fetched[fetch]
+        return stale
+
+    def fetched(self, fetch: Fetch, rows: Rows) -> None:
+        """A fetch was submitted ahead of its place in program order."""
+        self._fetched[fetch] = rows
+
+    def forget(self, fetch: Fetch) -> None:
+        """The place of a fetch has come, or never will: it is used, or not needed."""
+        self._fetched.pop(fetch, None)
+
+    def pending(self) -> list[Update]:
+        """All updates that may not be complete."""
+        return self.before(ANY)

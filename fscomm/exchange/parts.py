@@ -1,0 +1,42 @@
+"""An exchange of many parts: urgent ones a few at a time, bulk ones each when the schedule lets it go."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from fscomm.exchange.wire_gate import Gate
+from fscomm.transports.transport import Handle, Transport
+from fsranks.control_group import Part
+
+IN_FLIGHT = 2  # urgent parts: the next one is ready when one ends
+
+
+def exchange(transport: Transport, parts: Iterable[Part], gate: Gate | None) -> None:
+    """Exchange (out, inp, out_splits, in_splits) in order, with `gate` as bulk. Blocks until all are complete.
+
+    Each part is asked for just before its turn is awaited and it is issued. Raises what the transport or `parts` raise;
+    what was issued is then not waited for, and counts no longer as under way.
+    """
+    handles: deque[Handle] = deque()
+    sizes: deque[int] = deque()
+
+    def finish_oldest() -> None:
+        handles.popleft().wait()
+        nbytes = sizes.popleft()
+        if gate is not None:
+            gate.bulk_done(nbytes)
+
+    try:
+        for out, inp, out_splits, in_splits in parts:
+            nbytes = max(out.nbytes, inp.nbytes)
+            while not (len(handles) < IN_FLIGHT if gate is None else gate.try_bulk(nbytes)):
+                if handles:
+                    finish_oldest()
+                elif gate is not None:
+                    gate.wait_bulk(nbytes)
+            sizes.append(nbytes)
+            handles.append(transport.all_to_all_v(out, inp, out_splits, in_splits))
+        while handles:
+            finish_oldest()
+    finally:
+        if gate is not None:
+            gate.bulk_done(sum(sizes))

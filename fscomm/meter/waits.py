@@ -1,0 +1,277 @@
+"""Noting every wait of the training thread for other ranks, wherever it happens.
+
+While installed, three things are wrapped, all put back afterwards: `Work.wait` and the calls of `ProcessGroup` that
+issue work, which is what TorchRec and any loop's own collectives end in; and `Recorder.wait`, which is where fscomm
+blocks. DDP waits inside C++ when a backward pass has ended: there, hooks on its parameters note the last gradient, and
+two callbacks of the autograd engine enclose DDP's own, the first run after the graph, the second queued by the first.
+A communication hook would not do: it cannot be taken off again, and it changes where DDP divides, hence the last bit.
+
+Not seen: what else only C++ waits for, such as DDP's broadcast of buffers and functional collectives in compiled code.
+"""
+
+import functools
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from fscomm.meter.intervals import Wait
+from fscomm.report.recorder import Recorder
+
+_ISSUING = (
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall",
+    "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced", "scatter",
+)  # fmt: skip
+
+
+class Waits:
+    """The interception. `found` fills with Waits whose instants are marks of `mark`; the owner empties it.
+
+    Only the thread that called `enter_step` is watched, and on CUDA the autograd engine's threads, which run while it
+    blocks in backward.
+    """
+
+    def __init__(self, model: torch.nn.Module, mark: Callable[[], Any]) -> None:
+        self.found: list[Wait] = []
+        self._mark = mark
+        self._model = model
+        self._step: int | None = None
+        self._in_pull = False
+        self._depth = 0
+        self._thread = 0
+        self._numbers: Counter[str] = Counter()
+        self._issued: weakref.WeakKeyDictionary[dist.Work, tuple[str, int, int, Any]] = weakref.WeakKeyDictionary()
+        self._restore: list[Callable[[], None]] = []
+        self._graph_task = -1
+        self._last_gradient: Any = None
+        self._dense_begin: Any = None
+        self._dense_issued: Any = None
+
+    def install(self) -> None:
+        """Wrap and hook; on an error nothing is left wrapped."""
+        try:
+            self._wrap(Recorder, "wait", self._recorder_wait)
+            self._wrap(dist.Work, "wait", self._work_wait)
+            for name in _ISSUING:
+                if name in vars(dist.ProcessGroup):  # some are of later versions of torch
+                    self._wrap(dist.ProcessGroup, name, self._issue)
+            for module in self._model.modules():
+                if isinstance(module, DistributedDataParallel):
+                    self._hook(module)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Put everything back. RuntimeError if somebody has wrapped the same since: that stays, all else goes back."""
+        self._step = None
+        foreign = []
+        while self._restore:
+            try:
+                self._restore.pop()()
+            except _ReplacedError as error:
+                foreign.append(str(error))
+        if foreign:
+            raise RuntimeError(
+                f"{', '.join(foreign)} was replaced inside a BubbleMeter's block and not put back: leave blocks in the "
+                "reverse order of entering them"
+            )
+
+    def enter_step(self, step: int) -> None:
+        """A step begins, on this thread, with fetching its batch."""
+        self._thread = threading.get_ident()
+        self._step = step
+        self._in_pull = True
+        self._depth = 0
+        self._numbers.clear()
+
+    def pulled(self) -> None:
+        self._in_pull = False
+
+    def leave_step(self) -> None:
+        """Until the next `enter_step`, nothing is noted."""
+        self._step = None
+
+    def _wrap(self, owner: type, name: str, wrapper: Callable[[Any], Callable[..., Any]]) -> None:
+        original = vars(owner)[name]
+        ours = functools.wraps(original)(wrapper(original))
+
+        def restore() -> None:
+            if vars(owner)[name] is not ours:
+                raise _ReplacedError(f"{owner.__name__}.{name}")
+            setattr(owner, name, original)
+
+        setattr(owner, name, ours)
+        self._restore.append(restore)
+
+    # The wrapped functions are other people's: whatever arguments they take are handed on as they are.
+
+    def _issue(self, original: Any) -> Callable[..., Any]:
+        def issue(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            if not self._here():
+                return original(group, *args, **kwargs)
+            mark = self._mark()
+            work = original(group, *args, **kwargs)
+            if work is not None:
+                name = group.group_name
+                self._issued[work] = (name, self._step or 0, self._next(name), mark)
+            return work
+
+        return issue
+
+    def _work_wait(self, original: Any) -> Callable[..., Any]:
+        def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            if self._in_pull or not self._here():  # a loader's own collectives are part of waiting for it
+                return original(work, *args, **kwargs)
+            with _Noted(self, _kind(sys._getframe(1)), work):
+                return original(work, *args, **kwargs)
+
+        return wait
+
+    def _recorder_wait(self, original: Any) -> Callable[..., Any]:
+        def wait(recorder: Recorder, kind: str, *, step: int | None = None, module: str = "") -> Any:
+            opened = original(recorder, kind, step=step, module=module)
+            return _Both(_Noted(self, _kind_of_recorder(kind), None), opened) if self._here() else opened
+
+        return wait
+
+    def _here(self) -> bool:
+        """Whether to note what this thread does now."""
+        if self._step is None or self._depth:
+            return False
+        return threading.get_ident() == self._thread or (
+            # Engine threads of a device are not Python's; worker threads of fscomm, which also run backward, are.
+            torch._C._current_graph_task_id() != -1 and isinstance(threading.current_thread(), threading._DummyThread)
+        )
+
+    def _next(self, group: str) -> int:
+        self._numbers[group] += 1
+        return self._numbers[group]
+
+    def _hook(self, module: DistributedDataParallel) -> None:
+        for name, parameter in module.module.named_parameters():
+            if not parameter.requires_grad or name in module.parameters_to_ignore:
+                continue
+            had_none = parameter._post_accumulate_grad_hooks is None
+            handle = parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+
+            def restore(handle: Any = handle, parameter: torch.Tensor = parameter, had_none: bool = had_none) -> None:
+                handle.remove()
+                if had_none and not parameter._post_accumulate_grad_hooks:
+                    parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
+            self._restore.append(restore)
+
+    def _gradient_ready(self, parameter: torch.Tensor) -> None:
+        if not self._here():
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self._graph_task:
+            self._graph_task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._graph_done)
+        if not parameter.is_cuda:  # there an event per parameter would cost more than it tells
+            self._last_gradient = self._mark()
+
+    def _graph_done(self) -> None:
+        """All gradients are computed; DDP's callback, which waits for its all-reduces, has not run yet."""
+        if self._step is None:
+            return
+        self._dense_begin = self._mark()
+        self._dense_issued = self._last_gradient if self._last_gradient is not None else self._dense_begin
+        self._last_gradient = None
+        self._graph_task = -1
+        self._depth += 1
+        torch.autograd.Variable._execution_engine.queue_callback(self._dense_done)
+
+    def _dense_done(self) -> None:
+        self._depth -= 1
+        self._note("dense", ("ddp", self._step or 0, self._next("ddp"), self._dense_issued), self._dense_begin)
+
+    def _note(self, kind: str, key: tuple[str, int, int, Any], begin: Any) -> None:
+        if self._step is not None:
+            self.found.append(Wait(kind, *key, begin, self._mark(), self._in_pull))
+
+
+class _ReplacedError(Exception):
+    """Somebody else wrapped this attribute after us."""
+
+
+class _Noted:
+    """One wait that counts; what it waits for inside does not count again."""
+
+    __slots__ = ("_begin", "_key", "_kind", "_waits", "_work")
+
+    def __init__(self, waits: Waits, kind: str, work: dist.Work | None) -> None:
+        self._waits = waits
+        self._kind = kind
+        self._work = work
+
+    def __enter__(self) -> Self:
+        waits = self._waits
+        self._begin = waits._mark()
+        key = waits._issued.pop(self._work, None) if self._work is not None else None
+        if key is None:  # not seen when it was issued: as if it had been now
+            group = f"wait for {self._kind}"
+            key = (group, waits._step or 0, waits._next(group), self._begin)
+        self._key = key
+        waits._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._waits._depth -= 1
+        self._waits._note(self._kind, self._key, self._begin)
+
+
+class _Both:
+    """Two context managers as one, which gives what the inner one gives."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, outer: Any, inner: Any) -> None:
+        self._outer = outer
+        self._inner = inner
+
+    def __enter__(self) -> Any:
+        self._outer.__enter__()
+        return self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inner.__exit__(kind, error, trace)
+        self._outer.__exit__(kind, error, trace)
+
+
+def _kind(frame: FrameType | None) -> str:
+    """What a wait is for, by the innermost TorchRec function that called it; `other` if there is none.
+
+    In TorchRec 1.9, embeddings are waited for in `forward` and their gradients in `backward` of the autograd functions
+    of `comm_ops`, ids in awaitables elsewhere.
+    """
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("torchrec."):
+            if frame.f_code.co_name == "backward":
+                return "gradients"
+            return "embeddings" if module.endswith(".comm_ops") else "ids"
+        frame = frame.f_back
+    return "other"
+
+
+def _kind_of_recorder(kind: str) -> str:
+    """The engine's kinds, as KINDS."""
+    last = kind.rpartition(" ")[2]
+    return {"gradients": "gradients", "apply": "gradients", "rows": "embeddings", "lookup": "embeddings"}.get(
+        last, "ids"
+    )

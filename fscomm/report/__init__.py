@@ -1,0 +1,1 @@
+"""What happened: all threads write to the `recorder`, users get the `report`, and can open the `trace`."""

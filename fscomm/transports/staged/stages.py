@@ -1,0 +1,179 @@
+"""The thread of `host-staged`: it begins what `pipeline` says, and waits for copies and for the wire."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fscomm.device import Device, Mark
+from fscomm.transports.staged.pieces import Cut, Pipeline, Stage, Step, part
+from fscomm.transports.staged.pinned import Buffers
+from fscomm.transports.transport import Handle, Transport, as_bytes
+from fsranks.errors import PeerError
+
+_NAP_S = 50e-6  # between looks at copies that are under way: the driver's own wait would spin, and nothing could end it
+
+
+class Operation:
+    """One collective as this rank takes part in it, and its handle.
+
+    With `gather` all ranks are sent the same rows: `in_splits` is their number alone.
+    """
+
+    def __init__(
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        cut: Cut,
+        row_bytes: int,
+        gather: bool,
+        device: Device,
+    ) -> None:
+        self.out, self.inp = as_bytes(out), as_bytes(inp)
+        self.out_splits, self.in_splits = list(out_splits), list(in_splits)
+        self.row_bytes = row_bytes
+        self.pieces = cut.pieces
+        self.buffer_bytes = cut.rows * row_bytes * len(self.out_splits)
+        self.gather = gather
+        self.before = device.mark()
+        self._device = device
+        self._over = threading.Event()
+        self._mark: Mark = None
+        self._error: PeerError | None = None
+
+    def end(self, mark: Mark, error: PeerError | None = None) -> None:
+        """All copies into `out` were issued, or none will be any more."""
+        self._mark, self._error = mark, error
+        self._over.set()
+
+    def done(self) -> bool:
+        return self._over.is_set() and (self._error is not None or self._device.is_done(self._mark))
+
+    def wait(self) -> None:
+        self._over.wait()
+        if self._error is not None:
+            raise PeerError(str(self._error)) from self._error
+        self._device.wait(self._mark)
+
+
+class Stages:
+    """What moves the pieces of operations; `run` is for the thread that does it.
+
+    `stopped` ends it from outside where it waits for the device, which it does for at most `limit_s`.
+    """
+
+    def __init__(
+        self, host: Transport, device: Device, *, depth: int, stopped: threading.Event, limit_s: float
+    ) -> None:
+        self._host = host
+        self._device = device
+        self._pipeline = Pipeline(depth)
+        self._stopped = stopped
+        self._limit_s = limit_s
+        self._down, self._up = device.stream(), device.stream()
+        self._buffers = Buffers(device, 2 * depth)
+        self._pieces: dict[int, tuple[Operation, int]] = {}
+        self._begun: dict[tuple[Stage, int], Mark | Handle] = {}
+
+    def run(self, submitted: "queue.SimpleQueue[Operation | None]") -> None:
+        """Serve until None is submitted; raises what the host transport does."""
+        self._device.enter()
+        while True:
+            while not submitted.empty() or (step := self._pipeline.next()) is None:
+                operation = submitted.get()
+                if operation is None:
+                    return
+                self._feed(operation)
+            self._begin(step)
+
+    def end(self, error: PeerError) -> None:
+        """Give up what is not over, and all memory."""
+        for operation, _ in self._pieces.values():
+            operation.end(None, error)
+        self._pieces.clear()
+        self._begun.clear()
+        self._buffers.close()
+
+    def _feed(self, operation: Operation) -> None:
+        for index, piece in enumerate(self._pipeline.feed(operation.pieces)):
+            self._pieces[piece] = operation, index
+        if not operation.pieces:
+            operation.end(None)
+
+    def _begin(self, step: Step) -> None:
+        if step.after is not None:
+            self._await(step.after)
+        if self._stopped.is_set():
+            raise PeerError("it was aborted")
+        begin = {"down": self._go_down, "exchange": self._exchange, "up": self._go_up}[step.stage]
+        self._begun[step.stage, step.piece] = begin(step.piece, *self._pieces[step.piece])
+        if step.stage == "up":
+            del self._pieces[step.piece]
+
+    def _go_down(self, piece: int, operation: Operation, index: int) -> Mark:
+        spans = part(operation.in_splits, index, operation.pieces).spans
+        with self._down:
+            if index == 0:
+                self._device.after(operation.before)
+                self._device.reads(operation.inp)
+            for staged, rows in _pairs(self._buffer(piece, operation), operation.inp, spans, operation.row_bytes):
+                staged.copy_(rows, non_blocking=True)
+            return self._device.mark()
+
+    def _exchange(self, piece: int, operation: Operation, index: int) -> Handle:
+        size = operation.row_bytes
+        received = [n * size for n in part(operation.out_splits, index, operation.pieces).sizes]
+        sent = [n * size for n in part(operation.in_splits, index, operation.pieces).sizes]
+        out = self._buffer(piece, operation, arriving=True)[: sum(received)]
+        inp = self._buffer(piece, operation)[: sum(sent)]
+        return (
+            self._host.all_gather(out, inp) if operation.gather else self._host.all_to_all_v(out, inp, received, sent)
+        )
+
+    def _go_up(self, piece: int, operation: Operation, index: int) -> Mark:
+        spans = part(operation.out_splits, index, operation.pieces).spans
+        staging = self._buffer(piece, operation, arriving=True)
+        with self._up:
+            if index == 0:  # behind the caller's work already, as every way down is and was waited for
+                self._device.reads(operation.out)
+            for staged, rows in _pairs(staging, operation.out, spans, operation.row_bytes):
+                rows.copy_(staged, non_blocking=True)
+            mark = self._device.mark()
+        if index == operation.pieces - 1:
+            operation.end(mark)
+        return mark
+
+    def _buffer(self, piece: int, operation: Operation, *, arriving: bool = False) -> torch.Tensor:
+        depth = self._pipeline.depth
+        return self._buffers.get(piece % depth + depth * arriving, operation.buffer_bytes)
+
+    def _await(self, begun: tuple[Stage, int]) -> None:
+        awaited = self._begun.pop(begun)
+        if begun[0] == "exchange":
+            awaited.wait()
+            return
+        end = time.monotonic() + self._limit_s
+        while not self._device.is_done(awaited):
+            if self._stopped.wait(_NAP_S):
+                return
+            if time.monotonic() > end:
+                raise PeerError(
+                    f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
+                    "before takes longer, or hangs. If it is only busy, raise timeout_s"
+                )
+
+
+def _pairs(
+    staging: torch.Tensor, rows: torch.Tensor, spans: list[tuple[int, int]], row_bytes: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each span, its place in the buffer and its place in the tensor."""
+    start = 0
+    for first, end in spans:
+        size = (end - first) * row_bytes
+        yield staging[start : start + size], rows[first * row_bytes : end * row_bytes]
+        start += size

@@ -1,0 +1,344 @@
+"""The exchange of one step between ranks: who has how much, who gets what, and the samples themselves.
+
+Stage I gathers a status word of every rank, stage II the lengths of every sample; with those each rank plans alone and
+comes to the same answer; stage III is one all-to-all of whole samples. All of it runs over a gloo group of the
+loader's own, in the thread that prefetches, while the previous step trains (PAPER.md section 1, Algorithm 1).
+
+Letters: F fields, G groups of fields that share lengths, N samples of the global batch, n of one rank, W ranks.
+"""
+
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fsdata.balance.exchange import status_word
+from fsdata.balance.exchange.alone import Alone
+from fsdata.balance.exchange.record import RecordSpec
+from fsdata.balance.exchange.status_word import Status
+from fsdata.balance.exchange.transfer import Transfer, check_lengths
+from fsdata.decode.row_table import RowTable, empty
+from fsdata.errors import MismatchError, PeerError
+from fsranks.control_group import ControlGroup
+from fsranks.rank_context import Place, describe
+
+_MESSAGE_BYTES = 2048
+_LEFT = "left the loop (its loader was closed)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatch:
+    """What every rank knows of a step before planning it, the same on all.
+
+    Attributes:
+        number: counts the exchanges.
+        lengths: group -> int64 [N], samples in order of (home rank, row).
+        home: int64 [N], the rank that read each sample.
+        statuses: W of them.
+    """
+
+    number: int
+    lengths: dict[str, np.ndarray]
+    home: np.ndarray
+    statuses: tuple[Status, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Where each sample of the global batch goes.
+
+    Attributes:
+        rank: int [N], without the samples that `rows` leaves out. Must be the same on every rank.
+        rows: only the first `rows` samples of every home rank take part, the others are carried over to the next step;
+            None: all take part.
+        straggler_before, straggler_after: planned share of waiting, 1 - mean / max of the ranks' time.
+    """
+
+    rank: np.ndarray
+    rows: int | None = None
+    straggler_before: float | None = None
+    straggler_after: float | None = None
+
+
+Planner = Callable[[GlobalBatch], Assignment]
+"""Decides from what all ranks know alone, so that all come to the same answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one rank has after an exchange.
+
+    Attributes:
+        number: counts the exchanges of this StepExchange from 0; what `report` refers to.
+        table: this rank's samples, in order of (origin rank, origin row). Received ones lie in a buffer it owns.
+        origin: int64 [n, 2], the rank that read the sample and its row in that rank's table.
+        statuses: what every rank said, W of them.
+        counts: int64 [W], samples of every rank after the exchange.
+        global_items: group -> elements over all ranks.
+        straggler_before, straggler_after: from the plan; None in a step without samples.
+        moved: share of the global batch's elements (of its samples where nothing is jagged) that changed rank.
+        carried: samples of all ranks that the plan left out. The next step has to begin with them.
+        rest: those of this rank, the last ones of the table it gave.
+    """
+
+    number: int
+    table: RowTable
+    origin: np.ndarray
+    statuses: tuple[Status, ...]
+    counts: np.ndarray
+    global_items: dict[str, int]
+    straggler_before: float | None
+    straggler_after: float | None
+    moved: float
+    carried: int
+    rest: RowTable
+
+    @property
+    def ended(self) -> bool:
+        """Every rank said that nothing follows, and nothing is carried over; this step may still hold samples."""
+        return self.carried == 0 and all(status.ended for status in self.statuses)
+
+    @property
+    def global_samples(self) -> int:
+        return int(self.counts.sum())
+
+
+class StepExchange:
+    """Exchanges steps with the other ranks, in lock step.
+
+    `step`, `agree`, `gather`, `fail` and `leave` block, in one thread at a time; every rank makes one such call per
+    step. All ranks may `tell` each other a number after a `step`. `report`, `abort` and `close` may be called from any
+    thread. Making it is collective and belongs into the constructor of the loader, after `Meeting.agree`.
+
+    Raises (step, agree, gather, tell): PeerError naming the rank that failed (with its message), left, died or did not
+    come within `timeout_s`; MismatchError if ranks are at different steps or planned differently.
+    """
+
+    def __init__(self, place: Place, *, timeout_s: float = 300.0) -> None:
+        self.place = place
+        self._group = ControlGroup(place, timeout_s=timeout_s) if place.world_size > 1 else Alone()
+        self._transfer = Transfer(self._group)
+        self._report_lock = threading.Lock()
+        self._report = (0, -1)
+        self._between_epochs = True
+
+    def report(self, compute_seconds: float, number: int) -> None:
+        """Remember how long step `number` computed here; rides on the next status word."""
+        with self._report_lock:
+            self._report = (max(1, round(compute_seconds * 1e9)), number)
+
+    def agree(self, status: Status) -> tuple[Status, ...]:
+        """Stage I alone: the statuses of all ranks. For loaders that keep their rows but must stop together."""
+        return self._words(status, 0)
+
+    def gather(self, mine: bytes, status: Status) -> list[bytes]:
+        """What every rank has to say beside the statuses, any number of bytes each."""
+        statuses = self._words(replace(status, rows=len(mine)), 0)
+        padded = np.zeros(max(other.rows for other in statuses), np.uint8)
+        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        gathered = self._group.all_gather(padded)
+        return [gathered[rank, : other.rows].tobytes() for rank, other in enumerate(statuses)]
+
+    def tell(self, mine: int) -> list[int]:
+        """One number of every rank."""
+        return self._group.all_gather(np.array([mine], np.int64))[:, 0].tolist()
+
+    def step(self, table: RowTable | None, spec: RecordSpec, planner: Planner, status: Status) -> Step:
+        """Contribute the samples of `table` (None: none), receive this rank's share of the global batch.
+
+        A rank that has no samples left goes on calling this, with `ended` set, until the step it gets back has ended.
+        An error of the planner is raised as it is where it occurs, and as PeerError on the others.
+        """
+        mine = table if table is not None else empty(spec.itemsize)
+        try:
+            lengths = check_lengths(mine, spec)
+        except Exception as error:
+            self.fail(error, status)
+            raise
+        number = self._group.number
+        longest = int(lengths.max(initial=0))
+        statuses = self._words(replace(status, rows=mine.num_rows, longest=longest), spec.digest)
+        counts = np.array([other.rows for other in statuses], np.int64)
+        everywhere = self._gather_lengths(lengths, statuses, counts)
+        home = np.repeat(np.arange(len(counts)), counts)
+        batch = GlobalBatch(
+            number=number, lengths=dict(zip(spec.groups, everywhere, strict=True)), home=home, statuses=statuses
+        )
+        plan = self._plan(planner, batch)
+        part = _taking_part(home, plan.rows)
+        mine, rest = _cut(mine, int(part[home == self.place.rank].sum()))
+        carried = int((~part).sum())
+        if carried:
+            self._between_epochs = False
+            home, everywhere = home[part], everywhere[:, part]
+            counts = np.bincount(home, minlength=len(counts))
+        moves = plan.rank != home
+        if moves.any():
+            mine, origin = self._transfer.move(mine, spec, everywhere, counts, plan.rank)
+        else:
+            rows = np.arange(mine.num_rows)
+            origin = np.stack([np.full_like(rows, self.place.rank), rows], axis=1)
+        elements = everywhere.sum(axis=0) if len(spec.groups) else np.ones(len(home), np.int64)
+        return Step(
+            number=number,
+            table=mine,
+            origin=origin,
+            statuses=statuses,
+            counts=np.bincount(plan.rank, minlength=len(counts)),
+            global_items=dict(zip(spec.groups, everywhere.sum(axis=1).tolist(), strict=True)),
+            straggler_before=plan.straggler_before,
+            straggler_after=plan.straggler_after,
+            moved=int(elements[moves].sum()) / max(1, int(elements.sum())),
+            carried=carried,
+            rest=rest,
+        )
+
+    def fail(self, error: BaseException, status: Status) -> None:
+        """Take part in a step only to tell the others what failed here. Returns; the caller raises its own error."""
+        try:
+            self._words(replace(status, failed=True), 0, describe(error))
+        except PeerError as peer:
+            error.add_note(f"while telling the other ranks: {peer}")
+
+    def leave(self, grace_s: float | None = None) -> None:
+        """Say in the next step that this rank leaves the loop; nothing to say between epochs or on a broken group.
+
+        Afterwards the exchange is ready for another epoch. Waits for the others to come to that step, but after
+        `grace_s` gives up and breaks the group: they then hear of it when they need this rank.
+        """
+        if self._between_epochs:
+            return
+        timer = None if grace_s is None else threading.Timer(grace_s, self.abort)
+        if timer is not None:
+            timer.start()
+        try:
+            self._words(Status(epoch=0, step=0, left=True), 0)
+        except PeerError:
+            # Whoever leaves does not care who else is gone.
+            self._between_epochs = True
+        finally:
+            if timer is not None:
+                timer.cancel()
+                timer.join()
+
+    def end(self, thread: threading.Thread, grace_s: float = 5.0) -> None:
+        """Wait for a thread that may be in a call; if a peer keeps it waiting after `grace_s`, break the group."""
+        thread.join(grace_s)
+        if thread.is_alive():
+            self.abort()
+            thread.join()
+
+    def abort(self, reason: str = _LEFT) -> None:
+        """Break the group: a call that blocks in another thread raises at once. Only `close` makes sense after it.
+
+        reason: what the other ranks read, behind the name of this one.
+        """
+        self._group.abort(reason)
+
+    def close(self) -> None:
+        """End the group; ranks that wait for this one raise. No call may be under way. Twice is fine."""
+        self._group.close(_LEFT)
+
+    def _words(self, status: Status, digest: int, message: str = "") -> tuple[Status, ...]:
+        """Stage I; raises if a rank failed, left, or is at another step."""
+        with self._report_lock:
+            (compute_ns, compute_step), self._report = self._report, (0, -1)
+        mine = replace(status, compute_ns=compute_ns, compute_step=compute_step)
+        words = self._group.all_gather(status_word.encode(mine, self._group.number, digest))
+        self._group.number += 1
+        statuses = status_word.decode(words)
+        at = f"step {mine.step} of epoch {mine.epoch}"
+        left = [rank for rank, other in enumerate(statuses) if other.left]
+        failing = [other.failed for other in statuses]
+        self._between_epochs = bool(left) or any(failing) or all(other.ended for other in statuses)
+        if any(failing):
+            self._share_failure(failing, message, at)
+        elif left and not mine.left:
+            raise PeerError(
+                f"rank {left[0]} left the loop before {at} (it closed or restarted its loader) and this rank went on. "
+                "All ranks must take the same number of steps"
+            )
+        status_word.check(words)
+        return statuses
+
+    def _share_failure(self, failing: list[bool], message: str, at: str) -> None:
+        """All ranks hear what failed; those that did not fail raise it."""
+        own = np.zeros(_MESSAGE_BYTES, np.uint8)
+        text = message.encode()[:_MESSAGE_BYTES]
+        own[: len(text)] = np.frombuffer(text, np.uint8)
+        messages = self._group.all_gather(own)
+        if failing[self.place.rank]:
+            return
+        texts = [
+            f"rank {rank} failed at {at}: {messages[rank].tobytes().rstrip(bytes(1)).decode(errors='replace')}"
+            for rank, failed in enumerate(failing)
+            if failed
+        ]
+        raise PeerError("; ".join(texts))
+
+    def _gather_lengths(self, lengths: np.ndarray, statuses: tuple[Status, ...], counts: np.ndarray) -> np.ndarray:
+        """Stage II: int64 [G, N] from this rank's [G, n]."""
+        wide = any(status.longest > np.iinfo(np.int32).max for status in statuses)
+        padded = np.zeros((len(lengths), int(counts.max())), np.int64 if wide else np.int32)
+        padded[:, : lengths.shape[1]] = lengths
+        gathered = self._group.all_gather(padded)
+        return np.concatenate([gathered[rank, :, :count] for rank, count in enumerate(counts)], axis=1).astype(np.int64)
+
+    def _plan(self, planner: Planner, batch: GlobalBatch) -> Assignment:
+        """The plan, once all ranks have shown that they made the same one.
+
+        Ranks that planned differently would send what the receiver does not expect, which ends the process in gloo.
+        """
+        total, world_size = len(batch.home), len(batch.statuses)
+        if total == 0:
+            return Assignment(rank=batch.home)
+        error: Exception | None = None
+        digest = -1
+        try:
+            plan = planner(batch)
+            _check_plan(plan, int(_taking_part(batch.home, plan.rows).sum()), world_size)
+            digest = zlib.crc32(np.append(plan.rank, plan.rows or 0).astype(np.int32).tobytes())
+        except Exception as caught:
+            error = caught
+        digests = self._group.all_gather(np.array([digest], np.int64))[:, 0]
+        if (digests < 0).any():
+            self._between_epochs = True
+            if error is not None and (digests < 0).all():
+                raise error
+            status = batch.statuses[self.place.rank]
+            at = f"step {status.step} of epoch {status.epoch}"
+            self._share_failure((digests < 0).tolist(), "" if error is None else describe(error), at)
+        if error is not None:
+            raise error
+        if (digests != digests[0]).any():
+            other = int(np.argmax(digests != digests[0]))
+            raise MismatchError(
+                f"ranks 0 and {other} made different plans of the same global batch (step {batch.number}). A cost "
+                "model must be a pure function to integers, and all ranks need the same versions of numpy and numba"
+            )
+        return plan
+
+
+def _taking_part(home: np.ndarray, rows: int | None) -> np.ndarray:
+    """bool [N]: which samples are among the first `rows` of their home rank."""
+    if rows is None:
+        return np.ones(len(home), bool)
+    return np.arange(len(home)) - np.searchsorted(home, home) < rows
+
+
+def _cut(table: RowTable, rows: int) -> tuple[RowTable, RowTable]:
+    """The first `rows` samples, and the others. All of them are `table` itself."""
+    if rows == table.num_rows:
+        return table, empty(table.itemsize)
+    return table.take(slice(rows)), table.take(slice(rows, None))
+
+
+def _check_plan(plan: Assignment, total: int, world_size: int) -> None:
+    rank = plan.rank
+    if rank.shape != (total,) or not (rank.min() >= 0 and rank.max() < world_size):
+        raise ValueError(
+            f"a plan holds one rank in 0..{world_size - 1} for each of {total} samples, got shape {rank.shape} and "
+            f"values from {rank.min(initial=0)} to {rank.max(initial=-1)}"
+        )

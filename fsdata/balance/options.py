@@ -1,0 +1,196 @@
+"""How a global batch is balanced: the options, and the planner they make.
+
+`Balance` is what the user passes; `StepPlanner` turns one step's lengths into ranks, with AutoTune's speeds.
+"""
+
+import re
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, get_args
+
+import numpy as np
+import torch.distributed as dist
+
+from fsdata.balance.autotune import AutoTune
+from fsdata.balance.cost import CostModel, Polynomial
+from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch
+from fsdata.balance.packing import Method, OverCapError, Plan, pack
+from fsdata.balance.packing.plan import straggler_share
+
+_NO_SPEED = ("fbs",)
+_NO_CAP = ("fbs", "vbs-contiguous")
+_NO_CARRY = (
+    "Only FreeScaleDataLoader(balance=...) can carry rows over to the next step; elsewhere every batch has to fit"
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Balance:
+    """Redistribute every global batch so that all ranks have the same work.
+
+    Args:
+        method: see `fsdata.pack`. All but `vbs` and `vbs-contiguous` give every rank the same number of samples, to
+            within one.
+        cost: lengths -> cost of every sample. Where nothing has a cost, as without sequences, ranks get the same number
+            of candidates or, without those, of samples.
+        max_tokens: cap on the elements (of all sequences and candidates together) of one rank, against out of memory.
+            Where a global batch does not fit, `FreeScaleDataLoader` carries the last rows of every rank over to the
+            next step (`StepStats.carried`); a single sample above the cap is an error. `rebalance` and
+            `EmbeddingBalance` cannot carry rows over: there such a batch is an error too.
+        ranks_per_node: for `hierarchical`.
+        autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
+        process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
+        timeout_s: how long a rank waits for another in one step before it raises, naming it; None takes the
+            `timeout_s` of the loader or of `rebalance`. A rank may pause the loop (evaluation, checkpoint) while others
+            wait for it: set this longer than that.
+
+    Raises:
+        ValueError: an unknown method, a number out of range, or an option that the method cannot honour.
+    """
+
+    method: Method = "fbs+swap"
+    _: KW_ONLY
+    cost: CostModel = field(default_factory=Polynomial)
+    max_tokens: int | None = None
+    ranks_per_node: int | None = None
+    autotune: bool = False
+    process_group: dist.ProcessGroup | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(get_args(Method))}")
+        if not callable(self.cost):
+            raise TypeError(f"cost must be a cost model (lengths -> int64 costs), got {self.cost!r}")
+        for name in ("max_tokens", "ranks_per_node"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+        if (self.method == "hierarchical") != (self.ranks_per_node is not None):
+            raise ValueError(
+                f"method={self.method!r} with ranks_per_node={self.ranks_per_node}: 'hierarchical' needs the ranks per "
+                "node, the other methods do not know nodes"
+            )
+        if self.max_tokens is not None and self.method in _NO_CAP:
+            raise ValueError(
+                f"method={self.method!r} cannot keep max_tokens={self.max_tokens}: use 'vbs' or 'fbs+swap'"
+            )
+        if self.autotune and self.method in _NO_SPEED:
+            raise ValueError(f"method={self.method!r} cannot follow the speed of ranks: use 'vbs' or 'fbs+swap'")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
+
+    def step_timeout_s(self, default_s: float) -> float:
+        """How long a rank waits for another in one step: `timeout_s`, else `default_s`."""
+        return default_s if self.timeout_s is None else self.timeout_s
+
+    def __repr__(self) -> str:
+        """What ranks compare: without the process group, and without the addresses that plain functions show."""
+        names = ("method", "cost", "max_tokens", "ranks_per_node", "autotune", "timeout_s")
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return re.sub(r" at 0x[0-9a-f]+", "", f"Balance({shown})")
+
+
+class StepPlanner:
+    """The planner of one loader on `world_size` ranks: an exchange calls it with every global batch, in order.
+
+    A function of the gathered lengths and reports alone; with AutoTune it has a state, the same on every rank.
+
+    carry: whether a plan may leave samples to the next step where not all fit under `max_tokens`.
+    """
+
+    def __init__(self, balance: Balance, world_size: int, *, carry: bool = False) -> None:
+        self._balance = balance
+        self._world_size = world_size
+        self._carry = carry
+        self._tune = AutoTune(world_size) if balance.autotune and world_size > 1 else None
+
+    def __call__(self, batch: GlobalBatch) -> Assignment:
+        """Raises ValueError where no plan keeps `max_tokens` (naming the longest sample) or AutoTune has no reports.
+
+        A planner that may carry raises only for a single sample above `max_tokens`.
+        """
+        balance, tune = self._balance, self._tune
+        tokens = _tokens(batch)
+        cost = np.asarray(balance.cost(batch.lengths)) if batch.lengths else tokens
+        if not cost.any():
+            cost = tokens  # no histories: what is left is to give all ranks as many candidates, or samples
+        _check_fits(tokens, batch, balance.max_tokens)
+        speed = None
+        if tune is not None:
+            tune.observe([(status.compute_step, status.compute_ns) for status in batch.statuses])
+            speed = tune.speed
+        plan, rows, part = self._pack(cost, tokens, batch.home, speed)
+        before = np.zeros(self._world_size, np.int64)
+        np.add.at(before, batch.home[part], cost[part])
+        if tune is not None:
+            tune.planned(batch.number, plan.load.tolist())
+        return Assignment(
+            rank=plan.rank,
+            rows=rows,
+            straggler_before=straggler_share(before, speed),
+            straggler_after=plan.straggler,
+        )
+
+    def _pack(
+        self, cost: np.ndarray, tokens: np.ndarray, home: np.ndarray, speed: np.ndarray | None
+    ) -> tuple[Plan, int | None, np.ndarray | slice]:
+        """(plan, rows, samples planned): of the first `rows` samples of every home rank, None for all.
+
+        `rows` is the largest that bisection finds a plan for. With one sample of every rank there always is one. A job
+        of one rank has no nodes, so there all methods are one.
+        """
+        balance, alone = self._balance, self._world_size == 1
+
+        def plan(part: np.ndarray | slice) -> Plan:
+            return pack(
+                cost[part],
+                self._world_size,
+                method="vbs" if alone else balance.method,
+                home=home[part],
+                tokens=tokens[part],
+                max_tokens=balance.max_tokens,
+                ranks_per_node=None if alone else balance.ranks_per_node,
+                speed=speed,
+            )
+
+        try:
+            return plan(slice(None)), None, slice(None)
+        except OverCapError as error:
+            if not self._carry:
+                raise ValueError(f"{error}. {_NO_CARRY}") from error
+        row = np.arange(len(home)) - np.searchsorted(home, home)
+        best, fits, too_many = plan(row < 1), 1, int(row.max()) + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            try:
+                best, fits = plan(row < middle), middle
+            except OverCapError:
+                too_many = middle
+        return best, fits, row < fits
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """AutoTune's state after the last plan, JSON-able; None without AutoTune."""
+        return None if self._tune is None else self._tune.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if self._tune is not None and state is not None:
+            self._tune.load_state_dict(state)
+
+
+def _tokens(batch: GlobalBatch) -> np.ndarray:
+    """int64 [N]: elements of all groups of each sample; 1 where nothing is jagged."""
+    lengths = list(batch.lengths.values())
+    return np.sum(lengths, axis=0) if lengths else np.ones(len(batch.home), np.int64)
+
+
+def _check_fits(tokens: np.ndarray, batch: GlobalBatch, max_tokens: int | None) -> None:
+    longest = int(tokens.argmax())
+    if max_tokens is None or tokens[longest] <= max_tokens:
+        return
+    home = int(batch.home[longest])
+    row = longest - int(np.searchsorted(batch.home, home))
+    raise ValueError(
+        f"max_tokens={max_tokens} is below the longest sample of this step: {tokens[longest]} elements, row {row} of "
+        f"rank {home}'s batch (step {batch.statuses[home].step}). Raise max_tokens, or truncate with "
+        "Sequence(max_length=...)"
+    )

@@ -1,0 +1,200 @@
+"""The six packing methods: from a checked problem to the rank of every sample.
+
+Each method makes a first plan and, but for the two plain ones of the paper, improves it by exchanges (`_swap`). A plan
+that breaks the token cap is first brought under it by exchanges that look at tokens alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from fsdata.balance.packing import _deal, _sort, _swap
+from fsdata.balance.packing.even import even_counts
+from fsdata.balance.packing.plan import OverCapError
+
+UNLIMITED = np.iinfo(np.int64).max
+_TIGHT = 1e-5  # above its target a rank is left alone from here on: 0.001 % is far below any cost model's error
+_WELL = 1.001  # largest time over mean time at which a plan needs no second attempt
+_ROUNDS = 24
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a method gets: N samples for W ranks, everything checked and of one type."""
+
+    cost: np.ndarray
+    """int64[N], sums below 2**62."""
+    order: np.ndarray
+    """int32[N], samples by descending cost, ties by position."""
+    tokens: np.ndarray
+    """int64[N]; ones if the caller gave none."""
+    target: np.ndarray
+    """float64[W], the load each rank should carry: all costs in proportion to speed."""
+    max_tokens: int
+    min_count: int
+    max_count: int
+    home: np.ndarray | None
+    """int32[N]."""
+    ranks_per_node: int
+    tolerance: float
+
+    @property
+    def num_ranks(self) -> int:
+        return self.target.size
+
+
+def fbs(problem: Problem) -> np.ndarray:
+    """The paper's fixed batch size: sort, deal out zig-zag."""
+    return _deal.zigzag(problem.order, problem.num_ranks)
+
+
+def fbs_swap(problem: Problem) -> np.ndarray:
+    """Zig-zag, then swaps; every rank keeps its count."""
+    rank = fbs(problem)
+    _under_cap(problem, rank, problem.num_ranks)
+    _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT)
+    return rank
+
+
+def vbs(problem: Problem) -> np.ndarray:
+    """Variable counts within the caps: a first plan, then swaps and moves.
+
+    The first plan is the zig-zag, which is quick; where that breaks the cap or ends badly (few or very unlike samples),
+    also the samples from dear to cheap, each onto the least loaded rank, and the better of the two counts.
+    """
+    plans = []
+    rank = fbs(problem)
+    if _deal.sums(rank, problem.tokens, problem.num_ranks).max() <= problem.max_tokens:
+        _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT, moves=True)
+        if _longest(problem, rank) <= _WELL:
+            return rank
+        plans.append(rank)
+    rank, done = _lightest_first(problem, problem.order, problem.cost, problem.target)
+    if done < rank.size:
+        # Fitting the longest samples first leaves the most room; the costs are put right afterwards.
+        by_length = _sort.descending(problem.tokens)
+        rank, done = _lightest_first(problem, by_length, problem.tokens, np.ones(problem.num_ranks))
+        if done < rank.size and not plans:
+            raise OverCapError(_does_not_fit(problem, int(problem.tokens[by_length[done]])))
+    if done == rank.size:
+        _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT, moves=True)
+        plans.append(rank)
+    return min(plans, key=lambda plan: _longest(problem, plan))
+
+
+def vbs_contiguous(problem: Problem) -> np.ndarray:
+    """The paper's variable batch size: cut the samples, in the order given, into W parts of equal cost."""
+    return _deal.contiguous(problem.cost, problem.target, min(1, problem.cost.size // problem.num_ranks))
+
+
+def repair(problem: Problem) -> np.ndarray:
+    """Leave the samples at home and swap only what the tolerance needs, preferring swaps of few tokens."""
+    assert problem.home is not None
+    rank = even_counts(problem.home, problem.order, num_ranks=problem.num_ranks, ranks_per_node=1)
+    _under_cap(problem, rank, problem.num_ranks)
+    _exchange(problem, rank, problem.target, limit=1.0 / (1.0 - problem.tolerance))
+    return rank
+
+
+def hierarchical(problem: Problem) -> np.ndarray:
+    """Swap between nodes until the nodes are even, then between the ranks of each node."""
+    assert problem.home is not None
+    span = problem.ranks_per_node
+    rank = even_counts(problem.home, problem.order, num_ranks=problem.num_ranks, ranks_per_node=span)
+    # The nodes may use up half of the tolerance, so that the ranks inside the fullest one need not be perfect.
+    # fsum: numpy's sum of floats may add in another order on another CPU.
+    node_target = np.array([math.fsum(node) for node in problem.target.reshape(-1, span).tolist()])
+    _exchange(problem, rank, node_target, limit=1.0 / (1.0 - problem.tolerance / 2))
+    _under_cap(problem, rank, span)
+    # Inside a node the aim is what the node holds now, but no rank need be better than the whole job asks for.
+    held = _deal.sums(rank // np.int32(span), problem.cost, node_target.size)
+    target = problem.target * np.repeat(np.maximum(held, 1) / node_target, span)
+    ceiling = np.maximum(problem.target / (1.0 - problem.tolerance), target * (1.0 + _TIGHT))
+    _exchange(problem, rank, target, ceiling=ceiling, span=span)
+    return rank
+
+
+METHODS: dict[str, tuple[Callable[[Problem], np.ndarray], frozenset[str]]] = {
+    "fbs": (fbs, frozenset()),
+    "fbs+swap": (fbs_swap, frozenset({"max_tokens", "speed"})),
+    "vbs": (vbs, frozenset({"max_tokens", "min_count", "max_count", "speed"})),
+    "vbs-contiguous": (vbs_contiguous, frozenset({"speed"})),
+    "repair": (repair, frozenset({"max_tokens", "speed"})),
+    "hierarchical": (hierarchical, frozenset({"max_tokens", "speed", "ranks_per_node"})),
+}
+"""Method name -> the method and the options that it takes besides `home`, `tokens` and `tolerance`."""
+
+EQUAL_COUNTS = frozenset({"fbs", "fbs+swap", "repair", "hierarchical"})
+NEED_HOME = frozenset({"repair", "hierarchical"})
+
+
+def _exchange(
+    problem: Problem,
+    rank: np.ndarray,
+    target: np.ndarray,
+    *,
+    limit: float = 1.0,
+    ceiling: np.ndarray | None = None,
+    moves: bool = False,
+    span: int | None = None,
+) -> None:
+    """Improve `rank` in place until no group is above its ceiling (by default `limit` times its target).
+
+    The groups are ranks, or nodes of neighbouring ranks where `target` float64[G] has fewer; they exchange within spans
+    of `span` groups (default: all with all).
+    """
+    size = problem.num_ranks // target.size
+    rows = _swap.fill_rows(problem.order, rank // np.int32(size), problem.cost, problem.tokens, target.size)
+    rules = _swap.Rules(
+        target * limit if ceiling is None else ceiling,
+        target,
+        UNLIMITED if problem.max_tokens == UNLIMITED else problem.max_tokens * size,
+        problem.min_count,
+        problem.max_count if moves else 0,
+        _ROUNDS,
+    )
+    _swap.improve(rows, rules, rank, problem.tokens, span or target.size)
+
+
+def _longest(problem: Problem, rank: np.ndarray) -> float:
+    """The largest time of a rank over the time all ranks would take in the perfect plan."""
+    return float((_deal.sums(rank, problem.cost, problem.num_ranks) / problem.target).max())
+
+
+def _under_cap(problem: Problem, rank: np.ndarray, span: int) -> None:
+    """Swap samples, with an eye on tokens alone, until every rank keeps `max_tokens`; OverCapError if that fails."""
+    cap = problem.max_tokens
+    used = _deal.sums(rank, problem.tokens, problem.num_ranks)
+    if used.max(initial=0) <= cap:
+        return
+    by_length = _sort.descending(problem.tokens)
+    for among in (span, problem.num_ranks):
+        rows = _swap.fill_rows(by_length, rank, problem.tokens, problem.tokens, problem.num_ranks)
+        ceiling = np.full(problem.num_ranks, float(cap))
+        target = np.full(problem.num_ranks, problem.tokens.sum() / problem.num_ranks)
+        rules = _swap.Rules(ceiling, target, UNLIMITED, problem.min_count, 0, _ROUNDS)
+        _swap.improve(rows, rules, rank, problem.tokens, among)
+        if rows.used.max() <= cap:
+            return
+    raise OverCapError(_does_not_fit(problem, int(problem.tokens[by_length[0]]), int(rows.used.max())))
+
+
+def _lightest_first(
+    problem: Problem, order: np.ndarray, amount: np.ndarray, target: np.ndarray
+) -> tuple[np.ndarray, int]:
+    return _deal.lightest_first(
+        order, amount, problem.tokens, target, problem.max_tokens, problem.min_count, problem.max_count
+    )
+
+
+def _does_not_fit(problem: Problem, longest: int, reached: int | None = None) -> str:
+    mean = problem.tokens.sum() / problem.num_ranks
+    found = f"a sample of {longest} tokens finds no rank with room" if reached is None else f"the best is {reached}"
+    remedy = "use method='vbs' (variable counts) or raise max_tokens" if problem.max_count == 0 else "raise max_tokens"
+    return (
+        f"no plan found that keeps every rank within max_tokens={problem.max_tokens}: {found}, at {mean:.0f} tokens "
+        f"per rank on average and a longest sample of {int(problem.tokens.max())}; {remedy}, or shorten histories "
+        "(max_length)"
+    )

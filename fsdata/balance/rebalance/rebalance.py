@@ -1,0 +1,229 @@
+"""Redistribution around any loader: the same step as the FreeScale DataLoader's, for batches of the user's own type.
+
+This file runs the loader ahead in a thread and keeps what belongs to the batch last yielded; `tensor_tree` takes
+batches apart and builds them, `redistribute` moves the samples.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+
+from fsdata.balance.exchange import StepExchange
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.rebalance.steps import Last, Made, RebalanceSteps, Source
+from fsdata.balance.rebalance.tensor_tree import Measure
+from fsdata.batch.prefetch import Ahead
+from fsdata.batch.turn import Turn
+from fsdata.errors import DataError, PeerError
+from fsranks.rank_context import Meeting, resolve
+
+BatchT = TypeVar("BatchT")
+Lengths = str | Mapping[str, str] | Callable[[Any], Any]
+
+_DEPTH = 2
+_GRACE_S = 5.0
+
+
+def rebalance(
+    loader: Iterable[BatchT],
+    *,
+    lengths: Lengths,
+    balance: Balance | None = None,
+    replicate: Collection[str] = (),
+    timeout_s: float = 300.0,
+) -> "Rebalanced[BatchT]":
+    """Wrap any loader so that the samples of every global batch are dealt out evenly by cost.
+
+    Batches are dataclasses, NamedTuples, dicts, tuples or lists, nested, of CPU tensors, KeyedJaggedTensors and
+    `Jagged` whose first dimension is the samples; what is yielded has the same type and structure. The loader is
+    iterated in a background thread, two batches ahead, each `iter()` anew; ranks whose loader ends early get their
+    share of the others' samples until all have ended.
+
+    Args:
+        loader: this rank's, already sharded over the ranks.
+        lengths: what a sample costs: `batch -> int64 [B]` (seen by the cost model as the sequence "length"),
+            `batch -> {sequence: int64 [B]}`, the path of a jagged part ("features.item_id" for key `item_id` of the
+            KeyedJaggedTensor `features`), or {sequence: path}.
+        balance: default `Balance()`.
+        replicate: paths of parts that are the same for all samples; every rank keeps its own value.
+        timeout_s: how long a rank waits for another, here and in one step. Longer than any pause of a single rank.
+            `Balance(timeout_s=...)` overrides it for the steps.
+
+    With one rank, batches pass through unchanged. Constructing it is collective: every rank, main thread, same order.
+
+    Raises:
+        DataError: (at the batch concerned) a part that cannot be split by sample, naming its path.
+        MismatchError: ranks with other arguments or batches of another structure.
+        PeerError: another rank failed, left or did not answer, naming it.
+        RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
+    """
+    return Rebalanced(loader, lengths=lengths, balance=balance, replicate=replicate, timeout_s=timeout_s)
+
+
+class Rebalanced(Generic[BatchT]):
+    """The loader that `rebalance` returns. Close it, or use it in `with`."""
+
+    def __init__(
+        self,
+        loader: Iterable[BatchT],
+        *,
+        lengths: Lengths,
+        balance: Balance | None,
+        replicate: Collection[str],
+        timeout_s: float,
+    ) -> None:
+        balance = Balance() if balance is None else balance
+        self._loader = loader
+        place = resolve(process_group=balance.process_group)
+        with Meeting(place, what="rebalance", timeout_s=timeout_s) as meeting:
+            if isinstance(replicate, str):
+                raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
+            measure, replicate = _measure(lengths), tuple(replicate)
+            meeting.agree({"balance": repr(balance), "replicate": repr(sorted(replicate))})
+        if place.world_size > 1 and place.group is None:
+            raise ValueError(
+                f"this is rank {place.rank} of {place.world_size}, but torch.distributed is not initialized: call "
+                "torch.distributed.init_process_group() first"
+            )
+        self._exchange: StepExchange | None = None
+        if place.world_size > 1:
+            self._exchange = StepExchange(place, timeout_s=balance.step_timeout_s(timeout_s))
+        self._planner = StepPlanner(balance, place.world_size)
+        self._source = Source(loader, measure, replicate)
+        self._epoch = 0
+        self._ahead: Ahead[Made] | None = None
+        self._made: Made | None = None
+        self._closed = False
+        self._turn = Turn()
+        if self._exchange is not None:
+            self._turn.settle()
+
+    def __iter__(self) -> Iterator[BatchT]:
+        if self._closed:
+            raise ValueError("this rebalance(...) is closed: make a new one")
+        turn = self._turn.take()
+        self._end_epoch()
+        self._turn.settle()
+        self._source.restart()
+        steps = RebalanceSteps(self._source, self._exchange, self._planner, self._epoch)
+        self._epoch += 1
+        self._ahead = Ahead(steps.next, depth=_DEPTH, pin=False)
+        return self._batches(self._ahead, turn)
+
+    def _batches(self, ahead: Ahead[Made], turn: object) -> Iterator[BatchT]:
+        self._turn.check_process()
+        for made in ahead:
+            self._made = made
+            yield made.batch
+            self._turn.check_process()
+        self._turn.check(turn)
+        if self._ahead is ahead:
+            self._end_epoch()
+
+    def __len__(self) -> int:
+        """Batches of this rank's own loader; the ranks take as many steps as the longest of them has batches."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    @property
+    def last(self) -> Last:
+        """Of the batch last yielded."""
+        if self._made is None:
+            raise ValueError("no batch was yielded yet")
+        return self._made.last
+
+    def state_dict(self) -> Any:
+        """The wrapped loader's own state as of the batch last yielded: batches made ahead do not count."""
+        if self._made is not None and self._made.state:
+            return self._made.state[0]
+        return self._loader.state_dict()  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Hand `state` to the wrapped loader, for the next `iter()`."""
+        self._end_epoch()
+        self._made = None
+        self._loader.load_state_dict(state)  # type: ignore[attr-defined]
+
+    def report_step(self, compute_seconds: float) -> None:
+        """How long this rank computed on the batch last yielded, without waiting for others; for `autotune`."""
+        if self._exchange is not None and self._made is not None:
+            self._exchange.report(compute_seconds, self._made.number)
+
+    def close(self) -> None:
+        """End the thread and the group. Twice is fine. The wrapped loader stays the caller's."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._turn.forked:
+            return  # the thread and the connections are those of the other process
+        self._end_epoch(_GRACE_S)
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
+            self._exchange.abort(f"lost the others: {error}")  # nobody comes any more to hear that this rank leaves
+        self.close()
+
+    def _end_epoch(self, grace_s: float | None = None) -> None:
+        """End the thread of the epoch under way and tell the others; wait for them at most `grace_s`."""
+        self._turn.check_process()
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        ahead.stop()
+        for thread in ahead.threads:
+            self._join(thread, grace_s)
+        if self._exchange is not None:
+            self._exchange.leave(grace_s)
+
+    def _join(self, thread: threading.Thread, grace_s: float | None) -> None:
+        if self._exchange is None or grace_s is None:
+            thread.join()
+        else:
+            self._exchange.end(thread, grace_s)
+
+
+def _measure(lengths: Lengths) -> Measure:
+    """What the cost model sees, from the user's `lengths`."""
+    if isinstance(lengths, str):
+        return _by_path({lengths.rpartition(".")[2]: lengths})
+    if isinstance(lengths, Mapping):
+        return _by_path(dict(lengths))
+    if not callable(lengths):
+        raise TypeError(f"lengths must be a function of the batch, a path or a mapping of paths, got {lengths!r}")
+
+    def call(batch: Any, _: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = lengths(batch)
+        if not isinstance(given, Mapping):
+            given = {"length": given}
+        return {name: _integers(name, values) for name, values in given.items()}
+
+    return call
+
+
+def _by_path(paths: dict[str, str]) -> Measure:
+    def look_up(_: Any, jagged: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for path in paths.values():
+            if path not in jagged:
+                raise DataError(f"lengths={path!r} is no jagged part of the batch, which has {sorted(jagged)}")
+        return {name: jagged[path] for name, path in paths.items()}
+
+    return look_up
+
+
+def _integers(name: str, values: Any) -> np.ndarray:
+    array = values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
+        raise DataError(
+            f"lengths {name!r} must be one integer of at least 0 per sample, got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64)

@@ -1,0 +1,365 @@
+"""Batches of any structure as rows by reference, and back.
+
+`take_apart` walks containers (dataclass, NamedTuple, dict, tuple, list) down to tensors, KeyedJaggedTensors and
+`Jagged`, whose first dimension is the samples, and says where every value of every sample lies; `Template.build` makes
+the same structure from other samples. What cannot be split by sample is an error, unless it is to be replicated.
+
+Letters: B samples, F fields.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fsdata.balance.exchange.record import RecordSpec, alignment_of
+from fsdata.batch.jagged import Jagged
+from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
+from fsdata.decode.row_table import RowTable
+from fsdata.errors import DataError
+from fsdata.kernels.copy import gather_fields
+
+LENGTH = "length of "
+"""Prefix of the groups that carry what the cost model sees; their fields have no bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One field of the samples: a column of a tensor, or the values or weights of one jagged key.
+
+    `shape` is that of one element (a row of a tensor), `group` the jagged lengths it shares, None for one element per
+    sample.
+    """
+
+    path: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    group: str | None
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        rows = "B" if self.group is None else "jagged"
+        return f"{kind}[{', '.join([rows, *map(str, self.shape)])}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the structure: how to make the value from its children, parts and constants.
+
+    `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt. `parts` are indices of
+    the node's parts, for a kjt its keys' values, then their weights.
+    """
+
+    kind: str
+    make: type | None = None
+    names: tuple[str, ...] = ()
+    children: tuple["Node", ...] = ()
+    parts: tuple[int, ...] = ()
+    path: str = ""
+    lengths_dtype: torch.dtype = torch.int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """The structure of a batch, without its samples."""
+
+    root: Node
+    parts: tuple[Part, ...]
+    spec: RecordSpec
+    order: np.ndarray
+    """int64 [number of parts]: the field of each part in `spec`, whose fields stand in order of falling alignment."""
+    constants: tuple[str, ...]
+    """Paths of the replicated values."""
+
+    def describe(self) -> dict[str, str]:
+        """path -> type, what ranks and batches must have in common."""
+        return {"batch": _outline(self.root), **{part.path: str(part) for part in self.parts}}
+
+    def build(self, table: RowTable, constants: Mapping[str, Any]) -> Any:
+        """A batch of the table's samples: one copy of every value into fresh tensors."""
+        return _Builder(self, table, constants).build(self.root)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenApart:
+    """A batch by reference. `constants`: path -> the values that are replicated instead of split."""
+
+    template: Template
+    table: RowTable
+    constants: dict[str, Any]
+
+
+def template_of(root: Node, parts: tuple[Part, ...], constants: tuple[str, ...]) -> Template:
+    """The template of a structure, with the order that its fields have in records."""
+    itemsize = np.array([part.itemsize for part in parts], np.int64)
+    sequence = np.argsort(-alignment_of(itemsize), kind="stable")
+    sorted_parts = [parts[i] for i in sequence]
+    groups = list(dict.fromkeys(part.group for part in sorted_parts if part.group is not None))
+    first = [next(i for i, part in enumerate(sorted_parts) if part.group == group) for group in groups]
+    spec = RecordSpec(
+        names=tuple(f"{part.path} {part}" for part in sorted_parts),
+        itemsize=itemsize[sequence],
+        group=np.array([-1 if part.group is None else groups.index(part.group) for part in sorted_parts], np.int64),
+        width=np.array([int(part.group is None) for part in sorted_parts], np.int64),
+        groups=tuple(groups),
+        group_field=np.array(first, np.int64),
+    )
+    return Template(root=root, parts=parts, spec=spec, order=np.argsort(sequence), constants=constants)
+
+
+Measure = Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+"""(batch, path -> int64 [B] of its jagged parts) -> name -> int64 [B], what the cost model sees."""
+
+
+def take_apart(batch: Any, replicate: Collection[str], measure: Measure) -> TakenApart:
+    """See the module; what `measure` returns becomes groups `LENGTH + name` of the template's spec.
+
+    Raises:
+        DataError: a leaf that cannot be split by sample, or has another number of samples, naming its path.
+        ValueError: `replicate` names no path of the batch.
+    """
+    walk = _Walk(replicate)
+    root = walk.node(batch, "")
+    unknown = sorted(set(replicate) - set(walk.constants))
+    if unknown:
+        raise ValueError(
+            f"replicate names {unknown}, but the batch has {sorted({part.path for part in walk.parts})}: give paths as "
+            "in error messages, 'labels.click' or '0.mask'"
+        )
+    if walk.samples is None:
+        raise DataError(f"a batch of type {type(batch).__name__} holds no tensor: there is nothing to redistribute")
+    lengths = measure(batch, walk.jagged())
+    for name, values in lengths.items():
+        if values.shape != (walk.samples,):
+            raise DataError(f"lengths {name!r} has shape {values.shape} for a batch of {walk.samples} samples")
+    return walk.finish(root, lengths)
+
+
+class _Walk:
+    """Collects parts, addresses and lengths while it descends."""
+
+    def __init__(self, replicate: Collection[str]) -> None:
+        self.replicate = frozenset(replicate)
+        self.constants: dict[str, Any] = {}
+        self.parts: list[Part] = []
+        self.samples: int | None = None
+        self._first = ""
+        self._address: list[np.ndarray] = []
+        self._length: list[np.ndarray] = []
+        self._owners: list[torch.Tensor] = []
+
+    def node(self, value: Any, path: str) -> Node:
+        if path in self.replicate:
+            self.constants[path] = value
+            return Node(kind="constant", path=path)
+        if value is None:
+            return Node(kind="none")
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, Jagged):
+            return self._jagged(value, path)
+        if is_keyed_jagged_tensor(value):
+            return self._kjt(value, path)
+        kind, names, children = _open(value, path)
+        nodes = tuple(
+            self.node(child, f"{path}.{name}".lstrip(".")) for name, child in zip(names, children, strict=True)
+        )
+        return Node(kind=kind, make=type(value), names=names, children=nodes)
+
+    def jagged(self) -> dict[str, np.ndarray]:
+        """Group -> int64 [B]."""
+        return {part.group: length for part, length in zip(self.parts, self._length, strict=True) if part.group}
+
+    def finish(self, root: Node, lengths: Mapping[str, np.ndarray]) -> TakenApart:
+        for name, values in lengths.items():
+            self.parts.append(Part(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name))
+            self._address.append(np.zeros(len(values), np.int64))
+            self._length.append(np.asarray(values, np.int64))
+        template = template_of(root, tuple(self.parts), tuple(self.constants))
+        sequence = np.argsort(template.order)
+        shape = (len(self.parts), self.samples or 0)
+        table = RowTable(
+            np.array(self._address, np.int64).reshape(shape)[sequence],
+            np.array(self._length, np.int64).reshape(shape)[sequence],
+            template.spec.itemsize,
+            tuple(self._owners),
+        )
+        return TakenApart(template=template, table=table, constants=self.constants)
+
+    def _tensor(self, value: torch.Tensor, path: str) -> Node:
+        rows = _plain(value, path)
+        if rows.dim() == 0:
+            raise DataError(
+                f"{_at(path)} is a tensor without dimensions: it cannot be split by sample. {_remedy(path)}"
+            )
+        self._count(len(rows), path)
+        part = Part(path=path, dtype=rows.dtype, shape=tuple(rows.shape[1:]), group=None)
+        return Node(kind="tensor", parts=(self._add(part, rows, np.ones(len(rows), np.int64)),), path=path)
+
+    def _jagged(self, value: Jagged, path: str) -> Node:
+        values = _plain(value.values, path)
+        lengths = _plain(value.offsets, path).diff().numpy()
+        self._count(len(lengths), path)
+        part = Part(path=path, dtype=values.dtype, shape=tuple(values.shape[1:]), group=path)
+        start = int(value.offsets[0])
+        return Node(kind="jagged", parts=(self._add(part, values[start:], lengths),), path=path)
+
+    def _kjt(self, value: Any, path: str) -> Node:
+        if value.variable_stride_per_key():
+            raise DataError(
+                f"{_at(path)} is a KeyedJaggedTensor with a batch size per key, which cannot be split by sample"
+            )
+        keys, stride = tuple(value.keys()), value.stride()
+        self._count(stride, path)
+        given = _plain(value.lengths(), path)
+        lengths = given.to(torch.int64).numpy().reshape(len(keys), stride)
+        starts = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
+        weights = value.weights_or_none()
+        indices = []
+        for values, suffix in ((value.values(), ""), *([] if weights is None else [(weights, " (weights)")])):
+            flat = _plain(values, path)
+            for i, key in enumerate(keys):
+                name = f"{path}.{key}".lstrip(".")
+                part = Part(path=name + suffix, dtype=flat.dtype, shape=tuple(flat.shape[1:]), group=name)
+                indices.append(self._add(part, flat[starts[i] : starts[i + 1]], lengths[i]))
+        return Node(kind="kjt", names=keys, parts=tuple(indices), path=path, lengths_dtype=given.dtype)
+
+    def _add(self, part: Part, values: torch.Tensor, lengths: np.ndarray) -> int:
+        self.parts.append(part)
+        self._owners.append(values)
+        self._length.append(np.asarray(lengths, np.int64))
+        self._address.append(values.data_ptr() + part.itemsize * (np.cumsum(lengths) - lengths))
+        return len(self.parts) - 1
+
+    def _count(self, samples: int, path: str) -> None:
+        if self.samples is None:
+            self.samples, self._first = samples, path
+        elif samples != self.samples:
+            raise DataError(
+                f"{_at(path)} has {samples} samples (first dimension), {_at(self._first)} has {self.samples}: all "
+                f"parts of a batch need one entry per sample. {_remedy(path)}"
+            )
+
+
+class _Builder:
+    """Copies a table into tensors and puts them into the structure."""
+
+    def __init__(self, template: Template, table: RowTable, constants: Mapping[str, Any]) -> None:
+        self._template = template
+        self._constants = constants
+        self._samples = table.num_rows
+        order = template.order
+        self._length = table.length[order]
+        counts = self._length.sum(axis=1)
+        self._flat: dict[int, torch.Tensor] = {}
+        target = np.zeros(len(order), np.int64)
+        for parts in _buffers(template.root):
+            first = template.parts[parts[0]]
+            total = int(counts[list(parts)].sum())
+            flat = torch.empty(total * first.itemsize, dtype=torch.uint8).view(first.dtype).view(total, *first.shape)
+            self._flat[parts[0]] = flat
+            before = np.cumsum(counts[list(parts)]) - counts[list(parts)]
+            target[list(parts)] = flat.data_ptr() + first.itemsize * before
+        gather_fields(table.address[order], self._length, table.itemsize[order], target)
+
+    def build(self, node: Node) -> Any:
+        if node.kind == "none":
+            return None
+        if node.kind == "constant":
+            return self._constants[node.path]
+        if node.kind == "tensor":
+            return self._flat[node.parts[0]]
+        if node.kind == "jagged":
+            return Jagged.from_lengths(self._flat[node.parts[0]], torch.from_numpy(self._length[node.parts[0]]))
+        if node.kind == "kjt":
+            return self._kjt(node)
+        return _close(node, [self.build(child) for child in node.children])
+
+    def _kjt(self, node: Node) -> Any:
+        keys = len(node.names)
+        lengths = torch.from_numpy(self._length[list(node.parts[:keys])].reshape(-1)).to(node.lengths_dtype)
+        weights = self._flat[node.parts[keys]] if len(node.parts) > keys else None
+        return keyed_jagged_tensor(node.names, self._flat[node.parts[0]], lengths, self._samples, weights=weights)
+
+
+def _buffers(node: Node) -> Iterator[tuple[int, ...]]:
+    """The parts that lie one after another in one tensor, for every tensor of the structure."""
+    if node.kind == "kjt":
+        keys = len(node.names)
+        yield node.parts[:keys]
+        if len(node.parts) > keys:
+            yield node.parts[keys:]
+    elif node.parts:
+        yield node.parts
+    for child in node.children:
+        yield from _buffers(child)
+
+
+def _open(value: Any, path: str) -> tuple[str, tuple[str, ...], list[Any]]:
+    """Kind, names and children of a container."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in dataclasses.fields(value))
+        return "dataclass", names, [getattr(value, name) for name in names]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return "named", tuple(value._fields), list(value)
+    if type(value) in (tuple, list):
+        return "sequence", tuple(map(str, range(len(value)))), list(value)
+    if type(value) in (dict, OrderedDict) and all(isinstance(key, str) for key in value):
+        return "mapping", tuple(value), list(value.values())
+    raise DataError(
+        f"{_at(path)} is of type {type(value).__name__}: only tensors, KeyedJaggedTensors and Jagged can be split by "
+        f"sample, in dataclasses, NamedTuples, dicts with string keys, tuples and lists. {_remedy(path)}"
+    )
+
+
+def _close(node: Node, children: list[Any]) -> Any:
+    """The container again."""
+    make: Callable[..., Any] = node.make or tuple
+    if node.kind == "named":
+        return make(*children)
+    if node.kind == "sequence":
+        return make(children)
+    named = dict(zip(node.names, children, strict=True))
+    if node.kind == "mapping":
+        return make(named)
+    fields = {field.name: field for field in dataclasses.fields(make)}  # type: ignore[arg-type]
+    out = make(**{name: child for name, child in named.items() if fields[name].init})
+    for name, child in named.items():
+        if not fields[name].init:
+            object.__setattr__(out, name, child)
+    return out
+
+
+def _plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    """The tensor, contiguous and without gradient; DataError unless its bytes can be read here."""
+    if tensor.device.type != "cpu":
+        raise DataError(
+            f"{_at(path)} is on {tensor.device}: batches are redistributed over the CPU, before they go to the device. "
+            "Move them after rebalance(...)"
+        )
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise DataError(f"{_at(path)} is not a dense tensor ({tensor.layout}): its samples have no bytes of their own")
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _outline(node: Node) -> str:
+    if not node.children and node.make is None:
+        return node.kind
+    inside = ", ".join(f"{name}: {_outline(child)}" for name, child in zip(node.names, node.children, strict=True))
+    return f"{node.make.__name__ if node.make else node.kind}({inside})"
+
+
+def _at(path: str) -> str:
+    return f"batch part {path!r}" if path else "the batch"
+
+
+def _remedy(path: str) -> str:
+    return f"Leave it out of the batch, or list it: replicate=({path!r},)" if path else "Wrap it in a dict or dataclass"

@@ -1,0 +1,95 @@
+"""What the loader yields: one rank's share of a global batch."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fsdata.batch.jagged import Jagged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What is known of one step, for losses, logs and tests.
+
+    Attributes:
+        epoch, step: position of the step; `step` counts the steps yielded in this epoch, from 0.
+        world_size: ranks that share the global batch.
+        samples, global_samples: samples of this rank and of all ranks.
+        global_items: group name -> elements of that group over all ranks ("candidates": how many candidates), where
+            known: always with one rank or with `balance`.
+        straggler_before, straggler_after: planned share of waiting (1 - mean / max of the ranks' cost) without and
+            with redistribution; None without `balance`.
+        moved: share of the global batch's events that changed rank; None without `balance`.
+        carried: rows of all ranks that were read for this step and come in the next one, because with them no plan
+            keeps `Balance(max_tokens=...)`. They do not count in the other fields.
+    """
+
+    epoch: int
+    step: int
+    world_size: int
+    samples: int
+    global_samples: int
+    global_items: dict[str, int] = field(default_factory=dict)
+    straggler_before: float | None = None
+    straggler_after: float | None = None
+    moved: float | None = None
+    carried: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """B samples.
+
+    Attributes:
+        features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object.
+        dense: float32 [B, D], columns in schema order.
+        labels: name -> float32 [B], or `Jagged` float32 where the label is a list aligned with the candidates.
+        jagged: name -> `Jagged` float32, the `floats` of the schema's sequences.
+        origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before redistribution.
+        stats: counts and planned balance of the step.
+    """
+
+    features: Any
+    dense: torch.Tensor
+    labels: dict[str, torch.Tensor | Jagged]
+    jagged: dict[str, Jagged]
+    origin: torch.Tensor
+    stats: StepStats
+
+    @property
+    def loss_weight(self) -> float:
+        """samples * W / global samples: what a mean over this rank's samples is multiplied with, so that averaging
+        gradients over ranks gives the gradient of the global batch's mean."""
+        return loss_weight(self.stats)
+
+    def __len__(self) -> int:
+        return self.stats.samples
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        def move(value: Any) -> Any:
+            return value.to(device, non_blocking=non_blocking)
+
+        return self._map(move)
+
+    def pin_memory(self) -> "Batch":
+        return self._map(lambda value: value.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for value in (self.features, self.dense, self.origin, *self.labels.values(), *self.jagged.values()):
+            value.record_stream(stream)
+
+    def _map(self, function: Any) -> "Batch":
+        return replace(
+            self,
+            features=function(self.features),
+            dense=function(self.dense),
+            labels={name: function(value) for name, value in self.labels.items()},
+            jagged={name: function(value) for name, value in self.jagged.items()},
+            origin=function(self.origin),
+        )
+
+
+def loss_weight(stats: StepStats) -> float:
+    """samples * W / global samples, 0 for an empty rank."""
+    return stats.samples * stats.world_size / max(stats.global_samples, 1)

@@ -1,0 +1,274 @@
+"""Binding: which column, expression or default serves each field, file by file, and everything that does not fit."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from fsdata.catalog.footers import Footer
+from fsdata.catalog.roles import Want, is_list, objection, plain
+from fsdata.errors import SchemaError
+from fsdata.sources.expressions import expressions
+from fsdata.sources.source import ParquetSource, Policy
+
+Origin = Literal["column", "partition", "expression", "default"]
+_FILES_NAMED = 20
+_COLUMNS_NAMED = 60
+_MAX_FLOAT32 = 3.4028234663852886e38
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How one field comes out of one kind of file.
+
+    `column` is set for columns and partitions, `value` for partitions and defaults (None: a null). `type` is that of
+    the column or the expression's result; None for a missing column.
+    """
+
+    want: Want
+    origin: Origin
+    column: str | None = None
+    type: pa.DataType | None = None
+    value: float | None = None
+    policy: Policy = "error"
+
+    @property
+    def is_list(self) -> bool | None:
+        """None where the field is made of defaults and can be either."""
+        return None if self.type is None else is_list(plain(self.type))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Files of one schema and the same values of those partitions that are read; `partitions` has all of one file."""
+
+    schema: pa.Schema
+    partitions: dict[str, int | str | None]
+    bounds: tuple[Bound, ...]
+
+
+def bind(
+    source: ParquetSource, wants: Sequence[Want], footers: Sequence[Footer], label: str
+) -> tuple[list[Kind], list[int]]:
+    """The kinds of files of a source, and which kind every file is of.
+
+    Raises:
+        SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
+    """
+    values = _partition_values(footers)
+    read = _names_read(source, wants)
+    kinds: list[Kind] = []
+    kind_of: list[int] = []
+    seen: dict[tuple, int] = {}
+    problems: dict[tuple[str, str], list[str]] = defaultdict(list)
+    faults: list[list[tuple[str, str]]] = []
+    schema, text = footers[0].schema, ""
+    for footer, partitions in zip(footers, values, strict=True):
+        if not text or not footer.schema.equals(schema):
+            schema, text = footer.schema, _text(footer.schema)
+        twice = _in_both(footer, source)
+        key = text, tuple(sorted((name, value) for name, value in partitions.items() if name in read)), twice
+        if key not in seen:
+            seen[key] = len(kinds)
+            bounds, fault = _bind_kind(source, wants, schema, partitions, twice)
+            kinds.append(Kind(schema, partitions, tuple(bounds)))
+            faults.append(fault)
+        kind_of.append(seen[key])
+        for problem in faults[kind_of[-1]]:
+            problems[problem].append(footer.file.name)
+    _compare_kinds(kinds, kind_of, footers, problems)
+    if problems:
+        raise SchemaError(_message(problems, label, footers, kinds[0]))
+    return kinds, kind_of
+
+
+def _text(schema: pa.Schema) -> str:
+    return schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+
+
+def _names_read(source: ParquetSource, wants: Sequence[Want]) -> set[str]:
+    """Columns and partitions that anything is made of."""
+    columns = {column for want in wants if isinstance(column := source.columns.get(want.field, want.field), str)}
+    expressions = [*source.computed.values(), *([] if source.condition is None else [source.condition])]
+    return columns.union(*(expression.columns for expression in expressions))
+
+
+def _partition_values(footers: Sequence[Footer]) -> list[dict[str, int | str | None]]:
+    """A partition is a column of integers if all its values are, else of strings."""
+    texts: dict[str, list[str]] = defaultdict(list)
+    for footer in footers:
+        for name, text in footer.file.partitions.items():
+            if text is not None:
+                texts[name].append(text)
+    integer = {name for name, found in texts.items() if all(_is_int64(text) for text in found)}
+    return [
+        {
+            name: int(text) if text is not None and name in integer else text
+            for name, text in footer.file.partitions.items()
+            if name not in footer.schema.names
+        }
+        for footer in footers
+    ]
+
+
+def _is_int64(text: str) -> bool:
+    digits = text[1:] if text[:1] == "-" else text
+    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
+
+
+def _in_both(footer: Footer, source: ParquetSource) -> tuple[str, ...]:
+    """Names that are a column of the file and a `key=value` folder, and that `columns` does not mention."""
+    mentioned = {column for column in source.columns.values() if isinstance(column, str)}
+    mentioned.update(name for expression in source.computed.values() for name in expression.columns)
+    return tuple(sorted(set(footer.file.partitions) & set(footer.schema.names) - mentioned))
+
+
+def _check_both(field: str, name: str, twice: Sequence[str]) -> None:
+    if name in twice:
+        raise SchemaError(
+            f"{name!r} is a column of the file and the folder {name}=... that the file is in: give "
+            f"columns={{{field!r}: {name!r}}} for the file's column, or rename one of both"
+        )
+
+
+def _bind_kind(
+    source: ParquetSource,
+    wants: Sequence[Want],
+    schema: pa.Schema,
+    partitions: dict[str, int | str | None],
+    twice: Sequence[str],
+) -> tuple[list[Bound], list[tuple[str, str]]]:
+    bounds = []
+    faults = []
+    for want in wants:
+        try:
+            if want.field not in source.columns:
+                _check_both(want.field, want.field, twice)
+            bounds.append(_bind_one(source, want, schema, partitions))
+        except SchemaError as error:
+            faults.append((want.field, str(error)))
+    if source.condition is not None:
+        try:
+            for name in source.condition.columns:
+                _check_both(name, name, twice)
+            kind = expression_type(source.condition, schema, partitions)
+            if not pa.types.is_boolean(kind):
+                faults.append(("filter", f"gives {kind} where true or false is needed"))
+        except SchemaError as error:
+            faults.append(("filter", str(error)))
+    return bounds, faults
+
+
+def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: dict[str, int | str | None]) -> Bound:
+    column = source.columns.get(want.field, want.field)
+    policy = source.policy(want.field)
+    default = source.defaults.get(want.field)
+    if default is not None:
+        _check_default(want, default)
+    if not isinstance(column, str):
+        kind = expression_type(source.computed[want.field], schema, partitions)
+        _object(want, kind, "the expression's result")
+        return Bound(want, "expression", None, kind, default, policy)
+    found = schema.get_all_field_indices(column)
+    if len(found) > 1:
+        raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
+    if found:
+        kind = schema.field(found[0]).type
+        _object(want, kind, f"column {column!r}")
+        return Bound(want, "column", column, kind, default, policy)
+    if column in partitions:
+        value = partitions[column]
+        _object(want, partition_column(value, 0).type, f"partition {column!r}")
+        if value is None and policy == "error":
+            raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {want.field!r}")
+        known = default if value is None and policy == "default" else value
+        return Bound(want, "partition", column, pa.int64(), known, policy)  # type: ignore[arg-type]
+    if want.field in source.defaults:
+        return Bound(want, "default", None, None, default, policy)
+    hint = f"columns={{{want.field!r}: ...}}" + (
+        "" if want.number == "time" else f" or defaults={{{want.field!r}: ...}}"
+    )
+    raise SchemaError(f"column {column!r} is missing; give {hint}")
+
+
+def _check_default(want: Want, default: float) -> None:
+    if want.number == "id" and (default != int(default) or not -(2**63) <= default < 2**63):
+        raise SchemaError(f"the default {default!r} is not an integer within int64, as ids are")
+    if want.number == "value" and abs(default) > _MAX_FLOAT32:
+        raise SchemaError(f"the default {default!r} is too large for float32")
+
+
+def _object(want: Want, kind: pa.DataType, what: str) -> None:
+    reason = objection(want, kind)
+    if reason is not None:
+        raise SchemaError(f"{what} {reason}")
+
+
+def partition_column(value: int | str | None, rows: int) -> pa.Array:
+    """A partition value as a column."""
+    return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int64()), rows)
+
+
+def expression_type(
+    expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, int | str | None]
+) -> pa.DataType:
+    """Run an expression on no rows of the columns it names."""
+    fields = []
+    for name in expression.columns:
+        if name in schema.names:
+            fields.append(schema.field(name))
+        elif name in partitions:
+            fields.append(pa.field(name, partition_column(partitions[name], 0).type))
+        else:
+            raise SchemaError(f"the expression's column {name!r} is missing")
+    return expressions.output_type(expression, pa.schema(fields))
+
+
+def _compare_kinds(
+    kinds: Sequence[Kind], kind_of: Sequence[int], footers: Sequence[Footer], problems: dict[tuple[str, str], list[str]]
+) -> None:
+    """Drift that widening cannot mend: a label that is a list only in some files, times in different units."""
+    first: dict[str, Bound] = {}
+    files: dict[int, list[str]] = defaultdict(list)
+    for of, footer in zip(kind_of, footers, strict=True):
+        files[of].append(footer.file.name)
+    for number, kind in enumerate(kinds):
+        for bound in kind.bounds:
+            if bound.type is None:
+                continue
+            reference = first.setdefault(bound.want.field, bound)
+            if bound.is_list != reference.is_list:
+                what = f"is {bound.type} in some files and {reference.type} in the first: one of both is needed"
+            elif bound.want.number == "id" and _unit(bound.type) != _unit(reference.type):
+                what = f"is {bound.type} in some files and {reference.type} in the first: units would be mixed"
+            else:
+                continue
+            problems[bound.want.field, what] += files[number]
+
+
+def _unit(kind: pa.DataType | None) -> str:
+    assert kind is not None
+    item = plain(kind)
+    item = plain(item.value_type) if is_list(item) else item
+    if pa.types.is_date(item):
+        return str(item)
+    return getattr(item, "unit", "") if pa.types.is_temporal(item) else ""
+
+
+def _message(problems: dict[tuple[str, str], list[str]], label: str, footers: Sequence[Footer], first: Kind) -> str:
+    total = len(footers)
+    lines = [f"{label} cannot be read as this schema:"]
+    for (field, what), files in problems.items():
+        where = "all files" if len(files) == total else f"{len(files)} of {total} files: {_names(files)}"
+        lines.append(f"  {field}: {what} [{files[0] if total == 1 else where}]")
+    columns = [*(f"{column.name}: {column.type}" for column in first.schema), *first.partitions]
+    more = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
+    lines.append(f"  columns of {footers[0].file.name}: {', '.join(columns[:_COLUMNS_NAMED])}{more}")
+    return "\n".join(lines)
+
+
+def _names(files: Sequence[str]) -> str:
+    named = ", ".join(files[:_FILES_NAMED])
+    return named if len(files) <= _FILES_NAMED else f"{named} and {len(files) - _FILES_NAMED} more"

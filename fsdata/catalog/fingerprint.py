@@ -1,0 +1,47 @@
+"""What identifies a source on every host and at resume: names, footers, arguments. No absolute path, no time."""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from fsdata.catalog.footers import Footer
+from fsdata.sources.source import ParquetSource
+
+
+def fingerprint(source: ParquetSource, footers: Iterable[Footer], side: Iterable[dict[str, str]]) -> dict[str, str]:
+    """Item -> short description; equal where the source is the same.
+
+    Args:
+        side: the fingerprints of the side tables, in the order of `source.join`.
+    """
+    footers = list(footers)
+    rows = sum(footer.metadata.num_rows for footer in footers)
+    items = {
+        "files": f"{len(footers)} files, {rows} rows, names {_hash(footer.file.name for footer in footers)}",
+        "footers": _hash(f"{footer.size} {footer.digest}" for footer in footers),
+        "arguments": _hash(_arguments(source)),
+    }
+    for number, table in enumerate(side):
+        items.update({f"join {number} {name}": value for name, value in table.items()})
+    return items
+
+
+def _arguments(source: ParquetSource) -> Iterable[str]:
+    computed = source.computed
+    for name, column in sorted(source.columns.items()):
+        yield f"column {name}"
+        yield computed[name].form if name in computed else str(column)
+    yield from (f"default {name} {value!r}" for name, value in sorted(source.defaults.items()))
+    yield from (f"nulls {name} {policy}" for name, policy in sorted(source.nulls.items()))
+    if source.condition is not None:
+        yield "filter"
+        yield source.condition.form
+    yield from (f"join {join.on} {' '.join(join.fields)}" for join in source.join)
+    yield f"weight {source.weight!r} on_error {source.on_error}"
+
+
+def _hash(parts: Iterable[str]) -> str:
+    result = blake2b(digest_size=8)
+    for part in parts:
+        raw = part.encode()
+        result.update(len(raw).to_bytes(8, "little") + raw)
+    return result.hexdigest()

@@ -1,0 +1,198 @@
+"""Reading the footers of many files at once."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fsdata.catalog.find_files import FileRef
+from fsdata.catalog.retry import Retry
+from fsdata.errors import CorruptFileError
+from fsdata.kernels import footer as kernel
+
+MAGIC = b"PAR1"
+_TAIL_BYTES = 65_536  # read at once from remote files: one request for most footers
+_LOCAL_TAIL_BYTES = 8  # local reads are cheap, so read exactly what is there
+Schemas = dict[tuple[bytes, bytes | None], pa.Schema]
+_END = b"????PAR1"  # length and magic
+_FAULTS = {
+    kernel.NO_SCHEMA: "it has no schema, or more row groups than fit into it",
+    kernel.COLUMNS: "{found} column chunks for {allowed} columns",
+    kernel.TYPE: "physical type {found}, in the schema {allowed}",
+    kernel.STATISTIC: "a least or greatest value of {found} bytes for a type of {allowed}",
+    kernel.REPETITIONS: "a histogram of {found} repetition levels for {allowed}",
+    kernel.DEFINITIONS: "a histogram of {found} definition levels for {allowed}",
+    kernel.BYTES_OF_NUMBERS: "a size of byte arrays in a column that has none",
+    kernel.NULL_COUNT: "{found} nulls, not 0 to {allowed}",
+    kernel.CHUNK_VALUES: "{found} values for {allowed} rows",
+    kernel.GROUP_ROWS: "{found} rows",
+    kernel.FILE_ROWS: "{found} rows in all, {allowed} in the row groups",
+    kernel.POSITION: "data up to byte {found}, outside the bytes before the footer, 4 to {allowed}",
+    kernel.EXPANDED: "not compressed, and {found} bytes become {allowed}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file said about itself, in numbers that fit each other and the file.
+
+    Attributes:
+        digest: a hash of the raw footer: it is the file's identity.
+        schema: without the metadata by key, which `metadata` has; one object for all files of the same schema.
+        null_counts: int64 [row groups, leaf columns], -1 where the footer has none.
+    """
+
+    file: FileRef
+    size: int
+    mtime_ns: int
+    digest: str
+    metadata: pq.FileMetaData = field(repr=False)
+    schema: pa.Schema = field(repr=False)
+    null_counts: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def row_groups(self) -> list[int]:
+        """Rows of every row group."""
+        return [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A file, or one row group of it, that was left out under `on_error="skip"`.
+
+    `row_group` is None and `rows` 0 where the footer was unreadable: how many rows the file had is not known.
+    """
+
+    file: str
+    row_group: int | None
+    rows: int
+    reason: str
+
+
+def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retry) -> list[Footer | CorruptFileError]:
+    """One entry per file, in order: its footer, or why it has none."""
+    schemas: Schemas = {}
+
+    def one(file: FileRef) -> Footer | CorruptFileError:
+        try:
+            return retry.call(lambda: read_footer(file, schemas), file)
+        except CorruptFileError as error:
+            return error
+
+    if threads <= 1 or len(files) == 1:
+        return [one(file) for file in files]
+    with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="fsdata-footer") as pool:
+        return list(pool.map(one, files))
+
+
+def read_footer(file: FileRef, schemas: Schemas) -> Footer:
+    """Read and parse one footer.
+
+    schemas: the Arrow schemas of other files, by what they are made from: making one costs a third of parsing the
+        footer. The file's own is taken from there, or added.
+
+    Raises:
+        FileNotFoundError, PermissionError: naming the file.
+        CorruptFileError: not Parquet, truncated, or a footer that cannot be parsed or contradicts itself.
+    """
+    with open_file(file) as handle:
+        size = handle.size()
+        raw = footer_bytes(handle, size, file)
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(MAGIC + raw))
+        null_counts, said = _checked(raw, size, file, metadata)
+        key = said, (metadata.metadata or {}).get(b"ARROW:schema")
+        schema = schemas.get(key)
+        if schema is None:
+            schema = schemas[key] = metadata.schema.to_arrow_schema().remove_metadata()
+    except CorruptFileError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
+    return Footer(file, size, mtime_ns(file), digest(raw), metadata, schema, null_counts)
+
+
+def _checked(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) -> tuple[np.ndarray, bytes]:
+    """Null counts of all chunks, after a look at every number of the footer that is relied on; and the bytes of
+    the schema."""
+    report = np.zeros(5, np.int64)
+    room = size - len(raw)
+    chunks, described = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
+    code, group, leaf, found, allowed = report.tolist()
+    shape = metadata.num_row_groups, metadata.num_columns
+    if code == kernel.OK and len(chunks) != shape[0] * shape[1]:
+        code, found, allowed = kernel.COLUMNS, len(chunks), shape[0] * shape[1]
+    if code != kernel.OK:
+        place = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
+        raise CorruptFileError(
+            f"{file.path}: the footer contradicts itself: {place}{_FAULTS[code].format(found=found, allowed=allowed)}. "
+            "Write the file again"
+        )
+    begin, end, unordered = described.tolist()
+    if unordered and _overlap(chunks):
+        raise CorruptFileError(
+            f"{file.path}: the footer contradicts itself: column chunks overlap. Write the file again"
+        )
+    return chunks[:, kernel.NULLS].reshape(shape).copy(), raw[begin:end]
+
+
+def _overlap(chunks: np.ndarray) -> bool:
+    begin, stored = chunks[:, kernel.BEGIN], chunks[:, kernel.STORED]
+    order = np.argsort(begin, kind="stable")
+    order = order[chunks[order, kernel.VALUES] > 0]
+    return bool((begin[order[1:]] < (begin + stored)[order[:-1]]).any())
+
+
+def open_file(file: FileRef) -> Any:
+    """A pyarrow random access file."""
+    try:
+        return file.filesystem.open_input_file(file.path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{file.path}: no such file") from error
+    except PermissionError as error:
+        raise PermissionError(f"{file.path}: no permission to read this file") from error
+
+
+def mtime_ns(file: FileRef) -> int:
+    """Modification time of a local file, 0 for others: only a hint to look at the footer again."""
+    return os.stat(file.path).st_mtime_ns if file.local else 0
+
+
+def digest(raw: bytes) -> str:
+    return blake2b(raw, digest_size=16).hexdigest()
+
+
+def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
+    """The footer with its length and magic, as it stands at the end of the file."""
+    if size < 12:
+        raise CorruptFileError(f"{file.path}: not a Parquet file: only {size} bytes")
+    guess = min(_LOCAL_TAIL_BYTES if file.local else _TAIL_BYTES, size)
+    tail = handle.read_at(guess, size - guess)
+    if tail[-4:] != MAGIC:
+        raise CorruptFileError(f"{file.path}: {_what_instead(handle.read_at(4, 0), tail[-4:], size)}")
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if length + 4 > size:
+        raise CorruptFileError(
+            f"{file.path}: the footer claims {length} bytes in a file of {size}: it was cut or overwritten"
+        )
+    if length > guess:
+        tail = handle.read_at(length - guess, size - length) + tail
+    return tail[-length:]
+
+
+def _what_instead(head: bytes, end: bytes, size: int) -> str:
+    if b"PARE" in (head, end):
+        return "an encrypted Parquet file; encryption is not supported"
+    if head == MAGIC:
+        return f"truncated: it begins like Parquet but has no footer at its end ({size} bytes)"
+    return f"not a Parquet file: it begins with {head!r}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

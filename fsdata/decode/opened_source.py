@@ -1,0 +1,268 @@
+"""An opened source: main table and side tables together give the rows of a sample."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fsdata.catalog.fingerprint import fingerprint
+from fsdata.catalog.footers import Skipped
+from fsdata.catalog.retry import Retry
+from fsdata.catalog.roles import key_want, time_want, wants_of
+from fsdata.decode.align import Constants, Groups, align, groups_of
+from fsdata.decode.field_table import no_places, places_of
+from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.row_layout import Layout
+from fsdata.decode.row_table import RowTable, empty
+from fsdata.decode.side_table import SideTable, attach, load_side_table
+from fsdata.decode.slices import Slice
+from fsdata.decode.source_files import RowGroup, SliceReader, SourceFiles
+from fsdata.errors import DataError, SchemaError
+from fsdata.schema import Schema
+from fsdata.sources.source import ParquetSource
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a slice that filters and null policies left.
+
+    Attributes:
+        table: [F, n].
+        kept: int64 [n], increasing: their positions in the slice; None if all rows survived.
+    """
+
+    table: RowTable
+    kept: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True)
+class _LayoutPlan:
+    reader: SliceReader
+    groups: Groups
+    dense_row: int  # -1 if the schema has no dense features
+
+
+class OpenSource:
+    """A source whose files are found, checked and bound. Made by `open_source`; thread-safe.
+
+    Attributes:
+        label: how messages call it; index: its position in the loader; weight: see `ParquetSource`.
+        groups: row groups in reading order, those without rows left out.
+        list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
+        has_time: there is a time; time_unit: "ns" for timestamps and dates, "integer" for integers.
+        may_drop: fewer rows may come out than the footers promise.
+        fingerprint: see `fsdata.catalog.fingerprint`.
+    """
+
+    def __init__(
+        self,
+        source: ParquetSource,
+        schema: Schema,
+        *,
+        index: int,
+        threads: int | None = None,
+        retry: Retry | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        self.index = index
+        self.label = f"source {index} ({source.label})"
+        self.weight = source.weight
+        self._schema = schema
+        self._retry = retry or Retry()
+        self._files, self._sides = self._open(source, schema, threads, pool)
+        self.groups = self._files.groups
+        self._defaults = dict(source.defaults)
+        for side in self._sides:
+            self._defaults.update(side.source.defaults)
+        self._constants = Constants()
+        self._plans: dict[Layout, _LayoutPlan] = {}
+        self._lock = threading.Lock()
+        self.list_labels, self.default_labels = self._label_forms(schema)
+        self.has_time = schema.time is not None
+        self.time_unit = self._files.time_unit
+        self.may_drop = _may_drop(source, schema) or any(
+            side.source.policy(name) == "drop" for side in self._sides for name in side.fields
+        )
+        self.fingerprint = fingerprint(source, self._files.footers, [side.fingerprint for side in self._sides])
+        nowhere = no_places()
+        self._times, self._filtered_times = (
+            self._files.reader(lambda want: want.role == "time", nowhere, filtered=filtered)
+            for filtered in (False, True)
+        )
+
+    def _open(
+        self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None
+    ) -> tuple[SourceFiles, list[SideTable]]:
+        joined = _check_joins(source, schema, self.label)
+        wants = [want for want in wants_of(schema) if want.field not in joined]
+        wants += [key_want(key) for key in dict.fromkeys(join.on for join in source.join)]
+        wants += [] if schema.time is None else [time_want(schema.time)]
+        options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
+        files, *sides = _all_or_errors(
+            [
+                partial(SourceFiles, source, wants, index=self.index, pool=pool, **options),
+                *(partial(load_side_table, join, wants_of(schema), **options) for join in source.join),
+            ]
+        )
+        return files, sides
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Files and row groups left out so far, those of side tables included."""
+        return [*self._files.skipped, *(entry for side in self._sides for entry in side.skipped)]
+
+    @property
+    def retries(self) -> int:
+        """How many reads of remote files were repeated."""
+        return self._retry.count
+
+    def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> Rows:
+        """Decode rows [start, stop) of a row group. Blocks; most of it without the GIL.
+
+        Raises:
+            CorruptFileError, OSError: see `SourceFiles.decode`.
+            DataError: rows that contradict the schema and the null policies.
+        """
+        plan = self._plan(layout)
+        table = self._files.decode(plan.reader, group, start, stop)
+        if table is None:
+            return Rows(empty(layout.itemsize), np.empty(0, np.int64))
+        where = self._files.where(group)
+        for side in self._sides:
+            attach(table, side, plan.reader.places, where)
+        if plan.dense_row >= 0:
+            width = plan.reader.places.dense
+            table.address[plan.dense_row] = table.dense.ctypes.data + 4 * width * np.arange(len(table.dense))
+            table.length[plan.dense_row] = width
+            table.owners += (table.dense,)
+        align(table, plan.groups, layout, defaults=self._defaults, constants=self._constants, where=where)
+        return _survivors(table, layout, start, stop)
+
+    def read_times(self, group: RowGroup) -> np.ndarray:
+        """int64 [rows]: the time of every row, nanoseconds if the column is a timestamp or date.
+
+        Rows that the filter leaves out, or that a skipped row group takes with it, get a time near their neighbours'.
+
+        Raises:
+            DataError: a null in a row that the filter keeps.
+        """
+        assert self._schema.time is not None
+        table = self._files.decode(self._times, group, 0, group.rows)
+        if table is None:
+            return np.zeros(group.rows, np.int64)
+        times, null = table.arrays[self._schema.time]
+        if not null.any():
+            return times
+        bad = null.copy()
+        if self._files.source.filter is not None:
+            kept = self._files.decode(self._filtered_times, group, 0, group.rows)
+            if kept is not None and kept.rows is not None:
+                bad = np.zeros(group.rows, bool)
+                bad[kept.rows] = null[kept.rows]
+        if bad.any():
+            raise DataError(
+                f"{self._files.where(group)}, row {int(np.flatnonzero(bad)[0])}: {self._schema.time} is null, and rows "
+                "without a time cannot be merged. Leave them out with filter=..."
+            )
+        last = np.maximum.accumulate(np.where(null, -1, np.arange(group.rows)))
+        return np.where(last >= 0, times[last], 0)
+
+    def close(self) -> None:
+        """Close open files. Rows already read stay valid."""
+        self._files.close()
+
+    def _plan(self, layout: Layout) -> _LayoutPlan:
+        with self._lock:
+            plan = self._plans.get(layout)
+            if plan is None:
+                places = places_of(layout, self._schema)
+                dense = [row for row, field in enumerate(layout.fields) if field.kind == "dense"]
+                reader = self._files.reader(lambda want: want.role != "time", places, filtered=True)
+                plan = _LayoutPlan(reader, groups_of(self._schema, layout), dense[0] if dense else -1)
+                self._plans[layout] = plan
+            return plan
+
+    def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
+        forms: dict[str, set[bool | None]] = {name: set() for name in schema.labels}
+        for files in [self._files, *(side.files for side in self._sides)]:
+            for kind in files.kinds:
+                for bound in kind.bounds:
+                    if bound.want.role == "label":
+                        forms[bound.want.field].add(bound.is_list)
+        lists = frozenset(name for name, found in forms.items() if True in found)
+        return lists, frozenset(name for name, found in forms.items() if found == {None})
+
+
+def open_source(
+    source: ParquetSource, schema: Schema, *, index: int = 0, threads: int | None = None, pool: Pool | None = None
+) -> OpenSource:
+    """Find the files, read their footers, check them against the schema and load side tables.
+
+    Args:
+        index: the source's position in the loader, for messages.
+        threads: how many footers are read at a time.
+        pool: where the values of all rows are copied to, for rows that stay long.
+
+    Raises:
+        FileNotFoundError, PermissionError: a path that cannot be opened.
+        CorruptFileError: a file that is not Parquet, under `on_error="raise"`.
+        SchemaError: everything in which the files differ from the schema, in one message.
+        DataError: a side table with duplicate keys.
+    """
+    return OpenSource(source, schema, index=index, threads=threads, pool=pool)
+
+
+def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The result of every call, or one SchemaError with the messages of all that raised it."""
+    results, errors = [], []
+    for attempt in opens:
+        try:
+            results.append(attempt())
+        except SchemaError as error:
+            errors.append(error)
+    if errors:
+        raise SchemaError("\n".join(str(error) for error in errors)) from errors[0]
+    return results
+
+
+def _may_drop(source: ParquetSource, schema: Schema) -> bool:
+    drops = any(source.policy(name) == "drop" for name in schema.field_names)
+    return drops or source.filter is not None or source.on_error == "skip"
+
+
+def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
+    """The fields that side tables bring, checked against the schema."""
+    known = set(schema.field_names)
+    joined: set[str] = set()
+    for join in source.join:
+        unknown = [name for name in join.fields if name not in known]
+        if unknown:
+            raise SchemaError(f"{label}: Join brings fields that the schema does not have: {', '.join(unknown)}")
+        joined |= set(join.fields)
+    both = sorted(joined & (set(source.columns) | set(source.defaults) | set(source.nulls)))
+    if both:
+        raise SchemaError(
+            f"{label}: {', '.join(both)} come from a side table: their columns, defaults and nulls belong to the "
+            "ParquetSource inside the Join"
+        )
+    for option in ("columns", "defaults", "nulls"):
+        allowed = known | {join.on for join in source.join} | {schema.time} if option == "columns" else known
+        unknown = sorted(set(getattr(source, option)) - allowed)
+        if unknown:
+            raise SchemaError(
+                f"{label}: {option} names {', '.join(unknown)}, not a field of the schema that can have them; fields: "
+                f"{', '.join(schema.field_names)}"
+            )
+    return joined
+
+
+def _survivors(table: Slice, layout: Layout, start: int, stop: int) -> Rows:
+    rows = table.rows
+    whole = RowTable(table.address, table.length, layout.itemsize, table.owners)
+    if table.drop.any():
+        alive = np.flatnonzero(table.drop == 0)
+        return Rows(whole.take(alive), alive if rows is None else rows[alive] - start)
+    return Rows(whole, None if rows is None or len(rows) == stop - start else rows - start)

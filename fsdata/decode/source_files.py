@@ -1,0 +1,189 @@
+"""The files of one source, found and bound: decoding slices of them with retries and the policy for damage."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from fsdata.catalog.bind import Kind, bind
+from fsdata.catalog.cores import usable_cores
+from fsdata.catalog.find_files import discover
+from fsdata.catalog.footers import Footer, Skipped, read_footers
+from fsdata.catalog.retry import Retry, unreachable
+from fsdata.catalog.roles import Want, plain
+from fsdata.decode.field_table import Places, SlicePlan, plan_slices
+from fsdata.decode.handles import Handles
+from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.slice_rows import wide_columns
+from fsdata.decode.slices import Expressions, Slice, decode
+from fsdata.errors import CorruptFileError, DataError, FreeScaleError
+from fsdata.sources.source import ParquetSource
+
+_REMOTE_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group that has rows: `source` and `file` are positions, `index` is its place in the file."""
+
+    source: int
+    file: int
+    index: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReader:
+    """What is read from every file of a source into which places: one plan per kind of file."""
+
+    kinds: tuple[Kind, ...]
+    plans: tuple[SlicePlan, ...]
+    wide: tuple[tuple[int, ...], ...]  # see `fsdata.decode.slices.wide_columns`
+    places: Places
+    expressions: Expressions
+
+
+class SourceFiles:
+    """Files of a source, bound to what is wanted of them. Thread-safe after construction.
+
+    Args:
+        wants: the fields to serve.
+        index: the source's position in the loader.
+        label: how messages call the source.
+        threads: footers read at a time, and files kept open.
+
+    Raises:
+        FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
+    """
+
+    def __init__(
+        self,
+        source: ParquetSource,
+        wants: Sequence[Want],
+        *,
+        index: int,
+        label: str,
+        threads: int | None,
+        retry: Retry,
+        pool: Pool | None = None,
+    ) -> None:
+        self.source = source
+        self.label = label
+        self.skipped: list[Skipped] = []
+        self.retry = retry
+        self._seen: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        files = discover(source.path_list, source.filesystem)
+        at_once = threads or usable_cores()
+        self.footers = self._usable(
+            read_footers(files, threads=at_once if files[0].local else max(at_once, _REMOTE_THREADS), retry=retry),
+            [file.name for file in files],
+        )
+        self.kinds, self._kind_of = bind(source, wants, self.footers, label)
+        self.groups = tuple(
+            RowGroup(index, number, group, rows)
+            for number, footer in enumerate(self.footers)
+            for group, rows in enumerate(footer.row_groups)
+            if rows > 0
+        )
+        self._pool = pool
+        self._handles = Handles(keep=max(at_once, 2) + 1)
+
+    def _usable(self, answers: list[Footer | CorruptFileError], names: list[str]) -> list[Footer]:
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, CorruptFileError):
+                if self.source.on_error == "raise":
+                    raise CorruptFileError(f"{self.label}: {answer}") from answer
+                self.skipped.append(Skipped(file=name, row_group=None, rows=0, reason=str(answer)))
+        usable = [answer for answer in answers if isinstance(answer, Footer)]
+        if not usable:
+            raise CorruptFileError(
+                f"{self.label}: none of its {len(names)} files is readable: {self.skipped[0].reason}"
+            )
+        return usable
+
+    def reader(self, serves: Callable[[Want], bool], places: Places, *, filtered: bool) -> SliceReader:
+        """Plan the decoding of the fields that `serves` chooses."""
+        source = self.source
+        kinds = [replace(kind, bounds=tuple(b for b in kind.bounds if serves(b.want))) for kind in self.kinds]
+        exprs = source.computed
+        condition = source.condition if filtered else None
+        roots = {name: expression.columns for name, expression in exprs.items()}
+        filter_roots = () if condition is None else condition.columns
+        plans = [plan_slices(kind, places, filter_roots=filter_roots, roots=roots) for kind in kinds]
+        footers = dict(zip(reversed(self._kind_of), reversed(self.footers), strict=True))  # the first of a kind
+        wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
+        keys = [(id(kind.schema), plan.read) for kind, plan in zip(kinds, plans, strict=True)]
+        for number, key in enumerate(keys):
+            if key not in wide:
+                wide[key] = wide_columns(footers[number].metadata, plans[number].read)
+        return SliceReader(
+            tuple(kinds), tuple(plans), tuple(wide[key] for key in keys), places, Expressions(exprs, condition)
+        )
+
+    def where(self, group: RowGroup) -> str:
+        return f"{self.label}, {self.footers[group.file].file.name}, row group {group.index}"
+
+    def decode(self, reader: SliceReader, group: RowGroup, start: int, stop: int) -> Slice | None:
+        """Rows [start, stop) of a row group; None if it is damaged and skipped.
+
+        Raises:
+            CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
+            OSError: the file cannot be reached, whatever `on_error` says.
+            DataError: see `decode`.
+        """
+        footer = self.footers[group.file]
+        kind = self._kind_of[group.file]
+
+        def attempt() -> Slice:
+            handle = self._handles.take(footer)
+            try:
+                result = decode(
+                    handle.parquet, group.index, start, stop, wide=reader.wide[kind], plan=reader.plans[kind],
+                    kind=reader.kinds[kind], places=reader.places, exprs=reader.expressions,
+                    whole=self.source.on_error == "skip", pool=self._pool, where=self.where(group),
+                )  # fmt: skip
+            except BaseException:
+                handle.discard()
+                raise
+            self._handles.give(handle)
+            return result
+
+        try:
+            return self.retry.call(attempt, footer.file)
+        except DataError:
+            raise
+        except (pa.ArrowException, OSError) as error:
+            if unreachable(error) and not isinstance(error, FreeScaleError):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if self.source.on_error == "raise":
+                if isinstance(error, CorruptFileError):
+                    raise CorruptFileError(f"{self.label}: {error}") from error
+                raise CorruptFileError(
+                    f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
+                    "on_error='skip' to leave such row groups out"
+                ) from error
+            self._skip(footer, group, reason)
+            return None
+
+    def _skip(self, footer: Footer, group: RowGroup, reason: str) -> None:
+        with self._lock:
+            if (footer.file.name, group.index) not in self._seen:
+                self._seen.add((footer.file.name, group.index))
+                self.skipped.append(
+                    Skipped(file=footer.file.name, row_group=group.index, rows=group.rows, reason=reason)
+                )
+
+    @property
+    def time_unit(self) -> str | None:
+        """What the time column counts: "ns" or "integer"; None without one."""
+        for kind in self.kinds:
+            for bound in kind.bounds:
+                if bound.want.role == "time" and bound.type is not None:
+                    return "ns" if pa.types.is_temporal(plain(bound.type)) else "integer"
+        return None
+
+    def close(self) -> None:
+        self._handles.close()

@@ -1,0 +1,129 @@
+"""Arrow arrays of any accepted type -> int64, float32, or lists of them. Only columns that need it come here."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fsdata.catalog.roles import Number, is_list
+from fsdata.errors import DataError
+
+_FINAL_TYPE = {"id": pa.int64(), "time": pa.int64(), "value": pa.float32()}
+_MAX_INT64 = 2**63 - 1
+
+
+def is_native(kind: pa.DataType, number: Number) -> bool:
+    """Whether the kernels read a column of this type as it is."""
+    item = kind.value_type if is_list(kind) else kind
+    return item == _FINAL_TYPE[number]
+
+
+def convert(array: pa.Array, number: Number) -> pa.Array:
+    """The array as int64 or float32, or a list of them with the nulls, offsets and lengths it has.
+
+    Times that are timestamps or dates become nanoseconds; ids that are keep the unit of the column.
+
+    Raises:
+        DataError: a value outside int64, naming its row in the array.
+    """
+    array = unwrap(array)
+    if not is_list(array.type):
+        return _scalars(array, number)
+    values = _scalars(unwrap(array.values), number, array)
+    return _with_values(array, values)
+
+
+def fill_elements(array: pa.Array, default: float) -> pa.Array:
+    """A list array whose null and non-finite elements are `default`."""
+    values = pc.fill_null(array.values, pa.scalar(default, array.values.type))
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_finite(values), values, pa.scalar(default, values.type))
+    return _with_values(array, values)
+
+
+def int64_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    """The values of an int64 array without a copy, and where it is null (bool), None if nowhere."""
+    validity, data = array.buffers()
+    values = np.frombuffer(data, np.int64)[array.offset : array.offset + len(array)]
+    if array.null_count == 0 or validity is None:
+        return values, None
+    bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+    return values, bits[array.offset : array.offset + len(array)] == 0
+
+
+def bool_mask(array: pa.Array) -> np.ndarray:
+    """Where a boolean array is true; nulls are not."""
+    array = pc.fill_null(array, False)
+    bits = np.unpackbits(np.frombuffer(array.buffers()[1], np.uint8), bitorder="little")
+    return bits[array.offset : array.offset + len(array)] == 1
+
+
+def unwrap(array: pa.Array) -> pa.Array:
+    """The values behind extension types and dictionaries."""
+    while True:
+        if isinstance(array.type, pa.BaseExtensionType):
+            array = array.storage
+        elif pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        else:
+            return array
+
+
+def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
+    """The list array with other child values."""
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(values.type, kind.list_size)
+    else:
+        kind = pa.large_list(values.type) if pa.types.is_large_list(kind) else pa.list_(values.type)
+    own = array.buffers()[: kind.num_buffers]
+    return pa.Array.from_buffers(kind, len(array), own, array.null_count, array.offset, children=[values])
+
+
+def _scalars(array: pa.Array, number: Number, lists: pa.Array | None = None) -> pa.Array:
+    kind = array.type
+    final = _FINAL_TYPE[number]
+    if kind == final:
+        return array
+    if number == "value":
+        return array.cast(final, safe=False)
+    if number == "time" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        try:
+            return array.cast(pa.timestamp("ns", getattr(kind, "tz", None))).cast(final)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"a time outside the years 1678 to 2261: {error}") from error
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        return array.cast(pa.int32()).cast(final)
+    if pa.types.is_uint64(kind):
+        _check_uint64(array, lists)
+    return array.cast(final)
+
+
+def _check_uint64(array: pa.Array, lists: pa.Array | None) -> None:
+    largest = pc.max(array).as_py()
+    if largest is None or largest <= _MAX_INT64:
+        return
+    element = int(np.flatnonzero(bool_mask(pc.greater(array, pa.scalar(_MAX_INT64, pa.uint64()))))[0])
+    row = element if lists is None else _row_of(lists, element)
+    if row is not None:
+        raise OutsideInt64(row, array[element].as_py())
+
+
+class OutsideInt64(DataError):
+    """A uint64 beyond int64; `row` counts in the array that was converted."""
+
+    def __init__(self, row: int, value: Any) -> None:
+        super().__init__(f"{value} is outside int64")
+        self.row = row
+
+
+def _row_of(lists: pa.Array, element: int) -> int | None:
+    """The list that holds an element of the child array, None if no list of this slice does."""
+    if pa.types.is_fixed_size_list(lists.type):
+        row = element // lists.type.list_size - lists.offset
+        return row if 0 <= row < len(lists) else None
+    kind = np.int64 if pa.types.is_large_list(lists.type) else np.int32
+    offsets = np.frombuffer(lists.buffers()[1], kind)[lists.offset : lists.offset + len(lists) + 1]
+    row = int(np.searchsorted(offsets, element, side="right")) - 1
+    return row if 0 <= row < len(lists) else None

@@ -1,0 +1,112 @@
+"""Where a job stands in its data, and what a saved state must agree with.
+
+The state is that of the job, not of a rank: every rank knows how many rows every rank has passed, because the plan says
+so or because the ranks tell each other at every step. So any rank's state will do, and any number of ranks can load it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdata.errors import StateError
+from fsdata.order.deal import Stream, deal_again
+
+VERSION = 1
+
+Positions = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A place in the data.
+
+    Attributes:
+        epoch, step: the epoch, and the batches already yielded in it.
+        history: the stretches of this epoch that ran on other numbers of ranks: the rows each rank had passed when the
+            rest was dealt again.
+        positions: rows that each rank has passed since.
+        tuning: state of AutoTune, or None.
+    """
+
+    epoch: int
+    step: int
+    history: tuple[Positions, ...]
+    positions: Positions
+    tuning: dict[str, Any] | None = None
+
+    @classmethod
+    def start(cls, epoch: int, world_size: int, tuning: dict[str, Any] | None = None) -> "Progress":
+        return cls(epoch=epoch, step=0, history=(), positions=(0,) * world_size, tuning=tuning)
+
+    def on(self, world_size: int) -> "Progress":
+        """The same place, seen by `world_size` ranks."""
+        if len(self.positions) == world_size:
+            return self
+        history = (*self.history, self.positions) if any(self.positions) else self.history
+        return Progress(epoch=self.epoch, step=self.step, history=history, positions=(0,) * world_size)
+
+    def streams(self, first: Sequence[Stream], world_size: int) -> list[Stream]:
+        """The streams that `positions` count in; `first` are the epoch's, dealt to the first stretch's ranks."""
+        streams = list(first)
+        sizes = [*(len(positions) for positions in self.history[1:]), world_size]
+        for positions, size in zip(self.history, sizes, strict=False):
+            streams = deal_again(streams, positions, size)
+        return streams
+
+    @property
+    def first_world_size(self) -> int:
+        return len((*self.history, self.positions)[0])
+
+
+def to_state(progress: Progress, fingerprint: dict[str, str]) -> dict[str, Any]:
+    """A small JSON-able dict, the same on every rank."""
+    return {
+        "version": VERSION,
+        "epoch": progress.epoch,
+        "step": progress.step,
+        "history": [list(positions) for positions in progress.history],
+        "positions": list(progress.positions),
+        "tuning": progress.tuning,
+        "fingerprint": dict(fingerprint),
+    }
+
+
+def from_state(state: dict[str, Any], fingerprint: dict[str, str]) -> Progress:
+    """Read a state back; StateError if it is of another version or belongs to other data or another order."""
+    if not isinstance(state, dict) or "version" not in state:
+        raise StateError(f"not a loader state: {_short(state)}. Pass what state_dict() returned")
+    if state["version"] != VERSION:
+        raise StateError(
+            f"the state has version {state['version']!r}, this fsdata reads version {VERSION}: "
+            "resume with the release that wrote it, or start the epoch anew"
+        )
+    try:
+        saved = dict(state["fingerprint"])
+        progress = Progress(
+            epoch=int(state["epoch"]),
+            step=int(state["step"]),
+            history=tuple(tuple(map(int, positions)) for positions in state["history"]),
+            positions=tuple(map(int, state["positions"])),
+            tuning=state["tuning"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the state is damaged ({error!r}): {_short(state)}") from error
+    different = [
+        f"{item}: saved {_short(saved.get(item, 'nothing'))}, now {_short(fingerprint.get(item, 'nothing'))}"
+        for item in sorted(saved.keys() | fingerprint.keys())
+        if saved.get(item) != fingerprint.get(item)
+    ]
+    if different:
+        raise StateError(
+            "the state belongs to another run; resuming would repeat or miss samples:\n  "
+            + "\n  ".join(different)
+            + "\nUse the same sources, schema, seed and order, or start a new epoch without the state"
+        )
+    if not progress.positions or min(progress.positions) < 0 or progress.epoch < 0:
+        raise StateError(f"the state is damaged: {_short(state)}")
+    return progress
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 160 else text[:157] + "..."

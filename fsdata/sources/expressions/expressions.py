@@ -1,0 +1,163 @@
+"""Expressions over a file's columns: checked when they are given, evaluated batch by batch.
+
+Polars is imported on first use: a source without expressions does not pay for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from fsdata.errors import DataError, SchemaError
+from fsdata.sources.expressions.elementwise import check
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expression:
+    """An expression known to give one value (or list) per row from that row alone.
+
+    Attributes:
+        polars: what is evaluated.
+        form: what it says, the same for every version of polars; for fingerprints.
+        columns: what it reads, each once.
+    """
+
+    polars: "pl.Expr"
+    form: str
+    columns: tuple[str, ...]
+
+
+def checked(value: Any, where: str) -> Expression:
+    """The expression, if it works row by row.
+
+    A file is decoded in small batches, so an expression that looks at other rows (a mean, a shift, a rank) would
+    depend on where batches end.
+
+    Raises:
+        SchemaError: it is not a polars expression, or not known to work row by row.
+    """
+    import polars as pl
+
+    if isinstance(value, Expression):
+        return value
+    if not isinstance(value, pl.Expr):
+        raise SchemaError(f"{where} takes a column name or a polars expression, got {value!r}")
+    try:
+        document = value.meta.serialize(format="json")
+    except (pl.exceptions.PolarsError, ValueError, TypeError, ImportError) as error:
+        raise SchemaError(
+            f"{where}: polars cannot write the expression down, so it cannot be checked: {error}"
+        ) from error
+    try:
+        form, columns = check(document)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: this expression cannot be used: {error}") from error
+    if not columns:
+        raise SchemaError(f"{where} must read at least one column; for a constant use defaults")
+    return Expression(value, form, columns)
+
+
+def parse(sql: Any, where: str) -> Expression:
+    """The expression that a SQL string says; see `fsdata.sources.expressions.sql`. Polars' own SQL takes no part."""
+    if not isinstance(sql, str):
+        raise SchemaError(f"{where}: SQL is a string, got {sql!r}")
+    import polars as pl
+
+    from fsdata.sources.expressions.sql_functions import expression_of
+
+    try:
+        tree, expression = expression_of(sql)
+    except (SchemaError, pl.exceptions.PolarsError, TypeError) as error:
+        raise SchemaError(f"{where}: {error}") from error
+    result = checked(expression, where)
+    return Expression(result.polars, f"sql {tree.form}", result.columns)
+
+
+def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:
+    """Ids in [0, buckets) from a column of texts, or of lists of texts."""
+    import polars as pl
+
+    one = (pl.element() if is_list else pl.col(column)).hash(seed=0) % buckets
+    return checked(pl.col(column).list.eval(one) if is_list else one, f"hash of {column!r}")
+
+
+def output_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """The Arrow type of the expression's result, found by running it on no rows.
+
+    Raises:
+        SchemaError: the expression does not fit the columns' types; the message is polars' own.
+    """
+    return _run(expression, _frame(schema.empty_table())).type
+
+
+def evaluate(
+    expressions: Sequence[Expression], kinds: Sequence[pa.DataType], rows: pa.Table | pa.RecordBatch
+) -> list[pa.Array]:
+    """One array per expression, each as long as `rows` and of the type in `kinds`, which `output_type` has told.
+
+    Raises:
+        SchemaError: polars rejects the expression.
+        DataError: an expression gave another number of values than there are rows, or another type than without rows.
+    """
+    frame = _frame(rows)
+    results = []
+    for expression, kind in zip(expressions, kinds, strict=True):
+        array = _run(expression, frame)
+        name = f"the expression over {', '.join(expression.columns)}"
+        if len(array) != rows.num_rows:
+            raise DataError(f"{name} gave {len(array)} values for {rows.num_rows} rows; it must give one per row")
+        if array.type != kind:
+            raise DataError(
+                f"{name} gave {array.type} where it gives {kind} without rows; the kernels were chosen for that type. "
+                "Cast its result to the type that you want"
+            )
+        results.append(array)
+    return results
+
+
+def _frame(rows: pa.Table | pa.RecordBatch) -> "pl.DataFrame":
+    """The columns as polars sees them, without dictionaries: their numbers differ from batch to batch and rank to rank,
+    and polars hashes those."""
+    import polars as pl
+
+    arrays = [_without_dictionaries(column) for column in rows.columns]
+    frame = pl.from_arrow(pa.Table.from_arrays(arrays, rows.schema.names))
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _run(expression: Expression, frame: "pl.DataFrame") -> pa.Array:
+    import polars as pl
+
+    try:
+        column = frame.select(expression.polars.alias("")).to_arrow().column(0)
+    except pl.exceptions.PolarsError as error:
+        raise SchemaError(f"expression failed: {error}") from error
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _without_dictionaries(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The array with the values that its dictionaries stand for, in lists also."""
+    kind = _plain_type(array.type)
+    return array if kind == array.type else array.cast(kind)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if not _is_list(kind):
+        return kind
+    item = _plain_type(kind.value_type)
+    if item == kind.value_type:
+        return kind
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)

@@ -1,0 +1,169 @@
+"""Opened sources, and the order in which their rows make an epoch."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from fsdata.decode.row_layout import Layout, layout_of
+from fsdata.errors import SchemaError
+from fsdata.order.deal import Stream, epoch_streams, rest, window_order
+from fsdata.order.mix import Keys, Mix, Unit, merged_units, sequential_units, weighted_keys
+from fsdata.order.progress import Progress
+from fsdata.schema import Schema
+from fsdata.steps.reader import Reader
+from fsdata.steps.unit_reader import piece_reader
+
+_FIRST_ROWS = 512
+
+
+class OpenSource(Protocol):
+    """What the reading needs of a source whose footers have been read."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def groups(self) -> Sequence[Any]: ...
+    @property
+    def list_labels(self) -> frozenset[str]: ...
+    @property
+    def default_labels(self) -> frozenset[str]: ...
+    @property
+    def time_unit(self) -> str | None: ...
+    @property
+    def may_drop(self) -> bool: ...
+    @property
+    def fingerprint(self) -> Mapping[str, str]: ...
+    @property
+    def skipped(self) -> Sequence[Any]: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def weight(self) -> float | None: ...
+    def read(self, group: Any, layout: Layout, start: int, stop: int) -> Any: ...
+    def read_times(self, group: Any) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Dataset:
+    """The rows of all sources: how many, in which order, and how to read them.
+
+    Planning reads no data, except that `mix="time"` reads the time column twice.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[OpenSource],
+        schema: Schema,
+        *,
+        mix: Mix,
+        shuffle: bool,
+        shuffle_window: int,
+        seed: int,
+    ) -> None:
+        self.sources = sources
+        self.layout = layout_of(schema, _list_labels(sources, schema))
+        self._shuffle = shuffle
+        self._shuffle_window = shuffle_window
+        self._seed = seed
+        units, keys = _units(sources, schema, mix)
+        self._unit_rows = [unit.rows for unit in units]
+        self._read = piece_reader(sources, self.layout, units, keys)
+        self.rows = sum(self._unit_rows)
+        self.may_drop = any(source.may_drop for source in sources)
+        self.fingerprint = {
+            "schema": repr(schema),
+            "order": f"mix={mix}, shuffle={shuffle}, shuffle_window={shuffle_window if shuffle else None}, seed={seed}",
+            "rows": str(self.rows),
+        }
+        for number, source in enumerate(sources):
+            for item, value in source.fingerprint.items():
+                self.fingerprint[f"source {number} {item}"] = value
+
+    def close(self) -> None:
+        """Close the files that decoding threads keep open."""
+        for source in self.sources:
+            source.close()
+
+    def streams(self, progress: Progress, world_size: int) -> list[Stream]:
+        """What every rank still has to read of the epoch."""
+        first = epoch_streams(
+            self._unit_rows,
+            world_size=progress.first_world_size,
+            shuffle=self._shuffle,
+            shuffle_window=self._shuffle_window,
+            seed=self._seed,
+            epoch=progress.epoch,
+        )
+        streams = progress.streams(first, world_size)
+        return [rest(stream, position) for stream, position in zip(streams, progress.positions, strict=True)]
+
+    def reader(self, stream: Stream, *, epoch: int, executor: Executor, num_threads: int) -> Reader:
+        """Reads a stream; decodes ahead by enough pieces to fill the next window while this one is used."""
+
+        if not self._shuffle:
+            stream = _begin_small(stream)
+
+        def order(window: Any) -> Any:
+            return window_order(window, seed=self._seed, epoch=epoch)
+
+        return Reader(
+            stream,
+            read=self._read,
+            order=order if self._shuffle else None,
+            itemsize=self.layout.itemsize,
+            executor=executor,
+            ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),
+        )
+
+
+def _begin_small(stream: Stream) -> Stream:
+    """The same rows, the first few as a window of their own: the first batch need not wait for a whole row group."""
+    if not stream or stream[0].rows <= 2 * _FIRST_ROWS:
+        return stream
+    return (*stream[0].cut(_FIRST_ROWS), *stream[1:])
+
+
+def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
+    """The labels that are lists. A source that has a label only by default follows the others."""
+    form: dict[str, tuple[bool, str]] = {}
+    for source in sources:
+        for name in (name for name in schema.labels if name not in source.default_labels):
+            is_list = name in source.list_labels
+            was_list, first = form.setdefault(name, (is_list, source.label))
+            if is_list != was_list:
+                raise SchemaError(
+                    f"label {name!r} is a list in one of {first} and {source.label} and a scalar in the other: map one "
+                    "of them with a polars expression"
+                )
+    return frozenset(name for name, (is_list, _) in form.items() if is_list)
+
+
+def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[list[Unit], Keys | None]:
+    groups = [source.groups for source in sources]
+    if mix == "sequential" or len(sources) == 1:
+        return sequential_units(groups), None
+    if mix == "weighted":
+        weights = _weights(sources)
+        keys = weighted_keys(groups, weights)
+    else:
+        if schema.time is None:
+            raise SchemaError("mix='time' merges by Schema(time=...), which is not set")
+        units_of_time = {source.time_unit: source.label for source in sources}
+        if len(units_of_time) > 1:
+            named = ", ".join(f"{unit} in {label}" for unit, label in units_of_time.items())
+            raise SchemaError(
+                f"mix='time' cannot compare {schema.time!r}: {named} (timestamps and dates count as ns). Map one of "
+                "them with a polars expression"
+            )
+
+        def keys(source: int, group: int) -> Any:
+            return sources[source].read_times(groups[source][group])
+
+    return merged_units(groups, keys), keys
+
+
+def _weights(sources: Sequence[OpenSource]) -> list[float]:
+    """The given weights, 1 where one is missing; with none given the row counts, so that all sources end together."""
+    if all(source.weight is None for source in sources):
+        return [float(max(sum(group.rows for group in source.groups), 1)) for source in sources]
+    return [1.0 if source.weight is None else source.weight for source in sources]

@@ -1,0 +1,160 @@
+"""One rank's rows of an epoch, in the plan's order, decoded ahead by threads."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fsdata.decode.row_table import RowTable, concat, empty
+from fsdata.order.deal import Piece, Stream, Window
+from fsdata.steps.unit_reader import PieceRows
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """Decoded rows still to come.
+
+    order: int64 [n], table rows in the order in which they are yielded. passed: int64 [n], the reader's position once
+    the row has been yielded. Rows that were dropped while reading appear in neither.
+    """
+
+    table: RowTable
+    order: np.ndarray
+    passed: np.ndarray
+
+    def cut(self, rows: int) -> tuple["_Open", "_Open"]:
+        return replace(self, order=self.order[:rows], passed=self.passed[:rows]), replace(
+            self, order=self.order[rows:], passed=self.passed[rows:]
+        )
+
+
+class Reader:
+    """Yields a stream's rows by number; `position` counts the planned rows passed, dropped ones included.
+
+    Args:
+        stream: what is left to read; `position` starts at 0.
+        read: decodes a piece, called in `executor`.
+        order: the permutation of a window's rows, or None to keep them in order.
+        executor: decodes up to `ahead` pieces beyond the window being read.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        read: Callable[[Piece], PieceRows],
+        order: Callable[[Window], np.ndarray] | None,
+        itemsize: np.ndarray,
+        executor: Executor,
+        ahead: int,
+    ) -> None:
+        if order is None:
+            stream = tuple(_only_needed(window) for window in stream)
+        self.position = 0
+        self._order = order
+        self._read = read
+        self._itemsize = itemsize
+        self._executor = executor
+        self._ahead = ahead
+        self._windows = deque(stream)
+        self._to_submit: Iterator[Piece] = iter([piece for window in stream for piece in window.pieces])
+        self._pending: deque[Future[PieceRows]] = deque()
+        self._open: deque[_Open] = deque()
+        self._decoded = 0  # planned rows of the windows decoded so far
+        self._passed = np.zeros(1, np.int64)  # positions before the last take and after each of its rows
+
+    def take(self, count: int) -> RowTable:
+        """The next `count` rows, fewer only at the end of the stream. Blocks until they are decoded.
+
+        Raises what decoding raised, at the first row concerned; the reader is of no use afterwards.
+        """
+        parts: list[RowTable] = []
+        passed = [np.array([self.position])]
+        while count > 0 and self._decode():
+            now, later = self._open.popleft().cut(count)
+            if len(later.order):
+                self._open.appendleft(later)
+            parts.append(now.table.take(now.order))
+            passed.append(now.passed)
+            count -= len(now.order)
+            self.position = int(now.passed[-1])
+        self._passed = np.concatenate(passed)
+        if parts:
+            self._passed[-1] = self.position
+        return concat(parts) if parts else empty(self._itemsize)
+
+    def put_back(self, rows: RowTable) -> None:
+        """Yield `rows`, the last ones of the last take, again: `take` begins with them, `position` is before them."""
+        first = len(self._passed) - rows.num_rows
+        if rows.num_rows:
+            self._open.appendleft(_Open(rows, np.arange(rows.num_rows), self._passed[first:]))
+        self._passed = self._passed[:first]
+        self.position = int(self._passed[-1])
+
+    def close(self) -> None:
+        """Forget what has not been decoded yet; running decodes end by themselves."""
+        for future in self._pending:
+            future.cancel()
+        self._pending.clear()
+        self._windows.clear()
+        self._to_submit = iter(())
+        self._open.clear()
+
+    def _decode(self) -> bool:
+        """Open windows until there are rows; whether there are."""
+        while not self._open and self._windows:
+            window = self._windows.popleft()
+            self._submit(self._ahead + len(window.pieces))
+            pieces = [self._pending.popleft().result() for _ in window.pieces]
+            self._submit(self._ahead)
+            opened = self._opened(window, pieces)
+            self._decoded += window.rows
+            if len(opened.order):
+                self._open.append(opened)
+            else:
+                self.position = self._decoded
+        return bool(self._open)
+
+    def _submit(self, limit: int) -> None:
+        while len(self._pending) < limit:
+            piece = next(self._to_submit, None)
+            if piece is None:
+                return
+            self._pending.append(self._executor.submit(self._read, piece))
+
+    def _opened(self, window: Window, pieces: list[PieceRows]) -> _Open:
+        planned = sum(piece.rows for piece in window.pieces)
+        order = np.arange(planned) if self._order is None else self._order(window)
+        order = order[window.start : window.stop]
+        passed = self._decoded + np.arange(1, window.rows + 1)
+        table = concat([piece.table for piece in pieces])
+        if table.num_rows < planned:
+            row_of = np.full(planned, -1)
+            row_of[_kept(window, pieces)] = np.arange(table.num_rows)
+            alive = row_of[order] >= 0
+            order, passed = row_of[order[alive]], passed[alive]
+            passed[-1:] = self._decoded + window.rows  # rows dropped at the end are passed with the last one that lives
+        return _Open(table, order, passed)
+
+
+def _kept(window: Window, pieces: list[PieceRows]) -> np.ndarray:
+    """Which of the window's planned rows survived."""
+    kept, first = [], 0
+    for piece, rows in zip(window.pieces, pieces, strict=True):
+        kept.append(first + (np.arange(piece.rows) if rows.kept is None else rows.kept))
+        first += piece.rows
+    return np.concatenate(kept)
+
+
+def _only_needed(window: Window) -> Window:
+    """The same rows in order, without those of the pieces that lie outside [start, stop)."""
+    pieces, skip, left = [], window.start, window.rows
+    for piece in window.pieces:
+        start = min(skip, piece.rows)
+        rows = min(piece.rows - start, left)
+        if rows:
+            pieces.append(Piece(piece.unit, piece.start + start, piece.start + start + rows))
+        skip, left = skip - start, left - rows
+    return Window(tuple(pieces), 0, window.rows)

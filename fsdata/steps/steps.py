@@ -1,0 +1,245 @@
+"""The steps of one epoch on one rank: rows in, batches out.
+
+Three ways to make a step, by what the ranks have to tell each other:
+- `PlannedSteps`: nothing. Row counts are known from the footers, so are the sizes of every rank's batches.
+- `AgreedSteps`: rows can drop out while reading; the ranks exchange one status word per step.
+- `BalancedSteps`: the global batch is dealt out anew (PAPER section 1, Algorithm 1).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fsdata.balance.exchange import RecordSpec, Status, Step, StepExchange
+from fsdata.balance.options import StepPlanner
+from fsdata.batch.batch import Batch, StepStats
+from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.row_layout import Layout
+from fsdata.decode.row_table import RowTable
+from fsdata.order.progress import Progress
+from fsdata.steps.assemble import assemble
+from fsdata.steps.reader import Reader
+
+Uneven = Literal["drop", "empty"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one rank has to deliver in the rest of an epoch.
+
+    Attributes:
+        rank, world_size, batch_size: of the job; `batch_size` samples per rank and step.
+        left: int64 [W], planned rows that each rank still has to pass.
+        progress: where the job stands before the first of these steps.
+    """
+
+    rank: int
+    world_size: int
+    batch_size: int
+    left: np.ndarray
+    progress: Progress
+
+    def counts(self, passed: np.ndarray) -> np.ndarray:
+        """int64 [W]: samples of every rank in the step after `passed` [W] rows of this stretch, if no row drops out.
+
+        `left` differs by at most one where no row drops out, so the last global batch is dealt out evenly too.
+        """
+        return np.minimum(self.left - passed, self.batch_size)
+
+
+class Steps(ABC):
+    """An iterator over (batch, progress after it)."""
+
+    def __init__(self, share: Share, reader: Reader, layout: Layout, pool: Pool) -> None:
+        self.share = share
+        self.reader = reader
+        self.layout = layout
+        self.pool = pool
+        self.step = 0
+        self.passed = np.zeros(share.world_size, np.int64)
+        self.over = False
+        self.dropped = 0
+
+    @abstractmethod
+    def next(self) -> tuple[Batch, Progress] | None:
+        """The next batch, None at the end of the epoch. Blocks on decoding and, where there are any, on peers."""
+
+    def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, Status]:
+        """This rank's rows of the step in hand; an error in reading them is told to the other ranks, then raised."""
+        share = self.share
+        counts = share.counts(self.passed)
+        wanted = int(counts[share.rank]) if planned else share.batch_size
+        try:
+            table = self.reader.take(wanted)
+        except Exception as error:
+            self.over = True
+            if exchange is not None:
+                exchange.fail(error, self._status())
+            raise
+        last = not share.counts(self.passed + counts).any() if planned else table.num_rows < wanted
+        return table, self._status(rows=table.num_rows, position=self.reader.position, ended=last)
+
+    def _status(self, **known: Any) -> Status:
+        before = self.share.progress
+        return Status(epoch=before.epoch, step=before.step + self.step, **known)
+
+    def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats) -> Batch:
+        return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
+
+    def _progress(self, positions: Sequence[int], tuning: dict | None = None) -> Progress:
+        """Progress after the step in hand, and on to the next. positions: [W] rows passed in this stretch."""
+        self.step += 1
+        self.passed = np.array(positions, np.int64)
+        before = self.share.progress
+        return Progress(
+            epoch=before.epoch,
+            step=before.step + self.step,
+            history=before.history,
+            positions=tuple(int(p) + int(q) for p, q in zip(before.positions, positions, strict=True)),
+            tuning=tuning,
+        )
+
+    def _stats(self, samples: int, global_samples: int, **known: object) -> StepStats:
+        return StepStats(
+            epoch=self.share.progress.epoch,
+            step=self.share.progress.step + self.step,
+            world_size=self.share.world_size,
+            samples=samples,
+            global_samples=global_samples,
+            **known,  # type: ignore[arg-type]
+        )
+
+    def _own_origin(self, samples: int) -> np.ndarray:
+        origin = np.empty((samples, 2), np.int64)
+        origin[:, 0] = self.share.rank
+        origin[:, 1] = np.arange(samples)
+        return origin
+
+
+class PlannedSteps(Steps):
+    """Steps whose sizes are known beforehand; the ranks never talk."""
+
+    def next(self) -> tuple[Batch, Progress] | None:
+        counts = self.share.counts(self.passed)
+        if not counts.any():
+            self.over = True
+            return None
+        table = self.reader.take(int(counts[self.share.rank]))
+        samples = table.num_rows
+        items = group_items(table, self.layout) if self.share.world_size == 1 else {}
+        stats = self._stats(samples, int(counts.sum()), global_items=items)
+        batch = self._batch(table, self._own_origin(samples), stats)
+        return batch, self._progress((self.passed + counts).tolist())
+
+
+class AgreedSteps(Steps):
+    """Steps whose sizes nobody knows beforehand: every rank takes what is left after filters and null policies."""
+
+    def __init__(
+        self, share: Share, reader: Reader, layout: Layout, pool: Pool, exchange: StepExchange | None, uneven: Uneven
+    ) -> None:
+        super().__init__(share, reader, layout, pool)
+        self._exchange = exchange
+        self._uneven = uneven
+
+    def next(self) -> tuple[Batch, Progress] | None:
+        if self.over:
+            return None
+        table, status = self._take(self._exchange)
+        statuses: tuple[Status, ...] = (status,)
+        if self._exchange is not None:
+            statuses = self._agree(self._exchange, status)
+        samples = [status.rows for status in statuses]
+        ended = [status.ended for status in statuses]
+        self.over = all(ended) if self._uneven == "empty" else any(ended)
+        nothing = not any(samples) if self._uneven == "empty" else not all(samples)
+        if self.over and self._uneven == "drop":
+            self.dropped = int(self.share.left[self.share.rank]) - self.reader.position
+        if nothing:
+            self.dropped += table.num_rows * (self._uneven == "drop")
+            return None
+        items = group_items(table, self.layout) if self.share.world_size == 1 else {}
+        stats = self._stats(table.num_rows, sum(samples), global_items=items)
+        batch = self._batch(table, self._own_origin(table.num_rows), stats)
+        return batch, self._progress([status.position for status in statuses])
+
+    def _agree(self, exchange: StepExchange, status: Status) -> tuple[Status, ...]:
+        try:
+            return exchange.agree(status)
+        except Exception:
+            self.over = True
+            raise
+
+
+class BalancedSteps(Steps):
+    """Steps whose global batch is dealt out anew over the ranks; ranks that ran out of rows still get their share.
+
+    Rows that the plan carries over to the next step go back to the reader, as if they had not been read.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        reader: Reader,
+        layout: Layout,
+        pool: Pool,
+        exchange: StepExchange,
+        planner: StepPlanner,
+        *,
+        sure: bool,
+    ) -> None:
+        """`sure`: no row can drop out, so that sizes are known beforehand and the last step's rows are dealt evenly."""
+        super().__init__(share, reader, layout, pool)
+        self._exchange = exchange
+        self._planner = planner
+        self._spec = RecordSpec.of_layout(layout)
+        self._sure = sure
+        self._first_number = 0
+
+    def next(self) -> tuple[Batch, Progress] | None:
+        if self.over:
+            return None
+        table, status = self._take(self._exchange, self._sure)
+        try:
+            step = self._exchange.step(table, self._spec, self._planner, status)
+            positions = self._positions(step)
+        except Exception:
+            self.over = True
+            raise
+        self.over = step.ended
+        if not step.global_samples:
+            return None
+        self._first_number = step.number - self.step
+        stats = self._stats(
+            step.table.num_rows,
+            step.global_samples,
+            global_items=step.global_items,
+            straggler_before=step.straggler_before,
+            straggler_after=step.straggler_after,
+            moved=step.moved,
+            carried=step.carried,
+        )
+        batch = self._batch(step.table, step.origin, stats)
+        return batch, self._progress(positions, self._planner.state_dict())
+
+    def _positions(self, step: Step) -> list[int]:
+        """Rows that every rank has passed with `step`."""
+        if not step.carried:
+            return [status.position for status in step.statuses]
+        self.reader.put_back(step.rest)
+        return self._exchange.tell(self.reader.position)
+
+    def report(self, compute_seconds: float, after: Progress) -> None:
+        """Tell the planner, with the next status word, how long the batch that led to `after` computed here."""
+        step = after.step - self.share.progress.step - 1
+        if step >= 0:
+            self._exchange.report(compute_seconds, self._first_number + step)
+
+
+def group_items(table: RowTable, layout: Layout) -> dict[str, int]:
+    """Group name -> elements of the group in these rows."""
+    groups = layout.groups
+    return dict(zip(groups, table.length[list(groups.values())].sum(axis=1).tolist(), strict=True))

@@ -1,0 +1,80 @@
+"""What has nothing to do with each other does not wait for each other."""
+
+import threading
+from typing import Any
+from unittest import mock
+
+import torch
+from exact import new_run
+from exact_kinds import TWO, without_gradients
+from exact_model import Config, build
+from worlds import shared_world
+
+import fscomm
+from fscomm.exchange.row_exchange import Traffic
+
+CONFIG = Config(modules=TWO, static_graph=False)
+GIVE_UP_S = 10.0
+
+
+def looked_up_beside(rank: int, size: int) -> bool:
+    """Whether module b, which is not trained, gave its rows while a deferred update of module a was under way."""
+    run = new_run(rank, size, CONFIG.but(builder=without_gradients), "fscomm", {})
+    may_update = threading.Event()
+    update = Traffic.update
+
+    def held(self: Traffic, *args: Any, collision: bool) -> None:
+        if not collision:
+            may_update.wait(GIVE_UP_S)
+        update(self, *args, collision=collision)
+
+    beside = False
+    may_update.set()
+    with mock.patch.object(Traffic, "update", held), run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step == 4:
+                may_update.clear()
+            run.train(step, batch)
+            if step == 4:
+                giving_up = threading.Timer(GIVE_UP_S / 2, may_update.set)
+                giving_up.start()
+                with torch.no_grad():
+                    dict(run.model.module.embeddings["b"](batch.ids["b"]).items())
+                beside = not may_update.is_set()
+                giving_up.cancel()
+                may_update.set()
+    return beside
+
+
+def test_a_module_waits_for_updates_of_its_own() -> None:
+    assert shared_world(2).run(looked_up_beside) == [True, True]
+
+
+def urgent_behind_bulk(rank: int, size: int) -> list[int]:
+    """Work of the bulk lane that waits for the wire, urgent work behind it, and more urgent work that could go."""
+    model, _ = build(CONFIG, size)
+    done: list[int] = []
+    begun = threading.Event()
+    with fscomm.enable(model, timeout_s=GIVE_UP_S) as comm:
+        assert comm._engine is not None
+        links = comm._engine._links
+
+        def bulk() -> None:
+            begun.wait(GIVE_UP_S)
+            links.gate.wait()
+            done.append(1)
+
+        first = links.submit("bulk", bulk)
+        second = links.submit_urgent(lambda: done.append(2), after=[first], expecting=lambda: False)
+        third = links.submit_urgent(lambda: done.append(3), after=[], expecting=lambda: False)
+        begun.set()
+        try:
+            third.result(GIVE_UP_S / 2)
+        finally:
+            links.gate.stop()
+        second.result()
+    return done
+
+
+def test_the_wire_is_not_kept_for_what_waits_for_the_wire() -> None:
+    assert shared_world(2).run(urgent_behind_bulk) == [[1, 2, 3]] * 2

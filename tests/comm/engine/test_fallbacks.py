@@ -1,0 +1,156 @@
+"""What cannot be served exactly runs plainly beside what can: same bits, and the reason stands in the report.
+
+TorchRec on CPU cannot make the SSD kernels (they ask for a CUDA device), train with hash tables of managed collision or
+with their evictions, or train tables by other optimizers than the served ones: operators are missing. Its UVM kernels
+are lookups in host memory there.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import exact_kinds
+import pytest
+import torch
+from exact import Run, compare
+from exact_kinds import BESIDE, SERVED, TWO, varying
+from exact_loops import LOOPS
+from exact_model import Config, build
+from fbgemm_gpu.split_embedding_configs import SparseType
+from worlds import shared_world
+
+import fscomm
+from fscomm.errors import NotServedError
+from fscomm.torchrec import binding
+
+CONFIG = Config(modules=TWO, static_graph=False, even=True)
+
+TRAINED: list[tuple[str, dict[str, str]]] = [
+    ("checkpointed", {"embeddings.b": "checkpointing"}),
+    ("used_twice", {"embeddings.b": "more than once"}),
+    ("ids_made", {"embeddings.b": "not found in the batch"}),
+    ("quantised", {"embeddings.a": "quantised", "embeddings.b": "quantised"}),
+    ("converted", {"embeddings.a": "converted on output", "embeddings.b": "converted on output"}),
+    ("uvm", {"embeddings.b": "kernel fused_uvm_caching"}),
+    ("managed", {"embeddings.b": "ShardedManagedCollisionEmbeddingCollection"}),
+    ("tracked", {"embeddings.b": "tracker"}),
+    ("tracked_on_rank_1", {"embeddings.b": "on rank 1 a tracker follows"}),
+    ("pooled", {"bag": "EmbeddingBagCollection"}),
+    ("hooked", {}),
+    ("without_gradients", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "reasons"), TRAINED, ids=[kind for kind, _ in TRAINED])
+def test_plain_beside_served(kind: str, reasons: dict[str, str]) -> None:
+    config = CONFIG.but(builder=getattr(exact_kinds, kind))
+    if kind == "pooled":
+        config = config.but(modules={"a": (SERVED,)})
+    for found, said in shared_world(2).run(compare, config, LOOPS["base"]):
+        assert found == []
+        assert said["fallbacks"].keys() == reasons.keys()
+        for module, reason in reasons.items():
+            assert reason in said["fallbacks"][module]
+
+
+def vary(run: Run, chosen: Callable[[int], bool]) -> None:
+    """At the chosen steps module b gets features whose batch sizes vary (VBE)."""
+    batches = run.loader()
+    for step, batch in enumerate(batches):
+        if chosen(step):
+            batch.ids["b"] = varying(batch.ids["b"])
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(batches)):
+            run.train(step, batch)
+
+
+def always_vary(run: Run) -> None:
+    vary(run, lambda _: True)
+
+
+def sometimes_vary(run: Run) -> None:
+    vary(run, lambda step: step in (2, 3, 6))
+
+
+def vary_first(run: Run) -> None:
+    vary(run, lambda step: step == 0)
+
+
+def vary_on_one_rank(run: Run) -> None:
+    vary(run, lambda step: step in (2, 3, 6) and run.rank == 1)
+
+
+@pytest.mark.parametrize("loop", [always_vary, sometimes_vary, vary_first, vary_on_one_rank])
+def test_batch_sizes_that_vary_by_feature(loop: Callable[[Run], None]) -> None:
+    for rank, (found, said) in enumerate(shared_world(2).run(compare, CONFIG.but(even=False), loop)):
+        assert found == []
+        elsewhere = rank == 0 and loop is vary_on_one_rank
+        assert said["fallbacks"].keys() == {"embeddings.b"}
+        assert ("another rank" if elsewhere else "(VBE)") in said["fallbacks"]["embeddings.b"]
+
+
+ONE = replace(BESIDE, features=("s0",))
+ASKED: list[tuple[str, int, Config, str]] = [
+    ("index_dedup", 2, CONFIG, "index dedup"),
+    ("dense_kernel", 2, CONFIG, "kernel dense"),
+    ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
+    ("compiled", 2, CONFIG, "compiled"),
+    ("two_dimensional", 2, CONFIG, "2D"),
+    ("adam", 2, CONFIG, "ADAM"),
+    ("counting", 2, CONFIG, "weight decay COUNTER"),
+]
+
+
+def ask(rank: int, size: int, config: Config, strict: bool) -> dict[str, str]:
+    model, _ = build(config, size)
+    if strict:
+        with pytest.raises(NotServedError, match=r"embeddings\.b"), fscomm.enable(model, strict=True):
+            pass
+        return {}
+    with fscomm.enable(model) as comm:
+        pass
+    return dict(comm.report().fallbacks)
+
+
+@pytest.mark.parametrize(("kind", "size", "config", "reason"), ASKED, ids=[each[0] for each in ASKED])
+def test_the_reason_is_reported(kind: str, size: int, config: Config, reason: str) -> None:
+    config = config.but(builder=getattr(exact_kinds, kind, None))
+    for fallbacks in shared_world(size).run(ask, config, False):
+        assert reason in fallbacks["embeddings.b"]
+    shared_world(size).run(ask, config, True)
+
+
+def served_alone(rank: int, size: int) -> Any:
+    model, _ = build(CONFIG, size)
+    with fscomm.enable(model, strict=True) as comm:
+        pass
+    return dict(comm.report().fallbacks)
+
+
+def test_nothing_to_report() -> None:
+    assert shared_world(2).run(served_alone) == [{}, {}]
+
+
+def rounded(rank: int, size: int) -> list[str | None]:
+    """What is said of module b on CPU and, if its tables were there, on CUDA, by the precision of its rows."""
+    model, _ = build(CONFIG, size)
+    module = model.module.embeddings["b"]
+    said = []
+    for device in ("cpu", "cuda"):
+        for precision in (SparseType.FP32, SparseType.FP16, SparseType.BF16):
+            for lookup in module._lookups:
+                for kernel in lookup._emb_modules:
+                    kernel.emb_module.weights_precision = precision
+            with mock.patch.object(binding, "where", return_value=torch.device(device)):
+                said.append(binding.problem_here(module))
+    return said
+
+
+def test_rounding_by_chance_does_not_repeat() -> None:
+    *on_cpu, fp32, fp16, bf16 = shared_world(1).run(rounded)[0]
+    assert on_cpu == [None] * 3
+    assert fp32 is None
+    assert fp16 is not None
+    assert "stochastically" in fp16
+    assert bf16 == fp16

@@ -1,0 +1,87 @@
+"""Namespaces for benchmarks: what they make is gone afterwards, whatever ended the owner."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+OWNER = """
+import sys, time
+from network.namespaces import Network
+network = Network(2)
+with network:
+    print(network.bridge, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def namespaces(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("network.namespaces")
+    if reason := module.why_not():
+        pytest.skip(reason)
+    return module
+
+
+def test_what_was_made_is_gone(namespaces: Any) -> None:
+    network = namespaces.Network(2)
+    with network:
+        made = namespaces.existing(network)
+        for rank, namespace in enumerate(network.namespaces):
+            assert network.address(rank) in _output(*network.enter(rank), "ip", "-o", "addr")
+            network.shape(100)
+            assert "tbf" in _qdiscs(namespace)
+            network.shape(None)
+            assert "tbf" not in _qdiscs(namespace)
+    assert len(made) == 5  # two namespaces, two links, a bridge
+    assert namespaces.existing(network) == []
+
+
+def test_a_failed_set_up_leaves_nothing(namespaces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = namespaces.Network(2)
+    monkeypatch.setitem(namespaces._SYSCTLS, "net/ipv4/no_such_setting", "1")
+    with pytest.raises(RuntimeError, match="no_such_setting"), network:
+        pass
+    assert namespaces.existing(network) == []
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_a_dead_owner_leaves_nothing(namespaces: Any, ending: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        bridge = owner.stdout.readline().strip()
+        mark = bridge.removeprefix("fsb")
+        assert mark in "".join(_left())
+        owner.send_signal(ending)
+    end = time.monotonic() + 60
+    while any(mark in name for name in _left()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not [name for name in _left() if mark in name]
+
+
+def test_the_number_of_ranks_is_checked(namespaces: Any) -> None:
+    with pytest.raises(ValueError, match="1 to 250"):
+        namespaces.Network(0)
+
+
+def _left() -> list[str]:
+    return [*_output("ip", "netns", "list").split(), *(path.name for path in Path("/sys/class/net").iterdir())]
+
+
+def _qdiscs(namespace: str) -> str:
+    return _output("tc", "-n", namespace, "qdisc")
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

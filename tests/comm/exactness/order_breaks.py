@@ -1,0 +1,123 @@
+"""Ways to break the order of table accesses on purpose, by name: the generator of programs has to notice each."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fscomm.engine import engine, forward_modes
+from fscomm.engine.pending_gradients import Gathering
+from fscomm.engine.table_access import TableAccess
+from fscomm.engine.table_order import Rows, TableOrder
+from fscomm.exchange.control_word import PLAIN
+from fscomm.torchrec import plain_kernels
+from fscomm.torchrec.shadow_kernels import Shadow, read_hyper
+
+Break = Callable[[], contextlib.AbstractContextManager[Any]]
+BREAKS: dict[str, Break] = {}
+
+
+def order_break(function: Break) -> Break:
+    BREAKS[function.__name__] = function
+    return function
+
+
+@order_break
+def nothing_waits_for_updates() -> Any:
+    return mock.patch.object(TableOrder, "before", return_value=[])
+
+
+@order_break
+def rows_of_different_steps_never_meet() -> Any:
+    return mock.patch.object(Rows, "may_meet", lambda self, other: bool(self.within & other.within))
+
+
+@order_break
+def plain_updates_at_once() -> Any:
+    """As TorchRec's own kernels do."""
+
+    def at_once(target: Any, read: Any, update: Any) -> None:
+        update(lambda: Shadow(target))
+
+    return mock.patch.object(plain_kernels, "update_in_turn", at_once)
+
+
+@order_break
+def plain_forwards_do_not_wait() -> Any:
+    return mock.patch.object(engine.Engine, "_may_read", lambda self, group: self._reading)
+
+
+@order_break
+def forwards_of_one_pass_are_updated_in_the_order_of_the_forwards() -> Any:
+    def take(self: Gathering, step: Any, group: int, gradient: torch.Tensor) -> None:
+        self._came.setdefault(step, {})[group] = gradient
+
+    def send_rest(self: Gathering) -> None:
+        for step in sorted(self._came, key=lambda step: step.number):
+            self._send_one(step)
+
+    return mock.patch.multiple(Gathering, take=take, send_rest=send_rest)
+
+
+@order_break
+def forwards_in_one_pass_are_not_kept_apart() -> Any:
+    return mock.patch.object(Gathering, "send_before", return_value=None)
+
+
+def _without_stale(of_collision: bool) -> Any:
+    updated = TableOrder.updated
+
+    def changed(self: Any, rows: Rows, update: Any) -> Any:
+        return [fetch for fetch in updated(self, rows, update) if fetch[1] != of_collision]
+
+    return mock.patch.object(TableOrder, "updated", changed)
+
+
+@order_break
+def stale_exclusive_rows_are_used() -> Any:
+    return _without_stale(of_collision=False)
+
+
+@order_break
+def stale_collision_rows_are_used() -> Any:
+    return _without_stale(of_collision=True)
+
+
+@order_break
+def foreign_features_count_as_announced() -> Any:
+    return mock.patch.object(forward_modes, "FOREIGN", PLAIN)
+
+
+@order_break
+def states_are_read_before_updates_are_done() -> Any:
+    return mock.patch.object(TableAccess, "wait", return_value=None)
+
+
+@order_break
+def a_failed_pass_updates_nothing() -> Any:
+    def forget(self: Any) -> None:
+        if self._pass != -1 and not forward_modes.in_backward():
+            self._pass = -1
+            self._gathering._came.clear()
+            self._reached.clear()
+
+    return mock.patch.object(engine.Engine, "_end_failed_pass", forget)
+
+
+@order_break
+def rows_fetched_before_a_load_are_used() -> Any:
+    return mock.patch.object(engine.Engine, "drop_fetched", return_value=None)
+
+
+@order_break
+def plain_updates_use_the_rate_of_their_backward() -> Any:
+    def backward(self: Any, args: Any, options: Any, saved: Any) -> Any:
+        def make_update(gradient: torch.Tensor, *came: torch.Tensor) -> Any:
+            hyper = read_hyper(self._target)
+            return lambda shadow: shadow().update(hyper, gradient, *args, **options)
+
+        return make_update
+
+    return mock.patch.object(plain_kernels.KernelDoor, "_backward", backward)

@@ -1,0 +1,199 @@
+"""Holds the engine to the law of `fscomm/engine/table_order.py`: conflicting accesses happen in program order.
+
+`watch` writes down every real access to a fused kernel: which rows, from when to when by the vector clocks of
+`clocks.Clocks`, and its place in program order: for an update when backward reached its forward, for a look-up when
+the forward that uses it was called. `Watch.broken` compares all pairs. Nothing is taken from the engine's own notion
+of what conflicts. Also noted: who waits for a lane inside backward without being in a forward.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from clocks import Clocks, Moment
+
+from fscomm import comm
+from fscomm.engine import engine
+from fscomm.engine.forward_modes import in_backward
+from fscomm.engine.table_access import TableAccess
+from fscomm.exchange.row_exchange import Traffic
+from fscomm.exchange.worker import Lane, Pending
+from fscomm.torchrec import plain_kernels, shadow_kernels
+
+Row = tuple[int, int]  # table, id
+
+
+@dataclass(slots=True, eq=False)
+class Access:
+    what: str
+    rows: set[Row] | None  # None: all
+    begin: Moment
+    end: Moment
+    place: int | None  # in program order; None: nobody has used it
+    update: bool
+    work: Any = None  # that did it
+
+    def conflicts(self, other: "Access") -> bool:
+        if not (self.update or other.update):
+            return False
+        return self.rows is None or other.rows is None or not self.rows.isdisjoint(other.rows)
+
+
+@dataclass(slots=True)
+class Watch:
+    device: Clocks
+    accesses: dict[int, list[Access]] = field(default_factory=dict)  # by kernel
+    fetched: dict[tuple[int, Any, bool], Access] = field(default_factory=dict)  # last look-up ahead
+    places: dict[Any, int] = field(default_factory=dict)  # of the updates, by their work
+    count: int = 0
+    served: int = 0
+    plain: int = 0
+    waits: list[str] = field(default_factory=list)
+
+    def place(self) -> int:
+        self.count += 1
+        return self.count
+
+    def note(
+        self, kernel: Any, what: str, rows: set[Row] | None, begin: Moment, place: int | None, **more: Any
+    ) -> Access:
+        access = Access(what, rows, begin, self.device.now(), place, **more)
+        self.accesses.setdefault(id(kernel), []).append(access)
+        return access
+
+    def broken(self) -> list[str]:
+        """Pairs that conflict and are not ordered as the plain loop orders them; waits that may not be."""
+        found = list(self.waits)
+        for accesses in self.accesses.values():
+            placed = [access for access in accesses if self._settle(access)]
+            placed.sort(key=lambda access: access.place or 0)
+            for i, first in enumerate(placed):
+                for second in placed[i + 1 :]:
+                    if first.conflicts(second) and not first.end.is_before(second.begin):
+                        found.append(f"{first.what} at {first.place} is not before {second.what} at {second.place}")
+        return found
+
+    def _settle(self, access: Access) -> bool:
+        if access.place is None and access.work is not None:
+            access.place = self.places.get(access.work)
+        return access.place is not None
+
+
+def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] = lambda: None) -> Watch:
+    """Let everything that touches a fused kernel say so, until `patch` is undone. Lanes call `delay` before work."""
+    seen = Watch(device)
+    own = threading.local()
+    lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
+    send_rows, run, own_forward = Traffic.send_rows, Lane._run, plain_kernels.own_forward
+    updated, flush = TableAccess._updated, engine.Engine.flush
+    run_fast, run_plainly = engine.Engine._run_fast, engine.Engine._run_plainly
+    forward, result = engine.Engine.forward, Pending.result
+
+    def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        begin = device.now()
+        found = lookup(self, ids, offsets)
+        step, collision = own.fetching
+        rows = _rows(self._kernel, ids, offsets)
+        what = f"{'collision' if collision else 'exclusive'} rows of step {step.number}"
+        access = seen.note(self._kernel, what, rows, begin, None, update=False)
+        seen.fetched[id(self._kernel), step, collision] = access
+        return found
+
+    def was_updated(self: Any, hyper: Any, gradient: torch.Tensor, *args: Any, **options: Any) -> None:
+        begin = device.now()
+        update(self, hyper, gradient, *args, **options)
+        ids, offsets = args[:2] if args else (options["indices"], options["offsets"])
+        work = getattr(own, "work", None)
+        place = seen.place() if work is None else None  # done at once: after the block
+        seen.note(self._kernel, "update", _rows(self._kernel, ids, offsets), begin, place, update=True, work=work)
+
+    def sent_rows(self: Any, step: Any, groups: Any, *, collision: bool) -> None:
+        own.fetching = step, collision
+        send_rows(self, step, groups, collision=collision)
+
+    def ran(self: Any, future: Any, *rest: Any) -> Any:
+        own.work = future
+        delay()
+        return run(self, future, *rest)
+
+    def submitted(self: Any, m: int, rows: Any, future: Any) -> None:
+        seen.places[future] = seen.place()
+        updated(self, m, rows, future)
+
+    def forward_of(kernel: Any) -> Any:
+        def forward(*args: Any, **options: Any) -> Any:
+            begin = device.now()
+            found = own_forward(kernel)(*args, **options)
+            if args:
+                return found  # a look-up without a kernel
+            rows = _rows(kernel, options["indices"], options["offsets"])
+            seen.note(kernel, "plain look-up", rows, begin, seen.place(), update=False)
+            return found
+
+        return forward
+
+    def flushed(self: Any, modules: Iterable[int] | None = None) -> None:
+        chosen = list(range(len(self.modules)) if modules is None else modules)
+        flush(self, chosen)
+        for m in chosen:
+            for g in self._groups[m]:
+                for kernel in self._kernels[g]:
+                    seen.note(kernel, "state", None, device.now(), seen.place(), update=False)
+
+    def fast(self: Any, m: int, step: Any, mode: int) -> Any:
+        found = run_fast(self, m, step, mode)
+        seen.served += 1
+        place = seen.place()
+        for g in self._groups[m]:
+            for kernel in self._kernels[g]:
+                for collision in (False, True):
+                    if (access := seen.fetched.get((id(kernel), step, collision))) is not None:
+                        access.place = place
+        return found
+
+    def called(self: Any, m: int, features: Any) -> Any:
+        own.depth = getattr(own, "depth", 0) + 1
+        try:
+            return forward(self, m, features)
+        finally:
+            own.depth -= 1
+
+    def waited(self: Any, timeout: float | None = None) -> Any:
+        if in_backward() and not getattr(own, "depth", 0):
+            seen.waits.append("waited for a lane inside backward")
+        return result(self, timeout)
+
+    def plainly(self: Any, *args: Any, **options: Any) -> Any:
+        seen.plain += torch.is_grad_enabled()
+        return run_plainly(self, *args, **options)
+
+    patch.setattr(comm, "device_of", lambda where: device)
+    for owner, name, function in (
+        (shadow_kernels.Shadow, "lookup", looked_up),
+        (shadow_kernels.Shadow, "update", was_updated),
+        (Traffic, "send_rows", sent_rows),
+        (Lane, "_run", ran),
+        (TableAccess, "_updated", submitted),
+        (plain_kernels, "own_forward", forward_of),
+        (engine.Engine, "flush", flushed),
+        (engine.Engine, "_run_fast", fast),
+        (engine.Engine, "_run_plainly", plainly),
+        (engine.Engine, "forward", called),
+        (Pending, "result", waited),
+    ):
+        patch.setattr(owner, name, function)
+    return seen
+
+
+def _rows(kernel: Any, ids: torch.Tensor, offsets: torch.Tensor) -> set[Row]:
+    """The rows that a call of `kernel` touches; `offsets` are of every feature and sample."""
+    table_of = kernel.feature_table_map
+    samples = (len(offsets) - 1) // len(table_of)
+    found: set[Row] = set()
+    for f, table in enumerate(table_of):
+        start, end = int(offsets[f * samples]), int(offsets[(f + 1) * samples])
+        found.update((table, row) for row in ids[start:end].tolist())
+    return found

@@ -1,0 +1,109 @@
+"""Exactness: whatever a user can look at is, to the bit, what the same loop gives without fscomm."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+from unittest import mock
+
+import pytest
+from exact import compare
+from exact_configs import CONFIGS
+from exact_loops import LOOPS
+from exact_model import Config
+from worlds import shared_world
+
+from fscomm.plan import routes
+from fscomm.plan.sharding_group import GroupLayout
+
+PARTLY_PLAIN = {  # steps of these run plainly, and the report says so
+    "evaluation_of_the_batch",
+    "flush",
+    "load_state_dict",
+    "module_alone",
+    "other_features",
+    "same_batch_twice",
+    "two_forwards_one_backward",
+    "without_lookahead",
+}
+SKIPPING = {"skipped_module", "two_steps_in_three_without_forward", "without_forward"}
+NOT_CALLED = "its forward was not called"
+
+
+def same(size: int, config: Config, loop: str) -> list[list[str]]:
+    """Nothing differs. Returns the reasons of fallbacks by rank."""
+    answers = shared_world(size).run(compare, config, LOOPS[loop])
+    for rank, (found, _) in enumerate(answers):
+        assert found == [], f"rank {rank} of {size}, {loop}"
+    return [list(said["fallbacks"].values()) for _, said in answers]
+
+
+def check(size: int, config: Config, loop: str) -> None:
+    """Nothing differs, and nothing runs plainly that could be served."""
+    for rank, reasons in enumerate(same(size, config, loop)):
+        where = f"rank {rank} of {size}, {loop}"
+        if loop in SKIPPING:
+            assert reasons, where
+            assert all(reason.endswith(NOT_CALLED) for reason in reasons), (where, reasons)
+        elif loop not in PARTLY_PLAIN:
+            assert not reasons, (where, reasons)
+
+
+def at_any(names: Iterable[str], sizes: Callable[[str], Collection[int]]) -> list[Any]:
+    """(name, size) for each: the default ones, and the rest of 1 to 4 ranks for the full sweep."""
+    return [
+        pytest.param(name, size, marks=() if size in sizes(name) else pytest.mark.full)
+        for name in names
+        for size in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_several_modules_and_sharding_groups(size: int) -> None:
+    check(size, CONFIGS["several"], "base")
+
+
+MODELS_AT = {"row": (3,), "column": (3,), "table": (4,), "shared kjt": (2, 4)}  # static graphs; by default 2 ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    at_any((name for name in CONFIGS if name not in ("several", "loops")), lambda name: MODELS_AT.get(name, (2,))),
+)
+def test_models(name: str, size: int) -> None:
+    check(size, CONFIGS[name], "base")
+
+
+LOOPS_AT = {  # by default 2 ranks
+    "no_sync": (2, 3, 4),
+    "skipped_module": (2, 3),
+    "state_dict_on_rank_0": (2, 4),
+    "without_forward": (2, 3),
+}
+
+
+@pytest.mark.parametrize(("loop", "size"), at_any(LOOPS, lambda loop: LOOPS_AT.get(loop, (2,))))
+def test_loops(loop: str, size: int) -> None:
+    check(size, CONFIGS["loops"], loop)
+
+
+def chunked(rank: int, size: int, config: Config) -> tuple[list[str], int]:
+    """With three rows a chunk; what differs, and the most chunks that anything was cut into."""
+    most = 0
+    cut = routes.chunks
+
+    def counted(*args: Any) -> Any:
+        nonlocal most
+        made = cut(*args)
+        most = max(most, len(made.splits))
+        return made
+
+    with mock.patch.object(GroupLayout, "chunk_rows", 3), mock.patch.object(routes, "chunks", counted):
+        found, said = compare(rank, size, config, LOOPS["base"])
+    assert said["fallbacks"] == {}
+    return found, most
+
+
+@pytest.mark.parametrize("name", ["several", "long"])
+def test_rows_in_many_chunks(name: str) -> None:
+    for found, most in shared_world(2).run(chunked, CONFIGS[name]):
+        assert found == []
+        assert most > 2

@@ -1,0 +1,80 @@
+"""The main test of exactness: random programs over everything that a training loop may do.
+
+Each is played with and without fscomm, on 1 to 4 ranks, with work in the lanes delayed at random. Whatever it looks at,
+and all that there is at the end, must be the same to the bit; and every access to a table must keep to the law of
+`fscomm/engine/table_order.py`. A program that fails is shrunk. The share of forwards that were served is printed at the
+end: running plainly would be exact, too.
+"""
+
+import random
+import time
+from typing import Any
+
+import pytest
+from clocks import Clocks
+from exact import compare
+from exact_configs import configs
+from exact_model import Config
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from programs import LONG, SHORT, Operation, play, programs
+from table_law import watch
+from worlds import shared_world
+
+EXAMPLES = {1: 220, 2: 46, 3: 18, 4: 16}
+MANY = {1: 1250, 2: 1750, 3: 1000, 4: 1000}
+LEAST_SERVED = 0.3  # of the forwards that a backward may come back to; a block begins with two plain steps
+SETTINGS = {
+    "phases": [Phase.explicit, Phase.generate, Phase.shrink],
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": False,
+}
+
+
+def played(
+    rank: int, size: int, config: Config, operations: list[Operation], chance: int
+) -> tuple[list[str], list[str], int, int]:
+    """What differs, what broke the law, and how many forwards were served and ran plainly."""
+    sleeps = random.Random(chance * 64 + rank)
+
+    def delay() -> None:
+        if sleeps.random() < 0.3:
+            time.sleep(sleeps.random() * 0.002)
+
+    with pytest.MonkeyPatch.context() as patch:
+        seen = watch(patch, Clocks(done_share=0.5, seed=chance), delay)
+        found, _ = compare(rank, size, config, play(operations))
+    return found, seen.broken(), seen.served, seen.plain
+
+
+def all_are_exact(size: int, examples: int, length: int, *, repeat: bool) -> float:
+    """Share of forwards served."""
+    counts = [0, 0]
+
+    @seed(size if repeat else time.time_ns())
+    @settings(max_examples=examples, **SETTINGS)  # type: ignore[arg-type]
+    @given(config=configs(), operations=programs(length), chance=st.integers(0, 999))
+    def each(config: Config, operations: list[Operation], chance: int) -> None:
+        for rank, (found, broken, *ran) in enumerate(shared_world(size).run(played, config, operations, chance)):
+            assert (found, broken) == ([], []), f"rank {rank} of {size}"
+            counts[:] = [count + more for count, more in zip(counts, ran, strict=True)]
+
+    each()
+    return counts[0] / sum(counts)
+
+
+@pytest.mark.parametrize("size", EXAMPLES)
+def test_programs(size: int, record_property: Any) -> None:
+    served = all_are_exact(size, EXAMPLES[size], SHORT, repeat=True)
+    record_property("summary", f"{EXAMPLES[size]} programs on {size} ranks: {served:.0%} of the forwards served")
+    assert served > LEAST_SERVED
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("size", MANY)
+def test_many_programs(size: int, record_property: Any) -> None:
+    served = all_are_exact(size, MANY[size], LONG, repeat=False)
+    record_property("summary", f"{MANY[size]} programs on {size} ranks: {served:.0%} of the forwards served")

@@ -1,0 +1,252 @@
+"""One sharding group of W ranks inside one process, in plain Python, to hold `fscomm.plan.routes` against.
+
+A row is named by `code`: owner, table and id in one number, so that a row that arrives says what it is. Gradients are
+named by the requester and the local output they belong to.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from fscomm.plan import routes
+from fscomm.plan.routes import Apply, Lookup, Merge, Request, SendGradients
+from fscomm.plan.sharding_group import GroupLayout
+
+Ids = list[list[list[list[int]]]]  # [W requesters][W owners][F of the owner][samples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What all ranks ask in one step; `orders`: [W] where the wire order is not the local one, a permutation."""
+
+    ids: Ids
+    orders: list[torch.Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The layouts of all ranks, and how ids are drawn."""
+
+    world_size: int
+    runs: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]
+    longest: int
+    silent: int
+    seed: int
+
+    def layouts(self, module: str = "m") -> list[GroupLayout]:
+        return [
+            GroupLayout(
+                module=module,
+                sharding="table_wise",
+                rank=rank,
+                world_size=self.world_size,
+                dim=3,
+                dtype=torch.float32,
+                runs=self.runs,
+                rows=self.rows[rank],
+            )
+            for rank in range(self.world_size)
+        ]
+
+    def asked(self, step: int) -> Asked:
+        """The same for the same step; rank `silent` has no ids in odd steps, features of any rank may have none."""
+        random = np.random.default_rng([self.seed, step])
+        ids: Ids = []
+        for requester in range(self.world_size):
+            longest = 0 if requester == self.silent and step % 2 else self.longest
+            ids.append([])
+            for owner in range(self.world_size):
+                tables = tables_of(self.runs[owner])
+                lengths = random.integers(0, longest + 1, len(tables))
+                given = [
+                    random.integers(0, self.rows[owner][t], n).tolist() for t, n in zip(tables, lengths, strict=True)
+                ]
+                ids[-1].append(given)
+        orders = [
+            torch.from_numpy(random.permutation(len(flat(of_rank)))) if random.integers(2) else None for of_rank in ids
+        ]
+        return Asked(ids=ids, orders=orders)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    world_size = draw(st.integers(1, 4))
+    runs = tuple(tuple(draw(st.lists(st.integers(1, 3), max_size=3))) for _ in range(world_size))
+    return Shape(
+        world_size=world_size,
+        runs=runs,
+        rows=tuple(tuple(draw(st.integers(1, 9)) for _ in tables) for tables in runs),
+        longest=draw(st.integers(0, 8)),
+        silent=draw(st.integers(0, world_size)),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+def tables_of(runs: Sequence[int]) -> list[int]:
+    """[F] the table of each feature."""
+    return [table for table, number in enumerate(runs) for _ in range(number)]
+
+
+def flat(of_rank: list[list[list[int]]]) -> list[int]:
+    return [row for of_owner in of_rank for samples in of_owner for row in samples]
+
+
+def code(owner: int, table: int, row: int) -> int:
+    return (owner * 10 + table) * 100 + row
+
+
+def codes_to(shape: Shape, asked: Asked, requester: int, owner: int) -> list[int]:
+    """The rows that one rank asks of another, by feature, then sample: their part of the wire order of both."""
+    return [
+        code(owner, table, row)
+        for table, samples in zip(tables_of(shape.runs[owner]), asked.ids[requester][owner], strict=True)
+        for row in samples
+    ]
+
+
+def codes_of(shape: Shape, asked: Asked, requester: int) -> list[int]:
+    """All rows that a rank asks for, in wire order."""
+    return list(itertools.chain(*(codes_to(shape, asked, requester, owner) for owner in range(shape.world_size))))
+
+
+def codes_at(shape: Shape, asked: Asked, owner: int) -> list[int]:
+    """All rows that an owner is asked for, in wire order."""
+    return list(itertools.chain(*(codes_to(shape, asked, requester, owner) for requester in range(shape.world_size))))
+
+
+def used(shape: Shape, asked: Asked) -> set[int]:
+    return {row for requester in range(shape.world_size) for row in codes_of(shape, asked, requester)}
+
+
+def local_order(asked: Asked, requester: int, wire: list[int]) -> list[int]:
+    """`wire`, by occurrence, in the order of the local output."""
+    order = asked.orders[requester]
+    return wire if order is None else [wire[place] for place in order.tolist()]
+
+
+def request(shape: Shape, asked: Asked, requester: int, layout: GroupLayout) -> Request:
+    of_rank = asked.ids[requester]
+    counts = [[len(samples) for samples in of_owner] for of_owner in of_rank]
+    order = asked.orders[requester]
+    # TorchRec's permutation has 32 bits
+    return routes.request(as_ids(flat(of_rank)), counts, order if order is None else order.int(), layout)
+
+
+def as_ids(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def torchrec_order(shape: Shape, asked: Asked, owner: int) -> list[list[tuple[int, int]]]:
+    """[F] (row code, gradient name) in the order in which TorchRec's update of an owner sees them."""
+    names = []
+    for requester in range(shape.world_size):
+        number = len(flat(asked.ids[requester]))
+        order = asked.orders[requester]
+        by_wire = list(range(number)) if order is None else torch.argsort(order).tolist()
+        names.append([gradient_name(requester, output) for output in by_wire])
+    of_features: list[list[tuple[int, int]]] = []
+    for f, table in enumerate(tables_of(shape.runs[owner])):
+        of_features.append([])
+        for requester, of_rank in enumerate(asked.ids):
+            start = len(flat(of_rank[:owner])) + sum(map(len, of_rank[owner][:f]))
+            for sample, row in enumerate(of_rank[owner][f]):
+                of_features[-1].append((code(owner, table, row), names[requester][start + sample]))
+    return of_features
+
+
+def gradient_name(requester: int, output: int) -> int:
+    return requester * 1000 + output
+
+
+def exchange(
+    mine: list[torch.Tensor], sent: list[list[list[int]]], received: list[list[list[int]]], limit: int | None
+) -> list[torch.Tensor]:
+    """What each rank gets, chunk after chunk: [W] rows out, and splits [W][chunks][W] of senders and receivers.
+
+    `limit`: the most entries of one chunk between two ranks.
+    """
+    assert len({len(of_rank) for of_rank in (*sent, *received)}) == 1, "ranks differ in their number of exchanges"
+    starts = [0] * len(mine)
+    got: list[list[torch.Tensor]] = [[] for _ in mine]
+    for k in range(len(sent[0])):
+        pieces = []
+        for rank, rows in enumerate(mine):
+            end = starts[rank] + sum(sent[rank][k])
+            pieces.append(rows[starts[rank] : end].split(sent[rank][k]))
+            starts[rank] = end
+        for rank in range(len(mine)):
+            for peer, of_peer in enumerate(pieces):
+                assert len(of_peer[rank]) == received[rank][k][peer], f"{peer} to {rank} in chunk {k}"
+                assert limit is None or len(of_peer[rank]) <= limit
+                got[rank].append(of_peer[rank])
+    assert starts == [len(rows) for rows in mine], "something was never sent"
+    return [torch.cat(of_rank) for of_rank in got]
+
+
+def look_up(shape: Shape, owner: int, lookup: Lookup) -> torch.Tensor:
+    """[n] the row codes that the kernel's look-up would put on the wire."""
+    tables = tables_of(shape.runs[owner])
+    ends = lookup.offsets.tolist()
+    assert len(ends) == len(tables) + 1
+    assert ends == sorted(ends)
+    assert (ends[0], ends[-1]) == (0, len(lookup.ids))
+    found = []
+    for table, start, end in zip(tables, ends, ends[1:], strict=False):
+        found += [code(owner, table, row) for row in lookup.ids[start:end].tolist()]
+    assert len(set(found)) == len(found), "a row is looked up twice"
+    return as_ids(found)[lookup.index]
+
+
+def check_forward(
+    shape: Shape,
+    asked: Asked,
+    shared: set[int],
+    lookups: tuple[list[Lookup], list[Lookup]],
+    merges: list[Merge],
+    limit: int | None,
+) -> None:
+    """The exclusive and collision `lookups` [W], moved and merged, give every local output its row, each sent once."""
+    exclusive, collision = ([look_up(shape, owner, lookup) for owner, lookup in enumerate(of)] for of in lookups)
+    early = exchange(exclusive, [of.splits for of in lookups[0]], [merge.exclusive for merge in merges], limit)
+    late = exchange(collision, [of.splits for of in lookups[1]], [merge.collision for merge in merges], None)
+    for rank, merge in enumerate(merges):
+        assert (len(early[rank]), len(late[rank])) == (merge.exclusive_total, merge.collision_total)
+        assert set(late[rank].tolist()) <= shared
+        assert shared.isdisjoint(early[rank].tolist())
+        rows = torch.cat([early[rank], late[rank]])
+        wanted = codes_of(shape, asked, rank)
+        assert rows[merge.index].tolist() == local_order(asked, rank, wanted)
+        assert sorted(rows.tolist()) == sorted(set(wanted)), "a row travels twice, or nobody asked for it"
+
+
+def check_backward(
+    shape: Shape,
+    asked: Asked,
+    shared: set[int],
+    sends: list[SendGradients],
+    applies: list[Apply],
+    limit: int | None,
+) -> None:
+    """Gradients of the occurrences on the rows `shared` reach these rows in TorchRec's order."""
+    names = []
+    for rank, send in enumerate(sends):
+        local = as_ids([gradient_name(rank, i) for i in range(len(flat(asked.ids[rank])))])
+        names.append(local[send.index])
+    received = exchange(names, [send.splits for send in sends], [apply.splits for apply in applies], limit)
+    for owner, apply in enumerate(applies):
+        assert len(received[owner]) == apply.total == len(apply.index)
+        came = received[owner][apply.index].tolist()
+        ids, ends = apply.ids.tolist(), apply.offsets.tolist()
+        assert ends[0] == 0
+        assert ends[-1] == len(ids)
+        expected = torchrec_order(shape, asked, owner)
+        assert len(ends) == len(expected) + 1
+        for f, (table, of_feature) in enumerate(zip(tables_of(shape.runs[owner]), expected, strict=True)):
+            rows = [code(owner, table, row) for row in ids[ends[f] : ends[f + 1]]]
+            given = list(zip(rows, came[ends[f] : ends[f + 1]], strict=True))
+            assert given == [(row, name) for row, name in of_feature if row in shared]

@@ -1,0 +1,158 @@
+"""Who may use the wire when: by a clock of the test's own, and threads that are known to wait before they are woken."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from fscomm.exchange import wire_gate as gate_of_threads
+from fscomm.exchange.wire_gate import Gate
+from fscomm.exchange.wire_priority import GRACE_S
+
+DEADLINE_S = 20
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def gate(clock: Clock) -> Gate:
+    return Gate(clock)
+
+
+def test_nothing_urgent(gate: Gate) -> None:
+    assert gate.may_pass()
+    gate.wait()
+
+
+def test_closed_until_the_last_urgent_exchange_is_over(gate: Gate) -> None:
+    gate.enter()
+    gate.enter()
+    assert not gate.may_pass()
+    gate.leave()
+    assert not gate.may_pass()
+    gate.leave()
+    assert gate.may_pass()
+
+
+def test_quiet_while_a_control_word_is_expected(gate: Gate, clock: Clock) -> None:
+    gate.enter()
+    gate.leave(expecting=True)
+    assert not gate.may_pass()
+    clock.now_s += 0.9 * GRACE_S
+    assert not gate.may_pass()
+    clock.now_s += 0.2 * GRACE_S
+    assert gate.may_pass()
+
+
+def test_the_quiet_time_starts_at_the_end_of_the_last_exchange(gate: Gate, clock: Clock) -> None:
+    for _ in range(2):
+        gate.enter()
+        clock.now_s += 0.9 * GRACE_S
+        gate.leave(expecting=True)
+    clock.now_s += 0.9 * GRACE_S
+    assert not gate.may_pass()
+
+
+def test_an_exchange_that_expects_nothing_does_not_end_the_quiet_time(gate: Gate) -> None:
+    gate.enter()
+    gate.leave(expecting=True)
+    gate.enter()
+    gate.leave()
+    assert not gate.may_pass()
+
+
+def test_settled_as_soon_as_the_word_came(gate: Gate) -> None:
+    gate.enter()
+    gate.leave(expecting=True)
+    gate.settle()
+    assert gate.may_pass()
+
+
+def test_settling_does_not_let_bulk_pass_an_urgent_exchange(gate: Gate) -> None:
+    gate.enter()
+    gate.settle()
+    assert not gate.may_pass()
+
+
+def test_stopped_for_good(gate: Gate) -> None:
+    gate.enter()
+    gate.leave(expecting=True)
+    gate.enter()
+    gate.stop()
+    assert gate.may_pass()
+    gate.enter()
+    gate.wait()
+
+
+def test_the_quiet_time_is_waited_for_and_no_longer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """With a condition that lets the clock advance instead of waiting."""
+    waits: list[float] = []
+
+    class Advancing(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None, "nobody will wake it"
+            waits.append(timeout)
+            clock.now_s += timeout / 2 if len(waits) == 1 else timeout  # woken early once
+            return False
+
+    monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Advancing))
+    gate = Gate(clock)
+    gate.enter()
+    gate.leave(expecting=True)
+    gate.wait()
+    assert waits == pytest.approx([GRACE_S, GRACE_S / 2])
+
+
+def settles(gate: Gate) -> None:
+    gate.settle()
+
+
+def leaves(gate: Gate) -> None:
+    gate.leave()
+
+
+def stops(gate: Gate) -> None:
+    gate.stop()
+
+
+@pytest.mark.parametrize(("expecting", "wakes"), [(False, leaves), (False, stops), (True, settles), (True, stops)])
+def test_who_waits_is_woken(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, expecting: bool, wakes: Callable[[Gate], None]
+) -> None:
+    waiting = threading.Event()
+
+    class Announced(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waiting.set()  # the lock is held, and given back only when this thread can be woken
+            return super().wait(DEADLINE_S)
+
+    monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Announced))
+    gate = Gate(clock)
+    gate.enter()
+    if expecting:
+        gate.leave(expecting=True)
+    passed = threading.Event()
+
+    def bulk() -> None:
+        gate.wait()
+        passed.set()
+
+    thread = threading.Thread(target=bulk, daemon=True)
+    thread.start()
+    assert waiting.wait(DEADLINE_S)
+    assert not passed.is_set()
+    wakes(gate)
+    assert passed.wait(DEADLINE_S / 2), "not woken"
+    thread.join(DEADLINE_S)

@@ -1,0 +1,98 @@
+"""Loaders and a listener for tests of the look-ahead."""
+
+from typing import Any
+
+import torch
+
+from fscomm.loop.lookahead import Lookahead
+
+META = torch.device("meta")  # another device that every machine has
+
+
+class Told:
+    """A listener that keeps what it was told, in one list with what the loader did."""
+
+    def __init__(self, events: list | None = None, fails_at: tuple | None = None) -> None:
+        self.events = [] if events is None else events
+        self._fails_at = fails_at
+
+    def announce(self, batch: Any) -> None:
+        self._tell("announce", batch)
+
+    def hold(self, batch: Any) -> None:
+        self._tell("hold", batch)
+
+    def end(self) -> None:
+        self.events.append(("end",))
+
+    def finish(self) -> None:
+        self.events.append(("finish",))
+
+    def fail(self, error: Exception) -> None:
+        self.events.append(("fail", str(error)))
+
+    def _tell(self, what: str, batch: Any) -> None:
+        self.events.append((what, batch))
+        if self.events[-1] == self._fails_at:
+            raise ConnectionError("rank 1 is gone")
+
+
+class Loader:
+    """Batches 0 .. count - 1 of every epoch as strings, with a state that counts them, and errors where asked for."""
+
+    def __init__(
+        self, count: int, *, fails: dict[int, BaseException] | None = None, events: list | None = None
+    ) -> None:
+        self.count = count
+        self.fails = dict(fails or {})
+        self.events = [] if events is None else events
+        self.at = 0
+        self.epoch = 0
+        self._inner = {"at": 0}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self):
+        if self.at >= self.count:
+            self.epoch, self.at = self.epoch + 1, 0
+        return self._batches()
+
+    def _batches(self):
+        try:
+            while self.at < self.count:
+                if self.at in self.fails:
+                    raise self.fails.pop(self.at)
+                self.at += 1
+                self._inner["at"] = self.at
+                self.events.append(("pulled", self.at - 1))
+                yield f"{self.epoch}.{self.at - 1}"
+        finally:
+            self.events.append(("closed",))
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "inner": self._inner}  # the inner dict is written to later
+
+    def load_state_dict(self, state):
+        self.epoch, self.at = state["epoch"], state["inner"]["at"]
+        self._inner = dict(state["inner"])
+
+
+class Flaky:
+    """An iterator that goes on after an error, as one that skips broken files does."""
+
+    def __init__(self, *items: Any) -> None:
+        self._items = iter(items)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        item = next(self._items)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+
+def ahead(loader: Any, listener: Told | None = None, device: torch.device | None = None) -> Lookahead:
+    return Lookahead(loader, listener=listener or Told(), device=device)

@@ -1,0 +1,217 @@
+"""What the recorder adds up, with a clock that the test turns."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from fscomm.report.recorder import Recorder
+from fscomm.report.report import Collisions
+
+
+class Clock:
+    """Seconds that pass only when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def on_lane(action, name="bulk") -> None:
+    """Run `action` to its end on another thread."""
+    thread = threading.Thread(target=action, name=name)
+    thread.start()
+    thread.join()
+
+
+class Lane:
+    """A span that another thread opens and closes when told."""
+
+    def __init__(self, recorder: Recorder, kind: str, step: int) -> None:
+        self._go, self._opened = threading.Event(), threading.Event()
+
+        def run() -> None:
+            with recorder.span(kind, step=step):
+                self._opened.set()
+                self._go.wait(10)
+
+        self._thread = threading.Thread(target=run, name="bulk")
+        self._thread.start()
+        self._opened.wait(10)
+
+    def close(self) -> None:
+        self._go.set()
+        self._thread.join()
+
+
+def test_work_on_a_lane_is_hidden_but_for_the_time_that_the_training_thread_waits(clock: Clock) -> None:
+    recorder = Recorder(clock=clock)
+    lane = Lane(recorder, "exclusive rows", step=3)
+    clock.now += 0.010
+    with recorder.wait("collision rows", step=4):
+        clock.now += 0.004
+    clock.now += 0.002
+    lane.close()
+    report = recorder.report()
+    assert report.total.hidden_ms == pytest.approx({"exclusive rows": 12})
+    assert report.total.exposed_ms == pytest.approx({"collision rows": 4})
+    assert [step.step for step in report.steps] == [3, 4]
+    assert report.steps[0].exposed_ms == {}
+
+
+@pytest.mark.parametrize("begins_first", ["wait", "span"])
+def test_a_span_that_ends_while_somebody_waits_for_it(clock: Clock, begins_first: str) -> None:
+    recorder = Recorder(clock=clock)
+    if begins_first == "span":
+        lane = Lane(recorder, "ids", step=0)
+        clock.now += 0.003
+    with recorder.wait("ids", step=0):
+        clock.now += 0.005
+        if begins_first == "wait":
+            lane = Lane(recorder, "ids", step=0)
+        clock.now += 0.007
+        lane.close()
+    assert recorder.report().total.exposed_ms == pytest.approx({"ids": 12})
+    assert recorder.report().total.hidden_ms == pytest.approx({"ids": 3 if begins_first == "span" else 0})
+
+
+def test_a_wait_inside_a_wait_is_counted_once(clock: Clock) -> None:
+    recorder = Recorder(clock=clock)
+    with recorder.wait("agreement", step=0):
+        clock.now += 0.001
+        with recorder.wait("ids", step=0):
+            clock.now += 0.002
+    assert recorder.report().total.exposed_ms == pytest.approx({"agreement": 3, "ids": 0})
+
+
+def test_work_of_the_training_thread_is_inline(clock: Clock) -> None:
+    recorder = Recorder(clock=clock)
+    with recorder.span("exclusive apply", step=0):
+        clock.now += 0.003
+        with recorder.wait("exclusive gradients", step=0):
+            clock.now += 0.002
+    total = recorder.report().total
+    assert total.inline_ms == pytest.approx({"exclusive apply": 3})
+    assert total.exposed_ms == pytest.approx({"exclusive gradients": 2})
+    assert total.hidden_ms == {}
+
+
+def test_spans_are_kept_when_the_work_fails(clock: Clock) -> None:
+    recorder = Recorder(clock=clock)
+
+    def failing() -> None:
+        clock.now += 0.002
+        raise KeyError
+
+    with pytest.raises(KeyError), recorder.wait("ids", step=0):
+        failing()
+    with recorder.wait("ids", step=1):
+        clock.now += 0.001
+    assert recorder.report().total.exposed_ms == pytest.approx({"ids": 3})
+
+
+def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
+    recorder = Recorder(rank=2)
+    recorder.travels_by("gloo")
+    for step in (0, 1):
+        recorder.count("a", step, occurrences=10, colliding=4, unique=5, unique_colliding=1)
+        recorder.count("b", step, occurrences=2, colliding=0, unique=2, unique_colliding=0)
+        recorder.bytes("a", step, "ids", sent=100, received=50)
+        recorder.bytes("a", step, "ids", sent=10, received=5)
+        recorder.bytes("b", step, "collision rows", sent=1, received=2)
+    recorder.straggler(1, 7.5)
+    report = recorder.report()
+    assert report.total.collisions["a"] == Collisions(occurrences=20, colliding=8, unique=10, unique_colliding=2)
+    assert report.total.collisions["a"].rate == 0.4
+    assert report.total.collisions["a"].unique_rate == 0.2
+    assert report.total.collisions["b"].rate == 0
+    assert report.steps[0].traffic("ids").sent == 110
+    assert report.total.traffic("collision rows").received == 4
+    assert [step.straggler_ms for step in report.steps] == [0, 7.5]
+    shown = str(report)
+    assert "rank 2, mean of 2 steps, rows by gloo\n" in shown
+    assert "a: 40.0% of 10 ids a step collide, 20.0% of 5 distinct rows" in shown
+
+
+@pytest.mark.parametrize("wrong", [{"colliding": 11}, {"unique": 11}, {"unique_colliding": 5}, {"colliding": -1}])
+def test_counts_that_contradict_each_other(wrong: dict[str, int]) -> None:
+    given = {"occurrences": 10, "colliding": 4, "unique": 5, "unique_colliding": 1} | wrong
+    with pytest.raises(ValueError, match="cannot exceed"):
+        Recorder().count("a", 0, **given)
+
+
+def test_only_the_last_steps_are_kept_but_all_are_summed() -> None:
+    recorder = Recorder(keep=5)
+    for step in range(40):
+        recorder.bytes("a", step, "ids", sent=1, received=0)
+        for _ in range(100):
+            with recorder.span("ids", step=step):
+                pass
+    recorder.bytes("a", 2, "ids", sent=1, received=0)  # one that comes late
+    report = recorder.report()
+    assert [step.step for step in report.steps] == [35, 36, 37, 38, 39]
+    assert report.num_steps == 40
+    assert report.total.traffic("ids").sent == 41
+    assert len(report.spans) == 5 * 64
+
+
+def test_a_fallback_keeps_its_first_reason() -> None:
+    recorder = Recorder()
+    recorder.fallback("over.arch", "pooled")
+    recorder.fallback("over.arch", "something later")
+    assert recorder.report().fallbacks == {"over.arch": "pooled"}
+    assert "over.arch runs plainly: pooled" in str(recorder.report())
+
+
+def test_many_threads_lose_nothing() -> None:
+    recorder = Recorder()
+
+    def work() -> None:
+        for step in range(200):
+            with recorder.span("ids", step=step, module="a"):
+                recorder.bytes("a", step, "ids", sent=1, received=1)
+                recorder.count("a", step, occurrences=1, colliding=1, unique=1, unique_colliding=0)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report = recorder.report()
+    assert report.total.traffic("ids").sent == 1600
+    assert report.total.collisions["a"].occurrences == 1600
+    assert len(report.spans) == 1600
+
+
+def test_a_report_is_frozen_and_plain_json() -> None:
+    recorder = Recorder()
+    on_lane(lambda: recorder.span("ids", step=0).__enter__().__exit__(None, None, None))
+    recorder.count("a", 0, occurrences=3, colliding=1, unique=2, unique_colliding=1)
+    report = recorder.report()
+    before = report.to_dict()
+    recorder.count("a", 0, occurrences=3, colliding=1, unique=2, unique_colliding=1)
+    assert report.to_dict() == before
+    assert json.loads(json.dumps(before)) == before
+    assert before["steps"][0]["collisions"]["a"]["colliding"] == 1
+    with pytest.raises(AttributeError):
+        report.rank = 3  # type: ignore[misc]
+
+
+def test_spans_are_ranges_of_a_torch_profile() -> None:
+    recorder = Recorder()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with recorder.span("collision apply", step=0):
+            torch.ones(3).sum()
+        with recorder.wait("ids", step=0):
+            pass
+    names = [event.name for event in profile.events()]
+    assert "fscomm: collision apply" in names
+    assert "fscomm: wait for ids" in names

@@ -1,0 +1,181 @@
+"""Transports by name, and operations that know what they have to bring.
+
+`OPENERS` names the transports that run without a GPU. Rows are random bytes, `out` lies between two rows of its own and
+everything is poisoned before, and what arrives is compared byte for byte with what `torch.distributed` brings over the
+default group of the test world.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fscomm.device import Host
+from fscomm.transports.handshake import Handshake
+from fscomm.transports.opening import open_transport
+from fscomm.transports.transport import Handle, Transport
+from fsranks.rank_context import Place, resolve
+
+LIMIT_S = 60.0  # where nothing is to fail
+POISON = 0x7F  # NaN as float16, bfloat16 and float32
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+TRAILING: list[tuple[int, ...]] = [(), (1,), (64,), (3, 5), (0,)]
+KINDS = ["random", "skewed", "one sends nothing", "one receives nothing", "nobody sends", "own rows", "others' rows"]
+
+Opener = Callable[[Place, float, bool], Transport]  # place, timeout_s, verify
+
+
+def _by_name(name: str) -> Opener:
+    return lambda place, timeout_s, verify: open_transport(name, place, Host(), timeout_s=timeout_s, verify=verify)
+
+
+OPENERS: dict[str, Opener] = {
+    "gloo": _by_name("gloo"),
+    "copy-engine": _by_name("copy-engine"),
+    "host-staged": _by_name("host-staged"),
+    "host-staged over shared memory": _by_name("host-staged:shared-memory"),
+}
+
+MORE: dict[str, Opener] = {}  # that a test adds in its processes
+
+
+def open_by(name: str, timeout_s: float = LIMIT_S, *, verify: bool = True) -> Transport:
+    return (OPENERS | MORE)[name](resolve(), timeout_s, verify)
+
+
+@contextlib.contextmanager
+def opened(name: str, *, verify: bool = True) -> Iterator[Transport]:
+    transport = open_by(name, verify=verify)
+    try:
+        yield transport
+    finally:
+        transport.close("is done with the test")
+
+
+@contextlib.contextmanager
+def after_agreement(action: Callable[[], object]) -> Iterator[None]:
+    """On this rank `action` runs between the agreement on an operation and its beginning."""
+    agree = Handshake.agree
+
+    def agree_and_act(
+        self: Handshake, operation: str, like: torch.Tensor, out: Sequence[int] = (), inp: Sequence[int] = ()
+    ) -> int:
+        largest = agree(self, operation, like, out, inp)
+        action()
+        return largest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Handshake, "agree", agree_and_act)
+        yield
+
+
+def sizes_of(kind: str, world_size: int, seed: int) -> list[list[int]]:
+    """[W senders][W receivers] rows."""
+    draw = torch.randint(0, 9, (world_size, world_size), generator=torch.Generator().manual_seed(seed))
+    one = seed % world_size
+    own = torch.eye(world_size, dtype=torch.int64)
+    if kind == "skewed":
+        draw[one] += 200
+        draw[:, (one + 1) % world_size] += 50
+    elif kind == "one sends nothing":
+        draw[one] = 0
+    elif kind == "one receives nothing":
+        draw[:, one] = 0
+    elif kind == "nobody sends":
+        draw[:] = 0
+    elif kind == "own rows":
+        draw *= own
+    elif kind == "others' rows":
+        draw *= 1 - own
+    return draw.tolist()
+
+
+def one_pair(world_size: int, rows: int) -> list[list[int]]:
+    """The last rank sends `rows` to the first, nobody anything else."""
+    sizes = [[0] * world_size for _ in range(world_size)]
+    sizes[-1][0] = rows
+    return sizes
+
+
+def random_rows(number: int, trailing: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """[number, *trailing] of any bytes, NaN among them."""
+    like = torch.empty(number, *trailing, dtype=dtype)
+    limit = 2 if dtype == torch.bool else 256
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, limit, (like.numel() * like.element_size(),), dtype=torch.uint8, generator=generator)
+    return drawn.view(dtype).view(like.shape)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def poisoned(number: int, trailing: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    rows = torch.empty(number, *trailing, dtype=dtype)
+    as_bytes(rows).fill_(POISON)
+    return rows
+
+
+class Job:
+    """One operation, and what it has to bring; made by all ranks together."""
+
+    def __init__(self, what: str, inp: torch.Tensor, expected: torch.Tensor) -> None:
+        self.what = f"{what}, {inp.dtype}, {list(inp.shape[1:])}"
+        self.inp, self.expected = inp, expected
+        self._sent = inp.clone()
+        self._framed = poisoned(len(expected) + 2, tuple(expected.shape[1:]), expected.dtype)
+        self.out = self._framed[1:-1]
+
+    def begin(self, transport: Transport) -> Handle:
+        raise NotImplementedError
+
+    def run(self, transport: Transport) -> None:
+        self.begin(transport).wait()
+        self.check()
+
+    def check(self) -> None:
+        assert torch.equal(as_bytes(self.out), as_bytes(self.expected)), self.what
+        assert torch.equal(as_bytes(self.inp), as_bytes(self._sent)), f"{self.what}: inp was written"
+        for row in (self._framed[0], self._framed[-1]):
+            assert (as_bytes(row) == POISON).all(), f"{self.what}: written outside of out"
+
+
+class AllToAll(Job):
+    def __init__(
+        self, what: str, sizes: list[list[int]], trailing: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+    ) -> None:
+        rank = dist.get_rank()
+        self.in_splits = sizes[rank]
+        self.out_splits = [of_sender[rank] for of_sender in sizes]
+        inp = random_rows(sum(self.in_splits), trailing, dtype, seed=sum(map(sum, sizes)) * 10 + rank)
+        expected = torch.zeros(sum(self.out_splits), *trailing, dtype=dtype)
+        dist.all_to_all_single(expected, inp, self.out_splits, self.in_splits)
+        super().__init__(f"all_to_all_v, {what}", inp, expected)
+
+    def begin(self, transport: Transport) -> Handle:
+        return transport.all_to_all_v(self.out, self.inp, self.out_splits, tuple(self.in_splits))
+
+
+class AllGather(Job):
+    def __init__(self, number: int, trailing: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
+        inp = random_rows(number, trailing, dtype, seed=number * 10 + dist.get_rank())
+        of_all = [torch.zeros_like(inp) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_all, inp)
+        super().__init__(f"all_gather of {number}", inp, torch.cat(of_all))
+
+    def begin(self, transport: Transport) -> Handle:
+        return transport.all_gather(self.out, self.inp)
+
+
+def mixed_jobs(world_size: int, number: int, seed: int = 0) -> list[Job]:
+    jobs: list[Job] = []
+    for k in range(seed, seed + number):
+        trailing, dtype = TRAILING[k % len(TRAILING)], DTYPES[k % len(DTYPES)]
+        if k % 4 == 3:
+            jobs.append(AllGather(k, trailing, dtype))
+        else:
+            kind = KINDS[k % len(KINDS)]
+            jobs.append(AllToAll(kind, sizes_of(kind, world_size, k), trailing, dtype))
+    return jobs

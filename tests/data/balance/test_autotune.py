@@ -1,0 +1,183 @@
+"""AutoTune: slow ranks get less, every rank comes to the same speeds, and a saved state goes on."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from worlds import shared_world
+
+from fsdata.balance.autotune import UNIT, AutoTune
+from fsdata.balance.exchange import GlobalBatch, RecordSpec, Status, StepExchange
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.packing import Method
+from fsdata.decode.row_table import RowTable
+from fsdata.errors import StateError
+from fsranks.rank_context import resolve
+
+SLOW = np.array([1.0, 1.5, 1.0, 1.0])
+AHEAD = 3  # steps between the plan and the report that reaches the next plan: two prefetched, one on its way
+
+
+def lengths_of(step: int, samples: int = 512) -> np.ndarray:
+    rng = np.random.default_rng(step)
+    return np.clip(rng.lognormal(np.log(2000), 0.55, samples), 1, 21_000).astype(np.int64)
+
+
+def run(planner: StepPlanner, cost: object, steps: range) -> list[float]:
+    """True straggler share per step of ranks that are `SLOW`, with reports that arrive late."""
+    out = []
+    reports: dict[int, np.ndarray] = {}
+    home = np.repeat(np.arange(4), 128)
+    for number in steps:
+        known = reports.get(number - AHEAD)
+        status = Status(epoch=0, step=number)
+        statuses = tuple(
+            status if known is None else replace(status, compute_step=number - AHEAD, compute_ns=int(known[rank]))
+            for rank in range(4)
+        )
+        lengths = {"uih": lengths_of(number)}
+        plan = planner(GlobalBatch(number=number, lengths=lengths, home=home, statuses=statuses))
+        load = np.bincount(plan.rank, weights=cost(lengths), minlength=4)  # type: ignore[operator]
+        reports[number] = load * SLOW
+        out.append(1 - reports[number].mean() / reports[number].max())
+    return out
+
+
+@pytest.mark.parametrize("method", ["fbs+swap", "vbs", "vbs-contiguous", "repair"])
+def test_a_slow_rank_gets_less(method: Method) -> None:
+    balance = Balance(method, autotune=True)
+    stragglers = run(StepPlanner(balance, 4), balance.cost, range(25))
+    assert stragglers[0] > 0.24
+    limit = 0.06 if method == "vbs-contiguous" else 0.02  # a cut between samples of one size leaves up to a sample
+    assert max(stragglers[20:]) < limit
+    fixed = Balance(method)
+    assert min(run(StepPlanner(fixed, 4), fixed.cost, range(3))) > 0.2
+
+
+def test_a_saved_state_goes_on_where_it_was() -> None:
+    balance = Balance(autotune=True)
+    planner = StepPlanner(balance, 4)
+    run(planner, balance.cost, range(25))
+    state = json.loads(json.dumps(planner.state_dict()))
+    again = StepPlanner(balance, 4)
+    again.load_state_dict(state)
+    assert again.state_dict() == planner.state_dict()
+    assert max(run(again, balance.cost, range(25, 30))) < 0.02
+    elsewhere = StepPlanner(balance, 3)
+    elsewhere.load_state_dict(state)  # speeds belong to ranks: other ranks start anew
+    assert elsewhere.state_dict() == StepPlanner(balance, 3).state_dict()
+    with pytest.raises(StateError, match="version 9"):
+        again.load_state_dict({**state, "version": 9})
+    with pytest.raises(StateError, match="not a state of AutoTune"):
+        again.load_state_dict({"speeds": []})
+    assert StepPlanner(Balance(), 4).state_dict() is None
+
+
+def test_speeds_are_bounded_and_do_not_depend_on_the_order_of_reports() -> None:
+    tunes = [AutoTune(2), AutoTune(2)]
+    for number in range(40):
+        for tune in tunes:
+            tune.planned(number, [1000, 1000])
+        reports = [(number, 10**9), (number, 10**5)]
+        tunes[0].observe(reports)
+        tunes[1].observe([reports[0], (-1, 0)])
+        tunes[1].observe([(-1, 0), reports[1]])
+    assert tunes[0].state_dict() == tunes[1].state_dict()
+    assert tunes[0].speed.tolist() == [0.5, pytest.approx(2.0, abs=0.01)]
+    assert tunes[0].state_dict()["speed"][0] == UNIT // 2
+
+
+def test_without_reports_every_rank_raises() -> None:
+    balance = Balance(autotune=True)
+    planner = StepPlanner(balance, 2)
+    batch = GlobalBatch(
+        number=0,
+        lengths={"uih": np.arange(1, 9)},
+        home=np.repeat([0, 1], 4),
+        statuses=(Status(epoch=0, step=0),) * 2,
+    )
+    reported = Status(epoch=0, step=0, compute_ns=5, compute_step=0)
+
+    def step(number: int) -> None:
+        statuses = (replace(reported, compute_step=number - 1), batch.statuses[1])
+        planner(replace(batch, number=number, statuses=statuses))
+
+    for number in range(32):
+        step(number)
+    with pytest.raises(ValueError, match=r"rank\(s\) 1 reported no compute time in 32 steps. Call loader.report_step"):
+        step(32)
+
+
+def over_the_wire(rank: int, world_size: int) -> tuple[list[float], dict]:
+    """Reports go through status words; rank 1 computes half as fast."""
+    spec = RecordSpec(
+        names=("item",),
+        itemsize=np.array([8]),
+        group=np.array([0]),
+        width=np.array([0]),
+        groups=("uih",),
+        group_field=np.array([0]),
+    )
+    exchange = StepExchange(resolve(), timeout_s=20)
+    balance = Balance(autotune=True)
+    planner = StepPlanner(balance, world_size)
+    shares = []
+    values = np.zeros(25_000, np.int64)
+    for number in range(30):
+        lengths = lengths_of(number, 64 * world_size)[rank * 64 : (rank + 1) * 64]
+        table = RowTable(np.full((1, 64), values.ctypes.data), lengths[None], spec.itemsize, (values,))
+        step = exchange.step(table, spec, planner, Status(epoch=0, step=number))
+        load = int(balance.cost({"uih": step.table.length[0]}).sum())
+        exchange.report(load * (2.0 if rank == 1 else 1.0) / 1e9, step.number)
+        shares.append(load / 1e6)
+    exchange.close()
+    return shares, planner.state_dict() or {}
+
+
+def test_reports_reach_every_rank() -> None:
+    (fast, state), (slow, other) = shared_world(2).run(over_the_wire)
+    assert state == other
+    assert fast[0] == pytest.approx(slow[0], rel=0.01)
+    assert fast[-1] == pytest.approx(2 * slow[-1], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"method": "best"}, "unknown method 'best': choose one of fbs, fbs\\+swap"),
+        ({"max_tokens": 0}, "max_tokens must be a positive integer"),
+        ({"max_tokens": True}, "max_tokens must be a positive integer"),
+        ({"method": "hierarchical"}, "needs the ranks per node"),
+        ({"ranks_per_node": 2}, "'hierarchical' needs the ranks per node"),
+        ({"method": "fbs", "max_tokens": 9}, "cannot keep max_tokens=9"),
+        ({"method": "fbs", "autotune": True}, "cannot follow the speed"),
+        ({"timeout_s": 0}, "timeout_s must be positive"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Balance(**options)
+    with pytest.raises(TypeError, match="cost must be a cost model"):
+        Balance(cost=3)  # type: ignore[arg-type]
+
+
+def test_a_plain_function_can_be_the_cost_on_all_ranks() -> None:
+    one, other = (Balance(cost=lambda lengths: lengths["uih"]) for _ in range(2))
+    assert repr(one) == repr(other)
+    assert repr(one).startswith("Balance(method='fbs+swap', cost=<function test_a_plain_function")
+    assert repr(Balance(max_tokens=5)) != repr(Balance())
+
+
+def test_a_sample_above_max_tokens_is_named() -> None:
+    batch = GlobalBatch(
+        number=0,
+        lengths={"uih": np.array([5, 6, 7, 90, 8]), "candidates": np.array([1, 1, 1, 2, 1])},
+        home=np.array([0, 0, 1, 1, 1]),
+        statuses=(Status(epoch=0, step=4),) * 2,
+    )
+    with pytest.raises(
+        ValueError, match=r"longest sample of this step: 92 elements, row 1 of rank 1's batch \(step 4\)"
+    ):
+        StepPlanner(Balance(max_tokens=91), 2)(batch)
+    assert StepPlanner(Balance("vbs", max_tokens=92), 2)(batch).rank.tolist().count(1) in (1, 4)

@@ -1,0 +1,194 @@
+"""Cost models: exact integers, growing with length, guarded against overflow; and what fit recovers."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdata.balance.cost import Polynomial, Power, fit
+
+lengths_of = st.lists(st.integers(0, 2**21), max_size=20).map(lambda values: np.array(values, np.int64))
+MODELS = [
+    Polynomial(),
+    Polynomial(linear=0, quadratic=3, candidate=5),
+    Power(alpha=0.4),
+    Power(alpha=1),
+    Power(alpha=1.7),
+]
+
+
+def model_id(model):
+    return repr(model)
+
+
+@given(lengths_of)
+def test_polynomial_is_the_formula(length):
+    model = Polynomial(linear=7, quadratic=3, candidate=11)
+    found = model({"uih": length, "other": length[::-1], "candidates": length})
+    expected = [
+        7 * x + 3 * x * x + 7 * y + 3 * y * y + 11 * x
+        for x, y in zip(length.tolist(), length.tolist()[::-1], strict=True)
+    ]
+    assert found.dtype == np.int64
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("model", MODELS, ids=model_id)
+@given(lengths_of)
+def test_models_grow_with_length_and_sum_over_sequences(model, length):
+    length = np.sort(length)
+    cost = model({"uih": length})
+    assert cost.dtype == np.int64
+    assert (cost >= 0).all()
+    assert (np.diff(cost) >= 0).all()
+    assert (cost[length == 0] == 0).all()
+    assert model({"a": length, "b": length}).tolist() == (2 * cost).tolist()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=model_id)
+def test_type_of_lengths_does_not_matter(model):
+    length = [0, 1, 5, 180, 21_000]
+    assert len({model({"uih": np.array(length, kind)}).tobytes() for kind in (np.int32, np.int64, np.uint32)}) == 1
+
+
+@settings(max_examples=50)
+@given(length=st.integers(1, 2**20), alpha=st.integers(1, 12).map(lambda k: k / 4))
+def test_power_is_exact_to_rounding(length, alpha):
+    """Compared in whole numbers: cost^4 against L^(4 alpha) in the model's unit, with room for one part in 2^48."""
+    unit = 2 ** max(math.floor(47 - 20 * alpha), 0)
+    cost = int(Power(alpha=alpha)({"uih": np.array([length])})[0])
+    fourth = Fraction(length) ** int(4 * alpha) * unit**4
+    slack = Fraction(1, 2) + Fraction(cost, 2**48)
+    assert (cost - slack) ** 4 <= fourth <= (cost + slack) ** 4
+
+
+def test_power_golden():
+    """The last bit must not depend on the machine."""
+    found = Power(alpha=1.7)({"uih": np.array([1, 2, 180, 8192, 21_000])})
+    assert found.tolist() == [8192, 26616, 55891571, 36824843098, 182452388999]
+
+
+def test_power_ignores_candidates():
+    length = np.array([3, 4])
+    model = Power(alpha=1.5)
+    assert model({"uih": length, "candidates": length}).tolist() == model({"uih": length}).tolist()
+
+
+def test_repr_tells_everything():
+    for model in MODELS:
+        assert eval(repr(model)) == model
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: Polynomial(linear=1.5), TypeError, "linear=1.5"),
+        (lambda: Polynomial(quadratic=True), TypeError, "quadratic=True"),
+        (lambda: Polynomial(candidate=-1), ValueError, "candidate=-1"),
+        (lambda: Polynomial(linear=2**63), ValueError, "0 to 2\\*\\*62"),
+        (lambda: Polynomial(linear=0, quadratic=0), ValueError, "cost nothing"),
+        (lambda: Power(alpha=0), ValueError, "alpha=0"),
+        (lambda: Power(alpha=3.5), ValueError, "at most 3"),
+        (lambda: Power(alpha=float("nan")), ValueError, "alpha=nan"),
+        (lambda: Power(alpha="1"), TypeError, "alpha='1'"),
+    ],
+)
+def test_bad_models(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+@pytest.mark.parametrize("model", [Polynomial(), Power(alpha=1.5)], ids=model_id)
+def test_bad_lengths(model):
+    with pytest.raises(ValueError, match="at least one sequence"):
+        model({})
+    with pytest.raises(ValueError, match=r"lengths\['uih'\]\[1\] = -2"):
+        model({"uih": np.array([1, -2])})
+    with pytest.raises(TypeError, match=r"lengths\['uih'\] is float64"):
+        model({"uih": np.array([1.0])})
+    with pytest.raises(TypeError, match="shape"):
+        model({"uih": np.array([[1]])})
+    with pytest.raises(ValueError, match=r"disagree.*'uih': 2, 'candidates': 1"):
+        model({"uih": np.array([1, 2]), "candidates": np.array([1])})
+
+
+def test_overflow_is_refused():
+    with pytest.raises(ValueError, match=r"2 samples of up to 1125899906842624 uih.*2\*\*62"):
+        Polynomial()({"uih": np.array([2**50, 1])})
+    with pytest.raises(ValueError, match=r"Power\(alpha=3\).*smaller alpha"):
+        Power(alpha=3)({"uih": np.full(3, 2**21)})
+    assert Polynomial()({"uih": np.full(100_000, 2**21)}).sum() > 0
+
+
+def test_no_samples():
+    for model in MODELS:
+        assert model({"uih": np.array([], np.int64)}).shape == (0,)
+
+
+def steps(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "uih": np.clip(rng.lognormal(np.log(180), 1.1, 128), 0, 21_000).astype(np.int64),
+            "candidates": rng.integers(1, 50, 128),
+        }
+        for _ in range(count)
+    ]
+
+
+def time_of(step, linear, quadratic, candidate):
+    events = step["uih"].astype(float)
+    return linear * events.sum() + quadratic * (events**2).sum() + candidate * step["candidates"].sum()
+
+
+@pytest.mark.parametrize(
+    ("linear", "quadratic", "candidate"), [(2e-6, 1e-9, 3e-5), (0.0, 1e-9, 0.0), (2e-6, 0.0, 0.0), (1e-6, 1e-8, 1e-6)]
+)
+def test_fit_recovers_what_made_the_times(linear, quadratic, candidate):
+    measured = steps(60)
+    model = fit(measured, [0.05 + time_of(step, linear, quadratic, candidate) for step in measured])
+    assert isinstance(model, Polynomial)
+    scale = (model.linear + model.quadratic + model.candidate) / (linear + quadratic + candidate)
+    assert model.linear == pytest.approx(linear * scale, rel=0.01, abs=1)
+    assert model.quadratic == pytest.approx(quadratic * scale, rel=0.02, abs=1)
+    assert model.candidate == pytest.approx(candidate * scale, rel=0.01, abs=1)
+    worst = {"uih": np.full(32_000, 2**20), "candidates": np.full(32_000, 2**14)}
+    assert 0 < int(model(worst).sum()) < 2**62
+
+
+def test_fit_is_never_negative_under_noise():
+    measured = steps(40)
+    rng = np.random.default_rng(1)
+    model = fit(measured, [time_of(step, 2e-6, 0.0, 0.0) * rng.normal(1, 0.05) for step in measured])
+    assert min(model.linear, model.quadratic, model.candidate) >= 0
+    error = [time_of(s, model.linear, model.quadratic, model.candidate) / time_of(s, 1, 0, 0) for s in measured]
+    assert np.std(error) / np.mean(error) < 0.05
+
+
+def test_fit_of_plain_arrays():
+    measured = steps(10)
+    seconds = [time_of(step, 2e-6, 1e-9, 0.0) for step in measured]
+    assert fit([step["uih"] for step in measured], seconds).candidate == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "match"),
+    [
+        ([1.0] * 9, "10 steps of lengths, but 9"),
+        ([float("nan")] * 10, "finite"),
+        ([-1.0] * 10, "finite"),
+        ([1.0] * 10, "do not grow"),
+    ],
+    ids=["count", "nan", "negative", "constant"],
+)
+def test_fit_refuses(seconds, match):
+    with pytest.raises(ValueError, match=match):
+        fit(steps(10), seconds)
+
+
+def test_fit_needs_several_steps():
+    with pytest.raises(ValueError, match="3 measured steps"):
+        fit(steps(3), [1.0, 2.0, 3.0])

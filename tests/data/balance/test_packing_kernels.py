@@ -1,0 +1,118 @@
+"""Every packing kernel gives what its plain Python reference gives."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdata.balance.packing import _deal, _sort, _swap, reference
+
+untimed = settings(deadline=None)  # the first call of a kernel compiles it
+NO_CAP = np.iinfo(np.int64).max
+costs = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 10**4), st.integers(0, 2**56)), max_size=40)
+ranks = st.integers(1, 7)
+
+
+def int64(values):
+    return np.array(values, np.int64)
+
+
+@untimed
+@given(costs)
+def test_descending(cost):
+    assert _sort.descending(int64(cost)).tolist() == reference.descending(cost)
+
+
+def test_descending_beyond_one_digit_and_with_ties():
+    cost = np.random.default_rng(0).integers(0, 3000, 5000) * (2**40 + 1)
+    assert np.array_equal(_sort.descending(cost), np.argsort(-cost, kind="stable"))
+
+
+@untimed
+@given(costs, ranks)
+def test_zigzag(cost, num_ranks):
+    order = reference.descending(cost)
+    expected = reference.zigzag(order, num_ranks)
+    assert _deal.zigzag(np.array(order, np.int32), num_ranks).tolist() == expected
+
+
+@untimed
+@given(costs, st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_contiguous(cost, shares):
+    target = [share * max(sum(cost), 1) / sum(shares) for share in shares]
+    least = min(1, len(cost) // len(shares))
+    found = _deal.contiguous(int64(cost), np.array(target), least)
+    assert found.tolist() == reference.contiguous(cost, target, least)
+
+
+@st.composite
+def dealing(draw):
+    cost = draw(costs)
+    target = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    tokens = draw(st.lists(st.integers(0, 50), min_size=len(cost), max_size=len(cost)))
+    least = draw(st.integers(0, len(cost) // len(target)))
+    most = draw(st.integers(-(-len(cost) // len(target)), len(cost) + 1))
+    cap = draw(st.sampled_from([NO_CAP, max(tokens, default=0) + sum(tokens) // len(target)]))
+    return cost, tokens, [float(t) for t in target], cap, least, max(most, 1)
+
+
+@untimed
+@given(dealing())
+def test_lightest_first(case):
+    cost, tokens, target, cap, least, most = case
+    order = reference.descending(cost)
+    expected, done = reference.lightest_first(order, cost, tokens, target, cap, least, most)
+    rank, failed = _deal.lightest_first(
+        np.array(order, np.int32), int64(cost), int64(tokens), np.array(target), cap, least, most
+    )
+    assert failed == done
+    for sample in order[:done]:
+        assert rank[sample] == expected[sample]
+
+
+@st.composite
+def exchanging(draw):
+    cost = draw(costs)
+    span = draw(st.integers(1, 5))
+    groups = span * draw(st.integers(1, 2))
+    rank = draw(st.lists(st.integers(0, groups - 1), min_size=len(cost), max_size=len(cost)))
+    tokens = draw(st.lists(st.integers(0, 50), min_size=len(cost), max_size=len(cost)))
+    shares = draw(st.one_of(st.just([1] * groups), st.lists(st.integers(1, 4), min_size=groups, max_size=groups)))
+    target = np.array(shares) * (max(sum(cost), 1) / sum(shares))
+    cap = draw(st.sampled_from([NO_CAP, 2 * sum(tokens) // groups, sum(tokens) // groups]))
+    most = draw(st.sampled_from([0, len(cost)]))
+    limit = 1 + draw(st.sampled_from([0.0, 1e-5, 1e-2, 0.3]))
+    rules = _swap.Rules(target * limit, target, cap, 1, most, draw(st.sampled_from([1, 24])))
+    return cost, rank, tokens, rules, span
+
+
+@untimed
+@given(exchanging())
+def test_improve(case):
+    cost, rank, tokens, rules, span = case
+    order = reference.descending(cost)
+    expected = reference.improve(order, rank, cost, tokens, rules, span=span)
+    found = np.array(rank, np.int32)
+    rows = _swap.fill_rows(np.array(order, np.int32), found, int64(cost), int64(tokens), rules.target.size)
+    _swap.improve(rows, rules, found, int64(tokens), span)
+    assert found.tolist() == expected
+    assert np.array_equal(rows.load, _deal.sums(found, int64(cost), rules.target.size))
+    assert np.array_equal(rows.used, _deal.sums(found, int64(tokens), rules.target.size))
+    assert rows.size.tolist() == np.bincount(found, minlength=rules.target.size).tolist()
+
+
+def test_paper_formula_covers_every_position_once():
+    for num_ranks in range(1, 9):
+        for n in range(60):
+            counts = np.bincount(reference.zigzag(range(n), num_ranks), minlength=num_ranks)
+            assert counts.sum() == n
+            assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_improve_leaves_hopeless_rows_alone(width):
+    cost = int64([7] * width)
+    rank = np.zeros(width, np.int32)
+    target = np.full(2, 3.5)
+    rows = _swap.fill_rows(_sort.descending(cost), rank, cost, cost, 2)
+    assert _swap.improve(rows, _swap.Rules(target, target, NO_CAP, 0, 0, 24), rank, cost, 2) == 0

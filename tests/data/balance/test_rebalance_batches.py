@@ -1,0 +1,188 @@
+"""Taking batches apart and building them again, in one process; what cannot be split is refused by its path."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_rebalance import PATHS, Loader, batch_of, marks_of, same
+from torchrec import KeyedJaggedTensor
+
+from fsdata.balance.rebalance.rebalance import rebalance
+from fsdata.balance.rebalance.template_text import from_text, to_text
+from fsdata.balance.rebalance.tensor_tree import LENGTH, take_apart
+from fsdata.batch.batch import StepStats
+from fsdata.errors import DataError
+
+
+def no_lengths(batch: Any, jagged: Any) -> dict[str, np.ndarray]:
+    return {}
+
+
+@pytest.mark.parametrize("index", [[], [3], [5, 0, 2, 4, 3, 1], [1, 1, 1]], ids=str)
+def test_what_was_taken_apart_can_be_built_from_any_rows(index: list[int]) -> None:
+    marks = [9, 2, 33, 7, 14, 25]
+    apart = take_apart(batch_of(marks), (), no_lengths)
+    template = from_text(to_text(apart.template))
+    built = template.build(apart.table.take(np.array(index, np.int64)), {})
+    same(built, batch_of([marks[i] for i in index]))
+
+
+def test_fields_stand_by_falling_alignment_and_lengths_have_no_bytes() -> None:
+    measured = take_apart(batch_of([1, 2]), (), lambda batch, jagged: {"uih": jagged["features.item"]})
+    spec = measured.template.spec
+    assert LENGTH + "uih" in spec.groups
+    assert spec.record_bytes(np.zeros((len(spec.groups), 1), np.int64)) % 8 == 0
+    alone = take_apart(batch_of([1, 2]), (), no_lengths).template.spec
+    groups = [name for name in spec.groups if name in alone.groups]
+    lengths = np.arange(2 * len(groups)).reshape(len(groups), 2)
+    with_uih = np.concatenate([lengths, [[99, 99]]])[[[*groups, LENGTH + "uih"].index(name) for name in spec.groups]]
+    assert (
+        spec.record_bytes(with_uih).tolist()
+        == alone.record_bytes(lengths[[groups.index(name) for name in alone.groups]]).tolist()
+    )
+
+
+@dataclass
+class Thing:
+    x: torch.Tensor
+    inside: Any
+
+
+GOOD = torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        (torch.tensor(3.0), "'inside' is a tensor without dimensions"),
+        (torch.arange(3), r"'inside' has 3 samples \(first dimension\), batch part 'x' has 4"),
+        ({"a": ["one", "two"]}, r"'inside\.a\.0' is of type str"),
+        ([GOOD, 7], r"'inside\.1' is of type int: .* replicate=\('inside\.1',\)"),
+        (np.arange(4), "of type ndarray"),
+        ({1: GOOD}, "of type dict: only"),
+        (torch.arange(4, device="meta"), "is on meta: batches are redistributed over the CPU"),
+        (torch.eye(4).to_sparse(), "not a dense tensor"),
+        (
+            KeyedJaggedTensor(
+                keys=["a", "b"],
+                values=torch.arange(3),
+                lengths=torch.tensor([1, 1, 1]),
+                stride_per_key_per_rank=[[1], [2]],
+            ),
+            "batch size per key",
+        ),
+    ],
+)
+def test_what_cannot_be_split_by_sample_is_refused_by_its_path(bad: Any, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        take_apart(Thing(GOOD, bad), (), no_lengths)
+
+
+def test_types_that_other_ranks_cannot_import_are_named() -> None:
+    @dataclass
+    class Local:
+        x: torch.Tensor
+
+    template = take_apart(Local(GOOD), (), no_lengths).template
+    with pytest.raises(DataError, match=r"cannot import test_rebalance_batches:.*Local: define it at the top"):
+        to_text(template)
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        ("os:system", "os:system is no dataclass on this rank"),
+        ("builtins:dict", "builtins:dict is no dataclass"),
+        ("builtins:eval", "is no dataclass"),
+        ("no_such_module:Thing", "no_such_module:Thing cannot be imported on this rank"),
+        ("test_rebalance_batches:Nothing", "cannot be imported on this rank"),
+    ],
+)
+def test_a_structure_from_a_peer_makes_no_other_types(path: str, match: str) -> None:
+    document = json.loads(to_text(take_apart(Thing(GOOD, None), (), no_lengths).template))
+    assert document["root"]["make"] == "test_rebalance_batches:Thing"
+    document["root"]["make"] = path
+    with pytest.raises(DataError, match=match):
+        from_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("change", [{"parts": 3}, {"root": {}}, {"root": 3}, {"constants": None}], ids=str)
+def test_a_broken_structure_from_a_peer_is_an_error(change: dict[str, Any]) -> None:
+    document = json.loads(to_text(take_apart(Thing(GOOD, None), (), no_lengths).template))
+    with pytest.raises(DataError, match="no structure of a batch"):
+        from_text(json.dumps(document | change))
+    with pytest.raises(DataError, match="is no dtype"):
+        from_text(json.dumps(document).replace('"int64"', '"sum"'))
+
+
+def test_replicated_parts_are_not_looked_at() -> None:
+    apart = take_apart(Thing(GOOD, {"a": object(), "b": 1}), ("inside.a", "inside.b"), no_lengths)
+    built = apart.template.build(apart.table.take(np.array([2])), {"inside.a": 5, "inside.b": None})
+    assert built.inside == {"a": 5, "b": None}
+    assert built.x.tolist() == [2]
+    with pytest.raises(ValueError, match=r"replicate names \['inside.c'\]"):
+        take_apart(Thing(GOOD, {"a": 1}), ("inside.a", "inside.c"), no_lengths)
+    with pytest.raises(DataError, match="holds no tensor"):
+        take_apart({"a": 1}, ("a",), no_lengths)
+
+
+def test_one_rank_passes_batches_through() -> None:
+    batches = [batch_of([1, 2, 3]), batch_of([4])]
+    with rebalance(batches, lengths=PATHS) as balanced:
+        with pytest.raises(ValueError, match="no batch"):
+            _ = balanced.last
+        got = []
+        for batch in balanced:
+            got.append(batch)
+            assert balanced.last.loss_weight == 1
+            assert balanced.last.origin.tolist() == [[0, row] for row in range(len(marks_of(batch)))]
+        assert [id(batch) for batch in got] == [id(batch) for batch in batches]
+        lengths = batches[1].features["item"].lengths().sum(), batches[1].features["candidate"].lengths().sum()
+        assert balanced.last.stats == StepStats(
+            epoch=0,
+            step=1,
+            world_size=1,
+            samples=1,
+            global_samples=1,
+            global_items={"uih": int(lengths[0]), "candidates": int(lengths[1])},
+        )
+        assert len(list(balanced)) == len(balanced) == 2
+    with pytest.raises(ValueError, match="closed"):
+        iter(balanced)
+
+
+def test_state_of_one_rank_does_not_count_batches_made_ahead() -> None:
+    with rebalance(Loader(0, [1] * 6), lengths=PATHS) as balanced:
+        states = [balanced.state_dict()["at"] for _ in balanced]
+    assert states == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "match"),
+    [
+        (
+            "features.color",
+            r"lengths='features.color' is no jagged part of the batch, which has \['features.candidate'",
+        ),
+        (lambda batch: batch.made.float(), "one integer of at least 0 per sample, got float32"),
+        (lambda batch: batch.made[:-1], r"has shape \(2,\) for a batch of 3 samples"),
+        (lambda batch: {"uih": batch.made - 100}, "'uih' must be one integer of at least 0"),
+    ],
+)
+def test_bad_lengths_are_refused(lengths: Any, match: str) -> None:
+    with rebalance([batch_of([1, 2, 3])], lengths=lengths) as balanced, pytest.raises(DataError, match=match):
+        next(iter(balanced))
+
+
+def test_batches_built_otherwise_are_refused() -> None:
+    batches = [{"x": GOOD[:, None]}, {"x": GOOD[:, None].expand(4, 2)}]
+    with (
+        rebalance(batches, lengths=lambda batch: batch["x"][:, 0]) as balanced,
+        pytest.raises(DataError, match=r"'x' was int64\[B, 1\] and is int64\[B, 2\]. Pad"),
+    ):
+        list(balanced)
+    with pytest.raises(TypeError, match="lengths must be a function"):
+        rebalance(batches, lengths=3)  # type: ignore[arg-type]

@@ -1,0 +1,181 @@
+"""Side tables."""
+
+import pyarrow as pa
+import pytest
+from parquet import column, lists, opened, read, write
+
+from fsdata import Schema, Sequence
+from fsdata.decode.opened_source import open_source
+from fsdata.errors import DataError, SchemaError
+from fsdata.sources import Join, ParquetSource
+
+SCHEMA = Schema(
+    sequences=(Sequence("uih", ("item", "action"), max_length=2),),
+    context=("user", "country"),
+    dense=("hour", "age"),
+    labels=("click", "rating"),
+)
+
+
+@pytest.fixture
+def main(tmp_path):
+    return write(
+        tmp_path / "main.parquet",
+        {
+            "user": pa.array([3, 1, 9, 2], pa.int32()),
+            "hour": pa.array([0.5, 1.5, 2.5, 3.5]),
+            "click": pa.array([1, 0, 1, 0]),
+        },
+        group=3,
+    )
+
+
+def side(tmp_path, **columns):
+    base = {
+        "uid": pa.array([2, 1, 3], pa.int16()),
+        "item": lists(pa.int64(), [20, 21, 22], [10], []),
+        "action": lists(pa.int32(), [1, 2, 3], [4], []),
+        "nation": pa.array([200, 100, 300]),
+        "age": pa.array([20, 10, 30]),
+        "rating": pa.array([2.0, 1.0, 3.0]),
+    }
+    return write(tmp_path / "side" / "users.parquet", base | columns, group=2)
+
+
+FIELDS = ("item", "action", "country", "age", "rating")
+DEFAULTS = {"item": 0, "action": 0, "country": -1, "age": 0.25, "rating": 0}
+
+
+def joined(main, path, **options):
+    table = ParquetSource(path, columns={"user": "uid", "country": "nation"}, **options)
+    return ParquetSource(main, join=[Join(table, on="user", fields=FIELDS)])
+
+
+def test_scalars_lists_dense_and_labels(main, tmp_path):
+    samples = read(joined(main, side(tmp_path), defaults=DEFAULTS), SCHEMA)
+    assert column(samples, "user") == [[3], [1], [9], [2]]
+    assert column(samples, "item") == [[], [10], [], [21, 22]]
+    assert column(samples, "action") == [[], [4], [], [2, 3]]
+    assert column(samples, "country") == [[300], [100], [-1], [200]]
+    assert column(samples, "dense") == [[0.5, 30.0], [1.5, 10.0], [2.5, 0.25], [3.5, 20.0]]
+    assert column(samples, "rating") == [[3.0], [1.0], [0.0], [2.0]]
+    assert column(samples, "click") == [[1.0], [0.0], [1.0], [0.0]]
+
+
+def test_a_key_without_a_match_is_an_error_or_drops_the_row(main, tmp_path):
+    with pytest.raises(DataError, match=r"main\.parquet, row group 0, row 2: user 9 is not in the .*users\.parquet"):
+        read(joined(main, side(tmp_path)), SCHEMA)
+    source = joined(main, side(tmp_path), defaults=DEFAULTS, nulls={"age": "drop"})
+    handle, layout = opened(source, SCHEMA)
+    assert handle.may_drop
+    assert handle.read(handle.groups[0], layout, 0, 3).kept.tolist() == [0, 1]
+    assert column(read(source, SCHEMA), "user") == [[3], [1], [2]]
+
+
+def test_nulls_in_the_side_table_follow_its_policy(main, tmp_path):
+    path = side(tmp_path, age=pa.array([20, None, 30]))
+    samples = read(joined(main, path, defaults=DEFAULTS), SCHEMA)
+    assert column(samples, "dense")[1] == [1.5, 0.25]
+    samples = read(joined(main, path, defaults=DEFAULTS, nulls={"age": "drop"}), SCHEMA)
+    assert column(samples, "user") == [[3], [2]]
+    with pytest.raises(DataError, match=r"users\.parquet, row group 0, row 1: age is null"):
+        read(joined(main, path, defaults={"country": 0}), SCHEMA)
+
+
+def test_a_null_key_in_the_main_table_has_no_match(tmp_path):
+    main = write(tmp_path / "main.parquet", {"key": pa.array([1, None]), "row": pa.array([7, 8])})
+    users = write(tmp_path / "users.parquet", {"key": pa.array([1, 0]), "age": pa.array([10, 20])})
+    source = ParquetSource(main, join=Join(ParquetSource(users, defaults={"age": -1}), on="key", fields=("age",)))
+    assert column(read(source, Schema(context=("row",), dense=("age",))), "dense") == [[10.0], [-1.0]]
+    strict = ParquetSource(main, join=Join(ParquetSource(users), on="key", fields=("age",)))
+    with pytest.raises(DataError, match="row 1: key null is not in"):
+        read(strict, Schema(context=("row",), dense=("age",)))
+
+
+def test_duplicate_keys_are_named(main, tmp_path):
+    path = side(tmp_path, uid=pa.array([2, 3, 3], pa.int16()))
+    with pytest.raises(DataError, match=r"users\.parquet: 1 values of the key 'user' stand in more than one row \(3\)"):
+        read(joined(main, path, defaults=DEFAULTS), SCHEMA)
+
+
+def test_null_keys_in_the_side_table(main, tmp_path):
+    path = side(tmp_path, uid=pa.array([2, None, 3], pa.int16()))
+    with pytest.raises(DataError, match="1 rows have a null 'user'"):
+        read(joined(main, path, defaults=DEFAULTS), SCHEMA)
+
+
+def test_an_empty_side_table(main, tmp_path):
+    path = write(
+        tmp_path / "users.parquet",
+        {
+            "uid": pa.array([], pa.int64()),
+            "item": pa.array([], pa.list_(pa.int64())),
+            "action": pa.array([], pa.list_(pa.int64())),
+            "nation": pa.array([], pa.int64()),
+            "age": pa.array([], pa.float32()),
+            "rating": pa.array([], pa.float32()),
+        },
+    )
+    samples = read(joined(main, path, defaults=DEFAULTS), SCHEMA)
+    assert column(samples, "country") == [[-1]] * 4
+    assert column(samples, "item") == [[]] * 4
+    assert [dense[1] for dense in column(samples, "dense")] == [0.25] * 4
+
+
+def test_lists_of_both_tables_must_align(tmp_path):
+    main = write(tmp_path / "main.parquet", {"user": pa.array([1, 2]), "item": lists(pa.int64(), [1], [2, 3])})
+    users = write(tmp_path / "users.parquet", {"user": pa.array([1, 2]), "action": lists(pa.int64(), [1], [2])})
+    schema = Schema(sequences=(Sequence("uih", ("item", "action")),), context=("user",))
+    with pytest.raises(DataError, match=r"main\.parquet, row group 0, row 1: .* item 2, action 1"):
+        read(ParquetSource(main, join=[Join(ParquetSource(users), on="user", fields=("action",))]), schema)
+
+
+def test_two_joins_on_different_keys(tmp_path):
+    main = write(tmp_path / "main.parquet", {"u": pa.array([1, 2]), "i": pa.array([7, 8])})
+    users = write(tmp_path / "u.parquet", {"u": pa.array([2, 1]), "age": pa.array([20, 10])})
+    items = write(tmp_path / "i.parquet", {"i": pa.array([7, 8]), "price": pa.array([0.5, 1.5])})
+    source = ParquetSource(
+        main,
+        join=[
+            Join(ParquetSource(users), on="u", fields=("age",)),
+            Join(ParquetSource(items), on="i", fields=("price",)),
+        ],
+    )
+    assert column(read(source, Schema(context=("u",), dense=("price", "age"))), "dense") == [[0.5, 10.0], [1.5, 20.0]]
+
+
+def test_side_tables_count_in_the_fingerprint(main, tmp_path):
+    before = joined(main, side(tmp_path), defaults=DEFAULTS).open(SCHEMA).fingerprint
+    after = joined(main, side(tmp_path, age=pa.array([1, 2, 3])), defaults=DEFAULTS).open(SCHEMA).fingerprint
+    assert before != after
+    assert {key for key in before if before[key] != after[key]} == {"join 0 footers"}
+
+
+def test_joins_that_make_no_sense(main, tmp_path):
+    table = ParquetSource(side(tmp_path))
+    with pytest.raises(SchemaError, match="does not have: shoe_size"):
+        open_source(ParquetSource(main, join=[Join(table, on="user", fields=("shoe_size",))]), SCHEMA)
+    with pytest.raises(SchemaError, match="age come from a side table"):
+        open_source(ParquetSource(main, defaults={"age": 0}, join=[Join(table, on="user", fields=("age",))]), SCHEMA)
+    with pytest.raises(SchemaError, match="two joins bring the same field: age"):
+        ParquetSource(main, join=[Join(table, on="user", fields=("age",))] * 2)
+    with pytest.raises(SchemaError, match="cannot have joins itself"):
+        Join(ParquetSource(main, join=[Join(table, on="user", fields=("age",))]), on="user", fields=("age",))
+    source = ParquetSource(table.paths, defaults={"country": 0}, columns={"user": "uid"})
+    with pytest.raises(SchemaError, match="defaults names country, not a joined field: age"):
+        Join(source, on="user", fields=("age",))
+    text = write(tmp_path / "text.parquet", {"user": pa.array(["a"]), "age": pa.array([1])})
+    with pytest.raises(SchemaError, match="column 'user' is string: text is never"):
+        open_source(
+            ParquetSource(main, join=[Join(ParquetSource(text), on="user", fields=("age",))]), Schema(dense=("age",))
+        )
+
+
+def test_what_is_wrong_with_both_tables_stands_in_one_message(main, tmp_path):
+    schema = Schema(context=("user", "nothing"), dense=("age",))
+    table = ParquetSource(side(tmp_path, age=pa.array(["x", "y", "z"])), columns={"user": "uid"})
+    with pytest.raises(SchemaError) as caught:
+        open_source(ParquetSource(main, join=[Join(table, on="user", fields=("age",))]), schema)
+    assert "nothing: column 'nothing' is missing" in str(caught.value)
+    assert "side table" in str(caught.value)
+    assert "age: column 'age' is string" in str(caught.value)

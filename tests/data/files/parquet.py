@@ -1,0 +1,67 @@
+"""Hand-made Parquet files, and what a decoded table holds as plain Python."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fsdata.decode.opened_source import OpenSource, Rows
+from fsdata.decode.row_layout import Layout, layout_of
+from fsdata.decode.row_table import RowTable
+from fsdata.schema import Schema
+from fsdata.sources import ParquetSource
+
+
+def write(path: Path, columns: dict[str, Any] | pa.Table, *, group: int | None = None, **options: Any) -> Path:
+    """A file of `columns` (arrays or Python lists) in row groups of `group` rows, pages with checksums."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    rows = group or max(table.num_rows, 1)
+    pq.write_table(table, path, row_group_size=rows, write_page_checksum=True, **options)
+    return path
+
+
+def lists(kind: pa.DataType, *rows: Any) -> pa.Array:
+    return pa.array(list(rows), pa.list_(kind))
+
+
+def values(table: RowTable, layout: Layout) -> list[dict[str, Any]]:
+    """Sample by sample: field -> list of numbers."""
+    result = []
+    for n in range(table.num_rows):
+        sample = {}
+        for f, field in enumerate(layout.fields):
+            count = int(table.length[f, n])
+            kind = np.int64 if field.itemsize == 8 else np.float32
+            raw = ctypes.string_at(int(table.address[f, n]), count * field.itemsize) if count else b""
+            sample[field.name] = np.frombuffer(raw, kind).tolist()
+        result.append(sample)
+    return result
+
+
+def opened(source: ParquetSource, schema: Schema, **options: Any) -> tuple[OpenSource, Layout]:
+    handle = OpenSource(source, schema, index=options.pop("index", 0), **options)
+    return handle, layout_of(schema, handle.list_labels)
+
+
+def read_all(source: OpenSource, layout: Layout) -> list[dict[str, Any]]:
+    """Every surviving sample of a source, in order."""
+    samples = []
+    for group in source.groups:
+        rows: Rows = source.read(group, layout, 0, group.rows)
+        samples += values(rows.table, layout)
+    return samples
+
+
+def read(source: ParquetSource, schema: Schema) -> list[dict[str, Any]]:
+    handle, layout = opened(source, schema)
+    samples = read_all(handle, layout)
+    handle.close()
+    return samples
+
+
+def column(samples: list[dict[str, Any]], name: str) -> list[Any]:
+    return [sample[name] for sample in samples]

@@ -1,0 +1,86 @@
+"""Merging sources row by row: the units' order is the k-way merge, whatever the row groups look like."""
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdata.order.mix import merge_order, merged_units, sequential_units, weighted_keys
+
+Group = namedtuple("Group", "rows")
+sorted_source = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=6), min_size=0, max_size=5)
+
+
+def merged(units, keys):
+    """(source, row) in the order of the units."""
+    out = []
+    for unit in units:
+        rows = [(part.source, part.first + i) for part in unit.parts for i in range(part.rows)]
+        part_keys = [keys(part.source, part.group)[part.start : part.stop] for part in unit.parts]
+        out += [rows[i] for i in merge_order(unit, part_keys)]
+    return out
+
+
+def k_way(times):
+    """The plain reference: always the smallest head, ties by source."""
+    heads, out = [0] * len(times), []
+    while any(head < len(of) for head, of in zip(heads, times, strict=True)):
+        _, source = min((times[s][head], s) for s, head in enumerate(heads) if head < len(times[s]))
+        out.append((source, heads[source]))
+        heads[source] += 1
+    return out
+
+
+@given(st.lists(sorted_source, min_size=1, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_time_mix_is_the_k_way_merge(sources):
+    times = [sorted(time for group in source for time in group) for source in sources]
+    starts = [np.cumsum([0, *map(len, source)]) for source in sources]
+
+    def keys(source, group):
+        return np.array(times[source][starts[source][group] : starts[source][group + 1]])
+
+    units = merged_units([[Group(len(group)) for group in source] for source in sources], keys)
+    assert merged(units, keys) == k_way(times)
+
+
+@given(st.lists(sorted_source, min_size=1, max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_unsorted_sources_lose_nothing_and_keep_their_own_order(sources):
+    def keys(source, group):
+        return np.array(sources[source][group])
+
+    units = merged_units([[Group(len(group)) for group in source] for source in sources], keys)
+    rows = merged(units, keys)
+    for source, groups in enumerate(sources):
+        assert [row for of, row in rows if of == source] == list(range(sum(map(len, groups))))
+
+
+@given(st.lists(st.lists(st.integers(1, 30), max_size=5), min_size=1, max_size=3), st.data())
+@settings(max_examples=100, deadline=None)
+def test_units_are_bounded(sources, data):
+    groups = [[Group(rows) for rows in source] for source in sources]
+    weights = [data.draw(st.sampled_from([0.5, 1, 3])) for _ in sources]
+    units = merged_units(groups, weighted_keys(groups, weights))
+    largest = sum(max(source, default=0) for source in sources)
+    assert sum(unit.rows for unit in units) == sum(map(sum, sources))
+    assert all(unit.rows <= 3 * largest for unit in units)
+
+
+def test_weighted_mix_holds_its_shares_in_every_stretch():
+    groups = [[Group(100)] * 3, [Group(50)] * 2]
+    keys = weighted_keys(groups, [3.0, 1.0])
+    rows = [source for source, _ in merged(merged_units(groups, keys), keys)]
+    for start in range(0, 380, 20):
+        assert sum(rows[start : start + 20]) == pytest.approx(5, abs=1)
+
+
+def test_sequential_units_are_the_row_groups():
+    units = sequential_units([[Group(4), Group(2)], [Group(3)]])
+    assert [(unit.parts[0].source, unit.parts[0].group, unit.rows, unit.parts[0].first) for unit in units] == [
+        (0, 0, 4, 0),
+        (0, 1, 2, 4),
+        (1, 0, 3, 0),
+    ]

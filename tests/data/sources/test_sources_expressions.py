@@ -1,0 +1,154 @@
+"""Sources: renamed columns, expressions and filters."""
+
+import math
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from parquet import lists, opened, read_all, write
+from user_files import USERS, found, users
+
+from fsdata import Schema, Sequence
+from fsdata.errors import DataError, SchemaError
+from fsdata.sources import ParquetSource
+from fsdata.sources.expressions import expressions
+from fsdata.sources.expressions.expressions import Expression
+
+
+def test_renames_expressions_and_filters(tmp_path):
+    path = write(
+        tmp_path / "a.parquet",
+        {
+            "uid": pa.array([1, 2, 3, 4], pa.int32()),
+            "city": pa.array(["a", "b", None, "a"]),
+            "tags": lists(pa.string(), ["x"], ["y", "x"], [], ["z"]),
+            "score": pa.array([0.5, 1.5, 2.5, math.nan]),
+        },
+        group=3,
+    )
+    schema = Schema(sequences=(Sequence("tags", ("tag",)),), context=("user", "city_id"), dense=("double",))
+    codes = {"x": 10, "y": 20, "z": 30}
+    source = ParquetSource(
+        path,
+        columns={
+            "user": "uid",
+            "city_id": pl.col("city").replace_strict({"a": 1, "b": 2}, return_dtype=pl.Int8),
+            "tag": pl.col("tags").list.eval(pl.element().replace_strict(codes, return_dtype=pl.Int32)),
+            "double": pl.col("score") * 2,
+        },
+        defaults={"city_id": 99},
+        filter=(pl.col("uid") != 2) & pl.col("score").is_not_nan(),
+    )
+    handle, layout = opened(source, schema)
+    assert handle.may_drop
+    rows = handle.read(handle.groups[0], layout, 0, 3)
+    assert rows.kept.tolist() == [0, 2]
+    assert read_all(handle, layout) == [
+        {"user": [1], "city_id": [1], "tag": [10], "dense": [1.0]},
+        {"user": [3], "city_id": [99], "tag": [], "dense": [5.0]},
+    ]
+
+
+def test_rows_that_the_filter_leaves_out_may_break_any_rule(tmp_path):
+    path = write(
+        tmp_path / "a.parquet", {"user": pa.array([1, None, 2**63], pa.uint64()), "ok": pa.array([1, 0, None])}
+    )
+    assert found(path, filter=pl.col("ok") == 1) == [1]
+    with pytest.raises(DataError, match="row 1: user is null"):
+        found(path, filter=pl.col("user").fill_null(0) < 2**63)
+
+
+def test_a_filter_that_keeps_nothing(tmp_path):
+    path = users(tmp_path, "a.parquet", 1, 2)
+    handle, layout = opened(ParquetSource(path, filter=pl.col("user") > 5), USERS)
+    rows = handle.read(handle.groups[0], layout, 0, 2)
+    assert rows.table.num_rows == 0
+    assert rows.kept.tolist() == []
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pl.col("user").mean(),
+        pl.col("user") - pl.col("user").mean(),
+        pl.col("user").shift(),
+        pl.col("user").cum_sum() + 1,
+        pl.col("user").filter(pl.col("user") > 1),
+        pl.col("user").over("user"),
+        pl.when(pl.col("user") > 1).then(pl.col("user").max()).otherwise(0),
+        pl.lit(3),
+        pl.col("user", "other"),
+        pl.all(),
+        pl.int_range(pl.len()) + pl.col("user"),
+        pl.col("user").map_batches(lambda series: series),
+        "user + 1 is no column",
+        3,
+    ],
+    ids=str,
+)
+def test_expressions_that_need_other_rows_are_refused(tmp_path, expression):
+    path = users(tmp_path, "a.parquet", 1, 2)
+    with pytest.raises(SchemaError):
+        found(path, columns={"user": expression})
+
+
+def test_expressions_fail_before_training(tmp_path):
+    path = write(tmp_path / "a.parquet", {"name": pa.array(["x"]), "n": pa.array([1])})
+    schema = Schema(context=("a", "b", "c"))
+    columns = {"a": pl.col("name").dt.year(), "b": pl.col("gone") + 1, "c": pl.col("n") / 2}
+    with pytest.raises(SchemaError) as caught:
+        ParquetSource(path, columns=columns, filter=pl.col("n") + 1).open(schema)
+    message = str(caught.value)
+    assert "a: expression failed" in message
+    assert "b: the expression's column 'gone' is missing" in message
+    assert "c: the expression's result is double: ids are integers" in message
+    assert "filter: gives int64 where true or false is needed" in message
+
+
+def test_an_expression_that_fails_on_data_names_the_rows(tmp_path):
+    path = write(tmp_path / "a.parquet", {"name": pa.array(["1", "x"])})
+    with pytest.raises(DataError, match=r"a\.parquet, row group 0, row 0 or one of the 1 after it: expression failed"):
+        found(path, columns={"user": pl.col("name").cast(pl.Int64)})
+
+
+@pytest.mark.parametrize(
+    ("expression", "count"),
+    [(pl.col("user").first(), 1), (pl.col("user").filter(pl.col("user") > 1), 2), (pl.col("user").append(1), 4)],
+    ids=["one value", "fewer", "more"],
+)
+@pytest.mark.parametrize("option", ["columns", "filter"])
+def test_lengths_of_results_are_compared_with_the_rows(tmp_path, expression, count, option):
+    """Expressions that pass the check cannot do this, as far as is known; the kernels trust lengths and types."""
+    path = users(tmp_path, "a.parquet", 1, 2, 3)
+    unchecked = Expression(expression if option == "columns" else expression > 0, "unchecked", ("user",))
+    with pytest.raises(
+        DataError, match=rf"row group 0, row 0 or one .*: the .* over user gave {count} values for 3 rows"
+    ):
+        found(path, **{option: {"user": unchecked} if option == "columns" else unchecked})
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.list_(pa.int64()), pa.dictionary(pa.int32(), pa.int64())], ids=str)
+def test_types_of_results_are_compared_with_those_that_were_bound(tmp_path, monkeypatch, kind):
+    path = users(tmp_path, "a.parquet", 1, 2, 3)
+    schema = Schema(sequences=(Sequence("uih", ("item",)),)) if pa.types.is_list(kind) else Schema(context=("item",))
+    monkeypatch.setattr(expressions, "output_type", lambda expression, schema: kind)
+    handle, layout = opened(ParquetSource(path, columns={"item": pl.col("user") + 1}), schema)
+    with pytest.raises(
+        DataError, match=rf"row 0 or one of the 2 after it: .* over user gave int64 where it gives {kind}"
+    ):
+        read_all(handle, layout)
+
+
+def test_dictionaries_are_hashed_by_what_they_stand_for(tmp_path):
+    """Their numbers differ from file to file, and polars' from process to process."""
+    plain = pa.array(["a", "b", "c", "b"])
+    nested = pa.array([["a"], ["c", "b"], [], ["b"]], pa.list_(pa.string()))
+    dictionaries = pa.array(["c", "b", "a"]).dictionary_encode().dictionary
+    codes = pa.DictionaryArray.from_arrays(pa.array([2, 1, 0, 1]), dictionaries)
+    of_lists = pa.ListArray.from_arrays(nested.offsets, nested.values.dictionary_encode())
+    schema = Schema(sequences=(Sequence("tags", ("tag",)),), context=("city",))
+    columns = {"city": pl.col("city").hash() % 1000, "tag": pl.col("tags").list.eval(pl.element().hash() % 1000)}
+    one = write(tmp_path / "one.parquet", {"city": plain, "tags": nested})
+    other = write(tmp_path / "other.parquet", {"city": codes, "tags": of_lists})
+    read = [read_all(*opened(ParquetSource(path, columns=columns), schema)) for path in (one, other)]
+    assert read[0] == read[1]

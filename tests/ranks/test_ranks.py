@@ -1,0 +1,152 @@
+"""Who this rank is, and ranks that were given different jobs."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch.distributed as dist
+from worlds import World, shared_world
+
+from fsdata.errors import MismatchError, PeerError
+from fsranks.rank_context import Meeting, Place, differences, name_ranks, resolve
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert resolve() == Place(rank=3, world_size=4)
+    assert resolve(1, 2) == Place(rank=1, world_size=2)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert resolve() == Place(rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "match"),
+    [
+        (0, None, "rank was given without world_size"),
+        (None, 2, "world_size was given without rank"),
+        (2, 2, r"rank must be in 0\.\.1 for world_size 2, got 2"),
+        (-1, 2, "got -1"),
+        (0, 0, "for world_size 0"),
+        (True, 2, "rank must be an integer"),
+        (0, 2.0, "world_size must be an integer, got 2.0"),
+    ],
+)
+def test_contradictory_arguments_are_refused(rank: object, world_size: object, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        resolve(rank, world_size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("environment", "match"),
+    [
+        ({"RANK": "1"}, "no WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "no RANK"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "must be integers"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"got 2 \(environment\)"),
+    ],
+)
+def test_a_broken_environment_is_refused(
+    environment: dict[str, str], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=match):
+        resolve()
+
+
+def test_differences_name_ranks_and_items() -> None:
+    same = {"seed": "7", "files": "ab"}
+    assert differences({0: same, 1: dict(same), 2: dict(same)}) == ""
+    text = differences({0: same, 1: {**same, "seed": "8"}, 2: {"seed": "8", "files": "ab", "new": "x" * 500}})
+    assert "seed: rank 0 has '7', ranks 1, 2 '8'" in text
+    assert "new: rank 0 has '(absent)', rank 2 'xxx" in text
+    assert "files" not in text
+    assert len(text) < 500
+    assert name_ranks(list(range(64))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (64 in all)"
+
+
+def fail_on_rank_1(place: Place) -> None:
+    with Meeting(place, what="test", timeout_s=20) as meeting:
+        if place.rank == 1:
+            raise FileNotFoundError("no such file: x")
+        meeting.agree({"seed": "7"})
+
+
+def meet(rank: int, world_size: int) -> None:
+    place = resolve()
+    assert (place.rank, place.world_size) == (rank, world_size)
+    assert resolve(rank, world_size).group is not None
+    assert resolve(0, 1).group is None
+    Meeting(resolve(0, 1), what="test", timeout_s=20).agree({"rank": str(rank)})  # alone: nothing to compare
+
+    for _ in range(3):
+        with Meeting(place, what="test", timeout_s=20) as meeting:
+            meeting.agree({"seed": "7"})
+    with (
+        pytest.raises(MismatchError, match=r"test: .* balance: rank 0 has 'None', rank 2 'Balance"),
+        Meeting(place, what="test", timeout_s=20) as meeting,
+    ):
+        meeting.agree({"seed": "7", "balance": "Balance()" if rank == 2 else "None"})
+    with pytest.raises(Exception, match="no such file: x") as caught:
+        fail_on_rank_1(place)
+    assert isinstance(caught.value, FileNotFoundError if rank == 1 else PeerError)
+    assert rank == 1 or "rank 1 failed: FileNotFoundError" in str(caught.value)
+
+    pair = dist.new_group([0, 2])
+    if rank != 1:
+        inside = resolve(process_group=pair)
+        assert (inside.rank, inside.world_size) == (rank // 2, 2)
+        Meeting(inside, what="pair", timeout_s=20).agree({"seed": "7"})
+        with pytest.raises(ValueError, match="leave rank and world_size out"):
+            resolve(0, 3, pair)
+    else:
+        with pytest.raises(ValueError, match="not in process_group"):
+            resolve(process_group=pair)
+    with Meeting(place, what="test", timeout_s=20) as meeting:
+        meeting.agree({"seed": "7"})
+
+
+def test_ranks_agree_or_all_raise() -> None:
+    shared_world(3).run(meet)
+
+
+def miss(rank: int, world_size: int, absent: int, late: int = -1) -> str:
+    """Rank `absent` never comes, rank `late` shortly before the others' time ends."""
+    if rank == absent:
+        return ""
+    if rank == late:
+        time.sleep(2)
+    start = time.monotonic()
+    with pytest.raises(PeerError) as caught, Meeting(resolve(), what="test", timeout_s=3) as meeting:
+        meeting.agree({"seed": "7"})
+    assert time.monotonic() - start < 3 + 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("absent", "late"), [(0, -1), (1, -1), (2, 0)])
+def test_a_rank_that_never_comes_is_named(absent: int, late: int) -> None:
+    with World(3) as world:
+        answers = world.run(miss, absent, late)
+    for rank, text in enumerate(answers):
+        assert (rank == absent) == (text == "")
+        assert rank == absent or f"rank {absent} did not come within 3 s" in text
+
+
+def stop(rank: int, world_size: int) -> str:
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return miss(rank, world_size, absent=0)
+
+
+def test_a_stopped_store_does_not_hang_anybody() -> None:
+    world = World(2)
+    try:
+        _, text = world.run(stop, lost={0})
+    finally:
+        world.kill()
+    assert "rank 0, which hosts the job's store, " in text
