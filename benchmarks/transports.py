@@ -116,9 +116,9 @@ def timed(call: Callable[[], None], times: int) -> list[float]:
 
 def work(rank: int, world_size: int, run: Run) -> dict[tuple[str, int], dict[str, Any]]:
     """Seconds by skew, size and way, and the bytes that the busiest rank sends or receives."""
-    place = resolve()
+    context = resolve()
     transports = {
-        way: open_transport(name, place, Host(), timeout_s=60, verify=False) for way, name in TRANSPORTS.items()
+        way: open_transport(name, context, Host(), timeout_s=60, verify=False) for way, name in TRANSPORTS.items()
     }
     answer = {}
     for skew in SKEWS:

@@ -23,8 +23,8 @@ from network.world import World
 
 from fscomm.device import Host
 from fscomm.exchange.parts import exchange
-from fscomm.exchange.wire_gate import Gate
-from fscomm.exchange.wire_priority import Schedule
+from fscomm.exchange.wire_gate import WireGate
+from fscomm.exchange.wire_priority import WirePriority
 from fscomm.transports.opening import open_transport
 from fsranks.control_group import Part
 from fsranks.rank_context import resolve
@@ -111,9 +111,9 @@ class Bench:
 
     def __init__(self, rank: int, behind: Behind) -> None:
         self.behind = behind
-        place = resolve()
+        context = resolve()
         self.bulk, self.urgent = (
-            open_transport(behind.transport, place, Host(), timeout_s=60, verify=False) for _ in range(2)
+            open_transport(behind.transport, context, Host(), timeout_s=60, verify=False) for _ in range(2)
         )
         self.bulk_rows = Rows(rank, behind.bulk_bytes)
         self.urgent_rows = Rows(rank, behind.urgent_bytes)
@@ -129,7 +129,7 @@ class Bench:
         if way == "two groups":
             return self.beside(lambda: self.bulk.all_to_all_v(*self.bulk_rows.whole).wait(), None, alone=alone)
         chunk_bytes, budget_bytes = self.behind.chunked[way]
-        gate = Gate(schedule=Schedule(budget_bytes=budget_bytes))
+        gate = WireGate(schedule=WirePriority(budget_bytes=budget_bytes))
         return self.beside(lambda: exchange(self.bulk, self.bulk_rows.parts(chunk_bytes), gate), gate, alone=alone)
 
     def one_group(self) -> tuple[list[float], float]:
@@ -143,10 +143,10 @@ class Bench:
         urgent.wait()
         return [time.perf_counter() - behind], bulk_s
 
-    def beside(self, bulk: Callable[[], None], gate: Gate | None, *, alone: bool) -> tuple[list[float], float]:
+    def beside(self, bulk: Callable[[], None], gate: WireGate | None, *, alone: bool) -> tuple[list[float], float]:
         """Collision exchanges with pauses, while `bulk` runs in a thread of its own on both ranks."""
 
-        def lane() -> float:
+        def worker() -> float:
             start = time.perf_counter()
             bulk()
             return time.perf_counter() - start
@@ -154,7 +154,7 @@ class Bench:
         took: list[float] = []
         with ThreadPoolExecutor(1) as pool:
             dist.barrier()
-            seconds = pool.submit(lane)
+            seconds = pool.submit(worker)
             while not alone and not self.over_after_a_pause(seconds.done):
                 took.append(self.collision(gate))
             return took, seconds.result()
@@ -164,7 +164,7 @@ class Bench:
         time.sleep(self.random.uniform(*PAUSE_S))
         return any(slowest([float(is_over())]))
 
-    def collision(self, gate: Gate | None) -> float:
+    def collision(self, gate: WireGate | None) -> float:
         start = time.perf_counter()
         if gate is not None:
             gate.enter()

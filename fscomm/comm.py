@@ -14,7 +14,7 @@ from torch import nn
 from fscomm.device import device_of
 from fscomm.engine.engine import Engine
 from fscomm.errors import NotServedError
-from fscomm.loop.feature_finder import Finder
+from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
@@ -22,7 +22,7 @@ from fscomm.torchrec import binding
 from fscomm.torchrec.state_hooks import install
 from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
-from fsranks.rank_context import Meeting, Place, resolve
+from fsranks.rank_context import Meeting, RankContext, resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
@@ -104,8 +104,8 @@ class Comm:
         strict: bool,
         timeout_s: float,
     ) -> None:
-        place = resolve()
-        if place.group is None:
+        context = resolve()
+        if context.group is None:
             raise ValueError(
                 "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
             )
@@ -113,12 +113,12 @@ class Comm:
         self._batch: Any = None
         self._over = False
         self._undo = contextlib.ExitStack()
-        self._recorder = Recorder(rank=place.rank)
+        self._recorder = Recorder(rank=context.rank)
         self._engine: Engine | None = None
-        meeting = partial(Meeting, place, what="fscomm.enable", timeout_s=timeout_s)
+        meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
         with meeting() as all_ranks:
             found = _sharded_modules(model)
-            here = _problems(found, place)
+            here = _problems(found, context)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}
             told = all_ranks.agree(same, tell=json.dumps(here))
         for name, why in _of_all_ranks([json.loads(of_rank) for of_rank in told]).items():
@@ -127,16 +127,16 @@ class Comm:
         with meeting() as all_ranks:
             fallbacks = self._recorder.report().fallbacks
             modules = [binding.bind(name, module) for name, module in found.items() if name not in fallbacks]
-            self._finder = Finder([module.name for module in modules], features, binding.servable)
+            self._finder = FeatureFinder([module.name for module in modules], features, binding.servable)
             all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
-        agreed = self._agree_on(transport, modules, place, strict=strict, timeout_s=timeout_s) if modules else None
+        agreed = self._agree_on(transport, modules, context, strict=strict, timeout_s=timeout_s) if modules else None
         if agreed is None:
             return
         self._recorder.travels_by(agreed)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             self._engine = Engine(
                 modules,
-                place,
+                context,
                 self._recorder,
                 device=device_of(modules[0].device),
                 transport=agreed,
@@ -184,10 +184,10 @@ class Comm:
         return self._lookahead.unconsumed if self._lookahead is not None else None
 
     def _agree_on(
-        self, asked: str, modules: list[binding.Binding], place: Place, *, strict: bool, timeout_s: float
+        self, asked: str, modules: list[binding.Binding], context: RankContext, *, strict: bool, timeout_s: float
     ) -> str | None:
         """The transport of all ranks; without one, all modules run plainly."""
-        choice = agree_on(asked, place, modules[0].device, timeout_s=timeout_s)
+        choice = agree_on(asked, context, modules[0].device, timeout_s=timeout_s)
         if choice.name is None:
             for module in modules:
                 self._fall_back(module.name, choice.line())
@@ -222,7 +222,7 @@ class Comm:
                 del target.forward
 
         self._undo.callback(give_back)
-        for door in engine.doors(m):
+        for door in engine.proxies(m):
             door.install()
             self._undo.callback(door.remove)
         for undo in install(
@@ -354,13 +354,13 @@ def _sharded_modules(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _problems(found: Mapping[str, Any], place: Place) -> dict[str, str]:
+def _problems(found: Mapping[str, Any], context: RankContext) -> dict[str, str]:
     """Why modules cannot be served, as far as this rank can see."""
     problems: dict[str, str] = {}
     served: list[str] = []
     whole = binding.version_problem()
     for name, module in found.items():
-        why = whole or binding.problem(module) or binding.problem_here(module) or _elsewhere(module, place)
+        why = whole or binding.problem(module) or binding.problem_here(module) or _elsewhere(module, context)
         device = binding.where(module)
         if why is None and len(served) == _MOST_MODULES:
             why = f"{_MOST_MODULES} modules are served already"
@@ -383,11 +383,11 @@ def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
     return merged
 
 
-def _elsewhere(module: Any, place: Place) -> str | None:
+def _elsewhere(module: Any, context: RankContext) -> str | None:
     group = module._env.process_group
-    if group.size() == place.world_size and group.rank() == place.rank:
+    if group.size() == context.world_size and group.rank() == context.rank:
         return None
-    return f"it is sharded over {group.size()} of {place.world_size} ranks"
+    return f"it is sharded over {group.size()} of {context.world_size} ranks"
 
 
 def _layout(module: binding.Binding) -> str:

@@ -1,7 +1,7 @@
 """Where the tables live, and in which order the work of several threads is done there.
 
 On the CPU work is done when the call that does it returns. On CUDA a call only issues it, to the stream of its thread:
-each lane has a stream of its own, and a *mark* stands for all that a thread has issued so far. Who goes on with what
+each worker has a stream of its own, and a *mark* stands for all that a thread has issued so far. Who goes on with what
 another thread made lets its own stream wait for that thread's mark; the host does not wait.
 """
 
@@ -19,7 +19,7 @@ class Device(Protocol):
     where: torch.device
 
     def enter(self) -> None:
-        """Issue from now on to a stream of this thread's own; once, by a lane."""
+        """Issue from now on to a stream of this thread's own; once, by a worker."""
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """One more stream: what a thread issues inside `with` goes there, as often as it is entered."""

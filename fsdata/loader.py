@@ -120,10 +120,10 @@ class FreeScaleDataLoader:
             timeout_s=timeout_s,
         )
         sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
-        self._place = resolve(rank, world_size, _one_group(process_group, balance))
+        self._context = resolve(rank, world_size, _one_group(process_group, balance))
         self._pool = Pool()
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
-        with Meeting(self._place, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
+        with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
             _check_types(sources, schema, balance)
             opened = [
                 open_source(source, schema, index=index, threads=self._options.num_threads, pool=pool)
@@ -132,8 +132,8 @@ class FreeScaleDataLoader:
             self._data = Dataset(
                 opened, schema, mix=mix, shuffle=bool(shuffle), shuffle_window=shuffle_window, seed=seed
             )
-            needs_peers = self._place.world_size > 1 and (balance is not None or self._data.may_drop)
-            if needs_peers and self._place.group is None:
+            needs_peers = self._context.world_size > 1 and (balance is not None or self._data.may_drop)
+            if needs_peers and self._context.group is None:
                 raise ValueError(
                     _NO_GROUP.format(
                         why="balance" if balance else "a source whose rows can drop out",
@@ -148,11 +148,11 @@ class FreeScaleDataLoader:
             self._turn.settle()
         if needs_peers or (balance is not None and balance.max_tokens is not None):
             self._exchange = StepExchange(
-                self._place, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
+                self._context, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
             )
-            self._planner = StepPlanner(balance, self._place.world_size, carry=True) if balance else None
+            self._planner = StepPlanner(balance, self._context.world_size, carry=True) if balance else None
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
-        self._progress = Progress.start(0, self._place.world_size)
+        self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
         self._steps: Steps | None = None
@@ -166,7 +166,7 @@ class FreeScaleDataLoader:
         turn = self._turn.take()
         self._end_steps()
         loaded, self._loaded = self._loaded, None
-        progress = loaded or Progress.start(self._next_epoch, self._place.world_size, self._progress.tuning)
+        progress = loaded or Progress.start(self._next_epoch, self._context.world_size, self._progress.tuning)
         self._next_epoch = progress.epoch + 1
         self._progress = progress
         return self._epoch(progress, turn, resumed=loaded is not None)
@@ -176,7 +176,7 @@ class FreeScaleDataLoader:
 
         Rows that drop out make it fewer; every row carried over can make it more.
         """
-        return -(-self._data.rows // (self._place.world_size * self._options.batch_size))
+        return -(-self._data.rows // (self._context.world_size * self._options.batch_size))
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +196,7 @@ class FreeScaleDataLoader:
             return
         self._loaded, self._next_epoch = None, epoch
         if self._ahead is None:
-            self._progress = Progress.start(epoch, self._place.world_size, self._progress.tuning)
+            self._progress = Progress.start(epoch, self._context.world_size, self._progress.tuning)
 
     def state_dict(self) -> dict[str, Any]:
         """The job's place right after the batch last yielded; batches made ahead do not count.
@@ -214,7 +214,7 @@ class FreeScaleDataLoader:
             StateError: of another version, other sources, schema, seed or order; the message lists what differs.
         """
         self._end_steps()
-        self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._place.world_size)
+        self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
 
     def report_step(self, compute_seconds: float) -> None:
         """Say how long this rank computed on the batch last yielded, *without* waiting for other ranks.
@@ -273,7 +273,7 @@ class FreeScaleDataLoader:
         if self._ahead is not ahead:
             return  # closed, or a state was loaded
         self._end_steps()
-        self._progress = Progress.start(progress.epoch + 1, self._place.world_size, self._progress.tuning)
+        self._progress = Progress.start(progress.epoch + 1, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
             yield from iter(self)
 
@@ -299,17 +299,17 @@ class FreeScaleDataLoader:
             self._exchange.leave(grace_s)
 
     def _make_steps(self, progress: Progress) -> Steps:
-        options, place, data, pool = self._options, self._place, self._data, self._pool
-        streams = data.streams(progress, place.world_size)
+        options, context, data, pool = self._options, self._context, self._data, self._pool
+        streams = data.streams(progress, context.world_size)
         share = Share(
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=context.rank,
+            world_size=context.world_size,
             batch_size=options.batch_size,
             left=np.array([stream_rows(stream) for stream in streams]),
             progress=progress,
         )
         reader = data.reader(
-            streams[place.rank], epoch=progress.epoch, executor=self._executor, num_threads=options.num_threads
+            streams[context.rank], epoch=progress.epoch, executor=self._executor, num_threads=options.num_threads
         )
         if self._exchange is not None and self._planner is not None:
             self._planner.load_state_dict(progress.tuning)

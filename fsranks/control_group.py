@@ -25,7 +25,7 @@ import torch.distributed as dist
 from fsranks import local_processes
 from fsranks.errors import PeerError
 from fsranks.notice_board import StoreLost
-from fsranks.rank_context import Place, board_of, name_ranks
+from fsranks.rank_context import RankContext, board_of, name_ranks
 
 T = TypeVar("T")
 Part = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
@@ -46,16 +46,16 @@ class ControlGroup:
             to find out which rank that was. After that the group is broken and every call raises.
     """
 
-    def __init__(self, place: Place, *, timeout_s: float) -> None:
-        if place.group is None or place.world_size < 2:
+    def __init__(self, context: RankContext, *, timeout_s: float) -> None:
+        if context.group is None or context.world_size < 2:
             raise ValueError("a ControlGroup needs a process group of at least two ranks")
-        self.rank = place.rank
-        self.world_size = place.world_size
+        self.rank = context.rank
+        self.world_size = context.world_size
         self.timeout_s = timeout_s
         self.number = 0
         self._grace_s = min(_GRACE_S, timeout_s / 4)
         self.wait_s = timeout_s - self._grace_s  # for an exchange; the rest is for the question whose fault it is
-        self._board = board_of(place.group, "group", timeout_s)
+        self._board = board_of(context.group, "group", timeout_s)
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._posted = False

@@ -23,7 +23,7 @@ class StoreLost(PeerError):
     """The host of the store does not answer."""
 
 
-class Board:
+class NoticeBoard:
     """Notes under one prefix of a store.
 
     Waiting asks again and again, so that boards may share a connection and none blocks another. Methods raise StoreLost

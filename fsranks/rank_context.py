@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from fsranks.errors import MismatchError, PeerError
-from fsranks.notice_board import Board, StoreLost, connect
+from fsranks.notice_board import NoticeBoard, StoreLost, connect
 
 _SHOWN = 120
 _LAST_WORD_S = 0.5  # beyond the time limit, for a store that has answered just now
@@ -28,7 +28,7 @@ _connections: weakref.WeakKeyDictionary[dist.Store, dist.Store] = weakref.WeakKe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankContext:
     """This process among those that share the data.
 
     Attributes:
@@ -44,7 +44,7 @@ class Place:
 
 def resolve(
     rank: int | None = None, world_size: int | None = None, process_group: dist.ProcessGroup | None = None
-) -> Place:
+) -> RankContext:
     """Rank and world size from the arguments, else torch.distributed, else torchrun's environment, else 0 of 1.
 
     With `process_group` (say, the data-parallel ranks of a larger job) the ranks are those of the group. Explicit
@@ -59,7 +59,7 @@ def resolve(
         raise ValueError(f"{given} was given without {missing}: pass both, or neither to use torch.distributed's")
     found = _of_group(process_group)
     if rank is None or world_size is None:
-        return found or _of_environment() or Place(rank=0, world_size=1)
+        return found or _of_environment() or RankContext(rank=0, world_size=1)
     _check(rank, world_size, "arguments")
     if found is not None and (rank, world_size) == (found.rank, found.world_size):
         return found
@@ -68,10 +68,10 @@ def resolve(
             f"rank {rank} of {world_size} was given, but this process is rank {found.rank} of {found.world_size} in "
             "process_group: leave rank and world_size out"
         )
-    return Place(rank=rank, world_size=world_size)
+    return RankContext(rank=rank, world_size=world_size)
 
 
-def _of_group(group: dist.ProcessGroup | None) -> Place | None:
+def _of_group(group: dist.ProcessGroup | None) -> RankContext | None:
     if not dist.is_available() or not dist.is_initialized():
         if group is not None:
             raise ValueError("process_group was given, but torch.distributed is not initialized")
@@ -79,10 +79,10 @@ def _of_group(group: dist.ProcessGroup | None) -> Place | None:
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError(f"this process (global rank {dist.get_rank()}) is not in process_group")
-    return Place(rank=rank, world_size=dist.get_world_size(group), group=group or dist.group.WORLD)
+    return RankContext(rank=rank, world_size=dist.get_world_size(group), group=group or dist.group.WORLD)
 
 
-def _of_environment() -> Place | None:
+def _of_environment() -> RankContext | None:
     texts = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     given = {name: text for name, text in texts.items() if text is not None}
     if not given:
@@ -97,7 +97,7 @@ def _of_environment() -> Place | None:
     except ValueError:
         raise ValueError(f"RANK and WORLD_SIZE in the environment must be integers, got {given}") from None
     _check(rank, world_size, "environment")
-    return Place(rank=rank, world_size=world_size)
+    return RankContext(rank=rank, world_size=world_size)
 
 
 def _check(rank: int, world_size: int, where: str) -> None:
@@ -119,14 +119,14 @@ class Meeting:
             meeting.agree({"seed": "7", "schema": digest})
     """
 
-    def __init__(self, place: Place, *, what: str, timeout_s: float) -> None:
-        self._place = place
+    def __init__(self, context: RankContext, *, what: str, timeout_s: float) -> None:
+        self._context = context
         self._what = what
         self._timeout_s = timeout_s
-        self._board: Board | None = None
+        self._board: NoticeBoard | None = None
         self._over = False
-        if place.group is not None and place.world_size > 1:
-            self._board = board_of(place.group, "meeting", timeout_s)
+        if context.group is not None and context.world_size > 1:
+            self._board = board_of(context.group, "meeting", timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +137,7 @@ class Meeting:
         if error is not None and not self._over and self._board is not None:
             self._over = True
             try:
-                self._board.post(str(self._place.rank), json.dumps({"error": describe(error)}), self._timeout_s)
+                self._board.post(str(self._context.rank), json.dumps({"error": describe(error)}), self._timeout_s)
             except StoreLost as lost:
                 error.add_note(f"and the other ranks could not be told: {lost}")
 
@@ -163,8 +163,8 @@ class Meeting:
             raise PeerError(f"{self._what}: {verdict['text']}")
         return verdict["told"]
 
-    def _meet(self, board: Board, mine: dict[str, Any]) -> dict[str, Any]:
-        rank, ranks = self._place.rank, [str(each) for each in range(self._place.world_size)]
+    def _meet(self, board: NoticeBoard, mine: dict[str, Any]) -> dict[str, Any]:
+        rank, ranks = self._context.rank, [str(each) for each in range(self._context.world_size)]
         board.post(str(rank), json.dumps(mine), self._timeout_s)
         if rank == 0:
             notes = board.wait(ranks, self._timeout_s)
@@ -177,7 +177,7 @@ class Meeting:
 
     def _judge(self, notes: dict[str, str]) -> dict[str, Any]:
         """What the posted notes amount to; rank 0's items are the reference."""
-        world_size = self._place.world_size
+        world_size = self._context.world_size
         given: dict[int, dict[str, Any]] = {int(rank): json.loads(note) for rank, note in notes.items()}
         failed = [f"rank {rank} failed: {note['error']}" for rank, note in sorted(given.items()) if "error" in note]
         if failed:
@@ -196,20 +196,20 @@ class Meeting:
         return {"kind": "mismatch", "text": f"ranks were not given the same job. {text}. {remedy}"}
 
 
-def gather(place: Place, text: str, *, what: str, timeout_s: float) -> list[str]:
+def gather(context: RankContext, text: str, *, what: str, timeout_s: float) -> list[str]:
     """The texts of all ranks of `place`, in their order; blocks until they are there. All ranks call it equally often.
 
     Raises:
         PeerError: names the ranks that did not come within `timeout_s`.
     """
-    if place.group is None or place.world_size == 1:
+    if context.group is None or context.world_size == 1:
         return [text]
-    board = board_of(place.group, "gather", timeout_s)
-    board.post(str(place.rank), text, timeout_s)
-    notes = board.wait(map(str, range(place.world_size)), timeout_s)
-    if missing := [rank for rank in range(place.world_size) if str(rank) not in notes]:
+    board = board_of(context.group, "gather", timeout_s)
+    board.post(str(context.rank), text, timeout_s)
+    notes = board.wait(map(str, range(context.world_size)), timeout_s)
+    if missing := [rank for rank in range(context.world_size) if str(rank) not in notes]:
         raise PeerError(f"{what}: {name_ranks(missing)} did not come within {timeout_s:g} s")
-    return [notes[str(rank)] for rank in range(place.world_size)]
+    return [notes[str(rank)] for rank in range(context.world_size)]
 
 
 def differences(given: Mapping[int, Mapping[str, str]]) -> str:
@@ -243,13 +243,13 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:2000]
 
 
-def board_of(group: dist.ProcessGroup, purpose: str, timeout_s: float) -> Board:
+def board_of(group: dist.ProcessGroup, purpose: str, timeout_s: float) -> NoticeBoard:
     """The next board for `purpose` that the ranks of `group`, and no others, share: each rank asks equally often."""
     ranks = dist.get_process_group_ranks(group)
     members = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
     name = f"freescale/{members}/{purpose}"
     _boards[name] += 1
-    return Board(_connection(timeout_s), f"{name}/{_boards[name]}")
+    return NoticeBoard(_connection(timeout_s), f"{name}/{_boards[name]}")
 
 
 def _connection(timeout_s: float) -> dist.Store:

@@ -1,4 +1,4 @@
-"""Backward after the `with` block, through a forward that was made inside it: no lane and no transport is left.
+"""Backward after the `with` block, through a forward that was made inside it: no worker and no transport is left.
 
 The thread that runs backward sends the gradients itself, over the module's own process group, as TorchRec would.
 """
@@ -23,7 +23,7 @@ def update(step: Step, gradients: Gradients, module: binding.Binding, groups: Se
     Tables that are in another block now are updated in its order.
     """
     for number, g in enumerate(groups):
-        targets = module.door_targets(number)
+        targets = module.proxy_targets(number)
         for updates in _exchanged(step, g, gradients.get(g), module, number):
             for target, each in zip(targets, updates or [nothing], strict=True):
                 update_in_turn(target, None, each)

@@ -1,11 +1,11 @@
-"""The engine: takes batches one step ahead, forwards and backwards as they come, and lets lanes do the work.
+"""The engine: takes batches one step ahead, forwards and backwards as they come, and lets workers do the work.
 
 Five threads. The training thread runs hooks of the user's loop; it touches tables in a module's own forward only, and
-no socket but for one control word per forward. The ids lane exchanges ids one step ahead. The urgent lane carries
-collision traffic, the bulk lane exclusive traffic; the plain lane applies updates of what is not served. When tables
-may be touched is the law of `order.py`; this file says what there is to do, in the order of the user's loop.
+no socket but for one control word per forward. The ids worker exchanges ids one step ahead. The urgent worker carries
+collision traffic, the bulk worker exclusive traffic; the plain worker applies updates of what is not served. When
+tables may be touched is the law of `order.py`; this file says what there is to do, in the order of the user's loop.
 
-Nothing here waits for a lane inside backward, except a forward that is called there (activation checkpointing).
+Nothing here waits for a worker inside backward, except a forward that is called there (activation checkpointing).
 """
 
 import logging
@@ -21,12 +21,12 @@ import torch
 from fscomm.device import Device
 from fscomm.engine import after_block
 from fscomm.engine.forward_modes import Choice, choose, in_backward
-from fscomm.engine.pending_gradients import Gathering
+from fscomm.engine.pending_gradients import PendingGradients
 from fscomm.engine.step_counts import count_rows
 from fscomm.engine.table_access import TableAccess, result
 from fscomm.engine.table_order import ANY, Rows, whole
 from fscomm.errors import NotServedError
-from fscomm.exchange.channels import Links
+from fscomm.exchange.connections import Connections
 from fscomm.exchange.control_word import FETCH, FETCH_ALL, FOREIGN, PLAIN
 from fscomm.exchange.id_exchange import BATCH, END, FAILED
 from fscomm.exchange.row_exchange import Gradients
@@ -36,10 +36,10 @@ from fscomm.loop.kjt_paths import Snapshot
 from fscomm.report.recorder import Recorder
 from fscomm.torchrec import binding
 from fscomm.torchrec.gradient_tap import GradientTap
-from fscomm.torchrec.plain_kernels import Door, Update
+from fscomm.torchrec.plain_kernels import LookupProxy, Update
 from fscomm.torchrec.shadow_kernels import take_hyper
 from fsranks.errors import MismatchError, PeerError
-from fsranks.rank_context import Place, name_ranks
+from fsranks.rank_context import RankContext, name_ranks
 
 log = logging.getLogger("fscomm")
 
@@ -47,14 +47,14 @@ log = logging.getLogger("fscomm")
 class Engine:
     """Serves `modules` on the ranks of `place`. Making it is collective.
 
-    Public methods are called by the training thread, `flush` by any thread. Errors of a lane are raised by the next
+    Public methods are called by the training thread, `flush` by any thread. Errors of a worker are raised by the next
     call that needs it.
     """
 
     def __init__(
         self,
         modules: Sequence[binding.Binding],
-        place: Place,
+        context: RankContext,
         recorder: Recorder,
         *,
         device: Device,
@@ -74,10 +74,10 @@ class Engine:
             self._groups.append(range(first, first + len(module.layouts)))
         self._module_of = [m for m, groups in enumerate(self._groups) for _ in groups]
         self._kernels = [kernels for module in modules for kernels in module.kernels]
-        self._links = Links(modules, place, recorder, device=device, transport=transport, timeout_s=timeout_s)
+        self._links = Connections(modules, context, recorder, device=device, transport=transport, timeout_s=timeout_s)
         self._anchor = torch.zeros(0, requires_grad=True, device=device.where)
         self._tables = TableAccess(self._links, self._groups, device)
-        self._gathering = Gathering(self._module_of, self._send_gradients)
+        self._gathering = PendingGradients(self._module_of, self._send_gradients)
         self._reached: list[Step] = []  # by the backward pass that runs
         self._pass = -1  # its number; -1 when none has brought anything
         self._trains = threading.get_ident()
@@ -93,12 +93,12 @@ class Engine:
         self.current: Step | None = None
         self.forward_step: Step | None = None
 
-    def doors(self, m: int) -> list[Door]:
+    def proxies(self, m: int) -> list[LookupProxy]:
         """To the tables of module m, for its own forward."""
         return [
             make(_Turns(self, g, number))
             for g in self._groups[m]
-            for number, make in enumerate(self.modules[m].doors(g - self._groups[m].start))
+            for number, make in enumerate(self.modules[m].proxies(g - self._groups[m].start))
         ]
 
     # Batches
@@ -171,7 +171,7 @@ class Engine:
     def _exchange_ids(
         self, number: int, before: Step | None, step: Step | None, status: int, given: list[Any]
     ) -> Verdict:
-        """In the ids lane."""
+        """In the ids worker."""
         self._links.gate.wait()  # nothing needs the ids soon, but the collision rows of the step before are waited for
         requests: list[Any] = [None] * len(self._module_of)
         with self.recorder.span("ids", step=number if step is not None else None):
@@ -400,7 +400,7 @@ class Engine:
         return self._links.peers.explain(error)
 
     def close(self, reason: str) -> None:
-        """End lanes and groups; work that is under way ends first, within its deadlines."""
+        """End workers and groups; work that is under way ends first, within its deadlines."""
         self._over = self._over or ""
         self._links.close(reason)
 

@@ -8,7 +8,7 @@ from fscomm.exchange.row_exchange import Gradients
 from fscomm.exchange.step import Step
 
 
-class Gathering:
+class PendingGradients:
     """Gradients of one forward go in one piece: when all of its groups have theirs, or when nothing more may wait.
 
     `module_of[g]` is the module of group g. Forwards of one module are sent in the order in which autograd reaches

@@ -1,4 +1,4 @@
-"""Look-ups and updates of tables on their way to a lane, each behind those that it has to come after (`order.py`).
+"""Look-ups and updates of tables on their way to a worker, each behind those that it has to come after (`order.py`).
 
 Every method submits and returns; called in program order, by the thread that trains or runs backward.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from fscomm.device import Device
 from fscomm.engine.table_order import Rows, TableOrder, collision, exclusive
-from fscomm.exchange.channels import Links
+from fscomm.exchange.connections import Connections
 from fscomm.exchange.row_exchange import Gradients
 from fscomm.exchange.step import Step
 from fscomm.exchange.worker import Pending
@@ -21,7 +21,7 @@ Fetch = tuple[Step, bool]  # whether of the collision class
 class TableAccess:
     """The tables of all modules on this rank; `groups[m]` are the sharding groups of module m."""
 
-    def __init__(self, links: Links, groups: Sequence[range], device: Device) -> None:
+    def __init__(self, links: Connections, groups: Sequence[range], device: Device) -> None:
         self._links = links
         self._groups = groups
 
@@ -66,7 +66,7 @@ class TableAccess:
         """
         assert step.planned is not None
         planned = step.planned
-        groups = sorted(step.nodes)  # now: another module's forward may come before the lane gets to it
+        groups = sorted(step.nodes)  # now: another module's forward may come before the worker gets to it
 
         def work() -> None:
             verdict = planned.result()
@@ -107,7 +107,7 @@ class TableAccess:
             update.result()
 
     def _send_collision_rows(self, step: Step, modules: Sequence[int]) -> None:
-        """In the urgent lane."""
+        """In the urgent worker."""
         self._links.urgent.send_rows(step, self._served(step, modules), collision=True)
 
     def _served(self, step: Step, modules: Iterable[int]) -> list[int]:
@@ -116,9 +116,9 @@ class TableAccess:
     def _before(self, modules: Iterable[int], rows: Rows) -> list[Pending[Any]]:
         return [update for m in modules for update in self._order[m].before(rows)]
 
-    def _update(self, m: int, rows: Rows, lane: str, work: Callable[[], None], *planned: Pending[Any]) -> None:
+    def _update(self, m: int, rows: Rows, worker: str, work: Callable[[], None], *planned: Pending[Any]) -> None:
         after = [*planned, *self._order[m].before(rows)]
-        self._updated(m, rows, self._links.submit(lane, work, after=after))
+        self._updated(m, rows, self._links.submit(worker, work, after=after))
 
     def _fetched(self, step: Step, modules: Sequence[int], rows: Rows, done: Pending[None]) -> None:
         for m in modules:

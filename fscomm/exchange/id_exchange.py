@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fscomm.exchange.step import GroupAhead, GroupBack, Step, Verdict
-from fscomm.exchange.wire_gate import Gate
+from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan import routes, row_masks
 from fscomm.plan.routes import Request, Served
 from fscomm.plan.sharding_group import GroupLayout
@@ -34,8 +34,8 @@ class _Shared:
     after: torch.Tensor | None
 
 
-class IdsStage:
-    """Runs in the ids lane, once per announced batch, in order.
+class IdExchange:
+    """Runs in the ids worker, once per announced batch, in order.
 
     `modules[g]` is the module of group g. Ids and plans are worked on in host memory; what indexes rows goes `where`
     those are.
@@ -44,7 +44,7 @@ class IdsStage:
     def __init__(
         self,
         channel: Channel,
-        gate: Gate,
+        gate: WireGate,
         layouts: Sequence[GroupLayout],
         modules: Sequence[int],
         where: torch.device,

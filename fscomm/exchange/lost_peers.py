@@ -19,7 +19,7 @@ from fsranks.errors import PeerError
 _LOOK_S = 0.25
 
 
-class PeerWatch:
+class LostPeers:
     """Over `groups`, as far as gloo carries what lies on `device`; `control` has the same ranks, None where alone.
 
     One thread, the one that trains, begins and ends what is watched: `within` a block, or by `begin` and `end`.

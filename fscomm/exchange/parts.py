@@ -3,14 +3,14 @@
 from collections import deque
 from collections.abc import Iterable
 
-from fscomm.exchange.wire_gate import Gate
+from fscomm.exchange.wire_gate import WireGate
 from fscomm.transports.transport import Handle, Transport
 from fsranks.control_group import Part
 
 IN_FLIGHT = 2  # urgent parts: the next one is ready when one ends
 
 
-def exchange(transport: Transport, parts: Iterable[Part], gate: Gate | None) -> None:
+def exchange(transport: Transport, parts: Iterable[Part], gate: WireGate | None) -> None:
     """Exchange (out, inp, out_splits, in_splits) in order, with `gate` as bulk. Blocks until all are complete.
 
     Each part is asked for just before its turn is awaited and it is issued. Raises what the transport or `parts` raise;

@@ -1,8 +1,8 @@
-"""The rows and gradients of a step on their way: what the urgent and the bulk lane do.
+"""The rows and gradients of a step on their way: what the urgent and the bulk worker do.
 
-The urgent lane carries the collision class, one step after the other: gradients, their update, look-up and rows of the
-same table rows for the next step. The bulk lane carries the exclusive class in chunks, each held back while urgent
-traffic runs (Algorithm 2 of the paper, with the sends ordered by `gate.Gate`).
+The urgent worker carries the collision class, one step after the other: gradients, their update, look-up and rows of
+the same table rows for the next step. The bulk worker carries the exclusive class in chunks, each held back while
+urgent traffic runs (Algorithm 2 of the paper, with the sends ordered by `gate.WireGate`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import torch
 
 from fscomm.exchange.parts import exchange
 from fscomm.exchange.step import Step
-from fscomm.exchange.wire_gate import Gate
+from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.routes import Apply, Lookup, SendGradients
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
@@ -23,10 +23,10 @@ from fsranks.control_group import Part
 Gradients = dict[int, torch.Tensor]
 
 
-class Traffic:
-    """One class of rows in one lane: gradients go out over one transport, rows over the other.
+class RowExchange:
+    """One class of rows in one worker: gradients go out over one transport, rows over the other.
 
-    Tables are this lane's own shadows. Methods run in the lane and block until the exchange is over.
+    Tables are this worker's own shadows. Methods run in the worker and block until the exchange is over.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Traffic:
         *,
         gradients: Transport,
         rows: Transport,
-        gate: Gate | None,
+        gate: WireGate | None,
         recorder: Recorder,
     ) -> None:
         self._kind = kind
@@ -138,7 +138,7 @@ class Traffic:
 
 
 class PlainUpdates:
-    """Updates by forwards of TorchRec's own: the gradients are with the owners already. In the plain lane.
+    """Updates by forwards of TorchRec's own: the gradients are with the owners already. In the plain worker.
 
     The next forward waits for them, so they stand behind no exchange of rows that nobody waits for yet.
     """

@@ -64,7 +64,7 @@ class Step:
         follows: number of the step of the same loop before it; None for the first.
         features: [M] what was announced, to recognise it, or None where a module cannot be served this time.
         parts: [M] the KJTs by group that the module's output needs.
-        groups: [G] set by the ids lane; None where the module is not served in this step.
+        groups: [G] set by the ids worker; None where the module is not served in this step.
         arrived: the verdict of all ranks on this batch; done when `groups` are set.
         planned: the verdict on the batch after it; done when `back` is set.
         back: [G] how gradients travel.

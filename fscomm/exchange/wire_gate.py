@@ -5,19 +5,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from fscomm.exchange.wire_priority import Schedule
+from fscomm.exchange.wire_priority import WirePriority
 
 
-class Gate:
+class WireGate:
     """A schedule for threads. Urgent ones go `enter` ... `leave`; bulk senders `wait`, or take turns chunk by chunk.
 
     Waiting is bounded by the urgent exchanges, which have deadlines of their own; `settle` and `stop` end it. A chunk's
     turn comes by `try_bulk`, and `bulk_done` follows; see `exchange.exchange`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, schedule: Schedule | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, schedule: WirePriority | None = None) -> None:
         self._clock = clock
-        self._schedule = schedule or Schedule()
+        self._schedule = schedule or WirePriority()
         self._changed = threading.Condition()
 
     def enter(self) -> None:

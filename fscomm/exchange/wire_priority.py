@@ -13,11 +13,11 @@ STARVED_S = 1.0  # urgent traffic that never pauses lets one chunk pass in this 
 BUDGET_BYTES = 1 << 20
 
 
-class Schedule:
+class WirePriority:
     """The rules, without threads and without a clock: times are seconds of any clock that does not go back.
 
-    Chunks are asked for one at a time, by one lane, and every rank issues them in the same order: with two lanes on one
-    budget, ranks whose budgets are taken by different lanes would wait for each other.
+    Chunks are asked for one at a time, by one worker, and every rank issues them in the same order: with two workers on
+    one budget, ranks whose budgets are taken by different workers would wait for each other.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from fscomm.device import Device, Mark
 
 T = TypeVar("T")
 
-NICENESS = 10  # added to that of a lane in the background; 5 gives way too little, 19 brings no more
+NICENESS = 10  # added to that of a worker in the background; 5 gives way too little, 19 brings no more
 
 
 class Pending(Future[T]):
@@ -30,11 +30,11 @@ class Pending(Future[T]):
         return value
 
 
-class Lane:
+class Worker:
     """One worker thread. After an error nothing more runs: later work fails with the same error.
 
     Work runs behind all that its submitter had issued to the device. `on_error` is called in the thread with the first
-    error, before anybody who waits sees it. A lane in the `background` gives way on the processor to whatever trains,
+    error, before anybody who waits sees it. A worker in the `background` gives way on the processor to whatever trains,
     in this process and in others (on Linux, where threads have priorities of their own).
     """
 
@@ -53,9 +53,9 @@ class Lane:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
-        """Raises RuntimeError once the lane is closed."""
+        """Raises RuntimeError once the worker is closed."""
         if self._closed:
-            raise RuntimeError(f"the {self.name} lane is closed")
+            raise RuntimeError(f"the {self.name} worker is closed")
         future: Pending[T] = Pending(self._device)
         self._queue.put((future, self._device.mark(), work))
         return future

@@ -9,7 +9,7 @@ from fscomm.loop.kjt_paths import KJT, Path
 Reader = Callable[[Any], Any]
 
 
-class Finder:
+class FeatureFinder:
     """For each module, where the next batch has its features.
 
     `names`: of the served modules; `given`: functions from a batch to the KJT of a module, by name.

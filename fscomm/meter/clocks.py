@@ -14,7 +14,7 @@ import torch
 
 from fscomm.meter.intervals import Timeline, Wait, align
 from fsranks.control_group import ControlGroup
-from fsranks.rank_context import Place
+from fsranks.rank_context import RankContext
 
 _ROUNDS = 32
 
@@ -91,13 +91,13 @@ class StreamClock:
 
 
 def compare(
-    place: Place, mine: Sequence[Timeline], clock: Clock, *, timeout_s: float
+    context: RankContext, mine: Sequence[Timeline], clock: Clock, *, timeout_s: float
 ) -> tuple[dict[int, list[Timeline]], list[float]]:
     """The timelines of all ranks, and the offsets of their clocks to rank 0's. Collective over `place.group`; blocks.
 
     Raises PeerError if a rank does not take part within `timeout_s`.
     """
-    group = ControlGroup(place, timeout_s=timeout_s)
+    group = ControlGroup(context, timeout_s=timeout_s)
     try:
         begins, ends = np.zeros(_ROUNDS), np.zeros(_ROUNDS)
         for i in range(_ROUNDS):

@@ -95,15 +95,15 @@ class BubbleMeter:
         """
         self._clock.settle()
         self._resolve()
-        place = resolve()
-        ranks: dict[int, list[Timeline]] = {place.rank: list(self._done)}
+        context = resolve()
+        ranks: dict[int, list[Timeline]] = {context.rank: list(self._done)}
         offsets: list[float] | None = [0.0]
-        if place.world_size > 1:
+        if context.world_size > 1:
             offsets = None
-            if place.group is not None and not local:
-                ranks, offsets = compare(place, ranks[place.rank], self._clock, timeout_s=self._timeout_s)
+            if context.group is not None and not local:
+                ranks, offsets = compare(context, ranks[context.rank], self._clock, timeout_s=self._timeout_s)
         shown = {rank: [line for line in lines if line.step >= skip] for rank, lines in ranks.items()}
-        return BubbleReport(world_size=place.world_size, steps=tuple(attribute(shown, offsets)))
+        return BubbleReport(world_size=context.world_size, steps=tuple(attribute(shown, offsets)))
 
     def _ask(self) -> None:
         """The loop asks for a batch: a step ends and the next begins."""

@@ -16,7 +16,7 @@ from typing import Self
 
 import torch
 
-from fscomm.report.report import Collisions, Report, StepReport, Traffic
+from fscomm.report.report import Collisions, Report, RowExchange, StepReport
 from fscomm.report.trace import Span
 
 # The same range in a torch profile as torch.profiler.record_function gives, for 0.2 instead of 9 microseconds.
@@ -70,11 +70,11 @@ class Recorder:
 
     def bytes(self, module: str, step: int, kind: str, sent: int, received: int) -> None:
         """Add bytes of an exchange with other ranks."""
-        moved = Traffic(sent=sent, received=received)
+        moved = RowExchange(sent=sent, received=received)
         with self._lock:
             for sums in self._sums(step):
                 by_kind = sums.bytes.setdefault(module, {})
-                by_kind[kind] = by_kind.get(kind, Traffic()) + moved
+                by_kind[kind] = by_kind.get(kind, RowExchange()) + moved
 
     def straggler(self, step: int, ms: float) -> None:
         """Add time that this rank waited in `step` for a rank that came later; it is part of some exposed time."""
@@ -187,7 +187,7 @@ class _Step:
 
     def __init__(self) -> None:
         self.collisions: dict[str, Collisions] = {}
-        self.bytes: dict[str, dict[str, Traffic]] = {}
+        self.bytes: dict[str, dict[str, RowExchange]] = {}
         self.exposed_ms: dict[str, float] = {}
         self.inline_ms: dict[str, float] = {}
         self.hidden_ms: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""Spans of time on named lanes, and the JSON that chrome://tracing and ui.perfetto.dev show.
+"""Spans of time on named tracks, and the JSON that chrome://tracing and ui.perfetto.dev show.
 
-One process per rank, one track per lane. Spans of one step are joined by a flow, in the order in which they began.
+One process per rank, one track per track. Spans of one step are joined by a flow, in the order in which they began.
 """
 
 import json
@@ -15,7 +15,7 @@ class Span:
     """Something that took from `start` to `end`, in seconds since the epoch, on one thread."""
 
     kind: str
-    lane: str
+    track: str
     start: float
     end: float
     step: int | None = None
@@ -27,17 +27,17 @@ class Span:
 def trace_events(spans: Iterable[Span], *, rank: int) -> list[dict[str, Any]]:
     """Events of the Trace Event Format, times in microseconds since the epoch: names, then slices, then flows."""
     ordered = sorted(spans, key=lambda span: (span.start, -span.end))
-    lanes: dict[str, int] = {}
+    tracks: dict[str, int] = {}
     for span in ordered:
-        lanes.setdefault(span.lane, len(lanes))
+        tracks.setdefault(span.track, len(tracks))
     named = [_name("process_name", f"rank {rank}", rank=rank)]
-    named += [_name("thread_name", lane, rank=rank, lane=number) for lane, number in lanes.items()]
-    slices = [_slice(span, rank=rank, lane=lanes[span.lane]) for span in ordered]
+    named += [_name("thread_name", track, rank=rank, track=number) for track, number in tracks.items()]
+    slices = [_slice(span, rank=rank, track=tracks[span.track]) for span in ordered]
     by_step: dict[int, list[Span]] = {}
     for span in ordered:
         if span.step is not None:
             by_step.setdefault(span.step, []).append(span)
-    flows = [event for step, chain in by_step.items() for event in _flow(step, chain, rank=rank, lanes=lanes)]
+    flows = [event for step, chain in by_step.items() for event in _flow(step, chain, rank=rank, tracks=tracks)]
     return [*named, *slices, *flows]
 
 
@@ -47,25 +47,25 @@ def write_trace(path: str | Path, spans: Iterable[Span], *, rank: int) -> None:
     Path(path).write_text(json.dumps(document))
 
 
-def _name(what: str, name: str, *, rank: int, lane: int = 0) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": rank, "tid": lane, "args": {"name": name}}
+def _name(what: str, name: str, *, rank: int, track: int = 0) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": track, "args": {"name": name}}
 
 
-def _slice(span: Span, *, rank: int, lane: int) -> dict[str, Any]:
+def _slice(span: Span, *, rank: int, track: int) -> dict[str, Any]:
     args = {"step": span.step, "module": span.module}
     return {
         "ph": "X",
         "name": f"wait: {span.kind}" if span.blocked else span.kind,
         "cat": "exposed" if span.blocked else "communication",
         "pid": rank,
-        "tid": lane,
+        "tid": track,
         "ts": span.start * 1e6,
         "dur": (span.end - span.start) * 1e6,
         "args": {key: value for key, value in args.items() if value not in (None, "")},
     }
 
 
-def _flow(step: int, chain: Sequence[Span], *, rank: int, lanes: dict[str, int]) -> list[dict[str, Any]]:
+def _flow(step: int, chain: Sequence[Span], *, rank: int, tracks: dict[str, int]) -> list[dict[str, Any]]:
     """Arrows through `chain`; a single span has none."""
     if len(chain) < 2:
         return []
@@ -77,7 +77,7 @@ def _flow(step: int, chain: Sequence[Span], *, rank: int, lanes: dict[str, int])
             "cat": "step",
             "id": f"{rank}.{step}",
             "pid": rank,
-            "tid": lanes[span.lane],
+            "tid": tracks[span.track],
             "ts": span.start * 1e6,
         }
         for i, span in enumerate(chain)

@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.plan.routes import Request, request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.torchrec.plain_kernels import Door, EmptyDoor, KernelDoor, Turns
+from fscomm.torchrec.plain_kernels import EmptyProxy, KernelProxy, LookupProxy, Turns
 from fscomm.torchrec.shadow_kernels import Tables
 from fsranks.torch_notices import keep_fx_notice_away
 
@@ -150,14 +150,14 @@ class Binding:
         divide_by = layout.world_size if get_gradient_division() else 1
         return Tables(self.kernels[group], dim=layout.dim, dtype=layout.dtype, divide_by=divide_by, where=self.device)
 
-    def door_targets(self, group: int) -> list[Any]:
+    def proxy_targets(self, group: int) -> list[Any]:
         """Whose forward reads the tables: the fused kernels, or the look-up itself where this rank has none."""
         return self.kernels[group] or [self.module._lookups[group]]
 
-    def doors(self, group: int) -> list[Callable[[Turns], Door]]:
+    def proxies(self, group: int) -> list[Callable[[Turns], LookupProxy]]:
         """What makes the doors to the tables."""
-        kind = KernelDoor if self.kernels[group] else EmptyDoor
-        return [partial(kind, target, where=self.device) for target in self.door_targets(group)]
+        kind = KernelProxy if self.kernels[group] else EmptyProxy
+        return [partial(kind, target, where=self.device) for target in self.proxy_targets(group)]
 
     def prepare(self, features: Any) -> tuple[list[Any], list[Request]]:
         """The KJT of each group as the module would send it, and what is asked of the owners. No collective."""

@@ -34,7 +34,7 @@ class Turns(Protocol):
         """The tables shall be updated. Does not block."""
 
 
-class Door(ABC):
+class LookupProxy(ABC):
     """In the place of the `forward` of `target`, from `install` until `remove`."""
 
     def __init__(self, target: Any, turns: Turns, where: torch.device) -> None:
@@ -69,7 +69,7 @@ class Door(ABC):
         update_in_turn(self._target, read if here else None, make_update(*came))
 
 
-class KernelDoor(Door):
+class KernelProxy(LookupProxy):
     """Of a fused kernel."""
 
     def _backward(
@@ -87,7 +87,7 @@ class KernelDoor(Door):
         return make_update
 
 
-class EmptyDoor(Door):
+class EmptyProxy(LookupProxy):
     """Of a look-up that has no kernel on this rank."""
 
     def _backward(
@@ -122,7 +122,7 @@ def update_in_turn(target: Any, read: Any, update: Update) -> None:
     read: what `Turns.read` gave for the forward; None for a forward that its `Turns` do not know.
     """
     door = vars(target).get("forward")
-    if isinstance(door, Door):
+    if isinstance(door, LookupProxy):
         door.turns.update(read, update)
     else:
         update(lambda: Shadow(target))

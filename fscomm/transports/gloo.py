@@ -10,7 +10,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.transport import Handle, check_gather, check_splits
 from fsranks.control_group import Begun, ControlGroup, Part
 from fsranks.errors import PeerError
-from fsranks.rank_context import Place
+from fsranks.rank_context import RankContext
 
 IN_FLIGHT = 2
 
@@ -46,11 +46,11 @@ class GlooTransport:
 
     name = "gloo"
 
-    def __init__(self, place: Place, *, timeout_s: float, verify: bool = True) -> None:
-        self.rank = place.rank
-        self.world_size = place.world_size
-        self._handshake = Handshake(place, verify=True, timeout_s=timeout_s) if verify else None
-        self._group = ControlGroup(place, timeout_s=timeout_s)
+    def __init__(self, context: RankContext, *, timeout_s: float, verify: bool = True) -> None:
+        self.rank = context.rank
+        self.world_size = context.world_size
+        self._handshake = Handshake(context, verify=True, timeout_s=timeout_s) if verify else None
+        self._group = ControlGroup(context, timeout_s=timeout_s)
 
     def all_to_all_v(
         self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
@@ -105,8 +105,8 @@ class _Agreed:
 
 
 class GlooChannel:
-    def __init__(self, place: Place, *, timeout_s: float) -> None:
-        self.group = ControlGroup(place, timeout_s=timeout_s)
+    def __init__(self, context: RankContext, *, timeout_s: float) -> None:
+        self.group = ControlGroup(context, timeout_s=timeout_s)
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         return self.group.tell_all(mine)
@@ -140,8 +140,8 @@ class AloneChannel:
         del reason
 
 
-def channel(place: Place, *, timeout_s: float) -> Channel:
+def channel(context: RankContext, *, timeout_s: float) -> Channel:
     """Collective: every rank of `place` makes its channels in the same order."""
-    if place.world_size == 1:
+    if context.world_size == 1:
         return AloneChannel()
-    return GlooChannel(place, timeout_s=timeout_s)
+    return GlooChannel(context, timeout_s=timeout_s)

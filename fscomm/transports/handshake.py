@@ -13,7 +13,7 @@ import torch
 from fscomm.transports.transport import row_bytes
 from fsranks.control_group import ControlGroup
 from fsranks.errors import MismatchError
-from fsranks.rank_context import Place
+from fsranks.rank_context import RankContext
 
 _OPERATIONS = ("all_to_all_v", "all_gather", "meet")
 _SAME = ("operation", "dtype", "bytes per row")
@@ -26,11 +26,11 @@ class Handshake:
     splits were derived from the same gathered lengths, as those of fscomm's engine are, and only the largest travels.
     """
 
-    def __init__(self, place: Place, *, verify: bool, timeout_s: float) -> None:
-        self.rank = place.rank
-        self.world_size = place.world_size
+    def __init__(self, context: RankContext, *, verify: bool, timeout_s: float) -> None:
+        self.rank = context.rank
+        self.world_size = context.world_size
         self.timeout_s = timeout_s
-        self.group = ControlGroup(place, timeout_s=timeout_s)
+        self.group = ControlGroup(context, timeout_s=timeout_s)
         self._verify = verify
 
     @property

@@ -13,7 +13,7 @@ from fscomm.transports.ring.streams import StreamFabric
 from fscomm.transports.staged.host import host_collective, host_collectives
 from fscomm.transports.staged.staged import HostStaged
 from fscomm.transports.transport import AloneTransport, Transport
-from fsranks.rank_context import Place
+from fsranks.rank_context import RankContext
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -30,7 +30,9 @@ def split_name(name: str) -> tuple[str, str]:
     return transport, host if colon else "gloo"
 
 
-def open_transport(name: str, place: Place, device: Device, *, timeout_s: float, verify: bool = True) -> Transport:
+def open_transport(
+    name: str, context: RankContext, device: Device, *, timeout_s: float, verify: bool = True
+) -> Transport:
     """A new instance of transport `name` for tensors on `device`. Collective: all ranks open theirs in the same order.
 
     With `verify` ranks compare splits before every operation; without, callers vouch for them. Every operation is
@@ -41,26 +43,26 @@ def open_transport(name: str, place: Place, device: Device, *, timeout_s: float,
         PeerError: the other ranks did not come.
     """
     name, host = split_name(name)
-    if place.world_size == 1:
+    if context.world_size == 1:
         return AloneTransport(name)
     if name == "gloo":
-        return GlooTransport(place, timeout_s=timeout_s, verify=verify)
+        return GlooTransport(context, timeout_s=timeout_s, verify=verify)
     if device.where.type == "cpu" and name.startswith("nccl"):
         raise ValueError(f"{name} moves rows between GPUs, these are on {device.where}")
-    handshake = Handshake(place, verify=verify, timeout_s=timeout_s)
+    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
     if name == "host-staged":
-        return HostStaged(host_collective(host, place, timeout_s=timeout_s), handshake, device)
+        return HostStaged(host_collective(host, context, timeout_s=timeout_s), handshake, device)
     if name == "copy-engine":
         return _copy_engine(handshake, device)
     if name == "nccl-ce":
-        return _nccl_ce(place, handshake, device)
-    backend = nccl_backend(place, device.where, timeout_s=timeout_s, zero_cta=False)
+        return _nccl_ce(context, handshake, device)
+    backend = nccl_backend(context, device.where, timeout_s=timeout_s, zero_cta=False)
     return NcclTransport(backend, handshake, device.where)
 
 
-def shared_memory_collective(place: Place, *, timeout_s: float) -> Transport:
+def shared_memory_collective(context: RankContext, *, timeout_s: float) -> Transport:
     """A host collective for ranks on one machine: the ring of `copy-engine` with threads for copy engines."""
-    handshake = Handshake(place, verify=False, timeout_s=timeout_s)
+    handshake = Handshake(context, verify=False, timeout_s=timeout_s)
     return Ring(StreamFabric(SharedMemory(handshake)), handshake, name="shared-memory")
 
 
@@ -69,7 +71,7 @@ def _copy_engine(handshake: Handshake, device: Device) -> Transport:
     return Ring(StreamFabric(driver), handshake, name="copy-engine")
 
 
-def _nccl_ce(place: Place, handshake: Handshake, device: Device) -> Transport:
+def _nccl_ce(context: RankContext, handshake: Handshake, device: Device) -> Transport:
     """Even operations on padded, registered buffers, under NCCL's policy of no kernel."""
-    backend = nccl_backend(place, device.where, timeout_s=handshake.timeout_s, zero_cta=True)
+    backend = nccl_backend(context, device.where, timeout_s=handshake.timeout_s, zero_cta=True)
     return PaddedTransport(backend, handshake, device, copy=engine_copy(device.where))

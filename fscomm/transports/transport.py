@@ -17,9 +17,9 @@ class Handle(Protocol):
     def wait(self) -> None:
         """Block the calling thread until `out` is complete: whatever it issues to a device afterwards finds it there.
 
-        Only this waits for a device, so it belongs into a lane, never into the training thread. Wait for the handles of
-        a transport in the order they were given out. Raises PeerError, which names the rank that is dead, has left or
-        is later than the transport's time limit.
+        Only this waits for a device, so it belongs into a worker, never into the training thread. Wait for the handles
+        of a transport in the order they were given out. Raises PeerError, which names the rank that is dead, has left
+        or is later than the transport's time limit.
         """
 
 

@@ -49,11 +49,11 @@ class Dispatcher:
     def __init__(
         self, planner: Planner, *, process_group: dist.ProcessGroup | None = None, timeout_s: float = 300.0
     ) -> None:
-        self.place = resolve(process_group=process_group)
-        if self.place.group is None:
+        self.context = resolve(process_group=process_group)
+        if self.context.group is None:
             raise ValueError("a Dispatcher needs torch.distributed: call init_process_group first")
         self._planner = planner
-        self._group = ControlGroup(self.place, timeout_s=timeout_s) if self.place.world_size > 1 else None
+        self._group = ControlGroup(self.context, timeout_s=timeout_s) if self.context.world_size > 1 else None
         self._number = 0
 
     def plan(self, lengths: Mapping[str, Tensor]) -> "Handle":
@@ -76,7 +76,7 @@ class Dispatcher:
         )
         assignment = self._planner(batch)
         return _handle(
-            self, number, tuple(lengths), everywhere, counts, np.asarray(assignment.rank), self.place.rank, device,
+            self, number, tuple(lengths), everywhere, counts, np.asarray(assignment.rank), self.context.rank, device,
             (assignment.straggler_before, assignment.straggler_after),
         )  # fmt: skip
 
@@ -103,7 +103,7 @@ class Dispatcher:
         words = self._group.all_gather(np.array([_PLAN, self._number, len(keys), named, mine.shape[1]], np.int64))
         if (words[:, :4] != words[0, :4]).any():
             raise MismatchError(
-                f"ranks do not plan the same step: on rank {self.place.rank} it is step {self._number} with the keys "
+                f"ranks do not plan the same step: on rank {self.context.rank} it is step {self._number} with the keys "
                 f"{keys}; [call, step, keys, their checksum] by rank: {words[:, :4].tolist()}"
             )
         counts = words[:, 4]
@@ -128,7 +128,7 @@ class Dispatcher:
         if out.device.type == "cpu":
             self._group.all_to_all(out, mine, received, sent)
         else:
-            dist.all_to_all_single(out, mine, received, sent, group=self.place.group)
+            dist.all_to_all_single(out, mine, received, sent, group=self.context.group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -33,10 +33,10 @@ class EmbeddingBalance:
         balance = balance or Balance()
         if balance.autotune:
             raise ValueError("autotune=True needs the compute times that a loader is told: leave it off here")
-        place = resolve(process_group=balance.process_group)
+        context = resolve(process_group=balance.process_group)
         self._modules = embedding, dense
         self._dispatcher = Dispatcher(
-            StepPlanner(balance, place.world_size),
+            StepPlanner(balance, context.world_size),
             process_group=balance.process_group,
             timeout_s=balance.step_timeout_s(300.0),
         )

@@ -50,10 +50,10 @@ def world_for(worlds: dict[str, World], name: str) -> World:
 
 def opened(name: str, *, timeout_s: float = LIMIT_S) -> tuple[Transport, Device]:
     """The ranks' GPUs in turn, in a stream that is not the default one."""
-    place = resolve()
-    device = device_of(torch.device("cuda", place.rank % torch.cuda.device_count()))
+    context = resolve()
+    device = device_of(torch.device("cuda", context.rank % torch.cuda.device_count()))
     device.enter()
-    return open_transport(name, place, device, timeout_s=timeout_s), device
+    return open_transport(name, context, device, timeout_s=timeout_s), device
 
 
 class OnGpu:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from worlds import shared_world
 
 from fsranks.control_group import ControlGroup
-from fsranks.notice_board import Board
+from fsranks.notice_board import NoticeBoard
 from fsranks.rank_context import resolve
 
 RANKS = 64
@@ -34,7 +34,7 @@ class Counting:
 
 @pytest.fixture
 def board():
-    board = Board(dist.HashStore(), "test")
+    board = NoticeBoard(dist.HashStore(), "test")
     board.store = Counting(board.store)
     return board
 
@@ -80,9 +80,9 @@ def keys_of_connecting(rank, world_size):
         asked.append(len(keys))
         return original(board, keys, timeout_s)
 
-    original = Board.wait
+    original = NoticeBoard.wait
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Board, "wait", wait)
+        patch.setattr(NoticeBoard, "wait", wait)
         group = ControlGroup(resolve(), timeout_s=20)
     one_host = group.one_host
     group.close("done")

@@ -16,7 +16,7 @@ from worlds import World, shared_world
 
 from fsranks.control_group import ControlGroup, Part
 from fsranks.errors import PeerError
-from fsranks.rank_context import Place, resolve
+from fsranks.rank_context import RankContext, resolve
 
 SIZE = 3
 TIMEOUT_S = 60.0
@@ -234,7 +234,7 @@ def test_an_exchange_that_is_aborted_from_outside() -> None:
 
 def test_a_group_needs_peers() -> None:
     with pytest.raises(ValueError, match="at least two ranks"):
-        ControlGroup(Place(rank=0, world_size=1), timeout_s=1)
+        ControlGroup(RankContext(rank=0, world_size=1), timeout_s=1)
 
 
 def connect_badly(rank: int, world_size: int, broken: int) -> str:

@@ -9,17 +9,17 @@ import torch.distributed as dist
 from worlds import World, shared_world
 
 from fsdata.errors import MismatchError, PeerError
-from fsranks.rank_context import Meeting, Place, differences, name_ranks, resolve
+from fsranks.rank_context import Meeting, RankContext, differences, name_ranks, resolve
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert resolve() == Place(rank=3, world_size=4)
-    assert resolve(1, 2) == Place(rank=1, world_size=2)
+    assert resolve() == RankContext(rank=3, world_size=4)
+    assert resolve(1, 2) == RankContext(rank=1, world_size=2)
     monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
-    assert resolve() == Place(rank=0, world_size=1)
+    assert resolve() == RankContext(rank=0, world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -70,30 +70,30 @@ def test_differences_name_ranks_and_items() -> None:
     assert name_ranks(list(range(64))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (64 in all)"
 
 
-def fail_on_rank_1(place: Place) -> None:
-    with Meeting(place, what="test", timeout_s=20) as meeting:
-        if place.rank == 1:
+def fail_on_rank_1(context: RankContext) -> None:
+    with Meeting(context, what="test", timeout_s=20) as meeting:
+        if context.rank == 1:
             raise FileNotFoundError("no such file: x")
         meeting.agree({"seed": "7"})
 
 
 def meet(rank: int, world_size: int) -> None:
-    place = resolve()
-    assert (place.rank, place.world_size) == (rank, world_size)
+    context = resolve()
+    assert (context.rank, context.world_size) == (rank, world_size)
     assert resolve(rank, world_size).group is not None
     assert resolve(0, 1).group is None
     Meeting(resolve(0, 1), what="test", timeout_s=20).agree({"rank": str(rank)})  # alone: nothing to compare
 
     for _ in range(3):
-        with Meeting(place, what="test", timeout_s=20) as meeting:
+        with Meeting(context, what="test", timeout_s=20) as meeting:
             meeting.agree({"seed": "7"})
     with (
         pytest.raises(MismatchError, match=r"test: .* balance: rank 0 has 'None', rank 2 'Balance"),
-        Meeting(place, what="test", timeout_s=20) as meeting,
+        Meeting(context, what="test", timeout_s=20) as meeting,
     ):
         meeting.agree({"seed": "7", "balance": "Balance()" if rank == 2 else "None"})
     with pytest.raises(Exception, match="no such file: x") as caught:
-        fail_on_rank_1(place)
+        fail_on_rank_1(context)
     assert isinstance(caught.value, FileNotFoundError if rank == 1 else PeerError)
     assert rank == 1 or "rank 1 failed: FileNotFoundError" in str(caught.value)
 
@@ -107,7 +107,7 @@ def meet(rank: int, world_size: int) -> None:
     else:
         with pytest.raises(ValueError, match="not in process_group"):
             resolve(process_group=pair)
-    with Meeting(place, what="test", timeout_s=20) as meeting:
+    with Meeting(context, what="test", timeout_s=20) as meeting:
         meeting.agree({"seed": "7"})
 
 

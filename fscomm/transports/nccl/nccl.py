@@ -11,7 +11,7 @@ import torch.distributed as dist
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.nccl.deadlines import Watch
 from fscomm.transports.transport import Done, Handle, as_bytes, check_gather, check_splits, row_bytes
-from fsranks.rank_context import Place, board_of
+from fsranks.rank_context import RankContext, board_of
 
 # NCCL's own watchdog ends the process when it loses patience, so it gets more than anybody has.
 _WATCHDOG = datetime.timedelta(days=365)
@@ -93,7 +93,7 @@ def finish(watch: Watch, work: dist.Work, *, since: float) -> None:
         raise watch.failed(time.monotonic() - since, f"The backend said: {str(error).splitlines()[0]}") from error
 
 
-def nccl_backend(place: Place, device: torch.device, *, timeout_s: float, zero_cta: bool) -> Any:
+def nccl_backend(context: RankContext, device: torch.device, *, timeout_s: float, zero_cta: bool) -> Any:
     """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
 
     `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
@@ -102,7 +102,7 @@ def nccl_backend(place: Place, device: torch.device, *, timeout_s: float, zero_c
     Raises:
         RuntimeError: this torch has no NCCL, or cannot ask it for zero-CTA.
     """
-    if place.group is None:
+    if context.group is None:
         raise ValueError("NCCL needs a process group, whose ranks it connects")
     if not dist.is_nccl_available():
         raise RuntimeError(f"torch {torch.__version__} was built without NCCL: install a CUDA build of torch")
@@ -113,8 +113,8 @@ def nccl_backend(place: Place, device: torch.device, *, timeout_s: float, zero_c
         if policy is None or not hasattr(options.config, "cta_policy"):
             raise RuntimeError(f"torch {torch.__version__} cannot ask NCCL for zero-CTA: install torch >= 2.11")
         options.config.cta_policy = policy
-    store = board_of(place.group, "nccl", timeout_s).store
-    backend = dist.ProcessGroupNCCL(store, place.rank, place.world_size, options)
+    store = board_of(context.group, "nccl", timeout_s).store
+    backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)
     backend._set_sequence_number_for_group()
     backend.eager_connect_single_device(device)
     return backend

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.transport import Transport
-from fsranks.rank_context import Place
+from fsranks.rank_context import RankContext
 
 GROUP = "freescale.host_collectives"
 _BUILT_IN = (
@@ -21,7 +21,7 @@ _BUILT_IN = (
 
 
 class Factory(Protocol):
-    def __call__(self, place: Place, *, timeout_s: float) -> Transport:
+    def __call__(self, context: RankContext, *, timeout_s: float) -> Transport:
         """Collective. The transport moves bytes on the host; splits were compared before, it need not verify them."""
 
 
@@ -30,7 +30,7 @@ def host_collectives() -> list[str]:
     return sorted(_known())
 
 
-def host_collective(name: str, place: Place, *, timeout_s: float) -> Transport:
+def host_collective(name: str, context: RankContext, *, timeout_s: float) -> Transport:
     """A new instance of the host collective `name`. Collective: all ranks open theirs in the same order.
 
     Raises:
@@ -43,11 +43,11 @@ def host_collective(name: str, place: Place, *, timeout_s: float) -> Transport:
     if len(known[name]) > 1:
         given = ", ".join(f"{each.value} ({_origin(each)})" for each in known[name])
         raise ValueError(f"the host collective {name!r} is given more than once, by {given}: uninstall all but one")
-    return _load(known[name][0])(place, timeout_s=timeout_s)
+    return _load(known[name][0])(context, timeout_s=timeout_s)
 
 
-def gloo(place: Place, *, timeout_s: float) -> Transport:
-    return GlooTransport(place, timeout_s=timeout_s, verify=False)
+def gloo(context: RankContext, *, timeout_s: float) -> Transport:
+    return GlooTransport(context, timeout_s=timeout_s, verify=False)
 
 
 def _known() -> dict[str, list[EntryPoint]]:

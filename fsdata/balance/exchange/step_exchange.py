@@ -22,7 +22,7 @@ from fsdata.balance.exchange.transfer import Transfer, check_lengths
 from fsdata.decode.row_table import RowTable, empty
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import ControlGroup
-from fsranks.rank_context import Place, describe
+from fsranks.rank_context import RankContext, describe
 
 _MESSAGE_BYTES = 2048
 _LEFT = "left the loop (its loader was closed)"
@@ -116,9 +116,9 @@ class StepExchange:
     come within `timeout_s`; MismatchError if ranks are at different steps or planned differently.
     """
 
-    def __init__(self, place: Place, *, timeout_s: float = 300.0) -> None:
-        self.place = place
-        self._group = ControlGroup(place, timeout_s=timeout_s) if place.world_size > 1 else Alone()
+    def __init__(self, context: RankContext, *, timeout_s: float = 300.0) -> None:
+        self.context = context
+        self._group = ControlGroup(context, timeout_s=timeout_s) if context.world_size > 1 else Alone()
         self._transfer = Transfer(self._group)
         self._report_lock = threading.Lock()
         self._report = (0, -1)
@@ -168,7 +168,7 @@ class StepExchange:
         )
         plan = self._plan(planner, batch)
         part = _taking_part(home, plan.rows)
-        mine, rest = _cut(mine, int(part[home == self.place.rank].sum()))
+        mine, rest = _cut(mine, int(part[home == self.context.rank].sum()))
         carried = int((~part).sum())
         if carried:
             self._between_epochs = False
@@ -179,7 +179,7 @@ class StepExchange:
             mine, origin = self._transfer.move(mine, spec, everywhere, counts, plan.rank)
         else:
             rows = np.arange(mine.num_rows)
-            origin = np.stack([np.full_like(rows, self.place.rank), rows], axis=1)
+            origin = np.stack([np.full_like(rows, self.context.rank), rows], axis=1)
         elements = everywhere.sum(axis=0) if len(spec.groups) else np.ones(len(home), np.int64)
         return Step(
             number=number,
@@ -269,7 +269,7 @@ class StepExchange:
         text = message.encode()[:_MESSAGE_BYTES]
         own[: len(text)] = np.frombuffer(text, np.uint8)
         messages = self._group.all_gather(own)
-        if failing[self.place.rank]:
+        if failing[self.context.rank]:
             return
         texts = [
             f"rank {rank} failed at {at}: {messages[rank].tobytes().rstrip(bytes(1)).decode(errors='replace')}"
@@ -307,7 +307,7 @@ class StepExchange:
             self._between_epochs = True
             if error is not None and (digests < 0).all():
                 raise error
-            status = batch.statuses[self.place.rank]
+            status = batch.statuses[self.context.rank]
             at = f"step {status.step} of epoch {status.epoch}"
             self._share_failure((digests < 0).tolist(), "" if error is None else describe(error), at)
         if error is not None:

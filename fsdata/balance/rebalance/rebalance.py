@@ -78,21 +78,21 @@ class Rebalanced(Generic[BatchT]):
     ) -> None:
         balance = Balance() if balance is None else balance
         self._loader = loader
-        place = resolve(process_group=balance.process_group)
-        with Meeting(place, what="rebalance", timeout_s=timeout_s) as meeting:
+        context = resolve(process_group=balance.process_group)
+        with Meeting(context, what="rebalance", timeout_s=timeout_s) as meeting:
             if isinstance(replicate, str):
                 raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
             measure, replicate = _measure(lengths), tuple(replicate)
             meeting.agree({"balance": repr(balance), "replicate": repr(sorted(replicate))})
-        if place.world_size > 1 and place.group is None:
+        if context.world_size > 1 and context.group is None:
             raise ValueError(
-                f"this is rank {place.rank} of {place.world_size}, but torch.distributed is not initialized: call "
+                f"this is rank {context.rank} of {context.world_size}, but torch.distributed is not initialized: call "
                 "torch.distributed.init_process_group() first"
             )
         self._exchange: StepExchange | None = None
-        if place.world_size > 1:
-            self._exchange = StepExchange(place, timeout_s=balance.step_timeout_s(timeout_s))
-        self._planner = StepPlanner(balance, place.world_size)
+        if context.world_size > 1:
+            self._exchange = StepExchange(context, timeout_s=balance.step_timeout_s(timeout_s))
+        self._planner = StepPlanner(balance, context.world_size)
         self._source = Source(loader, measure, replicate)
         self._epoch = 0
         self._ahead: Ahead[Made] | None = None

@@ -145,7 +145,7 @@ class RebalanceSteps:
         if not self._met:
             everyone = self._introduce(exchange, status)
             with _told(exchange, status):
-                self._adopt(everyone, exchange.place.rank)
+                self._adopt(everyone, exchange.context.rank)
             self._met = True
         template = self._source.template
         if template is None:

@@ -11,7 +11,7 @@ from exact_model import Config, build
 from worlds import shared_world
 
 import fscomm
-from fscomm.exchange.row_exchange import Traffic
+from fscomm.exchange.row_exchange import RowExchange
 
 CONFIG = Config(modules=TWO, static_graph=False)
 GIVE_UP_S = 10.0
@@ -21,16 +21,16 @@ def looked_up_beside(rank: int, size: int) -> bool:
     """Whether module b, which is not trained, gave its rows while a deferred update of module a was under way."""
     run = new_run(rank, size, CONFIG.but(builder=without_gradients), "fscomm", {})
     may_update = threading.Event()
-    update = Traffic.update
+    update = RowExchange.update
 
-    def held(self: Traffic, *args: Any, collision: bool) -> None:
+    def held(self: RowExchange, *args: Any, collision: bool) -> None:
         if not collision:
             may_update.wait(GIVE_UP_S)
         update(self, *args, collision=collision)
 
     beside = False
     may_update.set()
-    with mock.patch.object(Traffic, "update", held), run.enable() as comm:
+    with mock.patch.object(RowExchange, "update", held), run.enable() as comm:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             if step == 4:
                 may_update.clear()
@@ -51,7 +51,7 @@ def test_a_module_waits_for_updates_of_its_own() -> None:
 
 
 def urgent_behind_bulk(rank: int, size: int) -> list[int]:
-    """Work of the bulk lane that waits for the wire, urgent work behind it, and more urgent work that could go."""
+    """Work of the bulk worker that waits for the wire, urgent work behind it, and more urgent work that could go."""
     model, _ = build(CONFIG, size)
     done: list[int] = []
     begun = threading.Event()

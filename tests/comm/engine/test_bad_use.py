@@ -183,7 +183,7 @@ def changed_model(rank: int, size: int) -> list[str]:
 
 
 def backward_after_an_error(rank: int, size: int) -> None:
-    """The other ranks may have lost lanes, or gone elsewhere: no one knows whether they come to this backward."""
+    """The other ranks may have lost workers, or gone elsewhere: no one knows whether they come to this backward."""
     run = new_run(rank, size, CONFIG, "fscomm")
     losses = []
 

@@ -22,9 +22,9 @@ from worlds import shared_world
 import fscomm
 from fscomm.device import Device, Host
 from fscomm.engine import engine
-from fscomm.exchange.id_exchange import IdsStage
-from fscomm.exchange.row_exchange import Traffic
-from fscomm.exchange.worker import Lane
+from fscomm.exchange.id_exchange import IdExchange
+from fscomm.exchange.row_exchange import RowExchange
+from fscomm.exchange.worker import Worker
 from fscomm.torchrec.gradient_tap import GradientTap
 
 DEADLINE_S = 20
@@ -50,7 +50,7 @@ class Stamps:
 
 def watched(patch: pytest.MonkeyPatch, stamps: Stamps) -> None:
     """Let the engine's parts say what they make and ask before they use."""
-    run, send_rows, update = IdsStage.run, Traffic.send_rows, Traffic.update
+    run, send_rows, update = IdExchange.run, RowExchange.send_rows, RowExchange.update
     take, run_fast, tap = engine.Engine._take_gradient, engine.Engine._run_fast, GradientTap.apply
     stepping: list[Any] = []
 
@@ -90,9 +90,9 @@ def watched(patch: pytest.MonkeyPatch, stamps: Stamps) -> None:
         return tap(*given)
 
     for owner, name, function in (
-        (IdsStage, "run", run_ids),
-        (Traffic, "send_rows", send),
-        (Traffic, "update", apply),
+        (IdExchange, "run", run_ids),
+        (RowExchange, "send_rows", send),
+        (RowExchange, "update", apply),
         (engine.Engine, "_take_gradient", take_gradient),
         (engine.Engine, "_run_fast", fast),
         (GradientTap, "apply", tapped),
@@ -136,11 +136,11 @@ def test_hand_overs_without_marks_are_noticed() -> None:
 
 def test_work_runs_behind_its_submitter_and_before_who_takes_the_result() -> None:
     device = Clocks()
-    lane = Lane("test", pytest.fail, device=device)
+    worker = Worker("test", pytest.fail, device=device)
     device.clock["mine"] = 7
-    pending = lane.submit(lambda: device.clock.copy())
+    pending = worker.submit(lambda: device.clock.copy())
     seen = pending.result(DEADLINE_S)
-    lane.close()
+    worker.close()
     assert seen["mine"] == 7
     assert device.clock["fscomm test"] == pending.mark.clock["fscomm test"] == 1
 
@@ -151,7 +151,7 @@ class Payload:
 
 def test_work_under_way_keeps_what_it_uses() -> None:
     device = Clocks()
-    lane = Lane("test", pytest.fail, device=device)
+    worker = Worker("test", pytest.fail, device=device)
 
     def submitted() -> tuple[Any, weakref.ref[Payload]]:
         held = Payload()
@@ -159,29 +159,29 @@ def test_work_under_way_keeps_what_it_uses() -> None:
         def work(held: Payload = held) -> None:
             del held
 
-        pending = lane.submit(work)
+        pending = worker.submit(work)
         pending.result(DEADLINE_S)
         return pending.mark, weakref.ref(held)
 
     mark, held = submitted()
-    lane.submit(lambda: None).result(DEADLINE_S)
+    worker.submit(lambda: None).result(DEADLINE_S)
     assert held() is not None
     device.wait(mark)
-    lane.submit(lambda: None).result(DEADLINE_S)
-    lane.submit(lambda: None).result(DEADLINE_S)
+    worker.submit(lambda: None).result(DEADLINE_S)
+    worker.submit(lambda: None).result(DEADLINE_S)
     assert held() is None
-    lane.close()
+    worker.close()
 
 
 def test_closing_waits_for_the_device() -> None:
     device = Clocks()
-    lane = Lane("test", pytest.fail, device=device)
+    worker = Worker("test", pytest.fail, device=device)
     marks = []
     for _ in range(3):
-        pending = lane.submit(lambda: None)
+        pending = worker.submit(lambda: None)
         pending.result(DEADLINE_S)
         marks.append(pending.mark)
-    lane.close()
+    worker.close()
     assert [mark in device.waited for mark in marks] == [True] * 3
 
 

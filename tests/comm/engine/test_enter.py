@@ -17,7 +17,7 @@ from worlds import World, shared_world
 
 import fscomm
 from fscomm import comm
-from fscomm.exchange import channels
+from fscomm.exchange import connections
 from fscomm.torchrec import binding
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
@@ -27,13 +27,13 @@ ODD = 1
 
 PLACES = {  # where it fails, and in which call
     "tables": (binding, "bind", 1),
-    "lanes": (channels, "Lane", 2),
+    "workers": (connections, "Worker", 2),
     "doors": (binding.Binding, "doors", 2),
     "flush points": (comm, "install", 2),
 }
 TOGETHER = {  # while the others wait for it where no word reaches them; a job cannot go on after that
-    "channel": (channels, "channel", 2),
-    "row transports": (channels, "open_transport", 3),
+    "channel": (connections, "channel", 2),
+    "row transports": (connections, "open_transport", 3),
 }
 
 

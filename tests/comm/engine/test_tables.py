@@ -75,7 +75,7 @@ def plain_update(target: Any, ids: Ids, gradients: list[Tensor]) -> None:
 
 
 def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper]) -> None:
-    """As the lanes do it: gradients come in some order of the wire."""
+    """As the workers do it: gradients come in some order of the wire."""
     came = torch.randperm(sum(map(len, ids)), generator=torch.Generator().manual_seed(9))
     apply = Apply(splits=[], index=torch.argsort(came), ids=torch.cat(ids), offsets=offsets_of(ids))
     received = torch.cat(gradients)[came]
@@ -108,9 +108,9 @@ def assert_same(a: Any, b: Any) -> None:
 def test_updates_on_disjoint_rows_are_the_plain_update(
     optimizer: EmbOptimType, precision: SparseType, first: int
 ) -> None:
-    """By two shadows, as two lanes have them, over several steps."""
+    """By two shadows, as two workers have them, over several steps."""
     plain, served = kernel(optimizer, precision), kernel(optimizer, precision)
-    lanes = [tables_of(served), tables_of(served)]
+    workers = [tables_of(served), tables_of(served)]
     before = state(served)
     for step in range(4):
         ids = draw(step)
@@ -118,8 +118,8 @@ def test_updates_on_disjoint_rows_are_the_plain_update(
         plain_update(plain, ids, gradients)
         hypers = [take_hyper(served)]
         masks = halves(ids)
-        for lane in (first, 1 - first):
-            update(lanes[lane], chosen(ids, masks[lane]), chosen(gradients, masks[lane]), hypers)
+        for worker in (first, 1 - first):
+            update(workers[worker], chosen(ids, masks[worker]), chosen(gradients, masks[worker]), hypers)
     assert_same(plain, served)
     assert not torch.equal(state(served)["weights_host"], before["weights_host"])
 

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 
 from fscomm.engine import engine, forward_modes
-from fscomm.engine.pending_gradients import Gathering
+from fscomm.engine.pending_gradients import PendingGradients
 from fscomm.engine.table_access import TableAccess
 from fscomm.engine.table_order import Rows, TableOrder
 from fscomm.exchange.control_word import PLAIN
@@ -51,19 +51,19 @@ def plain_forwards_do_not_wait() -> Any:
 
 @order_break
 def forwards_of_one_pass_are_updated_in_the_order_of_the_forwards() -> Any:
-    def take(self: Gathering, step: Any, group: int, gradient: torch.Tensor) -> None:
+    def take(self: PendingGradients, step: Any, group: int, gradient: torch.Tensor) -> None:
         self._came.setdefault(step, {})[group] = gradient
 
-    def send_rest(self: Gathering) -> None:
+    def send_rest(self: PendingGradients) -> None:
         for step in sorted(self._came, key=lambda step: step.number):
             self._send_one(step)
 
-    return mock.patch.multiple(Gathering, take=take, send_rest=send_rest)
+    return mock.patch.multiple(PendingGradients, take=take, send_rest=send_rest)
 
 
 @order_break
 def forwards_in_one_pass_are_not_kept_apart() -> Any:
-    return mock.patch.object(Gathering, "send_before", return_value=None)
+    return mock.patch.object(PendingGradients, "send_before", return_value=None)
 
 
 def _without_stale(of_collision: bool) -> Any:
@@ -120,4 +120,4 @@ def plain_updates_use_the_rate_of_their_backward() -> Any:
 
         return make_update
 
-    return mock.patch.object(plain_kernels.KernelDoor, "_backward", backward)
+    return mock.patch.object(plain_kernels.KernelProxy, "_backward", backward)

@@ -3,7 +3,7 @@
 `watch` writes down every real access to a fused kernel: which rows, from when to when by the vector clocks of
 `clocks.Clocks`, and its place in program order: for an update when backward reached its forward, for a look-up when
 the forward that uses it was called. `Watch.broken` compares all pairs. Nothing is taken from the engine's own notion
-of what conflicts. Also noted: who waits for a lane inside backward without being in a forward.
+of what conflicts. Also noted: who waits for a worker inside backward without being in a forward.
 """
 
 import threading
@@ -19,8 +19,8 @@ from fscomm import comm
 from fscomm.engine import engine
 from fscomm.engine.forward_modes import in_backward
 from fscomm.engine.table_access import TableAccess
-from fscomm.exchange.row_exchange import Traffic
-from fscomm.exchange.worker import Lane, Pending
+from fscomm.exchange.row_exchange import RowExchange
+from fscomm.exchange.worker import Pending, Worker
 from fscomm.torchrec import plain_kernels, shadow_kernels
 
 Row = tuple[int, int]  # table, id
@@ -87,7 +87,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     seen = Watch(device)
     own = threading.local()
     lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
-    send_rows, run, own_forward = Traffic.send_rows, Lane._run, plain_kernels.own_forward
+    send_rows, run, own_forward = RowExchange.send_rows, Worker._run, plain_kernels.own_forward
     updated, flush = TableAccess._updated, engine.Engine.flush
     run_fast, run_plainly = engine.Engine._run_fast, engine.Engine._run_plainly
     forward, result = engine.Engine.forward, Pending.result
@@ -163,7 +163,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
 
     def waited(self: Any, timeout: float | None = None) -> Any:
         if in_backward() and not getattr(own, "depth", 0):
-            seen.waits.append("waited for a lane inside backward")
+            seen.waits.append("waited for a worker inside backward")
         return result(self, timeout)
 
     def plainly(self: Any, *args: Any, **options: Any) -> Any:
@@ -174,8 +174,8 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     for owner, name, function in (
         (shadow_kernels.Shadow, "lookup", looked_up),
         (shadow_kernels.Shadow, "update", was_updated),
-        (Traffic, "send_rows", sent_rows),
-        (Lane, "_run", ran),
+        (RowExchange, "send_rows", sent_rows),
+        (Worker, "_run", ran),
         (TableAccess, "_updated", submitted),
         (plain_kernels, "own_forward", forward_of),
         (engine.Engine, "flush", flushed),

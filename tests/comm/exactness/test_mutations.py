@@ -14,8 +14,8 @@ from exact_model import Config, Table
 from worlds import shared_world
 
 import fscomm.engine.engine
-from fscomm.exchange.id_exchange import IdsStage
-from fscomm.exchange.row_exchange import Traffic
+from fscomm.exchange.id_exchange import IdExchange
+from fscomm.exchange.row_exchange import RowExchange
 from fscomm.torchrec.shadow_kernels import Hyper, Tables
 
 CONFIG = Config(
@@ -41,10 +41,10 @@ def mutation(function: Mutation) -> Mutation:
 
 def applied(change: Callable[..., tuple[torch.Tensor, list[Hyper]] | None], *, collision: bool | None) -> Any:
     """Every update of a class goes through `change(step, received, hypers)`; None of it drops the update."""
-    update, apply = Traffic.update, Tables.apply
-    inside: dict[int, Any] = {}  # by Tables object: each lane has its own
+    update, apply = RowExchange.update, Tables.apply
+    inside: dict[int, Any] = {}  # by Tables object: each worker has its own
 
-    def marked(self: Traffic, step: Any, *args: Any, **options: Any) -> None:
+    def marked(self: RowExchange, step: Any, *args: Any, **options: Any) -> None:
         for tables in self._tables:
             inside[id(tables)] = (step, options["collision"])
         update(self, step, *args, **options)
@@ -56,7 +56,7 @@ def applied(change: Callable[..., tuple[torch.Tensor, list[Hyper]] | None], *, c
             apply(self, plan, *given)
 
     stack = contextlib.ExitStack()
-    stack.enter_context(mock.patch.object(Traffic, "update", marked))
+    stack.enter_context(mock.patch.object(RowExchange, "update", marked))
     stack.enter_context(mock.patch.object(Tables, "apply", changed))
     return stack
 
@@ -104,7 +104,7 @@ def rows_shuffled() -> Any:
 
 @mutation
 def collision_set_emptied() -> Any:
-    detect = IdsStage._detect
+    detect = IdExchange._detect
 
     def nothing(*args: Any) -> Any:
         found = detect(*args)
@@ -114,7 +114,7 @@ def collision_set_emptied() -> Any:
             after=None if found.after is None else torch.zeros_like(found.after),
         )
 
-    return mock.patch.object(IdsStage, "_detect", nothing)
+    return mock.patch.object(IdExchange, "_detect", nothing)
 
 
 @mutation

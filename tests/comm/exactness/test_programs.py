@@ -1,7 +1,7 @@
 """The main test of exactness: random programs over everything that a training loop may do.
 
-Each is played with and without fscomm, on 1 to 4 ranks, with work in the lanes delayed at random. Whatever it looks at,
-and all that there is at the end, must be the same to the bit; and every access to a table must keep to the law of
+Each is played with and without fscomm, on 1 to 4 ranks, with work in the workers delayed at random. Whatever it looks
+at, and all that there is at the end, must be the same to the bit; and every access to a table must keep to the law of
 `fscomm/engine/table_order.py`. A program that fails is shrunk. The share of forwards that were served is printed at the
 end: running plainly would be exact, too.
 """

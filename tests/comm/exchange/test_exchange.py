@@ -15,8 +15,8 @@ from worlds import shared_world
 
 from fscomm.device import Host
 from fscomm.exchange.parts import IN_FLIGHT, exchange
-from fscomm.exchange.wire_gate import Gate
-from fscomm.exchange.wire_priority import STARVED_S, Schedule
+from fscomm.exchange.wire_gate import WireGate
+from fscomm.exchange.wire_priority import STARVED_S, WirePriority
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.control_group import Part
@@ -93,7 +93,7 @@ def parts_of(
     return parts(), outs
 
 
-def nothing_counts(gate: Gate, budget: int = BUDGET) -> bool:
+def nothing_counts(gate: WireGate, budget: int = BUDGET) -> bool:
     """Whether the whole budget is free, and no more than that."""
     gate.settle()
     return gate.try_bulk(4) and gate.try_bulk(budget - 4) and not gate.try_bulk(4)
@@ -105,15 +105,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def gate(clock: Clock) -> Gate:
-    return Gate(clock, schedule=Schedule(budget_bytes=BUDGET))
+def gate(clock: Clock) -> WireGate:
+    return WireGate(clock, schedule=WirePriority(budget_bytes=BUDGET))
 
 
-class Scripted(Gate):
+class Scripted(WireGate):
     """Does the next thing of a script where it would block."""
 
     def __init__(self, clock: Clock, *script: Callable[["Scripted"], None]) -> None:
-        super().__init__(clock, schedule=Schedule(budget_bytes=BUDGET))
+        super().__init__(clock, schedule=WirePriority(budget_bytes=BUDGET))
         self.script = list(script)
 
     def wait_bulk(self, nbytes: int) -> None:
@@ -136,7 +136,7 @@ def filled(outs: Sequence[torch.Tensor]) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(SIZES, SIZES), max_size=30), st.integers(0, 9))
 def test_bulk_stays_within_the_budget(sizes: list[tuple[int, int]], seed: int) -> None:
-    gate = Gate(Clock(), schedule=Schedule(budget_bytes=BUDGET))
+    gate = WireGate(Clock(), schedule=WirePriority(budget_bytes=BUDGET))
     wire = Wire(seed=seed)
     parts, outs = parts_of(sizes)
     exchange(wire, parts, gate)
@@ -146,7 +146,7 @@ def test_bulk_stays_within_the_budget(sizes: list[tuple[int, int]], seed: int) -
     assert nothing_counts(gate)
 
 
-def test_parts_are_asked_for_one_by_one_and_the_budget_is_used(gate: Gate) -> None:
+def test_parts_are_asked_for_one_by_one_and_the_budget_is_used(gate: WireGate) -> None:
     wire = Wire()
     parts, _ = parts_of([(40, 40)] * 4, wire.log)
     exchange(wire, parts, gate)
@@ -157,7 +157,7 @@ def test_parts_are_asked_for_one_by_one_and_the_budget_is_used(gate: Gate) -> No
 
 
 @pytest.mark.parametrize("sizes", [[(40, 4)] * 6, [(4, 40)] * 6])
-def test_the_larger_direction_counts(gate: Gate, sizes: list[tuple[int, int]]) -> None:
+def test_the_larger_direction_counts(gate: WireGate, sizes: list[tuple[int, int]]) -> None:
     wire = Wire()
     exchange(wire, parts_of(sizes)[0], gate)
     assert wire.most_parts == 2
@@ -172,7 +172,7 @@ def test_urgent_parts_go_a_few_at_a_time() -> None:
     assert wire.log[:6] == ["ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0"]
 
 
-def test_nothing_to_exchange(gate: Gate) -> None:
+def test_nothing_to_exchange(gate: WireGate) -> None:
     wire = Wire()
     exchange(wire, [], gate)
     exchange(wire, [], None)
@@ -223,13 +223,13 @@ def test_stopped(clock: Clock) -> None:
 
 @pytest.mark.parametrize("number", [0, 2, 5])
 @pytest.mark.parametrize("fails", ["fails_to_issue", "fails_to_end"])
-def test_an_error_gives_the_budget_back(gate: Gate, fails: str, number: int) -> None:
+def test_an_error_gives_the_budget_back(gate: WireGate, fails: str, number: int) -> None:
     with pytest.raises(PeerError, match="lost"):
         exchange(Wire(**{fails: number}), parts_of([(40, 40)] * 6)[0], gate)
     assert nothing_counts(gate)
 
 
-def test_an_error_of_the_parts_gives_the_budget_back(gate: Gate) -> None:
+def test_an_error_of_the_parts_gives_the_budget_back(gate: WireGate) -> None:
     def parts() -> Iterator[Part]:
         yield from parts_of([(40, 40)] * 2)[0]
         raise ValueError("no more rows")
@@ -239,9 +239,9 @@ def test_an_error_of_the_parts_gives_the_budget_back(gate: Gate) -> None:
     assert nothing_counts(gate)
 
 
-@pytest.mark.parametrize("wakes", [Gate.leave, Gate.stop])
-def test_who_waits_for_a_turn_is_woken(clock: Clock, wakes: Callable[[Gate], None]) -> None:
-    gate = Gate(clock)
+@pytest.mark.parametrize("wakes", [WireGate.leave, WireGate.stop])
+def test_who_waits_for_a_turn_is_woken(clock: Clock, wakes: Callable[[WireGate], None]) -> None:
+    gate = WireGate(clock)
     gate.enter()
     wire = Wire()
     thread = waiting(gate, lambda: exchange(wire, parts_of([(4, 4)])[0], gate))
@@ -251,8 +251,8 @@ def test_who_waits_for_a_turn_is_woken(clock: Clock, wakes: Callable[[Gate], Non
     assert wire.log == ["issue 0", "wait 0"], "not woken"
 
 
-def test_who_waits_for_room_is_woken(gate: Gate) -> None:
-    """By another lane of the same budget, or by its own helper thread."""
+def test_who_waits_for_room_is_woken(gate: WireGate) -> None:
+    """By another worker of the same budget, or by its own helper thread."""
     assert gate.try_bulk(BUDGET)
     passed = threading.Event()
     thread = waiting(gate, lambda: (gate.wait_bulk(4), passed.set())[1])
@@ -264,19 +264,19 @@ def test_who_waits_for_room_is_woken(gate: Gate) -> None:
 
 def case_beside_urgent_traffic(rank: int, world_size: int, transport: str) -> None:
     """Each rank's gate is open when it likes; what one holds back, the others wait for."""
-    place = resolve()
-    bulk, urgent = (open_transport(transport, place, Host(), timeout_s=20, verify=False) for _ in range(2))
-    gate = Gate(schedule=Schedule(budget_bytes=3000, starved_s=0.01))
+    context = resolve()
+    bulk, urgent = (open_transport(transport, context, Host(), timeout_s=20, verify=False) for _ in range(2))
+    gate = WireGate(schedule=WirePriority(budget_bytes=3000, starved_s=0.01))
     pauses = random.Random(rank)
     failures: list[BaseException] = []
 
-    def lane() -> None:
+    def worker() -> None:
         try:
             exchange_all(bulk, rank, world_size, parts=60, seed=1, gate=gate)
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=lane)
+    thread = threading.Thread(target=worker)
     thread.start()
     for number in range(12):
         gate.enter()
@@ -293,7 +293,9 @@ def case_beside_urgent_traffic(rank: int, world_size: int, transport: str) -> No
         each.close("the test is over")
 
 
-def exchange_all(transport: Transport, rank: int, world_size: int, *, parts: int, seed: int, gate: Gate | None) -> None:
+def exchange_all(
+    transport: Transport, rank: int, world_size: int, *, parts: int, seed: int, gate: WireGate | None
+) -> None:
     """Parts of random splits, zeros among them; value = which rank sent it to which, in which part."""
     drawn = torch.randint(-40, 200, (parts, world_size, world_size), generator=torch.Generator().manual_seed(seed))
     wanted: list[torch.Tensor] = []
@@ -321,7 +323,7 @@ def test_bulk_beside_urgent_traffic(transport: str, ranks: int) -> None:
     shared_world(ranks).run(case_beside_urgent_traffic, transport)
 
 
-def waiting(gate: Gate, work: Callable[[], None]) -> threading.Thread:
+def waiting(gate: WireGate, work: Callable[[], None]) -> threading.Thread:
     """A thread that does `work` and is known to wait inside the gate."""
     blocked = threading.Event()
 

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
-from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdsStage, judge
+from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange, judge
 from fscomm.exchange.step import Step, Verdict
-from fscomm.exchange.wire_gate import Gate
+from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.sharding_group import GroupLayout
 
 DEADLINE_S = 60
@@ -72,7 +72,7 @@ class FakeChannel:
         raise AssertionError(reason)
 
 
-class CountingGate(Gate):
+class CountingGate(WireGate):
     def __init__(self) -> None:
         super().__init__()
         self.entered = 0
@@ -100,7 +100,7 @@ class Ranks:
         self.gates = [CountingGate() for _ in self.layouts]
         self.channels = [FakeChannel(self.wires, rank) for rank in range(self.world_size)]
         self.stages = [
-            IdsStage(channel, gate, of_rank, modules, torch.device("cpu"))
+            IdExchange(channel, gate, of_rank, modules, torch.device("cpu"))
             for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
         ]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fscomm.exchange import wire_gate as gate_of_threads
-from fscomm.exchange.wire_gate import Gate
+from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import GRACE_S
 
 DEADLINE_S = 20
@@ -27,16 +27,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def gate(clock: Clock) -> Gate:
-    return Gate(clock)
+def gate(clock: Clock) -> WireGate:
+    return WireGate(clock)
 
 
-def test_nothing_urgent(gate: Gate) -> None:
+def test_nothing_urgent(gate: WireGate) -> None:
     assert gate.may_pass()
     gate.wait()
 
 
-def test_closed_until_the_last_urgent_exchange_is_over(gate: Gate) -> None:
+def test_closed_until_the_last_urgent_exchange_is_over(gate: WireGate) -> None:
     gate.enter()
     gate.enter()
     assert not gate.may_pass()
@@ -46,7 +46,7 @@ def test_closed_until_the_last_urgent_exchange_is_over(gate: Gate) -> None:
     assert gate.may_pass()
 
 
-def test_quiet_while_a_control_word_is_expected(gate: Gate, clock: Clock) -> None:
+def test_quiet_while_a_control_word_is_expected(gate: WireGate, clock: Clock) -> None:
     gate.enter()
     gate.leave(expecting=True)
     assert not gate.may_pass()
@@ -56,7 +56,7 @@ def test_quiet_while_a_control_word_is_expected(gate: Gate, clock: Clock) -> Non
     assert gate.may_pass()
 
 
-def test_the_quiet_time_starts_at_the_end_of_the_last_exchange(gate: Gate, clock: Clock) -> None:
+def test_the_quiet_time_starts_at_the_end_of_the_last_exchange(gate: WireGate, clock: Clock) -> None:
     for _ in range(2):
         gate.enter()
         clock.now_s += 0.9 * GRACE_S
@@ -65,7 +65,7 @@ def test_the_quiet_time_starts_at_the_end_of_the_last_exchange(gate: Gate, clock
     assert not gate.may_pass()
 
 
-def test_an_exchange_that_expects_nothing_does_not_end_the_quiet_time(gate: Gate) -> None:
+def test_an_exchange_that_expects_nothing_does_not_end_the_quiet_time(gate: WireGate) -> None:
     gate.enter()
     gate.leave(expecting=True)
     gate.enter()
@@ -73,20 +73,20 @@ def test_an_exchange_that_expects_nothing_does_not_end_the_quiet_time(gate: Gate
     assert not gate.may_pass()
 
 
-def test_settled_as_soon_as_the_word_came(gate: Gate) -> None:
+def test_settled_as_soon_as_the_word_came(gate: WireGate) -> None:
     gate.enter()
     gate.leave(expecting=True)
     gate.settle()
     assert gate.may_pass()
 
 
-def test_settling_does_not_let_bulk_pass_an_urgent_exchange(gate: Gate) -> None:
+def test_settling_does_not_let_bulk_pass_an_urgent_exchange(gate: WireGate) -> None:
     gate.enter()
     gate.settle()
     assert not gate.may_pass()
 
 
-def test_stopped_for_good(gate: Gate) -> None:
+def test_stopped_for_good(gate: WireGate) -> None:
     gate.enter()
     gate.leave(expecting=True)
     gate.enter()
@@ -108,28 +108,28 @@ def test_the_quiet_time_is_waited_for_and_no_longer(monkeypatch: pytest.MonkeyPa
             return False
 
     monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Advancing))
-    gate = Gate(clock)
+    gate = WireGate(clock)
     gate.enter()
     gate.leave(expecting=True)
     gate.wait()
     assert waits == pytest.approx([GRACE_S, GRACE_S / 2])
 
 
-def settles(gate: Gate) -> None:
+def settles(gate: WireGate) -> None:
     gate.settle()
 
 
-def leaves(gate: Gate) -> None:
+def leaves(gate: WireGate) -> None:
     gate.leave()
 
 
-def stops(gate: Gate) -> None:
+def stops(gate: WireGate) -> None:
     gate.stop()
 
 
 @pytest.mark.parametrize(("expecting", "wakes"), [(False, leaves), (False, stops), (True, settles), (True, stops)])
 def test_who_waits_is_woken(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, expecting: bool, wakes: Callable[[Gate], None]
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, expecting: bool, wakes: Callable[[WireGate], None]
 ) -> None:
     waiting = threading.Event()
 
@@ -139,7 +139,7 @@ def test_who_waits_is_woken(
             return super().wait(DEADLINE_S)
 
     monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Announced))
-    gate = Gate(clock)
+    gate = WireGate(clock)
     gate.enter()
     if expecting:
         gate.leave(expecting=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual import Clock, Engine, Process
 
-from fscomm.exchange.wire_priority import GRACE_S, STARVED_S, Schedule
+from fscomm.exchange.wire_priority import GRACE_S, STARVED_S, WirePriority
 
 BUDGET = 100
 MOMENTS = st.sampled_from([0.0, GRACE_S / 2, GRACE_S, STARVED_S / 2, STARVED_S])
@@ -24,7 +24,7 @@ class Account:
     """One schedule, and beside it, in the plainest words, what it was told."""
 
     def __init__(self) -> None:
-        self.schedule = Schedule(budget_bytes=BUDGET)
+        self.schedule = WirePriority(budget_bytes=BUDGET)
         self.now = 5.0
         self.urgent = 0
         self.quiet_until = 0.0
@@ -137,7 +137,7 @@ def test_everything_passes_once_stopped(
 
 
 def test_bulk_fills_the_budget() -> None:
-    schedule = Schedule(budget_bytes=100)
+    schedule = WirePriority(budget_bytes=100)
     for _ in range(2):
         assert schedule.ask(50, 0.0) <= 0.0
         schedule.issue(50)
@@ -148,7 +148,7 @@ def test_bulk_fills_the_budget() -> None:
 
 def test_a_chunk_that_waits_for_the_budget_does_not_starve() -> None:
     """Urgent traffic has not kept it off."""
-    schedule = Schedule(budget_bytes=100)
+    schedule = WirePriority(budget_bytes=100)
     schedule.issue(100)
     assert schedule.ask(100, 0.0) == math.inf
     schedule.begin_urgent()
@@ -157,7 +157,7 @@ def test_a_chunk_that_waits_for_the_budget_does_not_starve() -> None:
 
 
 def test_each_starved_chunk_waits_its_own_time() -> None:
-    schedule = Schedule(budget_bytes=100)
+    schedule = WirePriority(budget_bytes=100)
     schedule.begin_urgent()
     assert schedule.ask(10, 0.0) == STARVED_S
     schedule.issue(10)
@@ -169,15 +169,15 @@ def test_each_starved_chunk_waits_its_own_time() -> None:
 @pytest.mark.parametrize("name", ["budget_bytes", "grace_s", "starved_s"])
 def test_negative_bounds_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must not be negative, got -1"):
-        Schedule(**{name: -1})
+        WirePriority(**{name: -1})
 
 
 def alarm(after_s: float) -> Process:
     yield after_s
 
 
-def bulk(clock: Clock, schedule: Schedule, wire: Engine, over: list[float], chunks: int, nbytes: int) -> Process:
-    """A lane whose transport carries its chunks in order; `over` says when each is."""
+def bulk(clock: Clock, schedule: WirePriority, wire: Engine, over: list[float], chunks: int, nbytes: int) -> Process:
+    """A worker whose transport carries its chunks in order; `over` says when each is."""
     finished = 0
     alarms = set()
 
@@ -199,7 +199,9 @@ def bulk(clock: Clock, schedule: Schedule, wire: Engine, over: list[float], chun
         over.append(clock.now + next(wire.copy(nbytes)))
 
 
-def urgent(clock: Clock, schedule: Schedule, wire: Engine, took: list[float], every_s: float, nbytes: int) -> Process:
+def urgent(
+    clock: Clock, schedule: WirePriority, wire: Engine, took: list[float], every_s: float, nbytes: int
+) -> Process:
     for _ in range(50):
         yield every_s
         start = clock.now
@@ -212,7 +214,7 @@ def urgent(clock: Clock, schedule: Schedule, wire: Engine, took: list[float], ev
 @pytest.mark.parametrize("every_s", [0.0007, 0.01, 0.13])
 def test_urgent_traffic_waits_for_the_budget_at_most_and_bulk_loses_nothing(every_s: float) -> None:
     """On a wire of 1 GB/s that carries all in the order in which it is issued."""
-    clock, schedule = Clock(), Schedule(budget_bytes=200_000)
+    clock, schedule = Clock(), WirePriority(budget_bytes=200_000)
     wire = Engine(clock, bytes_per_s=1e9)
     took: list[float] = []
     over: list[float] = []
@@ -226,7 +228,7 @@ def test_urgent_traffic_waits_for_the_budget_at_most_and_bulk_loses_nothing(ever
 
 
 def test_endless_urgent_traffic_lets_a_chunk_pass_now_and_then() -> None:
-    clock, schedule = Clock(), Schedule(budget_bytes=200, starved_s=1.0)
+    clock, schedule = Clock(), WirePriority(budget_bytes=200, starved_s=1.0)
     wire = Engine(clock, bytes_per_s=1000)
     over: list[float] = []
     schedule.begin_urgent()

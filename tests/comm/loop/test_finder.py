@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.loop.feature_finder import Finder
+from fscomm.loop.feature_finder import FeatureFinder
 
 
 def kjt(first: int, *, weights: torch.Tensor | None = None) -> KeyedJaggedTensor:
@@ -21,8 +21,10 @@ def weighted(features: Any) -> str | None:
     return "it has weights" if features.weights_or_none() is not None else None
 
 
-def finder(*names: str, problem: Callable[[Any], str | None] = weighted, **given: Callable[[Any], Any]) -> Finder:
-    return Finder(names or ("user", "item"), given, problem)
+def finder(
+    *names: str, problem: Callable[[Any], str | None] = weighted, **given: Callable[[Any], Any]
+) -> FeatureFinder:
+    return FeatureFinder(names or ("user", "item"), given, problem)
 
 
 def test_nothing_is_known_before_the_first_forward() -> None:
@@ -60,9 +62,9 @@ def test_told_by_the_user() -> None:
 
 def test_names_that_are_no_module() -> None:
     with pytest.raises(ValueError, match="features= names b, c, but the modules served are a"):
-        Finder(["a"], {"c": kjt, "a": kjt, "b": kjt}, weighted)
+        FeatureFinder(["a"], {"c": kjt, "a": kjt, "b": kjt}, weighted)
     with pytest.raises(ValueError, match="the modules served are none"):
-        Finder([], {"c": kjt}, weighted)
+        FeatureFinder([], {"c": kjt}, weighted)
 
 
 def test_not_in_the_batch() -> None:

@@ -19,7 +19,7 @@ from worlds import shared_world
 
 import fscomm
 from fscomm.errors import NotServedError
-from fscomm.exchange.row_exchange import Traffic
+from fscomm.exchange.row_exchange import RowExchange
 
 CPU = torch.device("cpu")
 Pipelineable.register(Batch)
@@ -166,13 +166,13 @@ def replaced_last(run: Run) -> None:
 
 
 def left_strictly(rank: int, size: int) -> list[str]:
-    update = Traffic.update
+    update = RowExchange.update
 
-    def late(self: Traffic, *args: Any, **options: Any) -> None:
+    def late(self: RowExchange, *args: Any, **options: Any) -> None:
         time.sleep(0.05)
         update(self, *args, **options)
 
-    with mock.patch.object(Traffic, "update", late):
+    with mock.patch.object(RowExchange, "update", late):
         return compare(rank, size, CONFIG, replaced_last, "fscomm", {"strict": True})[0]
 
 

@@ -25,14 +25,14 @@ def clock() -> Clock:
     return Clock()
 
 
-def on_lane(action, name="bulk") -> None:
+def on_worker(action, name="bulk") -> None:
     """Run `action` to its end on another thread."""
     thread = threading.Thread(target=action, name=name)
     thread.start()
     thread.join()
 
 
-class Lane:
+class Worker:
     """A span that another thread opens and closes when told."""
 
     def __init__(self, recorder: Recorder, kind: str, step: int) -> None:
@@ -52,14 +52,14 @@ class Lane:
         self._thread.join()
 
 
-def test_work_on_a_lane_is_hidden_but_for_the_time_that_the_training_thread_waits(clock: Clock) -> None:
+def test_work_on_a_worker_is_hidden_but_for_the_time_that_the_training_thread_waits(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
-    lane = Lane(recorder, "exclusive rows", step=3)
+    worker = Worker(recorder, "exclusive rows", step=3)
     clock.now += 0.010
     with recorder.wait("collision rows", step=4):
         clock.now += 0.004
     clock.now += 0.002
-    lane.close()
+    worker.close()
     report = recorder.report()
     assert report.total.hidden_ms == pytest.approx({"exclusive rows": 12})
     assert report.total.exposed_ms == pytest.approx({"collision rows": 4})
@@ -71,14 +71,14 @@ def test_work_on_a_lane_is_hidden_but_for_the_time_that_the_training_thread_wait
 def test_a_span_that_ends_while_somebody_waits_for_it(clock: Clock, begins_first: str) -> None:
     recorder = Recorder(clock=clock)
     if begins_first == "span":
-        lane = Lane(recorder, "ids", step=0)
+        worker = Worker(recorder, "ids", step=0)
         clock.now += 0.003
     with recorder.wait("ids", step=0):
         clock.now += 0.005
         if begins_first == "wait":
-            lane = Lane(recorder, "ids", step=0)
+            worker = Worker(recorder, "ids", step=0)
         clock.now += 0.007
-        lane.close()
+        worker.close()
     assert recorder.report().total.exposed_ms == pytest.approx({"ids": 12})
     assert recorder.report().total.hidden_ms == pytest.approx({"ids": 3 if begins_first == "span" else 0})
 
@@ -193,7 +193,7 @@ def test_many_threads_lose_nothing() -> None:
 
 def test_a_report_is_frozen_and_plain_json() -> None:
     recorder = Recorder()
-    on_lane(lambda: recorder.span("ids", step=0).__enter__().__exit__(None, None, None))
+    on_worker(lambda: recorder.span("ids", step=0).__enter__().__exit__(None, None, None))
     recorder.count("a", 0, occurrences=3, colliding=1, unique=2, unique_colliding=1)
     report = recorder.report()
     before = report.to_dict()

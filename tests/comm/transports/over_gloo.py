@@ -14,7 +14,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.nccl.nccl import NcclTransport
 from fscomm.transports.nccl.padded import PaddedTransport
 from fscomm.transports.transport import AloneTransport, Transport
-from fsranks.rank_context import Place, board_of
+from fsranks.rank_context import RankContext, board_of
 
 NCCL, PADDED = "nccl over gloo", "padded over gloo"
 
@@ -34,25 +34,25 @@ class Carrier:
                 self._gloo.recv([torch.zeros(1)], peer, 0x7F5D).wait(datetime.timedelta(milliseconds=1))
 
 
-def backend(place: Place, timeout_s: float) -> Any:
-    assert place.group is not None
-    store = board_of(place.group, "carrier", timeout_s).store
-    gloo = dist.ProcessGroupGloo(store, place.rank, place.world_size, datetime.timedelta(seconds=timeout_s))
-    return Carrier(gloo, [rank for rank in range(place.world_size) if rank != place.rank])
+def backend(context: RankContext, timeout_s: float) -> Any:
+    assert context.group is not None
+    store = board_of(context.group, "carrier", timeout_s).store
+    gloo = dist.ProcessGroupGloo(store, context.rank, context.world_size, datetime.timedelta(seconds=timeout_s))
+    return Carrier(gloo, [rank for rank in range(context.world_size) if rank != context.rank])
 
 
-def open_nccl(place: Place, timeout_s: float, verify: bool) -> Transport:
-    if place.world_size == 1:
+def open_nccl(context: RankContext, timeout_s: float, verify: bool) -> Transport:
+    if context.world_size == 1:
         return AloneTransport(NCCL)
-    handshake = Handshake(place, verify=verify, timeout_s=timeout_s)
-    return NcclTransport(backend(place, timeout_s), handshake, torch.device("cpu"), name=NCCL)
+    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
+    return NcclTransport(backend(context, timeout_s), handshake, torch.device("cpu"), name=NCCL)
 
 
-def open_padded(place: Place, timeout_s: float, verify: bool) -> Transport:
-    if place.world_size == 1:
+def open_padded(context: RankContext, timeout_s: float, verify: bool) -> Transport:
+    if context.world_size == 1:
         return AloneTransport(PADDED)
-    handshake = Handshake(place, verify=verify, timeout_s=timeout_s)
-    return PaddedTransport(backend(place, timeout_s), handshake, Host(), name=PADDED)
+    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
+    return PaddedTransport(backend(context, timeout_s), handshake, Host(), name=PADDED)
 
 
 def run(rank: int, world_size: int, case: Callable[..., None], name: str, *args: object) -> None:

@@ -71,7 +71,7 @@ def many_in_flight(rank: int, world_size: int, name: str, verify: bool) -> None:
 
 
 def done_without_wait(rank: int, world_size: int, name: str) -> None:
-    """An operation gets on by itself, so that a lane may look after others meanwhile."""
+    """An operation gets on by itself, so that a worker may look after others meanwhile."""
     with opened(name) as transport:
         for job in mixed_jobs(world_size, 8):
             handle = job.begin(transport)

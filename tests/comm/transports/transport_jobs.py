@@ -16,7 +16,7 @@ from fscomm.device import Host
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Handle, Transport
-from fsranks.rank_context import Place, resolve
+from fsranks.rank_context import RankContext, resolve
 
 LIMIT_S = 60.0  # where nothing is to fail
 POISON = 0x7F  # NaN as float16, bfloat16 and float32
@@ -24,11 +24,11 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32
 TRAILING: list[tuple[int, ...]] = [(), (1,), (64,), (3, 5), (0,)]
 KINDS = ["random", "skewed", "one sends nothing", "one receives nothing", "nobody sends", "own rows", "others' rows"]
 
-Opener = Callable[[Place, float, bool], Transport]  # place, timeout_s, verify
+Opener = Callable[[RankContext, float, bool], Transport]  # place, timeout_s, verify
 
 
 def _by_name(name: str) -> Opener:
-    return lambda place, timeout_s, verify: open_transport(name, place, Host(), timeout_s=timeout_s, verify=verify)
+    return lambda context, timeout_s, verify: open_transport(name, context, Host(), timeout_s=timeout_s, verify=verify)
 
 
 OPENERS: dict[str, Opener] = {

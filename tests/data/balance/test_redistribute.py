@@ -301,12 +301,12 @@ def some_ranks(rank: int, world_size: int) -> list[list[int]]:
     pair = dist.new_group([0, 2])
     if rank == 1:
         return []
-    place = resolve(process_group=pair)
-    exchange = StepExchange(place, timeout_s=20)
-    table = table_of(0, place.rank, 3, lengths_of(0, place.rank, 3))
+    context = resolve(process_group=pair)
+    exchange = StepExchange(context, timeout_s=20)
+    table = table_of(0, context.rank, 3, lengths_of(0, context.rank, 3))
     step = exchange.step(table, SPEC, lambda batch: Assignment(rank=1 - batch.home), Status(epoch=0, step=0))
     exchange.close()
-    assert read(step.table, 2) == sample(0, 1 - place.rank, 2, lengths_of(0, 1 - place.rank, 3))
+    assert read(step.table, 2) == sample(0, 1 - context.rank, 2, lengths_of(0, 1 - context.rank, 3))
     return step.origin.tolist()
 
 

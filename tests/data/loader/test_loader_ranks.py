@@ -91,7 +91,7 @@ def test_balance_moves_samples_inside_a_global_batch_and_nowhere_else(folder, wo
         after = {}
         for rank in range(world_size):
             rows, origin = balanced[rank][0][step]
-            after.update({tuple(place): row for place, row in zip(origin, rows, strict=True)})
+            after.update({tuple(context): row for context, row in zip(origin, rows, strict=True)})
         assert after == before
         counts = [balanced[rank][1][step] for rank in range(world_size)]
         assert max(counts) - min(counts) <= 1
@@ -330,9 +330,9 @@ def test_an_error_in_reading_reaches_all_ranks(tmp_path):
 
     write(tmp_path / "set", 40, group=10)
     path = Path(tmp_path / "set" / "part-0.parquet")
-    place = pq.read_metadata(path).row_group(3).column(0)
+    context = pq.read_metadata(path).row_group(3).column(0)
     with path.open("r+b") as file:
-        file.seek(place.dictionary_page_offset or place.data_page_offset)
+        file.seek(context.dictionary_page_offset or context.data_page_offset)
         file.write(b"\xff" * 30)
     (kind_0, text_0, seen_0), (kind_1, text_1, seen_1) = shared_world(2).run(corrupt_on_one, path)
     assert (kind_0, kind_1) == ("PeerError", "CorruptFileError")
@@ -376,9 +376,9 @@ def limits_of_steps(rank, world_size, folder):
     """The time limits with which loaders and `rebalance` make their exchanges."""
     limits = []
 
-    def noted(place, *, timeout_s):
+    def noted(context, *, timeout_s):
         limits.append(timeout_s)
-        return StepExchange(place, timeout_s=timeout_s)
+        return StepExchange(context, timeout_s=timeout_s)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("loader", "rebalance"):

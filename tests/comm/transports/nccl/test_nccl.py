@@ -15,7 +15,7 @@ from worlds import shared_world
 
 from fscomm.transports.nccl import nccl
 from fsranks.errors import MismatchError, PeerError
-from fsranks.rank_context import Place, resolve
+from fsranks.rank_context import RankContext, resolve
 
 SIZE = 3
 TIMEOUT_S = 60
@@ -146,16 +146,16 @@ def test_a_backend_is_made_with_patience_and_without_ctas_if_asked() -> None:
 
 
 def made(rank: int, world_size: int) -> None:
-    place, device = resolve(), torch.device("cuda", 0)
+    context, device = resolve(), torch.device("cuda", 0)
     with pytest.raises(RuntimeError, match="install a CUDA build of torch"):
-        nccl.nccl_backend(place, device, timeout_s=1, zero_cta=False)
+        nccl.nccl_backend(context, device, timeout_s=1, zero_cta=False)
     with pytest.raises(ValueError, match="process group"):
-        nccl.nccl_backend(Place(rank=0, world_size=2), device, timeout_s=1, zero_cta=False)
+        nccl.nccl_backend(RankContext(rank=0, world_size=2), device, timeout_s=1, zero_cta=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "is_nccl_available", lambda: True)
         patch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
         for zero_cta in (False, True):
-            backend = nccl.nccl_backend(place, device, timeout_s=1, zero_cta=zero_cta)
+            backend = nccl.nccl_backend(context, device, timeout_s=1, zero_cta=zero_cta)
             store, *ranks, options = backend.made
             assert (store, ranks) == (dist.PrefixStore, [rank, world_size])
             assert options.config.cta_policy == (2 if zero_cta else 0)
@@ -163,4 +163,4 @@ def made(rank: int, world_size: int) -> None:
             assert backend.calls == ["numbered", device]
         patch.setattr(FakeNccl, "Options", lambda: type("Options", (), {"config": object()})())
         with pytest.raises(RuntimeError, match="cannot ask NCCL for zero-CTA"):
-            nccl.nccl_backend(place, device, timeout_s=1, zero_cta=True)
+            nccl.nccl_backend(context, device, timeout_s=1, zero_cta=True)

@@ -23,7 +23,7 @@ from fscomm.transports.ring.ring import Ring
 from fscomm.transports.ring.streams import StreamFabric
 from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.errors import PeerError
-from fsranks.rank_context import Place, resolve
+from fsranks.rank_context import RankContext, resolve
 
 SIZE = 3
 TIMEOUT_S = 60
@@ -35,10 +35,10 @@ def driver_on(fake: FakeCuda, handshake: Handshake) -> CudaDriver:
     return CudaDriver(handshake, HERE, cuda=Cuda(0, fake), current_stream=lambda: fake.caller)  # type: ignore[arg-type]
 
 
-def open_ring(place: Place, timeout_s: float, verify: bool) -> Transport:
-    if place.world_size == 1:
+def open_ring(context: RankContext, timeout_s: float, verify: bool) -> Transport:
+    if context.world_size == 1:
         return AloneTransport(NAME)
-    handshake = Handshake(place, verify=verify, timeout_s=timeout_s)
+    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
     return Ring(StreamFabric(driver_on(FakeCuda(), handshake)), handshake, name=NAME)
 
 

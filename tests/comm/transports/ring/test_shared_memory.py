@@ -253,8 +253,8 @@ def test_memory_is_there_when_it_was_promised(tmp_path: Path) -> None:
 
 
 def other_hosts(rank: int, size: int) -> None:
-    place = resolve()
-    handshake = Handshake(place, verify=False, timeout_s=TIMEOUT_S)
+    context = resolve()
+    handshake = Handshake(context, verify=False, timeout_s=TIMEOUT_S)
     handshake.group._neighbours = {}
     with pytest.raises(ValueError, match=r"processes of one host.*use gloo"):
         SharedMemory(handshake)

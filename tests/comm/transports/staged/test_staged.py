@@ -40,9 +40,9 @@ DEVICES = {"eager": Eager, "late": Late}
 
 @contextlib.contextmanager
 def opened(device: Host, *, timeout_s: float = 30, chunk_bytes: int = 4 << 20, depth: int = 3) -> Iterator[HostStaged]:
-    place = resolve()
-    handshake = Handshake(place, verify=True, timeout_s=timeout_s)
-    below = host.host_collective("gloo", place, timeout_s=timeout_s)
+    context = resolve()
+    handshake = Handshake(context, verify=True, timeout_s=timeout_s)
+    below = host.host_collective("gloo", context, timeout_s=timeout_s)
     transport = HostStaged(below, handshake, device, chunk_bytes=chunk_bytes, depth=depth)
     try:
         yield transport

@@ -10,10 +10,10 @@ from worlds import shared_world
 
 from fscomm.transports.staged.host import host_collective, host_collectives
 from fscomm.transports.transport import AloneTransport
-from fsranks.rank_context import Place, resolve
+from fsranks.rank_context import RankContext, resolve
 
 Install = Callable[[str, str, str, str], None]
-PLACE = Place(rank=0, world_size=1)
+PLACE = RankContext(rank=0, world_size=1)
 
 
 @pytest.fixture
