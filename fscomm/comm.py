@@ -166,7 +166,7 @@ class Comm:
         return self._lookahead
 
     def flush(self) -> None:
-        """Complete all deferred updates of this rank, as before reading tables. No collective.
+        """Complete all pending updates of this rank, as before reading tables. No collective.
 
         What was fetched ahead is dropped, so tables may also be written by hand now; the next step fetches it again.
         """
@@ -292,7 +292,7 @@ class Comm:
         try:
             engine.flush()
         except BaseException as lost:
-            error.add_note(f"fscomm could not complete deferred updates: {lost}")
+            error.add_note(f"fscomm could not complete pending updates: {lost}")
         engine.abort(f"raised {type(error).__name__}: {error}")
         engine.close(f"raised {type(error).__name__}")
 

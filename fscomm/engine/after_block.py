@@ -35,7 +35,7 @@ def _exchanged(
     """The updates of all kernels of a group, for one class after the other."""
     layout, tables, back = module.layouts[number], module.tables(number), step.back[g]
     assert back is not None
-    for send, apply in ((back.urgent_send, back.urgent_apply), (back.deferred_send, back.deferred_apply)):
+    for send, apply in ((back.collision_send, back.collision_apply), (back.exclusive_send, back.exclusive_apply)):
         mine = torch.zeros(len(send.index), layout.dim, dtype=layout.dtype, device=tables.where)
         if gradient is not None:
             mine = gradient.index_select(0, send.index)

@@ -1,9 +1,10 @@
 """The engine: takes batches one step ahead, forwards and backwards as they come, and lets workers do the work.
 
 Five threads. The training thread runs hooks of the user's loop; it touches tables in a module's own forward only, and
-no socket but for one control word per forward. The ids worker exchanges ids one step ahead. The urgent worker carries
-collision traffic, the bulk worker exclusive traffic; the plain worker applies updates of what is not served. When
-tables may be touched is the law of `order.py`; this file says what there is to do, in the order of the user's loop.
+no socket but for one control word per forward. The ids worker exchanges ids one step ahead. The collision worker
+carries collision traffic, the exclusive worker exclusive traffic; the plain worker applies updates of what is not
+served. When tables may be touched is the law of `order.py`; this file says what there is to do, in the order of the
+user's loop.
 
 Nothing here waits for a worker inside backward, except a forward that is called there (activation checkpointing).
 """

@@ -35,10 +35,10 @@ class TableAccess:
 
         def work() -> None:
             if result(step.arrived).stop is None:
-                self._links.bulk.send_rows(step, self._served(step, modules), collision=False)
+                self._links.exclusive.send_rows(step, self._served(step, modules), collision=False)
 
         rows = exclusive(step.number, step.follows)
-        done = self._links.submit("bulk", work, after=self._before(modules, rows))
+        done = self._links.submit("exclusive", work, after=self._before(modules, rows))
         for m in modules:
             step.exclusive[m] = done
             self._order[m].fetched((step, False), rows)
@@ -47,7 +47,7 @@ class TableAccess:
         """Look the collision rows of module m up and send them. Sets `step.collision`."""
         rows = collision(step.number, step.follows)
         work = partial(self._send_collision_rows, step, [m])
-        done = self._links.submit_urgent(work, after=self._before([m], rows), expecting=lambda: False)
+        done = self._links.submit_collision(work, after=self._before([m], rows), expecting=lambda: False)
         self._fetched(step, [m], rows, done)
 
     def update(
@@ -71,25 +71,25 @@ class TableAccess:
         def work() -> None:
             verdict = planned.result()
             if verdict.stop is not None or verdict.ended:
-                return  # no step follows: all gradients are deferred
-            self._links.urgent.update(step, gradients, groups, collision=True)
+                return  # no step follows: all gradients are exclusive
+            self._links.collision.update(step, gradients, groups, collision=True)
             if successor is not None:
                 self._send_collision_rows(successor, to_fetch)
 
-        urgent, deferred = collision(step.number, step.next), exclusive(step.number, step.next)
-        after = [planned, *self._before(modules, urgent)]
+        shared_rows, own_rows = collision(step.number, step.next), exclusive(step.number, step.next)
+        after = [planned, *self._before(modules, shared_rows)]
         if successor is not None:
             rows = collision(successor.number, successor.follows)
             after += self._before(to_fetch, rows)
-        done = self._links.submit_urgent(work, after=after, expecting=expecting)
+        done = self._links.submit_collision(work, after=after, expecting=expecting)
         for m in modules:
-            self._updated(m, urgent, done)
+            self._updated(m, shared_rows, done)
         if successor is not None:
             self._fetched(successor, to_fetch, rows, done)
         for m in modules:
             of_module = [g for g in self._groups[m] if g in groups]
-            in_bulk = partial(self._links.bulk.update, step, gradients, of_module, collision=False)
-            self._update(m, deferred, "bulk", in_bulk, planned)
+            in_worker = partial(self._links.exclusive.update, step, gradients, of_module, collision=False)
+            self._update(m, own_rows, "exclusive", in_worker, planned)
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: Update) -> None:
         """Update one kernel; its gradients are here already."""
@@ -107,8 +107,8 @@ class TableAccess:
             update.result()
 
     def _send_collision_rows(self, step: Step, modules: Sequence[int]) -> None:
-        """In the urgent worker."""
-        self._links.urgent.send_rows(step, self._served(step, modules), collision=True)
+        """In the collision worker."""
+        self._links.collision.send_rows(step, self._served(step, modules), collision=True)
 
     def _served(self, step: Step, modules: Iterable[int]) -> list[int]:
         return [g for m in modules for g in self._groups[m] if step.groups[g] is not None]

@@ -11,10 +11,10 @@ before and the step after use, too. An access is told by the steps that its rows
 
 | access | place in program order | rows | runs in |
 |---|---|---|---|
-| exclusive rows of n are fetched | forward of n, or earlier (below) | within n, without n-1 | bulk worker |
-| collision rows of n are fetched | forward of n, or earlier (below) | within n and n-1 | urgent worker |
-| collision gradients of n update | each backward pass through n | within n and n+1 | urgent worker |
-| deferred gradients of n update | each backward pass through n | within n, without n+1 | bulk worker |
+| exclusive rows of n are fetched | forward of n, or earlier (below) | within n, without n-1 | exclusive worker |
+| collision rows of n are fetched | forward of n, or earlier (below) | within n and n-1 | collision worker |
+| collision gradients of n update | each backward pass through n | within n and n+1 | collision worker |
+| exclusive gradients of n update | each backward pass through n | within n, without n+1 | exclusive worker |
 | the module's own forward reads | that forward, in training or not | any | the calling thread |
 | its update | each backward pass through it | within n if it read R_n, else any | plain worker |
 | the user reads or writes the state | there | any | the calling thread |

@@ -28,10 +28,10 @@ from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
 Link = TypeVar("Link", Channel, Transport)
-OF_ROWS = ("urgent gradients", "urgent rows", "bulk gradients", "bulk rows")
-CHUNKS_UNDER_WAY = 2  # of bulk: one follows the other without a pause
-WORKERS = ("ids", "urgent", "bulk", "plain")
-IN_BACKGROUND = ("ids", "bulk")
+OF_ROWS = ("collision gradients", "collision rows", "exclusive gradients", "exclusive rows")
+CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
+WORKERS = ("ids", "collision", "exclusive", "plain")
+IN_BACKGROUND = ("ids", "exclusive")
 
 
 class Connections:
@@ -41,7 +41,7 @@ class Connections:
         gate: who may use the wire.
         agreement, peers: for the training thread.
         stage: for the ids worker.
-        urgent, bulk, plain: for the worker of that name.
+        collision, exclusive, plain: for the worker of that name.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Connections:
         self._device = device
         self._error: BaseException | None = None
         self._held_up: Pending[Any] | None = (
-            None  # the last work of the urgent worker that had to wait for another worker
+            None  # the last work of the collision worker that had to wait for another worker
         )
         layouts = [layout for module in modules for layout in module.layouts]
         chunk_bytes = max(layout.chunk_bytes for layout in layouts)
@@ -81,8 +81,8 @@ class Connections:
             opened.callback(self.peers.close)
             module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
             self.stage = IdExchange(ids, self.gate, layouts, module_of, device.where)
-            self.urgent = self._traffic("urgent", "collision", modules, layouts, None)
-            self.bulk = self._traffic("bulk", "exclusive", modules, layouts, self.gate)
+            self.collision = self._traffic("collision", "collision", modules, layouts, None)
+            self.exclusive = self._traffic("exclusive", "exclusive", modules, layouts, self.gate)
             self.plain = PlainUpdates(_tables(modules), recorder)
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
@@ -100,10 +100,10 @@ class Connections:
 
         return self._workers[worker].submit(in_turn)
 
-    def submit_urgent(
+    def submit_collision(
         self, work: Callable[[], None], *, after: Sequence[Pending[Any]], expecting: Callable[[], bool]
     ) -> Pending[None]:
-        """The same in the urgent worker; the wire is kept for it until all ranks have done it.
+        """The same in the collision worker; the wire is kept for it until all ranks have done it.
 
         It is kept from the moment on when neither this work nor any before it in the worker has to wait for something
         else: what they wait for may need the wire itself.
@@ -122,13 +122,13 @@ class Connections:
 
         def leave() -> None:
             self._device.wait(done.mark)
-            self.urgent.meet()
+            self.collision.meet()
             self.gate.leave(expecting=expecting())
 
-        done = self._workers["urgent"].submit(in_turn)
+        done = self._workers["collision"].submit(in_turn)
         if not at_once:
             self._held_up = done
-        self._workers["urgent"].submit(leave)
+        self._workers["collision"].submit(leave)
         return done
 
     def check(self) -> None:

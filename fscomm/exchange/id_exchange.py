@@ -184,8 +184,8 @@ class IdExchange:
             _Answer(
                 before=next(in_order) if found.before is not None else None,
                 after=next(in_order) if found.after is not None else None,
-                largest_deferred=int(largest[1 + 2 * g]),
-                largest_exclusive=int(largest[2 + 2 * g]),
+                largest_gradients=int(largest[1 + 2 * g]),
+                largest_rows=int(largest[2 + 2 * g]),
                 irregular=bool(irregular >> self._modules[g] & 1),
             )
             for g, found in enumerate(shared)
@@ -199,14 +199,14 @@ class IdExchange:
             return None
         layout = self._layouts[group]
         rows = shared.after[served.wire.positions]
-        merge = routes.merge(request, answer.after, answer.largest_exclusive, layout.chunk_rows)
+        merge = routes.merge(request, answer.after, answer.largest_rows, layout.chunk_rows)
         if answer.irregular:
             step.plain[self._modules[group]] = "an id lies outside its table"
         return GroupAhead(
             request=request,
             served=served,
             merge=self._put(merge, "index"),
-            exclusive=self._put(routes.lookup(served, ~rows, answer.largest_exclusive, layout), "ids", "index"),
+            exclusive=self._put(routes.lookup(served, ~rows, answer.largest_rows, layout), "ids", "index"),
             collision=self._put(routes.lookup(served, rows, None, layout), "ids", "index"),
             buffer=torch.empty(
                 merge.exclusive_total + merge.collision_total, layout.dim, dtype=layout.dtype, device=self._where
@@ -218,13 +218,13 @@ class IdExchange:
         """How the gradients of the step before travel."""
         if old is None or shared.before is None or answer.before is None:
             return None
-        rows, largest = self._layouts[group].chunk_rows, answer.largest_deferred
+        rows, largest = self._layouts[group].chunk_rows, answer.largest_gradients
         mine = answer.before[old.request.wire.slots]
         return GroupBack(
-            urgent_send=self._put(routes.send_gradients(old.request, mine, None, rows), "index"),
-            urgent_apply=self._put(routes.apply(old.served, shared.before, None, rows), "ids", "index"),
-            deferred_send=self._put(routes.send_gradients(old.request, ~mine, largest, rows), "index"),
-            deferred_apply=self._put(routes.apply(old.served, ~shared.before, largest, rows), "ids", "index"),
+            collision_send=self._put(routes.send_gradients(old.request, mine, None, rows), "index"),
+            collision_apply=self._put(routes.apply(old.served, shared.before, None, rows), "ids", "index"),
+            exclusive_send=self._put(routes.send_gradients(old.request, ~mine, largest, rows), "index"),
+            exclusive_apply=self._put(routes.apply(old.served, ~shared.before, largest, rows), "ids", "index"),
         )
 
     def _put(self, planned: Planned, *names: str) -> Planned:
@@ -243,8 +243,8 @@ class _Answer:
 
     before: torch.Tensor | None
     after: torch.Tensor | None
-    largest_deferred: int
-    largest_exclusive: int
+    largest_gradients: int
+    largest_rows: int
     irregular: bool
 
 

@@ -1,4 +1,4 @@
-"""An exchange of many parts: urgent ones a few at a time, bulk ones each when the schedule lets it go."""
+"""An exchange of many parts: collision parts a few at a time, exclusive parts each when the schedule lets it go."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from fscomm.exchange.wire_gate import WireGate
 from fscomm.transports.transport import Handle, Transport
 from fsranks.control_group import Part
 
-IN_FLIGHT = 2  # urgent parts: the next one is ready when one ends
+IN_FLIGHT = 2  # collision parts: the next one is ready when one ends
 
 
 def exchange(transport: Transport, parts: Iterable[Part], gate: WireGate | None) -> None:
-    """Exchange (out, inp, out_splits, in_splits) in order, with `gate` as bulk. Blocks until all are complete.
+    """Exchange (out, inp, out_splits, in_splits) in order; with a `gate`, as exclusive traffic. Blocks until done.
 
     Each part is asked for just before its turn is awaited and it is issued. Raises what the transport or `parts` raise;
     what was issued is then not waited for, and counts no longer as under way.
@@ -23,20 +23,20 @@ def exchange(transport: Transport, parts: Iterable[Part], gate: WireGate | None)
         handles.popleft().wait()
         nbytes = sizes.popleft()
         if gate is not None:
-            gate.bulk_done(nbytes)
+            gate.exclusive_done(nbytes)
 
     try:
         for out, inp, out_splits, in_splits in parts:
             nbytes = max(out.nbytes, inp.nbytes)
-            while not (len(handles) < IN_FLIGHT if gate is None else gate.try_bulk(nbytes)):
+            while not (len(handles) < IN_FLIGHT if gate is None else gate.try_exclusive(nbytes)):
                 if handles:
                     finish_oldest()
                 elif gate is not None:
-                    gate.wait_bulk(nbytes)
+                    gate.wait_exclusive(nbytes)
             sizes.append(nbytes)
             handles.append(transport.all_to_all_v(out, inp, out_splits, in_splits))
         while handles:
             finish_oldest()
     finally:
         if gate is not None:
-            gate.bulk_done(sum(sizes))
+            gate.exclusive_done(sum(sizes))

@@ -1,8 +1,8 @@
-"""The rows and gradients of a step on their way: what the urgent and the bulk worker do.
+"""The rows and gradients of a step on their way: what the collision and the exclusive worker do.
 
-The urgent worker carries the collision class, one step after the other: gradients, their update, look-up and rows of
-the same table rows for the next step. The bulk worker carries the exclusive class in chunks, each held back while
-urgent traffic runs (Algorithm 2 of the paper, with the sends ordered by `gate.WireGate`).
+The collision worker carries the collision class, one step after the other: gradients, their update, look-up and rows of
+the same table rows for the next step. The exclusive worker carries the exclusive class in chunks, each held back while
+collision traffic runs (Algorithm 2 of the paper, with the sends ordered by `gate.WireGate`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ class RowExchange:
         self._rows.meet()
 
     def _await_turn(self) -> None:
-        """Bulk work leaves wire and cores to urgent work: copying its rows would slow that down, too."""
+        """Exclusive work leaves wire and cores to collision work: copying its rows would slow that down, too."""
         if self._gate is not None:
             self._gate.wait()
 
@@ -161,4 +161,4 @@ def _lookup(step: Step, group: int, collision: bool) -> Lookup:
 def _back(step: Step, group: int, collision: bool) -> tuple[SendGradients, Apply]:
     back = step.back[group]
     assert back is not None
-    return (back.urgent_send, back.urgent_apply) if collision else (back.deferred_send, back.deferred_apply)
+    return (back.collision_send, back.collision_apply) if collision else (back.exclusive_send, back.exclusive_apply)

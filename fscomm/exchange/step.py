@@ -35,10 +35,10 @@ class GroupAhead:
 class GroupBack:
     """How the gradients of one group travel, known once the next step's ids are."""
 
-    urgent_send: SendGradients
-    urgent_apply: Apply
-    deferred_send: SendGradients
-    deferred_apply: Apply
+    collision_send: SendGradients
+    collision_apply: Apply
+    exclusive_send: SendGradients
+    exclusive_apply: Apply
 
 
 @dataclass(slots=True, kw_only=True)

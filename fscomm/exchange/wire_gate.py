@@ -9,10 +9,10 @@ from fscomm.exchange.wire_priority import WirePriority
 
 
 class WireGate:
-    """A schedule for threads. Urgent ones go `enter` ... `leave`; bulk senders `wait`, or take turns chunk by chunk.
+    """Wire priority for threads. Collision exchanges `enter` and `leave`; exclusive ones `wait`, or go chunk by chunk.
 
-    Waiting is bounded by the urgent exchanges, which have deadlines of their own; `settle` and `stop` end it. A chunk's
-    turn comes by `try_bulk`, and `bulk_done` follows; see `exchange.exchange`.
+    Waiting is bounded by the collision exchanges, which have deadlines of their own; `settle` and `stop` end it. A
+    chunk's turn comes by `try_exclusive`, and `exclusive_done` follows; see `exchange.exchange`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, schedule: WirePriority | None = None) -> None:
@@ -22,16 +22,16 @@ class WireGate:
 
     def enter(self) -> None:
         with self._changed:
-            self._schedule.begin_urgent()
+            self._schedule.begin_collision()
 
     def leave(self, *, expecting: bool = False) -> None:
-        """The urgent exchange is over; `expecting` that a control word follows soon."""
+        """The collision exchange is over; `expecting` that a control word follows soon."""
         with self._changed:
-            self._schedule.end_urgent(self._clock(), expecting=expecting)
+            self._schedule.end_collision(self._clock(), expecting=expecting)
             self._changed.notify_all()
 
     def settle(self) -> None:
-        """Nothing more is expected: what waits may go as soon as no urgent exchange runs."""
+        """Nothing more is expected: what waits may go as soon as no collision exchange runs."""
         with self._changed:
             self._schedule.settle()
             self._changed.notify_all()
@@ -46,22 +46,22 @@ class WireGate:
         return self._schedule.opens_at() <= self._clock()
 
     def wait(self) -> None:
-        """Block until urgent traffic is over."""
+        """Block until collision traffic is over."""
         self._wait(self._schedule.opens_at)
 
-    def try_bulk(self, nbytes: int) -> bool:
-        """Whether a chunk may go now; if so it counts as under way until `bulk_done`. Does not block."""
+    def try_exclusive(self, nbytes: int) -> bool:
+        """Whether a chunk may go now; if so it counts as under way until `exclusive_done`. Does not block."""
         with self._changed:
             goes = self._chunk_at(nbytes) <= self._clock()
             if goes:
                 self._schedule.issue(nbytes)
             return goes
 
-    def wait_bulk(self, nbytes: int) -> None:
-        """Block until `try_bulk` is worth another try. Who has chunks under way waits for the oldest one instead."""
+    def wait_exclusive(self, nbytes: int) -> None:
+        """Block until `try_exclusive` is worth another try. A thread with chunks under way waits for the oldest one."""
         self._wait(lambda: self._chunk_at(nbytes))
 
-    def bulk_done(self, nbytes: int) -> None:
+    def exclusive_done(self, nbytes: int) -> None:
         with self._changed:
             self._schedule.done(nbytes)
             self._changed.notify_all()

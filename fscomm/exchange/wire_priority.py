@@ -1,15 +1,15 @@
 """Which class may use the wire: control and collision traffic first, exclusive traffic and ids when neither runs.
 
-Separate process groups give no priority on the wire, as all connections share the link. So bulk exchanges are held back
-before they are issued: no bulk byte starts while an urgent exchange runs, nor in the short time after it in which the
-next step's first control word is expected. What was issued cannot be called back, so bulk goes in chunks and few bytes
-of it are under way at a time: an urgent exchange waits for those at most.
+Separate process groups give no priority on the wire, as all connections share the link. So exclusive exchanges are held
+back before they are issued: no exclusive byte starts while a collision exchange runs, nor in the short time after it in
+which the next step's first control word is expected. What was issued cannot be called back, so exclusive rows go in
+chunks and few bytes of it are under way at a time: a collision exchange waits for those at most.
 """
 
 import math
 
-GRACE_S = 0.025  # how long bulk stays off the wire for a control word that does not come
-STARVED_S = 1.0  # urgent traffic that never pauses lets one chunk pass in this time
+GRACE_S = 0.025  # how long exclusive traffic stays off the wire for a control word that does not come
+STARVED_S = 1.0  # collision traffic that never pauses lets one chunk pass in this time
 BUDGET_BYTES = 1 << 20
 
 
@@ -29,23 +29,23 @@ class WirePriority:
         self._budget_bytes = budget_bytes
         self._grace_s = grace_s
         self._starved_s = starved_s
-        self._urgent = 0
+        self._collision = 0
         self._quiet_until = -math.inf
         self._in_flight_bytes = 0
         self._kept_off_since: float | None = None
         self._stopped = False
 
-    def begin_urgent(self) -> None:
-        self._urgent += 1
+    def begin_collision(self) -> None:
+        self._collision += 1
 
-    def end_urgent(self, now_s: float, *, expecting: bool) -> None:
-        """An urgent exchange is over; `expecting` that a control word follows soon."""
-        self._urgent -= 1
+    def end_collision(self, now_s: float, *, expecting: bool) -> None:
+        """A collision exchange is over; `expecting` that a control word follows soon."""
+        self._collision -= 1
         if expecting:
             self._quiet_until = now_s + self._grace_s
 
     def settle(self) -> None:
-        """Nothing more is expected: bulk may go as soon as no urgent exchange runs."""
+        """Nothing more is expected: exclusive traffic may go as soon as no collision exchange runs."""
         self._quiet_until = -math.inf
 
     def stop(self) -> None:
@@ -53,16 +53,16 @@ class WirePriority:
         self._stopped = True
 
     def opens_at(self) -> float:
-        """From when on urgent traffic keeps nothing off, if nothing changes; infinity: only when something does."""
+        """From when on collision traffic keeps nothing off, if nothing changes; infinity: only when something does."""
         if self._stopped:
             return -math.inf
-        return math.inf if self._urgent else self._quiet_until
+        return math.inf if self._collision else self._quiet_until
 
     def ask(self, nbytes: int, now_s: float) -> float:
         """From when on the next chunk may go, if nothing changes; infinity: only when something does.
 
         It may go if that is not later than `now_s`; then `issue` it. A chunk larger than the budget goes alone. One
-        that urgent traffic has kept off for `starved_s` since it was first asked for goes alone, too.
+        that collision traffic has kept off for `starved_s` since it was first asked for goes alone, too.
         """
         alone = self._in_flight_bytes == 0
         if not (self._stopped or alone or self._in_flight_bytes + nbytes <= self._budget_bytes):

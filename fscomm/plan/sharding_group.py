@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-# Of bulk rows from one rank to all others, by where tables are. Collision rows wait for what is under way, and a chunk
-# costs a few hundred microseconds on the host. The size for GPUs, whose links are faster, is assumed, not measured.
+# Of exclusive rows from one rank to all others, by where tables are. Collision rows wait for what is under way, and
+# a chunk costs a few hundred microseconds on the host. The size for GPUs, whose links are faster, is assumed, not
+# measured.
 CHUNK_BYTES = {"cpu": 512 << 10, "cuda": 16 << 20}
 
 

@@ -77,7 +77,7 @@ def problem(module: Any) -> str | None:
         if SparseType.from_dtype(torch.float32) != given.get("output_dtype", SparseType.FP32):
             return "rows are converted on output (output_dtype)"
         if given.get("optimizer", EmbOptimType.EXACT_SGD) not in SERVED_OPTIMIZERS:
-            return f"the state of optimizer {given['optimizer'].name} cannot be held for a deferred update"
+            return f"the state of optimizer {given['optimizer'].name} cannot be held for a pending update"
     return None
 
 
@@ -102,7 +102,7 @@ def problem_here(module: Any) -> str | None:
             return "the forward of its look-up was replaced"
         for kernel in _kernels(lookup):
             if kernel.optimizer not in SERVED_OPTIMIZERS:
-                return f"the state of optimizer {kernel.optimizer.name} cannot be held for a deferred update"
+                return f"the state of optimizer {kernel.optimizer.name} cannot be held for a pending update"
             if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision != SparseType.FP32:
                 return "updates are rounded stochastically: they do not repeat"
             if kernel.weight_decay_mode in OF_WHOLE_TABLES:

@@ -1,4 +1,4 @@
-"""Where the user may look at tables or optimizer state: all deferred updates are completed first.
+"""Where the user may look at tables or optimizer state: all pending updates are completed first.
 
 Hooks on instances only, each undone by what `install` returns.
 """

@@ -18,7 +18,7 @@ GIVE_UP_S = 10.0
 
 
 def looked_up_beside(rank: int, size: int) -> bool:
-    """Whether module b, which is not trained, gave its rows while a deferred update of module a was under way."""
+    """Whether module b, which is not trained, gave its rows while a pending update of module a was under way."""
     run = new_run(rank, size, CONFIG.but(builder=without_gradients), "fscomm", {})
     may_update = threading.Event()
     update = RowExchange.update
@@ -50,8 +50,8 @@ def test_a_module_waits_for_updates_of_its_own() -> None:
     assert shared_world(2).run(looked_up_beside) == [True, True]
 
 
-def urgent_behind_bulk(rank: int, size: int) -> list[int]:
-    """Work of the bulk worker that waits for the wire, urgent work behind it, and more urgent work that could go."""
+def collision_behind_exclusive(rank: int, size: int) -> list[int]:
+    """Exclusive work waits for the wire, collision work waits for that, and more collision work could go at once."""
     model, _ = build(CONFIG, size)
     done: list[int] = []
     begun = threading.Event()
@@ -59,14 +59,14 @@ def urgent_behind_bulk(rank: int, size: int) -> list[int]:
         assert comm._engine is not None
         links = comm._engine._links
 
-        def bulk() -> None:
+        def exclusive() -> None:
             begun.wait(GIVE_UP_S)
             links.gate.wait()
             done.append(1)
 
-        first = links.submit("bulk", bulk)
-        second = links.submit_urgent(lambda: done.append(2), after=[first], expecting=lambda: False)
-        third = links.submit_urgent(lambda: done.append(3), after=[], expecting=lambda: False)
+        first = links.submit("exclusive", exclusive)
+        second = links.submit_collision(lambda: done.append(2), after=[first], expecting=lambda: False)
+        third = links.submit_collision(lambda: done.append(3), after=[], expecting=lambda: False)
         begun.set()
         try:
             third.result(GIVE_UP_S / 2)
@@ -77,4 +77,4 @@ def urgent_behind_bulk(rank: int, size: int) -> list[int]:
 
 
 def test_the_wire_is_not_kept_for_what_waits_for_the_wire() -> None:
-    assert shared_world(2).run(urgent_behind_bulk) == [[1, 2, 3]] * 2
+    assert shared_world(2).run(collision_behind_exclusive) == [[1, 2, 3]] * 2

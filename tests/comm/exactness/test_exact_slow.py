@@ -38,18 +38,18 @@ def late(rank: int, size: int, loop: str, collision: bool) -> list[str]:
 HARD = ("base", "left_early", "state_dict_everywhere", "two_steps_in_three_without_forward")
 
 
-@pytest.mark.parametrize("collision", [True, False], ids=["urgent", "bulk"])
+@pytest.mark.parametrize("collision", [True, False], ids=["collision", "exclusive"])
 @pytest.mark.parametrize("loop", HARD)
 def test_a_worker_is_late(loop: str, collision: bool) -> None:
     assert shared_world(2).run(late, loop, collision) == [[], []]
 
 
 def late_worker(rank: int, size: int) -> list[str]:
-    """One urgent worker comes to an update late: a module that had skipped the step has had its forward by then."""
+    """One collision worker comes to an update late: a module that had skipped the step has had its forward by then."""
     run = Worker._run
 
     def late_run(self: Worker, *args: Any) -> Any:
-        if rank == 0 and self.name == "urgent":
+        if rank == 0 and self.name == "collision":
             time.sleep(LATE_S / 2)
         return run(self, *args)
 

@@ -62,7 +62,7 @@ def applied(change: Callable[..., tuple[torch.Tensor, list[Hyper]] | None], *, c
 
 
 @mutation
-def deferred_gradients_dropped() -> Any:
+def exclusive_gradients_dropped() -> Any:
     return applied(lambda *_: None, collision=False)
 
 
@@ -82,13 +82,13 @@ def gradients_shuffled() -> Any:
 
 
 @mutation
-def last_deferred_update_dropped() -> Any:
+def last_exclusive_update_dropped() -> Any:
     last = CONFIG.steps - 1
     return applied(lambda step, *given: None if step.number == last else given, collision=False)
 
 
 @mutation
-def next_rate_for_deferred_rows() -> Any:
+def next_rate_for_exclusive_rows() -> Any:
     def later(step: Any, received: torch.Tensor, hypers: list[Hyper]) -> tuple[torch.Tensor, list[Hyper]]:
         ratio = (1 + (step.number + 1) * 7 % 5 / 4) / (1 + step.number * 7 % 5 / 4)
         return received, [replace(hyper, learning_rate=hyper.learning_rate * ratio) for hyper in hypers]

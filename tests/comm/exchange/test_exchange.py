@@ -96,7 +96,7 @@ def parts_of(
 def nothing_counts(gate: WireGate, budget: int = BUDGET) -> bool:
     """Whether the whole budget is free, and no more than that."""
     gate.settle()
-    return gate.try_bulk(4) and gate.try_bulk(budget - 4) and not gate.try_bulk(4)
+    return gate.try_exclusive(4) and gate.try_exclusive(budget - 4) and not gate.try_exclusive(4)
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ class Scripted(WireGate):
         super().__init__(clock, schedule=WirePriority(budget_bytes=BUDGET))
         self.script = list(script)
 
-    def wait_bulk(self, nbytes: int) -> None:
+    def wait_exclusive(self, nbytes: int) -> None:
         self.script.pop(0)(self)
-        super().wait_bulk(nbytes)
+        super().wait_exclusive(nbytes)
 
 
-def urgent_ends(wire: Wire) -> Callable[[Scripted], None]:
+def collision_ends(wire: Wire) -> Callable[[Scripted], None]:
     def ends(gate: Scripted) -> None:
-        wire.log.append("urgent")
+        wire.log.append("collision")
         gate.leave()
 
     return ends
@@ -135,7 +135,7 @@ def filled(outs: Sequence[torch.Tensor]) -> bool:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(SIZES, SIZES), max_size=30), st.integers(0, 9))
-def test_bulk_stays_within_the_budget(sizes: list[tuple[int, int]], seed: int) -> None:
+def test_exclusive_stays_within_the_budget(sizes: list[tuple[int, int]], seed: int) -> None:
     gate = WireGate(Clock(), schedule=WirePriority(budget_bytes=BUDGET))
     wire = Wire(seed=seed)
     parts, outs = parts_of(sizes)
@@ -163,7 +163,7 @@ def test_the_larger_direction_counts(gate: WireGate, sizes: list[tuple[int, int]
     assert wire.most_parts == 2
 
 
-def test_urgent_parts_go_a_few_at_a_time() -> None:
+def test_collision_parts_go_a_few_at_a_time() -> None:
     wire = Wire()
     parts, outs = parts_of([(400, 400)] * 7, wire.log)
     exchange(wire, parts, None)
@@ -179,18 +179,18 @@ def test_nothing_to_exchange(gate: WireGate) -> None:
     assert not wire.log
 
 
-def test_urgent_traffic_is_let_by_first(clock: Clock) -> None:
+def test_collision_traffic_is_let_by_first(clock: Clock) -> None:
     wire = Wire()
-    gate = Scripted(clock, urgent_ends(wire))
+    gate = Scripted(clock, collision_ends(wire))
     gate.enter()
     exchange(wire, parts_of([(4, 4)])[0], gate)
-    assert wire.log == ["urgent", "issue 0", "wait 0"]
+    assert wire.log == ["collision", "issue 0", "wait 0"]
 
 
-def test_what_is_under_way_ends_while_urgent_traffic_runs(clock: Clock) -> None:
+def test_what_is_under_way_ends_while_collision_traffic_runs(clock: Clock) -> None:
     """Its budget is free for when the wire is."""
     wire = Wire()
-    gate = Scripted(clock, urgent_ends(wire))
+    gate = Scripted(clock, collision_ends(wire))
 
     def parts() -> Iterator[Part]:
         yield from parts_of([(4, 4)] * 2)[0]
@@ -198,7 +198,7 @@ def test_what_is_under_way_ends_while_urgent_traffic_runs(clock: Clock) -> None:
         yield from parts_of([(4, 4)])[0]
 
     exchange(wire, parts(), gate)
-    assert wire.log == ["issue 0", "issue 1", "wait 0", "wait 1", "urgent", "issue 2", "wait 2"]
+    assert wire.log == ["issue 0", "issue 1", "wait 0", "wait 1", "collision", "issue 2", "wait 2"]
 
 
 def test_starved_parts_go_one_at_a_time(clock: Clock) -> None:
@@ -253,26 +253,26 @@ def test_who_waits_for_a_turn_is_woken(clock: Clock, wakes: Callable[[WireGate],
 
 def test_who_waits_for_room_is_woken(gate: WireGate) -> None:
     """By another worker of the same budget, or by its own helper thread."""
-    assert gate.try_bulk(BUDGET)
+    assert gate.try_exclusive(BUDGET)
     passed = threading.Event()
-    thread = waiting(gate, lambda: (gate.wait_bulk(4), passed.set())[1])
+    thread = waiting(gate, lambda: (gate.wait_exclusive(4), passed.set())[1])
     assert not passed.is_set()
-    gate.bulk_done(BUDGET)
+    gate.exclusive_done(BUDGET)
     thread.join(DEADLINE_S / 2)
     assert passed.is_set(), "not woken"
 
 
-def case_beside_urgent_traffic(rank: int, world_size: int, transport: str) -> None:
+def case_beside_collision_traffic(rank: int, world_size: int, transport: str) -> None:
     """Each rank's gate is open when it likes; what one holds back, the others wait for."""
     context = resolve()
-    bulk, urgent = (open_transport(transport, context, Host(), timeout_s=20, verify=False) for _ in range(2))
+    exclusive, collision = (open_transport(transport, context, Host(), timeout_s=20, verify=False) for _ in range(2))
     gate = WireGate(schedule=WirePriority(budget_bytes=3000, starved_s=0.01))
     pauses = random.Random(rank)
     failures: list[BaseException] = []
 
     def worker() -> None:
         try:
-            exchange_all(bulk, rank, world_size, parts=60, seed=1, gate=gate)
+            exchange_all(exclusive, rank, world_size, parts=60, seed=1, gate=gate)
         except BaseException as error:
             failures.append(error)
 
@@ -281,7 +281,7 @@ def case_beside_urgent_traffic(rank: int, world_size: int, transport: str) -> No
     for number in range(12):
         gate.enter()
         time.sleep(pauses.uniform(0, 0.005))
-        exchange_all(urgent, rank, world_size, parts=3, seed=number, gate=None)
+        exchange_all(collision, rank, world_size, parts=3, seed=number, gate=None)
         gate.leave(expecting=number % 3 == 0)
         if number % 4 == 0:
             gate.settle()
@@ -289,7 +289,7 @@ def case_beside_urgent_traffic(rank: int, world_size: int, transport: str) -> No
     assert not thread.is_alive()
     assert not failures, failures
     assert nothing_counts(gate, 3000)
-    for each in (bulk, urgent):
+    for each in (exclusive, collision):
         each.close("the test is over")
 
 
@@ -319,8 +319,8 @@ def value_of(number: int, sender: int, receiver: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("transport", "ranks"), [("gloo", 2), ("gloo", 3), ("copy-engine", 2)])
-def test_bulk_beside_urgent_traffic(transport: str, ranks: int) -> None:
-    shared_world(ranks).run(case_beside_urgent_traffic, transport)
+def test_exclusive_beside_collision_traffic(transport: str, ranks: int) -> None:
+    shared_world(ranks).run(case_beside_collision_traffic, transport)
 
 
 def waiting(gate: WireGate, work: Callable[[], None]) -> threading.Thread:

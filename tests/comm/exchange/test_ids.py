@@ -185,10 +185,10 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], steps: list[Step], 
 def check_gradients(shape: Shape, asked: Asked, shared: set[int], steps: list[Step], g: int, limit: int | None) -> None:
     backs = [step.back[g] for step in steps]
     assert all(back is not None for back in backs)
-    urgent = [back.urgent_send for back in backs], [back.urgent_apply for back in backs]
-    deferred = [back.deferred_send for back in backs], [back.deferred_apply for back in backs]
-    check_backward(shape, asked, shared, *urgent, None)
-    check_backward(shape, asked, used(shape, asked) - shared, *deferred, limit)
+    collision = [back.collision_send for back in backs], [back.collision_apply for back in backs]
+    exclusive = [back.exclusive_send for back in backs], [back.exclusive_apply for back in backs]
+    check_backward(shape, asked, shared, *collision, None)
+    check_backward(shape, asked, used(shape, asked) - shared, *exclusive, limit)
 
 
 def another(shape: Shape) -> Shape:
@@ -288,12 +288,17 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
         exclusive = [
             group.merge.exclusive,
             group.exclusive.splits,
-            back.deferred_send.splits,
-            back.deferred_apply.splits,
+            back.exclusive_send.splits,
+            back.exclusive_apply.splits,
         ]
         assert [len(splits) for splits in exclusive] == [4] * 4
-        urgent = [group.merge.collision, group.collision.splits, back.urgent_send.splits, back.urgent_apply.splits]
-        assert [len(splits) for splits in urgent] == [1] * 4
+        collision = [
+            group.merge.collision,
+            group.collision.splits,
+            back.collision_send.splits,
+            back.collision_apply.splits,
+        ]
+        assert [len(splits) for splits in collision] == [1] * 4
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def gate(clock: Clock) -> WireGate:
     return WireGate(clock)
 
 
-def test_nothing_urgent(gate: WireGate) -> None:
+def test_nothing_of_the_collision_class(gate: WireGate) -> None:
     assert gate.may_pass()
     gate.wait()
 
 
-def test_closed_until_the_last_urgent_exchange_is_over(gate: WireGate) -> None:
+def test_closed_until_the_last_collision_exchange_is_over(gate: WireGate) -> None:
     gate.enter()
     gate.enter()
     assert not gate.may_pass()
@@ -80,7 +80,7 @@ def test_settled_as_soon_as_the_word_came(gate: WireGate) -> None:
     assert gate.may_pass()
 
 
-def test_settling_does_not_let_bulk_pass_an_urgent_exchange(gate: WireGate) -> None:
+def test_settling_does_not_let_exclusive_pass_a_collision_exchange(gate: WireGate) -> None:
     gate.enter()
     gate.settle()
     assert not gate.may_pass()
@@ -145,11 +145,11 @@ def test_who_waits_is_woken(
         gate.leave(expecting=True)
     passed = threading.Event()
 
-    def bulk() -> None:
+    def exclusive() -> None:
         gate.wait()
         passed.set()
 
-    thread = threading.Thread(target=bulk, daemon=True)
+    thread = threading.Thread(target=exclusive, daemon=True)
     thread.start()
     assert waiting.wait(DEADLINE_S)
     assert not passed.is_set()

@@ -26,7 +26,7 @@ class Account:
     def __init__(self) -> None:
         self.schedule = WirePriority(budget_bytes=BUDGET)
         self.now = 5.0
-        self.urgent = 0
+        self.collision = 0
         self.quiet_until = 0.0
         self.in_flight: list[int] = []
         self.next: int | None = None  # the chunk whose turn it will be
@@ -34,13 +34,13 @@ class Account:
 
     def act(self, action: str, value: float | int | None) -> None:
         if action == "begin":
-            self.urgent += 1
-            self.schedule.begin_urgent()
-        elif action in ("end", "expect") and self.urgent:
-            self.urgent -= 1
+            self.collision += 1
+            self.schedule.begin_collision()
+        elif action in ("end", "expect") and self.collision:
+            self.collision -= 1
             if action == "expect":
                 self.quiet_until = self.now + GRACE_S
-            self.schedule.end_urgent(self.now, expecting=action == "expect")
+            self.schedule.end_collision(self.now, expecting=action == "expect")
         elif action == "settle":
             self.quiet_until = 0.0
             self.schedule.settle()
@@ -59,7 +59,7 @@ class Account:
         """Check the answer for the next chunk, and issue it if it may go."""
         assert self.next is not None
         has_room = not self.in_flight_bytes or self.in_flight_bytes + self.next <= BUDGET
-        is_open = not self.urgent and self.now >= self.quiet_until
+        is_open = not self.collision and self.now >= self.quiet_until
         if has_room and not is_open and self.kept_off_since is None:
             self.kept_off_since = self.now
         starved = self.kept_off_since is not None and self.now >= self.kept_off_since + STARVED_S
@@ -98,7 +98,7 @@ def test_every_answer_is_that_of_the_rules(actions: list[tuple[str, float | None
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ACTIONS, max_size=40), st.lists(CHUNKS, min_size=1, max_size=5))
-def test_every_chunk_goes_in_time_even_if_urgent_traffic_never_ends(
+def test_every_chunk_goes_in_time_even_if_collision_traffic_never_ends(
     actions: list[tuple[str, float | None]], chunks: list[int]
 ) -> None:
     account = Account()
@@ -136,7 +136,7 @@ def test_everything_passes_once_stopped(
         account.schedule.issue(chunk)
 
 
-def test_bulk_fills_the_budget() -> None:
+def test_exclusive_fills_the_budget() -> None:
     schedule = WirePriority(budget_bytes=100)
     for _ in range(2):
         assert schedule.ask(50, 0.0) <= 0.0
@@ -147,18 +147,18 @@ def test_bulk_fills_the_budget() -> None:
 
 
 def test_a_chunk_that_waits_for_the_budget_does_not_starve() -> None:
-    """Urgent traffic has not kept it off."""
+    """Collision traffic has not kept it off."""
     schedule = WirePriority(budget_bytes=100)
     schedule.issue(100)
     assert schedule.ask(100, 0.0) == math.inf
-    schedule.begin_urgent()
+    schedule.begin_collision()
     schedule.done(100)
     assert schedule.ask(100, 5.0) == 5.0 + STARVED_S
 
 
 def test_each_starved_chunk_waits_its_own_time() -> None:
     schedule = WirePriority(budget_bytes=100)
-    schedule.begin_urgent()
+    schedule.begin_collision()
     assert schedule.ask(10, 0.0) == STARVED_S
     schedule.issue(10)
     assert schedule.ask(10, STARVED_S) == math.inf, "alone: first the one before has to be over"
@@ -176,7 +176,9 @@ def alarm(after_s: float) -> Process:
     yield after_s
 
 
-def bulk(clock: Clock, schedule: WirePriority, wire: Engine, over: list[float], chunks: int, nbytes: int) -> Process:
+def exclusive(
+    clock: Clock, schedule: WirePriority, wire: Engine, over: list[float], chunks: int, nbytes: int
+) -> Process:
     """A worker whose transport carries its chunks in order; `over` says when each is."""
     finished = 0
     alarms = set()
@@ -199,27 +201,27 @@ def bulk(clock: Clock, schedule: WirePriority, wire: Engine, over: list[float], 
         over.append(clock.now + next(wire.copy(nbytes)))
 
 
-def urgent(
+def collision(
     clock: Clock, schedule: WirePriority, wire: Engine, took: list[float], every_s: float, nbytes: int
 ) -> Process:
     for _ in range(50):
         yield every_s
         start = clock.now
-        schedule.begin_urgent()
+        schedule.begin_collision()
         yield from wire.copy(nbytes)
-        schedule.end_urgent(clock.now, expecting=False)
+        schedule.end_collision(clock.now, expecting=False)
         took.append(clock.now - start)
 
 
 @pytest.mark.parametrize("every_s", [0.0007, 0.01, 0.13])
-def test_urgent_traffic_waits_for_the_budget_at_most_and_bulk_loses_nothing(every_s: float) -> None:
+def test_collision_traffic_waits_for_the_budget_at_most_and_exclusive_loses_nothing(every_s: float) -> None:
     """On a wire of 1 GB/s that carries all in the order in which it is issued."""
     clock, schedule = Clock(), WirePriority(budget_bytes=200_000)
     wire = Engine(clock, bytes_per_s=1e9)
     took: list[float] = []
     over: list[float] = []
-    clock.spawn(bulk(clock, schedule, wire, over, 1000, 100_000))
-    clock.spawn(urgent(clock, schedule, wire, took, every_s, 1000))
+    clock.spawn(exclusive(clock, schedule, wire, over, 1000, 100_000))
+    clock.spawn(collision(clock, schedule, wire, took, every_s, 1000))
     assert clock.run()
     alone = 1000 / 1e9
     assert alone < max(took) <= alone + 200_000 / 1e9 + 1e-9
@@ -227,11 +229,11 @@ def test_urgent_traffic_waits_for_the_budget_at_most_and_bulk_loses_nothing(ever
     assert over[-1] <= wire.busy_s + 50 * (alone + 1e-9), "the wire was idle while a chunk could have gone"
 
 
-def test_endless_urgent_traffic_lets_a_chunk_pass_now_and_then() -> None:
+def test_endless_collision_traffic_lets_a_chunk_pass_now_and_then() -> None:
     clock, schedule = Clock(), WirePriority(budget_bytes=200, starved_s=1.0)
     wire = Engine(clock, bytes_per_s=1000)
     over: list[float] = []
-    schedule.begin_urgent()
-    clock.spawn(bulk(clock, schedule, wire, over, 5, 100))
+    schedule.begin_collision()
+    clock.spawn(exclusive(clock, schedule, wire, over, 5, 100))
     assert clock.run()
     assert over == pytest.approx([n * 1.0 + 0.1 for n in range(1, 6)])

@@ -25,7 +25,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def on_worker(action, name="bulk") -> None:
+def on_worker(action, name="exclusive") -> None:
     """Run `action` to its end on another thread."""
     thread = threading.Thread(target=action, name=name)
     thread.start()
@@ -43,7 +43,7 @@ class Worker:
                 self._opened.set()
                 self._go.wait(10)
 
-        self._thread = threading.Thread(target=run, name="bulk")
+        self._thread = threading.Thread(target=run, name="exclusive")
         self._thread.start()
         self._opened.wait(10)
 

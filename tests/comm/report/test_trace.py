@@ -7,10 +7,10 @@ from fscomm.report.recorder import Recorder
 from fscomm.report.trace import Span, trace_events
 
 SPANS = [
-    Span("exclusive rows", "bulk", 10.004, 10.009, 1, "ebc"),
+    Span("exclusive rows", "exclusive", 10.004, 10.009, 1, "ebc"),
     Span("ids", "ids", 10.000, 10.002, 1, "ebc"),
     Span("ids", "MainThread", 10.001, 10.003, 1, blocked=True),
-    Span("flush", "bulk", 10.010, 10.011),
+    Span("flush", "exclusive", 10.010, 10.011),
     Span("ids", "ids", 10.005, 10.006, 2, "ebc"),
 ]
 
@@ -18,7 +18,7 @@ SPANS = [
 def test_every_lane_is_a_named_track() -> None:
     events = trace_events(SPANS, rank=3)
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert tracks == {0: "ids", 1: "MainThread", 2: "bulk"}
+    assert tracks == {0: "ids", 1: "MainThread", 2: "exclusive"}
     assert all(event["pid"] == 3 for event in events)
     assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["rank 3"]
 

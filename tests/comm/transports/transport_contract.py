@@ -134,10 +134,13 @@ def growth(rank: int, world_size: int, name: str, verify: bool) -> None:
 
 def two_classes(rank: int, world_size: int, name: str) -> None:
     """Two instances, a thread each. Every second rank begins with one class when it is through with the other."""
-    bulk, collisions = open_by(name), open_by(name)
+    exclusive, collisions = open_by(name), open_by(name)
     sizes = [[1 << 13] * world_size] * world_size
     work = {
-        "bulk": (bulk, [AllToAll("bulk", sizes, (64,)) for _ in range(4)] + mixed_jobs(world_size, 8, 50)),
+        "exclusive": (
+            exclusive,
+            [AllToAll("exclusive", sizes, (64,)) for _ in range(4)] + mixed_jobs(world_size, 8, 50),
+        ),
         "collisions": (collisions, mixed_jobs(world_size, 40)),
     }
     over: dict[str, threading.Event] = {what: threading.Event() for what in work}
@@ -154,7 +157,7 @@ def two_classes(rank: int, world_size: int, name: str) -> None:
         except BaseException as error:
             failed.append(error)
 
-    for order in ({}, {"bulk": "collisions"} if rank % 2 else {}):
+    for order in ({}, {"exclusive": "collisions"} if rank % 2 else {}):
         for event in over.values():
             event.clear()
         threads = [threading.Thread(target=drive, args=(what, order.get(what))) for what in work]
@@ -167,7 +170,7 @@ def two_classes(rank: int, world_size: int, name: str) -> None:
         for _, jobs in work.values():
             for job in jobs:
                 as_bytes(job.out).fill_(POISON)
-    bulk.close("done")
+    exclusive.close("done")
     collisions.close("done")
 
 

@@ -269,24 +269,24 @@ def over_at(fleet: Fleet, exchange: Exchange) -> list[float]:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_collision_exchange_passes_between_two_chunks_of_a_bulk_exchange(own: bool) -> None:
-    """Also when the bulk is what ranks keep."""
+def test_a_collision_exchange_passes_between_two_chunks_of_an_exclusive_exchange(own: bool) -> None:
+    """Also when the exclusive is what ranks keep."""
     machine = Machine(2)
-    bulk_ring = Fleet(machine, slots=4, slot_bytes=256 * KIB, most=256 * KIB)
+    exclusive_ring = Fleet(machine, slots=4, slot_bytes=256 * KIB, most=256 * KIB)
     collision_ring = Fleet(machine, slots=4, slot_bytes=64 * KIB, most=64 * KIB)
     large = 16 * MIB
-    bulk = bulk_ring.exchange([[large, 8], [8, large]] if own else [[8, large], [large, 8]]).issue()
+    exclusive = exclusive_ring.exchange([[large, 8], [8, large]] if own else [[8, large], [large, 8]]).issue()
     machine.run(until=2.3e-3)
     assert machine.clock.now > 1e-3
     start = machine.clock.now
     collision = collision_ring.exchange([[0, 64 * KIB], [64 * KIB, 0]]).issue()
-    collided, ended = over_at(collision_ring, collision), over_at(bulk_ring, bulk)
+    collided, ended = over_at(collision_ring, collision), over_at(exclusive_ring, exclusive)
     machine.run()
     chunk_s, small_s = 256 * KIB / 1e9, 64 * KIB / 1e9
     assert collided[0] - start <= 2 * (chunk_s + small_s) + 1e-9  # at the sending and at the receiving engine
     assert ended[0] - start > 10 * (collided[0] - start)
     collision.check()
-    bulk.check()
+    exclusive.check()
 
 
 def idle(fleet: Fleet, *ranks: int) -> bool:

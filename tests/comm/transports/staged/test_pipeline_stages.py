@@ -154,12 +154,12 @@ def test_the_next_operation_comes_down_while_the_last_one_is_on_the_wire() -> No
     assert clock.now == 1 + 4 + 1 + 5 * 4
 
 
-def delay_behind_bulk(pieces: int) -> float:
+def delay_behind_exclusive(pieces: int) -> float:
     """Seconds that one small piece takes while 64 * BYTES of another class are under way in so many pieces."""
     clock = Clock()
     machine = Machine(clock, 1, 4, 1)
-    bulk, collision = Staged(machine), Staged(machine)
-    bulk.feed([64 * BYTES // pieces] * pieces)
+    exclusive, collision = Staged(machine), Staged(machine)
+    exclusive.feed([64 * BYTES // pieces] * pieces)
 
     def trainer() -> Process:
         yield 30.5
@@ -167,13 +167,13 @@ def delay_behind_bulk(pieces: int) -> float:
 
     clock.spawn(trainer())
     assert clock.run()
-    assert len(bulk.arrived()) == pieces
+    assert len(exclusive.arrived()) == pieces
     return collision.ended["up", 0] - 30.5
 
 
-def test_urgent_rows_overtake_bulk_between_its_pieces() -> None:
+def test_collision_rows_overtake_exclusive_between_its_pieces() -> None:
     alone = (1 + 4 + 1) / 8
-    in_pieces, in_one = delay_behind_bulk(64), delay_behind_bulk(1)
+    in_pieces, in_one = delay_behind_exclusive(64), delay_behind_exclusive(1)
     assert in_pieces <= alone + 1 + 4 + 1  # behind what an engine is just at, no more
     assert in_one > 20 * in_pieces
 
