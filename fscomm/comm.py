@@ -127,7 +127,9 @@ class Comm:
         with meeting() as all_ranks:
             fallbacks = self._recorder.report().fallbacks
             modules = [binding.bind(name, module) for name, module in found.items() if name not in fallbacks]
-            self._finder = FeatureFinder([module.name for module in modules], features, binding.servable)
+            self._finder = FeatureFinder(
+                [module.name for module in modules], features, problem=binding.servable, make=binding.make_features
+            )
             all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
         agreed = self._agree_on(transport, modules, context, strict=strict, timeout_s=timeout_s) if modules else None
         if agreed is None:

@@ -5,8 +5,10 @@ from typing import Any
 
 from fscomm.loop import kjt_paths
 from fscomm.loop.kjt_paths import KJT, Path
+from fscomm.loop.kjt_recipes import Make, Recipe, recipe
 
 Reader = Callable[[Any], Any]
+TRIES = 3  # batches in which features are looked for before a module is given up
 
 
 class FeatureFinder:
@@ -15,7 +17,14 @@ class FeatureFinder:
     `names`: of the served modules; `given`: functions from a batch to the KJT of a module, by name.
     """
 
-    def __init__(self, names: Sequence[str], given: Mapping[str, Reader], problem: Callable[[Any], str | None]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        given: Mapping[str, Reader],
+        *,
+        problem: Callable[[Any], str | None],
+        make: Make,
+    ) -> None:
         unknown = sorted(set(given) - set(names))
         if unknown:
             raise ValueError(
@@ -23,9 +32,11 @@ class FeatureFinder:
             )
         self._names = names
         self._given = [given.get(name) for name in names]
-        self._paths: list[Path | None] = [None] * len(names)
+        self._found: list[Path | Recipe | None] = [None] * len(names)
         self._problem = problem
+        self._make = make
         self._lost: list[str | None] = [None] * len(names)
+        self._tries = [0] * len(names)
 
     @property
     def explicit(self) -> frozenset[int]:
@@ -38,33 +49,50 @@ class FeatureFinder:
         return [kjt for kjt, _ in found], [why for _, why in found]
 
     def learn(self, m: int, batch: Any, kjt: Any) -> str | None:
-        """Module m got `kjt` while the user holds `batch`. Returns why its features will never be found, if so."""
-        if self._given[m] is None and self._paths[m] is None and self._lost[m] is None:
+        """Module m got `kjt` while the user holds `batch`. Returns why its features are not found, if so."""
+        if self._given[m] is not None:
+            return None
+        found = self._found[m]
+        if self._tries[m] < TRIES and (found is None or (isinstance(found, Recipe) and not found.settled)):
+            self._tries[m] += 1
             self._lost[m] = self._problem(kjt)
             if self._lost[m] is None:
-                self._paths[m] = kjt_paths.find(batch, kjt)
-                if self._paths[m] is None:
-                    self._lost[m] = self._not_found(m, batch)
+                narrowed = found.narrowed(batch, kjt) if isinstance(found, Recipe) else None
+                self._found[m] = narrowed or self._find(m, batch, kjt)
         return self._lost[m]
 
+    def _find(self, m: int, batch: Any, kjt: KJT) -> Path | Recipe | None:
+        path = kjt_paths.find(batch, kjt)
+        if path is not None:
+            return path
+        built, missing = recipe(batch, kjt)
+        if built is None:
+            self._lost[m] = self._not_found(m, batch, kjt, missing)
+        return built
+
     def _read(self, m: int, batch: Any) -> tuple[KJT | None, str | None]:
-        reader, path = self._given[m], self._paths[m]
-        if reader is not None:
-            kjt = reader(batch)
-        elif path is None:
-            return None, self._lost[m]
-        else:
-            try:
-                kjt = kjt_paths.read(batch, path)
-            except ValueError as error:
-                return None, str(error)
+        reader, found = self._given[m], self._found[m]
+        try:
+            if reader is not None:
+                kjt = reader(batch)
+            elif found is None:
+                return None, self._lost[m]
+            elif isinstance(found, Path):
+                kjt = kjt_paths.read(batch, found)
+            else:
+                kjt = found.read(batch, self._make)
+        except ValueError as error:
+            if reader is not None:
+                raise
+            return None, str(error)
         why = self._problem(kjt)
         return (None, why) if why is not None else (kjt, None)
 
-    def _not_found(self, m: int, batch: Any) -> str:
-        tried = ", ".join(str(path) for path, _ in kjt_paths.walk(batch))
+    def _not_found(self, m: int, batch: Any, kjt: KJT, missing: list[str]) -> str:
+        name, keys = self._names[m], list(kjt.keys())
+        which = "its features were" if len(missing) == len(keys) else f"its features {', '.join(missing)} were"
         return (
-            f"its features were not found in the batch ({type(batch).__name__}): they are none of "
-            f"{tried or 'its attributes, as it holds no KeyedJaggedTensor'}. Pass "
-            f"features={{{self._names[m]!r}: function from batch to KeyedJaggedTensor}}"
+            f"{which} not found in the batch ({type(batch).__name__}): the model changes or makes these ids itself. "
+            f"Pass features={{{name!r}: lambda batch: ...}} to fscomm.enable: a function from the batch to the "
+            f"KeyedJaggedTensor that the module gets, with keys {', '.join(keys)}"
         )

@@ -6,7 +6,7 @@ walked by what they store (items, instance attributes, slots): no property or `_
 
 import operator
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +19,7 @@ from torch import Tensor
 _DEEPEST = 6
 _MOST_NODES = 10_000
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
-_LEAVES = (type(None), Tensor, torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
+_LEAVES = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
 
 
 class KJT(Protocol):
@@ -61,16 +61,25 @@ class Path:
 def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
     """Every KJT in a batch with its path, nearest first: at most six steps deep and the first 10,000 objects.
 
-    Enters mappings, lists, tuples and what instances store; not tensors, modules, functions, classes. A container that
-    is met again, cycles included, is entered once.
+    Enters mappings, lists, tuples and what instances store; not modules, functions, classes. A container that is met
+    again, cycles included, is entered once.
     """
+    return ((path, value) for path, value in _walk(batch) if not isinstance(value, Tensor))
+
+
+def tensors_in(batch: Any) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor in a batch with its path, in the order of `walk`; not those inside KJTs."""
+    return ((path, value) for path, value in _walk(batch) if isinstance(value, Tensor))
+
+
+def _walk(batch: Any) -> Iterator[tuple[Path, Any]]:
     entered: set[int] = set()
     queue = deque([(Path(), batch)])
     for _ in range(_MOST_NODES):
         if not queue:
             return
         path, value = queue.popleft()
-        if _is_kjt(value):
+        if isinstance(value, Tensor) or is_kjt(value):
             yield path, value
         elif len(path.steps) < _DEEPEST and id(value) not in entered:
             entered.add(id(value))
@@ -93,6 +102,12 @@ def find(batch: Any, kjt: KJT) -> Path | None:
 
 def read(batch: Any, path: Path) -> KJT:
     """The KJT at `path`. Raises ValueError, naming path and step, where this batch has none."""
+    found: KJT = read_part(batch, path, is_kjt, "KeyedJaggedTensor")
+    return found
+
+
+def read_part(batch: Any, path: Path, fits: Callable[[Any], bool], kind: str) -> Any:
+    """What lies at `path`, which has to be a `kind`. Raises ValueError, naming path and step, where it is not."""
     value = batch
     for depth, step in enumerate(path.steps):
         try:
@@ -103,10 +118,10 @@ def read(batch: Any, path: Path) -> KJT:
                 f"features were found at {path} in the first batch, but in this one {at}, a {type(value).__name__}, "
                 f"has no {step}: every batch must have the structure of the first"
             ) from error
-    if not _is_kjt(value):
+    if not fits(value):
         raise ValueError(
-            f"features were found at {path} in the first batch, but in this one a {type(value).__name__} lies there: "
-            "every batch must have the structure of the first"
+            f"features were found at {path}, a {kind}, in the first batch, but in this one a {type(value).__name__} "
+            "lies there: every batch must have the structure of the first"
         )
     return value
 
@@ -164,7 +179,7 @@ def _stored(value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, member.__get__(value)
 
 
-def _is_kjt(value: Any) -> bool:
+def is_kjt(value: Any) -> bool:
     return all(callable(getattr(type(value), method, None)) for method in _METHODS)
 
 

@@ -1,27 +1,42 @@
 """One batch ahead: the next batch is on the device, and announced, before the user gets the one before it.
 
-States, as the user sees them: nothing fetched -> (held n, ahead n+1) -> ... -> (held last, ahead the end) -> ended.
+States, as the user sees them: nothing fetched -> held 0 -> (held n, ahead n+1) -> ... -> (held last, ahead the end) ->
+ended. The batch after the first one is pulled when it is asked for. By then it is known which features the model reads,
+and whether loader and training draw from the same random numbers: then a batch pulled early would change what both
+draw, so every batch is pulled when it is asked for.
 """
 
 import copy
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 
+from fscomm.loop.random_streams import OwnStream, Streams
 from fsranks.errors import PeerError
 
 T = TypeVar("T")
+Rng = Literal["shared", "own"]
 
 
 class Listener(Protocol):
     """Who is told what is fetched and what is handed out. What it raises reaches the user at once."""
 
-    def announce(self, batch: Any) -> None:
-        """The next batch, on the device, right after it was pulled; the one before it is not handed out yet."""
+    def resume(self, epoch: Any) -> bool:
+        """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
+
+    def announce(self, batch: Any, *, draws: bool) -> None:
+        """The next batch, on the device. `draws`: loader and training draw from the same random numbers here."""
+
+    def draws(self) -> bool:
+        """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
+
+    def drew_early(self) -> None:
+        """A batch that was pulled early drew random numbers that the training step before it drew from, too."""
 
     def hold(self, batch: Any) -> None:
         """The user is about to get this batch."""
@@ -54,6 +69,14 @@ class _End:
 class Lookahead(Generic[T]):
     """Iterates over a loader, one batch ahead, with batches moved to `device` (None: left where they are).
 
+    Several may be open at a time, such as one for evaluation inside the loop over another: what the other had fetched
+    ahead is announced again when its loop goes on.
+
+    rng: "shared": where the loader draws from torch's, numpy's or Python's global generator, and the training step
+    (dropout) too, no batch is pulled early, so that all draw what they draw in the plain loop. "own": the loader draws
+    from a stream of its own, which begins like the global one; then batches are pulled early, and the numbers drawn
+    differ from those of the plain loop.
+
     Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
     new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
     `it = iter(lookahead)` and loop over that.
@@ -61,10 +84,15 @@ class Lookahead(Generic[T]):
     Public attributes that it has not itself are read from the loader: `sampler`, `dataset`, `batch_size`, `set_epoch`.
     """
 
-    def __init__(self, loader: Iterable[T], *, listener: Listener, device: torch.device | None) -> None:
+    def __init__(
+        self, loader: Iterable[T], *, listener: Listener, device: torch.device | None, rng: Rng = "shared"
+    ) -> None:
+        if rng not in ("shared", "own"):
+            raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
         self._loader = loader
         self._listener = listener
         self._device = device
+        self._draws = _Draws(OwnStream() if rng == "own" else None)
         self._epoch: _Epoch[T] | None = None
         self._closed = False
 
@@ -82,7 +110,9 @@ class Lookahead(Generic[T]):
                 )
             return epoch
         self._give_up()
-        self._epoch = _Epoch(iter(self._loader), self._loader, self._listener, self._device)
+        with self._draws.of_loader():
+            iterator = iter(self._loader)
+        self._epoch = _Epoch(iterator, self._loader, self._listener, self._device, self._draws)
         return self._epoch
 
     def __next__(self) -> T:
@@ -136,8 +166,6 @@ class Lookahead(Generic[T]):
 
     def _give_up(self) -> None:
         if self._epoch is not None:
-            if self._epoch.unconsumed is not None:
-                self._listener.end()
             self._epoch.leave()
 
     def _check_open(self) -> None:
@@ -148,16 +176,55 @@ class Lookahead(Generic[T]):
             )
 
 
+class _Draws:
+    """Whether loader and training draw from the same random numbers, and so whether batches may be pulled early.
+
+    Attributes:
+        early: batches may be pulled early; None while that is not known.
+        both: the batch pulled last drew, and so did the training step before it.
+    """
+
+    def __init__(self, own: OwnStream | None) -> None:
+        self._own = own
+        self._handed_out: Streams | None = None
+        self._loader_drew = False
+        self.early: bool | None = None
+        self.both = False
+
+    def hand_out(self) -> None:
+        """The user gets a batch; the next pull tells whether the user draws."""
+        self._handed_out = None if self._own is not None else Streams()
+
+    @contextmanager
+    def of_loader(self) -> Iterator[None]:
+        """The loader makes an iterator or a batch inside."""
+        if self._own is not None:
+            with self._own.use():
+                yield
+            return
+        before = Streams()
+        user_drew = self._handed_out is not None and before != self._handed_out
+        yield
+        self.both = user_drew and before != Streams()
+
+
 class _Epoch(Generic[T]):
     """One pass over the loader's iterator."""
 
     def __init__(
-        self, iterator: Iterator[T], loader: Iterable[T], listener: Listener, device: torch.device | None
+        self,
+        iterator: Iterator[T],
+        loader: Iterable[T],
+        listener: Listener,
+        device: torch.device | None,
+        draws: _Draws,
     ) -> None:
         self.iterator = iterator
         self._loader = loader
         self._listener = listener
         self._device = device
+        self._draws = draws
+        self._first = True
         self._ahead: _Value[T] | _Failed | _End | None = None
         self._last: Any = _End()  # as it was pulled, before it moved to the device
         self._state: _Value[Any] | _Failed | None = None  # None: nothing was fetched ahead, the loader itself knows
@@ -181,6 +248,8 @@ class _Epoch(Generic[T]):
                 "this loop cannot go on: a newer one was started over the same lookahead, a state was loaded, or its "
                 "`fscomm.enable` block has ended. Only the newest loop of a lookahead runs"
             )
+        if self._listener.resume(self) and isinstance(self._ahead, _Value):
+            self._listener.announce(self._ahead.value, draws=False)
         if self._ahead is None:
             self._ahead = self._pull()
         if isinstance(self._ahead, _End):
@@ -191,11 +260,23 @@ class _Epoch(Generic[T]):
             error, self._ahead, self._state = self._ahead.error, None, None
             raise error
         batch = self._ahead.value
-        state = self._save()
-        self._ahead = self._pull()  # interrupted, the batch before it is still there
-        self._state = state
+        if self._pulls_early():
+            state = self._save()
+            self._ahead = self._pull()  # interrupted, the batch before it is still there
+            self._state = state
+        else:
+            self._listener.end()
+            self._ahead = self._state = None
+        self._first = False
         self._listener.hold(batch)
+        self._draws.hand_out()
         return batch
+
+    def _pulls_early(self) -> bool:
+        """Whether the batch after this one is pulled now. Known, on all ranks alike, with the second batch."""
+        if self._draws.early is None and not self._first:
+            self._draws.early = not self._listener.draws()
+        return bool(self._draws.early)
 
     def state(self) -> "_Value[Any] | _Failed":
         if self._state is not None:
@@ -211,7 +292,8 @@ class _Epoch(Generic[T]):
 
     def _pull(self) -> "_Value[T] | _Failed | _End":
         try:
-            pulled = next(self.iterator)
+            with self._draws.of_loader():
+                pulled = next(self.iterator)
             if pulled is not self._last:
                 value = to_device(pulled, self._device)
         except StopIteration:
@@ -230,7 +312,9 @@ class _Epoch(Generic[T]):
                 "copy.copy(batch)"
             )
         self._last = pulled
-        self._listener.announce(value)
+        if self._draws.early and self._draws.both:
+            self._listener.drew_early()
+        self._listener.announce(value, draws=self._draws.both)
         return _Value(value)
 
     def _save(self) -> "_Value[Any] | _Failed":

@@ -208,6 +208,13 @@ def servable(features: Any) -> str | None:
     return None
 
 
+def make_features(
+    keys: list[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, stride: int
+) -> KeyedJaggedTensor:
+    """A KJT [N] of `keys` [F], with lengths [F * stride]."""
+    return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, stride=stride)
+
+
 def on_gradient(awaitable: Any, then: Callable[[], None]) -> None:
     """Call `then` whenever backward comes to one of the jagged tensors that a module's forward gave."""
 

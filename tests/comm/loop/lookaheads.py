@@ -15,15 +15,34 @@ class Told:
     def __init__(self, events: list | None = None, fails_at: tuple | None = None) -> None:
         self.events = [] if events is None else events
         self._fails_at = fails_at
+        self._active: Any = None
+        self._draws = False
+        self._open = 0  # announced and not handed out
 
-    def announce(self, batch: Any) -> None:
+    def resume(self, epoch: Any) -> bool:
+        resumed, self._active = self._active is not epoch, epoch
+        if resumed and self._open > 0:
+            self.end()
+        return resumed
+
+    def announce(self, batch: Any, *, draws: bool) -> None:
+        self._draws = draws
+        self._open += 1
         self._tell("announce", batch)
 
+    def draws(self) -> bool:
+        return self._draws
+
+    def drew_early(self) -> None:
+        self.events.append(("drew early",))
+
     def hold(self, batch: Any) -> None:
+        self._open = max(self._open - 1, 0)
         self._tell("hold", batch)
 
     def end(self) -> None:
         self.events.append(("end",))
+        self._open = 0
 
     def finish(self) -> None:
         self.events.append(("finish",))
@@ -94,5 +113,10 @@ class Flaky:
         return item
 
 
-def ahead(loader: Any, listener: Told | None = None, device: torch.device | None = None) -> Lookahead:
-    return Lookahead(loader, listener=listener or Told(), device=device)
+def ahead(
+    loader: Any, listener: Told | None = None, device: torch.device | None = None, *, knows: bool = True, **options: Any
+) -> Lookahead:
+    """A look-ahead that `knows` already that batches may be pulled early, as from the second batch on."""
+    made = Lookahead(loader, listener=listener or Told(), device=device, **options)
+    made._draws.early = True if knows else None
+    return made
