@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
@@ -15,7 +16,7 @@ from fscomm.device import device_of
 from fscomm.engine.engine import Engine
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
-from fscomm.loop.lookahead import Lookahead
+from fscomm.loop.lookahead import Lookahead, Rng
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.torchrec import binding
@@ -26,6 +27,15 @@ from fsranks.rank_context import Meeting, RankContext, resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
+IN_TURN = (
+    "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
+    "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
+    "those of the loop without fscomm"
+)
+DREW_EARLY = (
+    "a batch that was pulled early drew from the global random numbers of the training step, for the first time in "
+    "this loop: from here on results may differ from those of the loop without fscomm. Pass rng='own' to lookahead()"
+)
 _MOST_MODULES = 62  # a status word has one bit for each
 
 
@@ -109,7 +119,9 @@ class Comm:
             raise ValueError(
                 "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
             )
-        self._lookahead: Lookahead[Any] | None = None
+        self._lookaheads: weakref.WeakSet[Lookahead[Any]] = weakref.WeakSet()
+        self._newest_lookahead: Lookahead[Any] | None = None
+        self._epoch: Any = None  # the loop that the user is in
         self._batch: Any = None
         self._over = False
         self._undo = contextlib.ExitStack()
@@ -152,20 +164,23 @@ class Comm:
             all_ranks.agree({})
             failed.pop_all()
 
-    def lookahead(self, loader: Iterable[T], device: torch.device | None = None) -> "Lookahead[T]":
+    def lookahead(
+        self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared"
+    ) -> "Lookahead[T]":
         """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
 
         Moves batches to `device` itself. The iterator's `state_dict()` is the loader's own as of the batch that the
-        user holds.
+        user holds. Several may be open at a time: one for evaluation inside the loop over another, for example.
+
+        rng: "shared" gives what the plain loop gives; where loader and training step draw from the same global random
+        numbers, steps run plainly then. "own" gives the loader a stream of random numbers of its own: see `Lookahead`.
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
-        if self._lookahead is not None:
-            if self._lookahead.unconsumed is not None and self._engine is not None:
-                self._engine.end()
-            self._lookahead.close()
-        self._lookahead = Lookahead(loader, listener=_Listener(self), device=device)
-        return self._lookahead
+        lookahead = Lookahead(loader, listener=_Listener(self), device=device, rng=rng)
+        self._lookaheads.add(lookahead)
+        self._newest_lookahead = lookahead
+        return lookahead
 
     def flush(self) -> None:
         """Complete all pending updates of this rank, as before reading tables. No collective.
@@ -182,8 +197,8 @@ class Comm:
 
     @property
     def unconsumed(self) -> Any:
-        """The batch that was fetched ahead and never handed out, or None."""
-        return self._lookahead.unconsumed if self._lookahead is not None else None
+        """The batch that the newest look-ahead had fetched and never handed out, or None."""
+        return None if self._newest_lookahead is None else self._newest_lookahead.unconsumed
 
     def _agree_on(
         self, asked: str, modules: list[binding.Binding], context: RankContext, *, strict: bool, timeout_s: float
@@ -276,8 +291,8 @@ class Comm:
                     raise lost from error
         finally:
             self._undo.close()
-            if self._lookahead is not None:
-                self._lookahead.close()
+            for lookahead in self._lookaheads:
+                lookahead.close()
 
     def _end(self, engine: Engine) -> None:
         try:
@@ -315,10 +330,33 @@ class _Listener(Generic[T]):
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
+        self._in_turn = False
 
-    def announce(self, batch: T) -> None:
-        if (engine := self._comm._engine) is not None:
-            engine.announce(*self._comm._finder.read(batch))
+    def resume(self, epoch: Any) -> bool:
+        resumed, self._comm._epoch = self._comm._epoch is not epoch, epoch
+        if resumed and (engine := self._comm._engine) is not None:
+            engine.restart()
+        return resumed
+
+    def announce(self, batch: T, *, draws: bool) -> None:
+        if (engine := self._comm._engine) is None:
+            return
+        if self._in_turn:
+            modules = len(engine.modules)
+            engine.announce([None] * modules, [IN_TURN] * modules)
+        else:
+            engine.announce(*self._comm._finder.read(batch), draws=draws)
+
+    def draws(self) -> bool:
+        if (engine := self._comm._engine) is None:
+            return True  # nothing is served: nothing is gained by pulling early
+        self._in_turn = engine.draws()
+        if self._in_turn:
+            log.warning("fscomm: %s", IN_TURN)
+        return self._in_turn
+
+    def drew_early(self) -> None:
+        log.warning("fscomm: %s", DREW_EARLY)
 
     def hold(self, batch: T) -> None:
         self._comm._batch = batch

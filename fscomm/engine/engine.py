@@ -29,7 +29,7 @@ from fscomm.engine.table_order import ANY, Rows, whole
 from fscomm.errors import NotServedError
 from fscomm.exchange.connections import Connections
 from fscomm.exchange.control_word import FETCH, FETCH_ALL, FOREIGN, PLAIN
-from fscomm.exchange.id_exchange import BATCH, END, FAILED
+from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
 from fscomm.exchange.row_exchange import Gradients
 from fscomm.exchange.step import Step, Verdict
 from fscomm.exchange.worker import Pending
@@ -104,8 +104,11 @@ class Engine:
 
     # Batches
 
-    def announce(self, given: list[Any], missing: list[str | None]) -> None:
-        """The next batch: the KJT for each module, or None where there is none to prefetch, and why. Does not block."""
+    def announce(self, given: list[Any], missing: list[str | None], *, draws: bool = False) -> None:
+        """The next batch: the KJT for each module, or None where there is none to prefetch, and why. Does not block.
+
+        draws: loader and training draw from the same random numbers here.
+        """
         self._links.check()
         modules = len(self.modules)
         before = self._newest
@@ -126,12 +129,23 @@ class Engine:
         if before is None:
             self._announced.clear()  # a loop that was left, and another one starts
         self._announced.append(step)
-        step.arrived = self._links.submit("ids", lambda: self._exchange_ids(step.number, before, step, BATCH, given))
+        status = DRAWS if draws else BATCH
+        step.arrived = self._links.submit("ids", lambda: self._exchange_ids(step.number, before, step, status, given))
         if before is not None:
             before.next, before.planned = step.number, step.arrived
         self._to_fetch.append(step)
         if self.current is None or not self.current.open:
             self._fetch()
+
+    def draws(self) -> bool:
+        """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
+        assert self._newest is not None
+        return result(self._newest.arrived).draws
+
+    def restart(self) -> None:
+        """Another loop begins: the batch announced last will not be held. Does not block."""
+        if self._newest is not None:
+            self.end()
 
     def end(self, *, failed: bool = False) -> None:
         """There is no next batch: the loader ended, or raised. Does not block."""

@@ -22,7 +22,7 @@ from fsranks.rank_context import name_ranks
 
 Planned = TypeVar("Planned", routes.Merge, routes.Lookup, routes.SendGradients, routes.Apply)
 
-BATCH, END, FAILED = 0, 1, 2
+BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
 
 
@@ -262,7 +262,7 @@ def judge(words: np.ndarray) -> Verdict:
             stop=f"the loader of {name_ranks(ended)} ended at batch {int(numbers[0])}, the others have more. "
             "Every rank must take the same number of steps: make the loaders equally long"
         )
-    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended))
+    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), draws=bool((status == DRAWS).any()))
 
 
 def _group(step: Step | None, group: int) -> GroupAhead | None:

@@ -49,11 +49,13 @@ class Verdict:
         stop: why there is no batch that all can train on, though some have one.
         served: bits of the modules that every rank can serve.
         ended: no rank has one.
+        draws: on some rank the loader draws the random numbers of the training step.
     """
 
     stop: str | None = None
     served: int = 0
     ended: bool = False
+    draws: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

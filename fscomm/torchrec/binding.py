@@ -32,6 +32,19 @@ TESTED = ("1.9",)
 HOST = torch.device("cpu")
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
 OF_WHOLE_TABLES = (WeightDecayMode.COUNTER, WeightDecayMode.COWCLIP, WeightDecayMode.DECOUPLE_GLOBAL)
+SERVED_OUTPUTS = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
+METHODS = (  # what a forward of a served module goes through
+    "forward",
+    "input_dist",
+    "compute",
+    "output_dist",
+    "compute_and_output_dist",
+    "create_context",
+    "_create_input_dist",
+    "_create_lookups",
+    "_create_output_dist",
+    "_dedup_indices",
+)
 SERVED_OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
 
@@ -56,15 +69,15 @@ def sharded_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def problem(module: Any) -> str | None:
     """Why `module` cannot be served exactly, or None. Looks at plans and configurations only: equal on all ranks."""
-    if type(module) is not ShardedEmbeddingCollection:
+    if not isinstance(module, ShardedEmbeddingCollection):
         return f"{type(module).__name__} is not served (only ShardedEmbeddingCollection is)"
+    if changed := [name for name in METHODS if _overrides(module, name)]:
+        return f"{type(module).__name__} changes {', '.join(changed)} of ShardedEmbeddingCollection"
     if type(module._env) is not ShardingEnv:
         return f"{type(module._env).__name__} (2D parallel) is not served"
     others = sorted(set(module._sharding_types) - set(SERVED_SHARDINGS))
     if others:
         return f"sharding {', '.join(others)} is not served"
-    if module._use_index_dedup:
-        return "index dedup is on"
     if module.qcomm_codecs_registry:
         return "communication is quantised"
     if module.enable_embedding_update or module._enable_feature_score_weight_accumulation:
@@ -74,8 +87,8 @@ def problem(module: Any) -> str | None:
             return f"table {name} uses the compute kernel {sharding.compute_kernel}, only fused is served"
     for config in _grouped_configs(module):
         given = config.fused_params or {}
-        if SparseType.from_dtype(torch.float32) != given.get("output_dtype", SparseType.FP32):
-            return "rows are converted on output (output_dtype)"
+        if (given.get("output_dtype") or SparseType.FP32) not in SERVED_OUTPUTS:
+            return f"rows are given out as {given['output_dtype'].name} (output_dtype)"
         if given.get("optimizer", EmbOptimType.EXACT_SGD) not in SERVED_OPTIMIZERS:
             return f"the state of optimizer {given['optimizer'].name} cannot be held for a pending update"
     return None
@@ -160,8 +173,13 @@ class Binding:
         return [partial(kind, target, where=self.device) for target in self.proxy_targets(group)]
 
     def prepare(self, features: Any) -> tuple[list[Any], list[Request]]:
-        """The KJT of each group as the module would send it, and what is asked of the owners. No collective."""
+        """What `output` needs, and what is asked of the owners. No collective.
+
+        The first is the KJT of each group as the module would send it, and the context of its forward, in which index
+        dedup notes which unique id each id was.
+        """
         module = self.module
+        context = module.create_context()
         if module._has_uninitialized_input_dist:
             module._create_input_dist(input_feature_names=features.keys())
             module._has_uninitialized_input_dist = False
@@ -169,6 +187,8 @@ class Binding:
             if module._features_order:
                 features = features.permute(module._features_order, module._features_order_tensor)
             parts = features.split(module._feature_splits)
+            if module._use_index_dedup:
+                parts = module._dedup_indices(context, parts)
             requests = []
             on_host = parts if self.device.type == "cpu" else [part.to(HOST) for part in parts]
             for part, dist, layout in zip(on_host, self._input_dists, self.layouts, strict=True):
@@ -179,16 +199,17 @@ class Binding:
                     start += number
                 unbucketize = getattr(dist, "unbucketize_permute_tensor", None)
                 requests.append(request(sent.values().long(), counts, unbucketize, layout))
-        return parts, requests
+        return [*parts, context], requests
 
     def output(self, parts: list[Any], rows: list[torch.Tensor]) -> Any:
-        """What the module's forward returns, from the output rows of each group."""
+        """What the module's forward returns, from what `prepare` gave and the output rows of each group."""
         module = self.module
+        *features, context = parts
         return EmbeddingCollectionAwaitable(
             awaitables_per_sharding=[NoWait(tensor) for tensor in rows],
-            features_per_sharding=parts,
+            features_per_sharding=features,
             embedding_names_per_sharding=module._embedding_names_per_sharding,
-            ctx=module.create_context(),
+            ctx=context,
             need_indices=module._need_indices,
             features_to_permute_indices=module._features_to_permute_indices,
             module_fqn=module._module_fqn,
@@ -261,7 +282,7 @@ def bind(name: str, module: Any) -> Binding:
                 rank=rank,
                 world_size=world_size,
                 dim=module._embedding_dim_for_sharding_type(kind),
-                dtype=torch.float32,
+                dtype=_output_dtype([config for of_rank in configs for config in of_rank]),
                 runs=runs,
                 rows=tuple(table.local_rows for config in configs[rank] for table in config.embedding_tables),
                 chunk_bytes=CHUNK_BYTES[where(module).type],
@@ -288,6 +309,16 @@ class _Keep(nn.Module):
 
 def _kernels(lookup: Any) -> list[Any]:
     return [embedding.emb_module for embedding in lookup._emb_modules]
+
+
+def _overrides(module: Any, name: str) -> bool:
+    return getattr(type(module), name) is not getattr(ShardedEmbeddingCollection, name)
+
+
+def _output_dtype(configs: list[Any]) -> torch.dtype:
+    """Of the rows that a group gives out."""
+    given = {(config.fused_params or {}).get("output_dtype") or SparseType.FP32 for config in configs}
+    return given.pop().as_dtype() if given else torch.float32
 
 
 def _grouped_configs(module: Any) -> Iterator[Any]:

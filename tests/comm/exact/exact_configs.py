@@ -74,6 +74,9 @@ CONFIGS: dict[str, Config] = {
         }
     ),
     "no ddp": Config(modules={"a": mixed()}, data_parallel=False),
+    "dedup": Config(modules={"a": mixed(), "b": _second()}, dedup=True, max_length=8, spread=0.2),
+    "half output": Config(modules=_kinds("row"), half_output=True, weight_decay=0.01),
+    "dedup and half": Config(modules=_kinds("row", half=True), dedup=True, half_output=True, optimizer="adagrad"),
     "one sample": Config(modules={"a": mixed()}, max_batch=1, max_length=2),
     "uniform": Config(  # a row comes back after one step as likely as after three
         modules={
@@ -119,6 +122,10 @@ def configs(draw: st.DrawFn) -> Config:
         data_parallel=draw(st.sampled_from([True, True, False])),
         static_graph=False,
         one_kjt=draw(st.booleans()),
+        dedup=draw(st.sampled_from([False, False, True])),
+        # TorchRec itself fails on ranks without a table of the group: they send empty float32.
+        half_output=all(table.sharding == "row" for tables in modules.values() for table in tables)
+        and draw(st.booleans()),
         max_batch=draw(st.integers(1, 6)),
         max_length=draw(st.sampled_from([3, 4, 5, 1, 0])),
         spread=draw(st.sampled_from([1.0, 0.3, 1.0, 0.05])),

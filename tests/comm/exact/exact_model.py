@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import cpu_ops  # noqa: F401  index dedup on the CPU
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -63,6 +65,8 @@ class Config:
     max_length: int = 4
     spread: float = 0.5  # which part of a table one batch draws from
     seed: int = 1
+    dedup: bool = False  # every rank asks for each of its rows once
+    half_output: bool = False  # rows travel as float16
     builder: Callable[["Config", int], tuple[Any, Any]] | None = None  # of another kind of model
 
     def but(self, **changes: Any) -> "Config":
@@ -195,7 +199,7 @@ def build_net(
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """`net` sharded as `config` says; `sharders`: of some modules; `kernels`: compute kernel of some tables."""
     plan = {}
-    found = {name: (sharders or {}).get(name) or EmbeddingCollectionSharder() for name in config.modules}
+    found = {name: (sharders or {}).get(name) or _sharder(config) for name in config.modules}
     for name, tables in config.modules.items():
         collection = net.embeddings[name]
         for table in tables:
@@ -213,6 +217,11 @@ def build_net(
             device_type="cpu",
         )
     return wrap(config, net, ShardingPlan(plan), list({type(each): each for each in found.values()}.values()))
+
+
+def _sharder(config: Config) -> EmbeddingCollectionSharder:
+    fused = {"output_dtype": SparseType.FP16} if config.half_output else None
+    return EmbeddingCollectionSharder(fused, use_index_dedup=config.dedup)
 
 
 def wrap(
