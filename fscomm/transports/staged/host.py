@@ -15,7 +15,7 @@ from fsranks.rank_context import RankContext
 
 GROUP = "freescale.host_collectives"
 _BUILT_IN = (
-    EntryPoint("gloo", "fscomm.transports.host:gloo", GROUP),
+    EntryPoint("gloo", "fscomm.transports.staged.host:gloo", GROUP),
     EntryPoint("shared-memory", "fscomm.transports.opening:shared_memory_collective", GROUP),
 )
 

@@ -34,7 +34,7 @@ def test_what_is_sent_is_what_is_received(case: tuple[np.ndarray, np.ndarray, np
     wires: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for me, way in enumerate(routes):
         at = 0
-        for row, place in zip(way.order, way.place, strict=True):
+        for row, place in zip(way.order, way.offset, strict=True):
             sample = int(first[me] + row)
             assert place == at
             at += int(record_bytes[sample])

@@ -23,7 +23,7 @@ from pathlib import Path
 import sets
 from sets import SCHEMA, two_sources
 from fsdata import FreeScaleDataLoader
-from fsdata.rebalance import rebalance
+from fsdata import rebalance
 
 sources = two_sources(Path(sys.argv[1]))
 makes = {
