@@ -8,8 +8,8 @@ import dataclasses
 import json
 
 import numpy as np
-from _lengths import PAPER_LIKE
-from _table import emit
+from common.lengths import PAPER_LIKE
+from common.table import emit
 
 from fsdata.balance.exchange import GlobalBatch, Status
 from fsdata.balance.options import Balance, StepPlanner

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from _lengths import PAPER_LIKE, REFERENCE
-from _table import emit
-from redistribute_embedding import DIMS, embedding_stage
+from common.lengths import PAPER_LIKE, REFERENCE
+from common.table import emit
+from parts.redistribute_embedding import DIMS, embedding_stage
 
 from freescale_tools.synth.presets import reference_set
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import torchrec  # noqa: F401  imported before the clock in every way, the yardstick included
+
 from ways import Way, checksum, way_named
 from ways.common import READ, Run
 

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 _VERSIONS = ("torch", "torchrec", "torchdata", "numba", "numpy", "pyarrow", "polars", "datasets")
 
 

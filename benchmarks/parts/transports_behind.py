@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _ranks import slowest
+from common.ranks import slowest
 from network.world import World
 
 from fscomm.device import Host
@@ -191,7 +191,7 @@ class Bench:
 
 def on_links(rate_mbit: float, behind: Behind) -> dict[str, Found]:
     """`measure` between two network namespaces, each of which sends at most at that rate."""
-    with World(ranks=2, module="transports_behind") as world:
+    with World(ranks=2, module="parts.transports_behind") as world:
         world.network.shape(rate_mbit)
         answer = world.call("rank_on_link", timeout_s=900, settings=asdict(behind))[0]
     return {way: Found(**each) for way, each in answer.items()}

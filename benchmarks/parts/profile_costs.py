@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from _table import emit
+from common.table import emit
 
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.console.terminal import Terminal
@@ -142,8 +142,9 @@ def whole(files: FileSet) -> dict[str, Any]:
 
 def peak(paths: Sequence[Path], what: str) -> float:
     """MB that a fresh process needs at most, above what it holds after imports."""
-    command = [sys.executable, __file__, what, *map(str, paths)]
-    return float(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+    command = [sys.executable, "-m", "parts.profile_costs", what, *map(str, paths)]
+    where = Path(__file__).parents[1]
+    return float(json.loads(subprocess.run(command, cwd=where, check=True, stdout=subprocess.PIPE).stdout))
 
 
 def measured(what: str, paths: Sequence[Path]) -> None:

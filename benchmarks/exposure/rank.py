@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from exposed_ids import chain, collision_bytes, rates
-from exposed_model import Batch, alone, clock, products_per_s, sharded
-from exposed_modes import MODES, Trained
-from exposed_shape import Shape
-from exposed_waits import Waits
+from exposure.ids import chain, collision_bytes, rates
+from exposure.model import Batch, alone, clock, products_per_s, sharded
+from exposure.modes import MODES, Trained
+from exposure.shape import Shape
+from exposure.waits import Waits
 from network.namespaces import DEVICE
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 

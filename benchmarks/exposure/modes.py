@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from exposed_model import CPU, Batch, clock
+from exposure.model import CPU, Batch, clock
 from torch import nn
 from torchrec.distributed.train_pipeline.pec_train_pipeline import TrainPipelinePEC
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist

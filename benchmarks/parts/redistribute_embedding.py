@@ -5,7 +5,7 @@ import time
 import numpy as np
 import torch
 import torch.distributed as dist
-from _lengths import Lengths
+from common.lengths import Lengths
 
 from fsdata.balance.options import StepPlanner
 from fsdata.embedding_balance.dispatch import Dispatcher, combine, dispatch
