@@ -1,6 +1,5 @@
 """Reading the footers of many files at once."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -50,7 +49,6 @@ class Footer:
 
     file: FileRef
     size: int
-    mtime_ns: int
     digest: str
     metadata: pq.FileMetaData = field(repr=False)
     schema: pa.Schema = field(repr=False)
@@ -115,7 +113,7 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
-    return Footer(file, size, mtime_ns(file), digest(raw), metadata, schema, null_counts)
+    return Footer(file, size, digest(raw), metadata, schema, null_counts)
 
 
 def _checked(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) -> tuple[np.ndarray, bytes]:
@@ -157,11 +155,6 @@ def open_file(file: FileRef) -> Any:
         raise FileNotFoundError(f"{file.path}: no such file") from error
     except PermissionError as error:
         raise PermissionError(f"{file.path}: no permission to read this file") from error
-
-
-def mtime_ns(file: FileRef) -> int:
-    """Modification time of a local file, 0 for others: only a hint to look at the footer again."""
-    return os.stat(file.path).st_mtime_ns if file.local else 0
 
 
 def digest(raw: bytes) -> str:
