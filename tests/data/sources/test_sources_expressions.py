@@ -9,6 +9,7 @@ from parquet import lists, opened, read_all, write
 from user_files import USERS, found, users
 
 from fsdata import Schema, Sequence
+from fsdata.decode.opened_source import open_source
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources import ParquetSource
 from fsdata.sources.expressions import expressions
@@ -97,7 +98,7 @@ def test_expressions_fail_before_training(tmp_path):
     schema = Schema(context=("a", "b", "c"))
     columns = {"a": pl.col("name").dt.year(), "b": pl.col("gone") + 1, "c": pl.col("n") / 2}
     with pytest.raises(SchemaError) as caught:
-        ParquetSource(path, columns=columns, filter=pl.col("n") + 1).open(schema)
+        open_source(ParquetSource(path, columns=columns, filter=pl.col("n") + 1), schema)
     message = str(caught.value)
     assert "a: expression failed" in message
     assert "b: the expression's column 'gone' is missing" in message
