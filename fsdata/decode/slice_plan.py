@@ -1,201 +1,150 @@
-"""From bindings to what the decode kernels take: which columns to read, and one line of numbers per field."""
+"""From bindings to what the decode kernels take: which columns to read, and one record per field."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.bind import Bound, Kind
-from fsdata.catalog.roles import Want, is_list, plain
-from fsdata.decode.row_layout import Layout
+from fsdata.catalog.bind import FieldBinding, FileKind
+from fsdata.catalog.roles import is_list, plain
+from fsdata.decode.record_batches import BatchPlan
+from fsdata.decode.row_layout import Field, Layout
 from fsdata.decode.widen import is_native
 from fsdata.errors import SchemaError
 from fsdata.kernels import index
-from fsdata.schema import Schema
+from fsdata.sources.expressions.expressions import Expression
 
 POLICY = {"error": index.ERROR, "default": index.DEFAULT, "drop": index.DROP}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a field goes: a row of the table, a column of the dense block, or an array of its own (time, keys)."""
-
-    kind: Literal["row", "dense", "array"]
-    index: int
-    is_list: bool = False
-    itemsize: int = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The fields of a table.
-
-    Attributes:
-        of: field -> its place.
-        rows, dense: F and D, what is to be allocated.
-        itemsize: int64 [F], bytes per element.
-        limit: int64 [F], most elements that anybody will want, -1 for all.
-        keep_last: uint8 [F], whether those are the last.
-    """
-
-    of: Mapping[str, Place]
-    rows: int
-    dense: int
-    itemsize: np.ndarray
-    limit: np.ndarray
-    keep_last: np.ndarray
-
-
-def places_of(layout: Layout, schema: Schema) -> Places:
-    """Fields of a sample go where the layout says, the dense ones into the columns of its one dense field."""
-    groups = {group.name: group for group in schema.groups}
-    of_row = [None if field.group is None else groups[field.group] for field in layout.fields]
-    places: dict[str, Place] = {}
-    for row, field in enumerate(layout.fields):
-        if field.kind != "dense":
-            places[field.name] = Place("row", row, field.group is not None, field.itemsize)
-    places.update({name: Place("dense", column) for column, name in enumerate(schema.dense)})
-    return Places(
-        places,
-        len(layout.fields),
-        len(schema.dense),
-        layout.itemsize,
-        limit=np.array([group.max_length if group and group.max_length else -1 for group in of_row], np.int64),
-        keep_last=np.array([group is not None and group.keep == "last" for group in of_row], np.uint8),
-    )
-
-
-def no_places() -> Places:
-    """For reading times and keys alone."""
-    none = np.empty(0, np.int64)
-    return Places({}, 0, 0, none, none, none.astype(np.uint8))
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of the batch that the kernels see: a column of the file (`name`) or an expression's result."""
-
-    bound: Bound
-    name: str | None
-    expression: int
-    native: bool
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlicePlan:
     """How rows of one kind of file become rows of a table.
 
     Attributes:
-        read: columns to decode, in the file's order.
-        columns: columns of the batch that the kernels see; if `direct` they are those of the decoded batch.
-        packed: int64, the rows of the table that the columns fill, in order of falling item size.
-        spec, fallback, dense_spec, dense_default: see `fsdata.kernels.index`.
-        spec_fields, dense_fields: the field of every line; defaults: its default.
-        arrays: (want, column of the batch, -1 for one of `constants`) of time and keys.
+        layout: which fields the table has.
+        batches: how the record batches are made.
+        fields: FIELD of `fsdata.kernels.index`; packed: the same in order of falling item size.
+        dense: DENSE_FIELD of `fsdata.kernels.index`.
+        bindings, dense_bindings: what `fields` and `dense` were made from.
+        arrays: time and keys, each with its column of the batch, -1 if all rows have one value.
         drops_all: a partition value is null under the policy `drop`.
-        owners: keeps `fallback` alive.
+        defaults: memory that `fields` points to.
     """
 
-    read: tuple[str, ...]
-    columns: tuple[Column, ...]
-    direct: bool
+    layout: Layout
+    batches: BatchPlan
+    fields: np.ndarray
     packed: np.ndarray
-    spec: np.ndarray
-    spec_fields: tuple[str, ...]
-    defaults: tuple[float, ...]
-    fallback: np.ndarray
-    dense_spec: np.ndarray
-    dense_fields: tuple[str, ...]
-    dense_default: np.ndarray
-    arrays: tuple[tuple[Want, int], ...]
-    constants: dict[str, int]
+    dense: np.ndarray
+    bindings: tuple[FieldBinding, ...]
+    dense_bindings: tuple[FieldBinding, ...]
+    arrays: tuple[tuple[FieldBinding, int], ...]
     drops_all: bool
-    owners: tuple[np.ndarray, ...]
+    defaults: tuple[np.ndarray, ...]
 
 
 def plan_slices(
-    kind: Kind, places: Places, *, filter_roots: Sequence[str], roots: Mapping[str, Sequence[str]]
+    kind: FileKind, layout: Layout, *, condition: Expression | None, expressions: Mapping[str, Expression]
 ) -> SlicePlan:
     """Plan the decoding of all files of one kind.
 
     Args:
-        filter_roots: columns that the source's filter reads.
-        roots: field -> columns that its expression reads.
+        condition: the filter.
+        expressions: field -> the expression that makes it.
+
+    Raises:
+        SchemaError: a field is a list in the files and a scalar in the layout, or the other way round.
     """
-    needed = set(filter_roots)
-    columns: list[Column] = []
-    for bound in kind.bounds:
-        if bound.origin == "column":
-            assert bound.column is not None
-            needed.add(bound.column)
-            columns.append(Column(bound, bound.column, -1, is_native(bound.type, bound.want.number)))
-        elif bound.origin == "expression":
-            needed.update(roots[bound.want.field])
-            columns.append(Column(bound, None, sum(column.name is None for column in columns), False))
-    read = tuple(name for name in kind.schema.names if name in needed)
-    if not read:  # only defaults and partitions: some column must say how many rows there are
-        read = (kind.schema.names[0],)
-    direct = not filter_roots and all(column.native for column in columns)
-    return _number(kind, places, columns, read, direct)
-
-
-def _number(kind: Kind, places: Places, columns: list[Column], read: tuple[str, ...], direct: bool) -> SlicePlan:
-    at = {(column.bound.want.field, column.bound.want.role): i for i, column in enumerate(columns)}
-    if direct:
-        at = {key: read.index(columns[i].name or "") for key, i in at.items()}
-    rows: list[tuple[Bound, Place, int]] = []
-    dense: list[tuple[Bound, Place, int]] = []
-    arrays: list[tuple[Bound, int]] = []
-    for bound in kind.bounds:
-        column = at.get((bound.want.field, bound.want.role), -1)
-        if bound.want.role in ("time", "join key"):
-            arrays.append((bound, column))
-        else:
-            place = places.of[bound.want.field]
-            (dense if place.kind == "dense" else rows).append((bound, place, column))
-    blocks = [np.full(1, bound.value or 0, np.int64 if place.itemsize == 8 else np.float32) for bound, place, _ in rows]
-    fallback = [0 if place.is_list else block.ctypes.data for (_, place, _), block in zip(rows, blocks, strict=True)]
-    dense_spec = [(place.index, column, POLICY[bound.policy]) for bound, place, column in dense]
+    batches = _plan_batches(kind, condition, expressions)
+    if batches.columns is None:
+        position = {name: number for number, name in enumerate(batches.read)}
+        column = {each.field: position[each.column] for each in kind.bindings if each.origin == "column"}  # type: ignore[index]
+    else:
+        column = {binding.field: number for number, binding in enumerate(batches.columns)}
+    arrays = [each for each in kind.bindings if each.field.role in ("time", "join key")]
+    dense = [each for each in kind.bindings if each.field.role == "dense"]
+    rest = [each for each in kind.bindings if each.field.role not in ("time", "join key", "dense")]
+    fields, defaults = _field_records(rest, [column.get(each.field, -1) for each in rest], layout)
     return SlicePlan(
-        read=read,
-        columns=tuple(columns),
-        direct=direct,
-        packed=np.array([place.index for _, place, _ in sorted(rows, key=lambda row: -row[1].itemsize)], np.int64),
-        spec=np.array([_line(*row) for row in rows], np.int64).reshape(-1, 7),
-        spec_fields=tuple(bound.want.field for bound, _, _ in rows),
-        defaults=tuple(bound.value or 0 for bound, _, _ in rows),
-        fallback=np.array(fallback, np.int64),
-        dense_spec=np.array(dense_spec, np.int64).reshape(-1, 3),
-        dense_fields=tuple(bound.want.field for bound, _, _ in dense),
-        dense_default=np.array([bound.value or 0.0 for bound, _, _ in dense], np.float32),
-        arrays=tuple((bound.want, column) for bound, column in arrays),
-        constants={bound.want.field: int(bound.value or 0) for bound, column in arrays if column < 0},
-        drops_all=any(bound.origin == "partition" and bound.value is None for bound in kind.bounds),
-        owners=tuple(blocks),
+        layout=layout,
+        batches=batches,
+        fields=fields,
+        packed=fields[np.argsort(-fields["itemsize"], kind="stable")],
+        dense=_dense_records(dense, [column.get(each.field, -1) for each in dense], layout),
+        bindings=tuple(rest),
+        dense_bindings=tuple(dense),
+        arrays=tuple((each, column.get(each.field, -1)) for each in arrays),
+        drops_all=any(each.origin == "partition" and each.value is None for each in kind.bindings),
+        defaults=defaults,
     )
 
 
-def _line(bound: Bound, place: Place, column: int) -> tuple[int, ...]:
-    tail = (place.itemsize, int(place.itemsize == 4), POLICY[bound.policy])
+def _plan_batches(kind: FileKind, condition: Expression | None, expressions: Mapping[str, Expression]) -> BatchPlan:
+    columns = tuple(each for each in kind.bindings if each.origin in ("column", "expression"))
+    needed = set() if condition is None else set(condition.columns)
+    for binding in columns:
+        needed.update([binding.column] if binding.column else expressions[binding.field.name].columns)
+    read = tuple(name for name in kind.schema.names if name in needed)
+    native = all(each.origin == "column" and is_native(each.type, each.field.number) for each in columns)
+    return BatchPlan(
+        read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
+        condition=condition,
+        columns=None if native and condition is None else columns,
+        expressions=expressions,
+        partitions=kind.partitions,
+    )
+
+
+def _field_records(
+    bindings: Sequence[FieldBinding], columns: Sequence[int], layout: Layout
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """FIELD [K], and the defaults that it points to."""
+    slots = [layout.slots[binding.field.name] for binding in bindings]
+    fields = [layout.fields[slot] for slot in slots]
+    shapes = [_shape(*each) for each in zip(bindings, fields, columns, strict=True)]
+    defaults = tuple(
+        np.full(1, binding.value or 0, field.dtype) for binding, field in zip(bindings, fields, strict=True)
+    )
+    records = np.zeros(len(bindings), index.FIELD)
+    records["slot"] = slots
+    records["column"] = columns
+    records["shape"] = [shape for shape, _ in shapes]
+    records["width"] = [width for _, width in shapes]
+    records["itemsize"] = [field.itemsize for field in fields]
+    records["is_float"] = records["itemsize"] == 4
+    records["policy"] = [POLICY[binding.policy] for binding in bindings]
+    records["default"] = [
+        0 if field.is_list else value.ctypes.data for field, value in zip(fields, defaults, strict=True)
+    ]
+    records["max_length"] = [field.max_length or -1 for field in fields]
+    records["keep_last"] = [field.keep_last for field in fields]
+    return records, defaults
+
+
+def _dense_records(bindings: Sequence[FieldBinding], columns: Sequence[int], layout: Layout) -> np.ndarray:
+    slots = {name: slot for slot, name in enumerate(layout.dense)}
+    records = np.zeros(len(bindings), index.DENSE_FIELD)
+    records["slot"] = [slots[binding.field.name] for binding in bindings]
+    records["column"] = columns
+    records["policy"] = [POLICY[binding.policy] for binding in bindings]
+    records["default"] = [binding.value or 0.0 for binding in bindings]
+    return records
+
+
+def _shape(binding: FieldBinding, field: Field, column: int) -> tuple[int, int]:
+    """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.widen`."""
     if column < 0:
-        return (place.index, -1, index.CONSTANT, -1 if place.is_list else 1, *tail)
-    if bound.is_list != place.is_list:
+        return index.CONSTANT, -1 if field.is_list else 1
+    if binding.is_list != field.is_list:
         raise SchemaError(
-            f"{bound.want.field}: a {'list' if bound.is_list else 'scalar'} in this source and not in another; "
+            f"{binding.field.name}: a {'list' if binding.is_list else 'scalar'} in this source and not in another; "
             "all sources of a loader must agree"
         )
-    return (place.index, column, *_list_kind(bound.type), *tail)
-
-
-def _list_kind(kind: pa.DataType | None) -> tuple[int, int]:
-    """Kind and width; converting keeps the kind of list, see `fsdata.decode.widen`."""
-
-    assert kind is not None
-    kind = plain(kind)
-    if not is_list(kind):
+    arrow_type = plain(binding.type)
+    if not is_list(arrow_type):
         return index.SCALAR, 0
-    if pa.types.is_fixed_size_list(kind):
-        return index.FIXED, kind.list_size
-    return (index.LIST64 if pa.types.is_large_list(kind) else index.LIST32), 0
+    if pa.types.is_fixed_size_list(arrow_type):
+        return index.FIXED, arrow_type.list_size
+    return (index.LIST64 if pa.types.is_large_list(arrow_type) else index.LIST32), 0

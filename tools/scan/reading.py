@@ -12,7 +12,7 @@ from freescale_tools.console.errors import first_line
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.retry import unreachable
 from fsdata.decode.handles import Handles
-from fsdata.decode.slice_rows import batch_rows, wide_columns
+from fsdata.decode.record_batches import batch_rows, wide_columns
 from fsdata.errors import CorruptFileError
 
 
