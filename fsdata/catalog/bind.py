@@ -1,4 +1,4 @@
-"""Binding: which column, expression or default serves each field, file by file, and everything that does not fit."""
+"""Binding: which column, expression or default serves each field in each kind of file, and what does not fit."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class FieldBinding:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Files of one schema and the same values of those partitions that are read; `partitions` has all of one file."""
+    """Files of one schema and the same values of the partitions that are read. `partitions`: all those of one file."""
 
     schema: pa.Schema
     partitions: dict[str, int | str | None]
@@ -234,7 +234,7 @@ def _compare_kinds(
     footers: Sequence[Footer],
     problems: dict[tuple[str, str], list[str]],
 ) -> None:
-    """Drift that widening cannot mend: a label that is a list only in some files, times in different units."""
+    """Note types that differ between files too much to be converted: a list in some files, times in two units."""
     first: dict[str, FieldBinding] = {}
     files: dict[int, list[str]] = defaultdict(list)
     for of, footer in zip(kind_of, footers, strict=True):

@@ -39,7 +39,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file said about itself, in numbers that fit each other and the file.
+    """The footer of a file; its numbers agree with each other and with the size of the file.
 
     Attributes:
         digest: a hash of the raw footer: it is the file's identity.
@@ -92,8 +92,8 @@ def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retry) -> lis
 def read_footer(file: FileRef, schemas: Schemas) -> Footer:
     """Read and parse one footer.
 
-    schemas: the Arrow schemas of other files, by what they are made from: making one costs a third of parsing the
-        footer. The file's own is taken from there, or added.
+    schemas: the Arrow schemas of other files, by the bytes they are made from. Making one costs a third of parsing the
+        footer, so files of one schema share it.
 
     Raises:
         FileNotFoundError, PermissionError: naming the file.
@@ -117,8 +117,8 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
 
 
 def _checked(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) -> tuple[np.ndarray, bytes]:
-    """Null counts of all chunks, after a look at every number of the footer that is relied on; and the bytes of
-    the schema."""
+    """Check every number of the footer that is relied on; return the null counts of all chunks and the bytes of the
+    schema."""
     report = np.zeros(5, np.int64)
     room = size - len(raw)
     chunks, described = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
@@ -127,9 +127,9 @@ def _checked(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) ->
     if code == kernel.OK and len(chunks) != shape[0] * shape[1]:
         code, found, allowed = kernel.COLUMNS, len(chunks), shape[0] * shape[1]
     if code != kernel.OK:
-        place = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
+        where = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
         raise CorruptFileError(
-            f"{file.path}: the footer contradicts itself: {place}{_FAULTS[code].format(found=found, allowed=allowed)}. "
+            f"{file.path}: the footer contradicts itself: {where}{_FAULTS[code].format(found=found, allowed=allowed)}. "
             "Write the file again"
         )
     begin, end, unordered = described.tolist()

@@ -42,7 +42,7 @@ def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
     repeats = []
     for path in paths:
         others = first.setdefault(_identity(path), [])
-        real = os.path.realpath(path) if others else ""  # dear, and needed for few
+        real = os.path.realpath(path) if others else ""  # expensive, and rarely needed
         repeats += [(other, path) for other in others if os.path.realpath(other) == real][:1]
         others.append(path)
     return repeats

@@ -1,11 +1,12 @@
-"""The last step of decoding: lists of a group get one length, defaults get addresses, dropped rows go."""
+"""The last step of decoding gives the lists of a group one length and points null lists at their default."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from fsdata.decode.row_layout import Layout
+from fsdata.decode.row_layout import Field, Layout
 from fsdata.decode.slices import Slice
 from fsdata.errors import DataError
 from fsdata.kernels import index
@@ -36,27 +37,29 @@ def groups_of(schema: Schema, layout: Layout) -> Groups:
     )
 
 
-class Constants:
-    """Memory full of one field's default, to which all rows that need it point. Thread-safe."""
+class Defaults:
+    """Memory full of one field's default, to which all rows that need it point. Thread-safe.
 
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[str, int], np.ndarray] = {}
+    Args:
+        values: field -> its default.
+    """
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = values
+        self._blocks: dict[Field, np.ndarray] = {}
         self._lock = threading.Lock()
 
-    def block(self, field: str, itemsize: int, value: float, elements: int) -> np.ndarray:
-        """At least `elements` values, int64 or float32."""
+    def block(self, field: Field, elements: int) -> np.ndarray:
+        """At least `elements` times the default of `field`."""
         with self._lock:
-            block = self._blocks.get((field, itemsize))
+            block = self._blocks.get(field)
             if block is None or len(block) < elements:
                 size = max(64, 1 << (elements - 1).bit_length())
-                block = np.full(size, value, np.int64 if itemsize == 8 else np.float32)
-                self._blocks[field, itemsize] = block
+                block = self._blocks[field] = np.full(size, self._values[field.name], field.dtype)
             return block
 
 
-def align(
-    table: Slice, groups: Groups, layout: Layout, *, defaults: dict[str, float], constants: Constants, where: str
-) -> None:
+def align(table: Slice, groups: Groups, layout: Layout, defaults: Defaults, where: str) -> None:
     """Check and truncate the lists of `table` and point null lists at their default, in place.
 
     Raises:
@@ -69,7 +72,7 @@ def align(
         _fail(table, groups, layout, fault[0], where)
     for row in np.flatnonzero(needed).tolist():
         field = layout.fields[row]
-        block = constants.block(field.name, field.itemsize, defaults[field.name], int(needed[row]))
+        block = defaults.block(field, int(needed[row]))
         address = table.address[row]
         address[(address == 0) & (table.length[row] > 0)] = block.ctypes.data
         table.owners.append(block)

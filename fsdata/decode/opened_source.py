@@ -11,7 +11,7 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retry
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_time
-from fsdata.decode.align import Constants, Groups, align, groups_of
+from fsdata.decode.align import Defaults, Groups, align, groups_of
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable, SurvivingRows, empty
@@ -53,10 +53,10 @@ class OpenSource:
         self._retry = retry or Retry()
         self._files, self._sides = self._open(source, schema, threads, pool)
         self.groups = self._files.groups
-        self._defaults = dict(source.defaults)
+        defaults = dict(source.defaults)
         for side in self._sides:
-            self._defaults.update(side.source.defaults)
-        self._constants = Constants()
+            defaults.update(side.source.defaults)
+        self._defaults = Defaults(defaults)
         self._plans: dict[Layout, tuple[tuple[SlicePlan, ...], Groups]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
@@ -112,7 +112,7 @@ class OpenSource:
             table.address[slot] = table.dense.ctypes.data + 4 * width * np.arange(len(table.dense))
             table.length[slot] = width
             table.owners.append(table.dense)
-        align(table, groups, layout, defaults=self._defaults, constants=self._constants, where=where)
+        align(table, groups, layout, self._defaults, where)
         return _survivors(table, layout, start, stop)
 
     def read_times(self, group: RowGroup) -> np.ndarray:

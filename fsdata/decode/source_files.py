@@ -12,7 +12,7 @@ from fsdata.catalog.find_files import discover
 from fsdata.catalog.footers import Footer, Skipped, read_footers
 from fsdata.catalog.retry import Retry, unreachable
 from fsdata.catalog.roles import WantedField, plain
-from fsdata.decode.handles import Handles
+from fsdata.decode.open_files import OpenFiles
 from fsdata.decode.record_batches import RowRange, wide_columns
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
@@ -79,7 +79,7 @@ class SourceFiles:
             if rows > 0
         )
         self._pool = pool
-        self._handles = Handles(keep=max(at_once, 2) + 1)
+        self._open_files = OpenFiles(keep=max(at_once, 2) + 1)
 
     def _usable(self, answers: list[Footer | CorruptFileError], names: list[str]) -> list[Footer]:
         for name, answer in zip(names, answers, strict=True):
@@ -130,13 +130,13 @@ class SourceFiles:
         )
 
         def attempt() -> Slice:
-            handle = self._handles.take(footer)
+            file = self._open_files.take(footer)
             try:
-                result = decode(handle.parquet, wanted, plan, self._pool)
+                result = decode(file.parquet, wanted, plan, self._pool)
             except BaseException:
-                handle.discard()
+                file.close()
                 raise
-            self._handles.give(handle)
+            self._open_files.give(file)
             return result
 
         try:
@@ -181,4 +181,4 @@ class SourceFiles:
         return None
 
     def close(self) -> None:
-        self._handles.close()
+        self._open_files.close()
