@@ -39,6 +39,19 @@ class RowTable:
         return RowTable(self.address[:, index], self.length[:, index], self.itemsize, self.owners)
 
 
+@dataclass(frozen=True, slots=True)
+class SurvivingRows:
+    """Rows that filters and null policies left of a slice or a piece.
+
+    Attributes:
+        table: [F, n].
+        kept: int64 [n], increasing: their positions in the slice or piece; None if all rows survived.
+    """
+
+    table: RowTable
+    kept: np.ndarray | None
+
+
 def concat(tables: Sequence[RowTable]) -> RowTable:
     """One table of all samples, in order; the tables have the same fields."""
     if len(tables) == 1:

@@ -1,24 +1,14 @@
 """Decoding the rows of a plan's pieces, in the plan's order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable, concat
+from fsdata.decode.row_table import SurvivingRows, concat
 from fsdata.order.deal import Piece
 from fsdata.order.mix import Keys, Unit, merge_order
-
-
-class Decoded(Protocol):
-    """Rows of a row group that survived filters and null policies."""
-
-    @property
-    def table(self) -> RowTable: ...
-    @property
-    def kept(self) -> np.ndarray | None: ...
 
 
 class Source(Protocol):
@@ -26,42 +16,28 @@ class Source(Protocol):
 
     @property
     def groups(self) -> Sequence[Any]: ...
-    def read(self, group: Any, layout: Layout, start: int, stop: int) -> Decoded: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PieceRows:
-    """The surviving rows of a piece.
-
-    Attributes:
-        table: [F, n].
-        kept: int64 [n], increasing: which rows of the piece they are; None if all survived.
-    """
-
-    table: RowTable
-    kept: np.ndarray | None
+    def read(self, group: Any, layout: Layout, start: int, stop: int) -> SurvivingRows: ...
 
 
 def piece_reader(
     sources: Sequence[Source], layout: Layout, units: Sequence[Unit], keys: Keys | None
-) -> Callable[[Piece], PieceRows]:
+) -> Callable[[Piece], SurvivingRows]:
     """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units."""
 
-    def read(piece: Piece) -> PieceRows:
+    def read(piece: Piece) -> SurvivingRows:
         unit = units[piece.unit]
         if len(unit.parts) == 1:
             part = unit.parts[0]
             source = sources[part.source]
             start = part.start + piece.start
-            rows = source.read(source.groups[part.group], layout, start, start + piece.rows)
-            return PieceRows(rows.table, rows.kept)
+            return source.read(source.groups[part.group], layout, start, start + piece.rows)
         assert keys is not None
         return _read_merged(sources, layout, unit, keys, piece)
 
     return read
 
 
-def _read_merged(sources: Sequence[Source], layout: Layout, unit: Unit, keys: Keys, piece: Piece) -> PieceRows:
+def _read_merged(sources: Sequence[Source], layout: Layout, unit: Unit, keys: Keys, piece: Piece) -> SurvivingRows:
     part_keys = [keys(part.source, part.group)[part.start : part.stop] for part in unit.parts]
     order = merge_order(unit, part_keys)[piece.start : piece.stop]
     tables, kept, first = [], [], 0
@@ -73,8 +49,8 @@ def _read_merged(sources: Sequence[Source], layout: Layout, unit: Unit, keys: Ke
         first += part.rows
     table = concat(tables)
     if table.num_rows == unit.rows:
-        return PieceRows(table.take(order), None)
+        return SurvivingRows(table.take(order), None)
     where = np.full(unit.rows, -1)
     where[np.concatenate(kept)] = np.arange(table.num_rows)
     alive = np.flatnonzero(where[order] >= 0)
-    return PieceRows(table.take(where[order[alive]]), alive)
+    return SurvivingRows(table.take(where[order[alive]]), alive)

@@ -8,7 +8,7 @@ from fsdata.errors import MismatchError
 
 PROTOCOL = 1
 SIZE = 12
-_ENDED, _LEFT, _FAILED, _WIDE = 1, 2, 4, 8
+_ENDED, _LEFT, _FAILED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,6 @@ class Status:
 def encode(status: Status, number: int, digest: int) -> np.ndarray:
     """int64 [SIZE]. `number` counts the exchange's steps, `digest` is that of the record spec, 0 if unknown."""
     flags = status.ended * _ENDED | status.left * _LEFT | status.failed * _FAILED
-    flags |= (status.longest > np.iinfo(np.int32).max) * _WIDE
     return np.array(
         [
             PROTOCOL,

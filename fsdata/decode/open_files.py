@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,8 +11,21 @@ from fsdata.catalog.footers import Footer, digest, footer_bytes, open_file
 from fsdata.errors import CorruptFileError
 
 
-class Handles:
-    """A pool of open files: a thread takes one, reads a row group, gives it back.
+@dataclass(frozen=True, slots=True)
+class OpenParquet:
+    """One open file. `stamp`: its time of modification when it was opened, 0 if it is not local."""
+
+    footer: Footer
+    stamp: int
+    parquet: pq.ParquetFile
+    source: Any
+
+    def close(self) -> None:
+        self.source.close()
+
+
+class OpenFiles:
+    """A pool of open files: a thread takes one, reads a row group, and gives it back, or closes it after an error.
 
     A file is compared with its footer when it is opened, and a local one again whenever its time of modification
     is another: a file that was replaced must not be decoded with the old footer. Thread-safe.
@@ -22,26 +36,24 @@ class Handles:
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._idle: list[tuple[Footer, int, pq.ParquetFile, Any]] = []
+        self._idle: list[OpenParquet] = []
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, footer: Footer) -> "Handle":
+    def take(self, footer: Footer) -> OpenParquet:
         """An open file that belongs to the caller until `give`.
 
         Raises:
             CorruptFileError: the file is not the one whose footer was read.
         """
-        stamp = _stamp(footer)
+        stamp = os.stat(footer.file.path).st_mtime_ns if footer.file.local else 0
         with self._lock:
-            for position in range(len(self._idle) - 1, -1, -1):
-                idle = self._idle[position]
-                if idle[0] is footer:
-                    del self._idle[position]
-                    if idle[1] == stamp:
-                        return Handle(*idle)
-                    idle[3].close()
-                    break
+            position = next((n for n in reversed(range(len(self._idle))) if self._idle[n].footer is footer), None)
+            if position is not None:
+                idle = self._idle.pop(position)
+                if idle.stamp == stamp:
+                    return idle
+                idle.close()
         source = open_file(footer.file)
         try:
             _compare(footer, source)
@@ -49,46 +61,25 @@ class Handles:
         except BaseException:
             source.close()
             raise
-        return Handle(footer, stamp, parquet, source)
+        return OpenParquet(footer, stamp, parquet, source)
 
-    def give(self, handle: "Handle") -> None:
+    def give(self, file: OpenParquet) -> None:
         """Keep the file for the next row group; the longest idle one is closed if there are too many."""
         with self._lock:
-            if not self._closed:
-                self._idle.append((handle.footer, handle.stamp, handle.parquet, handle.source))
-                surplus = self._idle[: -self._keep] if len(self._idle) > self._keep else []
-                self._idle = self._idle[len(surplus) :]
-            else:
-                surplus = [(handle.footer, handle.stamp, handle.parquet, handle.source)]
-        for _, _, _, source in surplus:
-            source.close()
+            self._idle.append(file)
+            kept = 0 if self._closed else self._keep
+            surplus = self._idle[: max(len(self._idle) - kept, 0)]
+            del self._idle[: len(surplus)]
+        for idle in surplus:
+            idle.close()
 
     def close(self) -> None:
         """Close idle files; those in use are closed when they are given back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for _, _, _, source in idle:
-            source.close()
-
-
-class Handle:
-    """One open file. `discard` instead of `Handles.give` after an error."""
-
-    __slots__ = ("footer", "parquet", "source", "stamp")
-
-    def __init__(self, footer: Footer, stamp: int, parquet: pq.ParquetFile, source: Any) -> None:
-        self.footer = footer
-        self.stamp = stamp
-        self.parquet = parquet
-        self.source = source
-
-    def discard(self) -> None:
-        self.source.close()
-
-
-def _stamp(footer: Footer) -> int:
-    return os.stat(footer.file.path).st_mtime_ns if footer.file.local else 0
+        for file in idle:
+            file.close()
 
 
 def _compare(footer: Footer, source: Any) -> None:
