@@ -32,7 +32,8 @@ from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsdata.steps.dataset import Dataset
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
-from fsranks.rank_context import Meeting, resolve
+from fsranks.meeting import Meeting
+from fsranks.rank_context import resolve
 
 _GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"

@@ -8,7 +8,7 @@ import torch
 
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.transport import Handle, check_gather, check_splits
-from fsranks.control_group import Begun, ControlGroup, Part
+from fsranks.control_group import AllToAll, BegunExchange, ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import RankContext
 
@@ -28,7 +28,7 @@ class Channel(Protocol):
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
 
-    def all_to_all_v(self, parts: Iterable[Part]) -> None:
+    def all_to_all_v(self, parts: Iterable[AllToAll]) -> None:
         """Exchange (out, mine, received, sent) in order; each part is asked for just before it is issued."""
 
     def abort(self, reason: str) -> None:
@@ -67,7 +67,7 @@ class GlooTransport:
         sent = torch.cat([inp] * self.world_size)
         return self._begin((out, sent, [len(inp)] * self.world_size, [len(inp)] * self.world_size))
 
-    def _begin(self, part: Part) -> Handle:
+    def _begin(self, part: AllToAll) -> Handle:
         begun = self._group.begin(part)
         return begun if self._handshake is None else _Agreed(begun, self._handshake)
 
@@ -89,7 +89,7 @@ class GlooTransport:
 class _Agreed:
     """An operation that ranks agreed on. When it is lost, those that are at the next one already hear of it there."""
 
-    def __init__(self, begun: Begun, handshake: Handshake) -> None:
+    def __init__(self, begun: BegunExchange, handshake: Handshake) -> None:
         self._begun = begun
         self._handshake = handshake
 
@@ -111,7 +111,7 @@ class GlooChannel:
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         return self.group.tell_all(mine)
 
-    def all_to_all_v(self, parts: Iterable[Part]) -> None:
+    def all_to_all_v(self, parts: Iterable[AllToAll]) -> None:
         self.group.all_to_all_many(parts, in_flight=IN_FLIGHT)
 
     def abort(self, reason: str) -> None:
@@ -129,7 +129,7 @@ class AloneChannel:
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         return mine[None].copy()
 
-    def all_to_all_v(self, parts: Iterable[Part]) -> None:
+    def all_to_all_v(self, parts: Iterable[AllToAll]) -> None:
         for out, mine, _, _ in parts:
             out.copy_(mine)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fscomm.transports.handshake import Handshake
-from fsranks.errors import MismatchError, PeerError
-from fsranks.rank_context import name_ranks
+from fsranks.errors import MismatchError, PeerError, name_ranks
 
 _SLICE_S = 0.5  # between two looks at who is still alive
 _PAUSES_S = (2e-5, 1e-3)  # between two questions whether an operation is done: the first, and the longest

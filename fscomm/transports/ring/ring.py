@@ -18,8 +18,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.fabric import Fabric
 from fscomm.transports.ring.slots import cut, grown, plan, room_for
 from fscomm.transports.transport import Handle, as_bytes, check_gather, check_splits
-from fsranks.errors import MismatchError, PeerError
-from fsranks.rank_context import describe, name_ranks
+from fsranks.errors import MismatchError, PeerError, describe, name_ranks
 
 Counts = dict[int, tuple[int, int]]  # by peer: slots it filled here, slots it emptied there
 

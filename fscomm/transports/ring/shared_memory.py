@@ -15,7 +15,7 @@ import torch
 
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.streams import in_circle
-from fsranks.rank_context import name_ranks
+from fsranks.errors import name_ranks
 
 NAME = "fscomm"  # in lists of what a process has mapped
 _JOIN_S = 5.0

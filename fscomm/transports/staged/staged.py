@@ -15,8 +15,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.staged.pieces import cut
 from fscomm.transports.staged.stages import Operation, Stages
 from fscomm.transports.transport import Handle, Transport, check_gather, check_splits, row_bytes
-from fsranks.errors import PeerError
-from fsranks.rank_context import describe
+from fsranks.errors import PeerError, describe
 
 _GRACE_S = 3.0  # in which the thread ends once it is told to
 

@@ -22,7 +22,8 @@ from fsdata.balance.exchange.transfer import Transfer, check_lengths
 from fsdata.decode.row_table import RowTable, empty
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import ControlGroup
-from fsranks.rank_context import RankContext, describe
+from fsranks.errors import describe
+from fsranks.rank_context import RankContext
 
 _MESSAGE_BYTES = 2048
 _LEFT = "left the loop (its loader was closed)"

@@ -19,7 +19,8 @@ from fsdata.balance.rebalance.tensor_tree import Measure
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.errors import DataError, PeerError
-from fsranks.rank_context import Meeting, resolve
+from fsranks.meeting import Meeting
+from fsranks.rank_context import resolve
 
 BatchT = TypeVar("BatchT")
 Lengths = str | Mapping[str, str] | Callable[[Any], Any]

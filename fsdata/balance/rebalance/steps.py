@@ -15,7 +15,7 @@ from fsdata.balance.rebalance.template_text import from_text, to_text
 from fsdata.balance.rebalance.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.errors import DataError, MismatchError
-from fsranks.rank_context import differences
+from fsranks.meeting import differences
 
 _REMEDY = "Pad to a fixed shape, or use jagged tensors"
 
