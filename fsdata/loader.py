@@ -1,7 +1,7 @@
 """The FreeScale DataLoader: Parquet sources in, one rank's share of balanced global batches out.
 
-This file wires the parts together: `sources` open files, `reading` plans and decodes, `steps` makes batches,
-`redistribute` balances them, `prefetch` runs all of it ahead of the training loop.
+This file puts the parts together: `decode` opens files, `order` plans, `steps` reads rows and makes batches, `balance`
+moves samples between ranks, and `batch.prefetch` does all of it ahead of the training loop.
 """
 
 import os
@@ -61,7 +61,7 @@ class FreeScaleDataLoader:
         shuffle: permute the order of row groups, and whole rows inside windows of `shuffle_window` row groups; a pure
             function of (seed, epoch).
         seed: of the shuffling.
-        balance: redistribute every global batch; None keeps samples where they were read. Needs torch.distributed.
+        balance: deal every global batch out anew; None keeps samples where they were read. Needs torch.distributed.
         mix: how several sources become one order: one after another, interleaved by `ParquetSource(weight=...)`, or
             merged by `Schema(time=...)`. Each source keeps its own order; with `shuffle` the mixed order is shuffled.
         shuffle_window: row groups that are held in memory, twice, to be shuffled together.

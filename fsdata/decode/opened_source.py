@@ -26,7 +26,7 @@ from fsdata.sources.source import ParquetSource
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SurvivingRows:
     """Rows of a slice that filters and null policies left.
 
     Attributes:
@@ -119,7 +119,7 @@ class OpenSource:
         """How many reads of remote files were repeated."""
         return self._retry.count
 
-    def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> Rows:
+    def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> SurvivingRows:
         """Decode rows [start, stop) of a row group. Blocks; most of it without the GIL.
 
         Raises:
@@ -129,7 +129,7 @@ class OpenSource:
         plan = self._plan(layout)
         table = self._files.decode(plan.reader, group, start, stop)
         if table is None:
-            return Rows(empty(layout.itemsize), np.empty(0, np.int64))
+            return SurvivingRows(empty(layout.itemsize), np.empty(0, np.int64))
         where = self._files.where(group)
         for side in self._sides:
             attach(table, side, plan.reader.places, where)
@@ -259,10 +259,10 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     return joined
 
 
-def _survivors(table: Slice, layout: Layout, start: int, stop: int) -> Rows:
+def _survivors(table: Slice, layout: Layout, start: int, stop: int) -> SurvivingRows:
     rows = table.rows
     whole = RowTable(table.address, table.length, layout.itemsize, table.owners)
     if table.drop.any():
         alive = np.flatnonzero(table.drop == 0)
-        return Rows(whole.take(alive), alive if rows is None else rows[alive] - start)
-    return Rows(whole, None if rows is None or len(rows) == stop - start else rows - start)
+        return SurvivingRows(whole.take(alive), alive if rows is None else rows[alive] - start)
+    return SurvivingRows(whole, None if rows is None or len(rows) == stop - start else rows - start)

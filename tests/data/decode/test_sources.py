@@ -79,7 +79,7 @@ def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):
 def test_reading_needs_no_pandas(tmp_path):
     path = write(tmp_path / "a.parquet", {"user": pa.array([1, None], pa.int32())})
     code = (
-        "import sys; from fsdata import Schema, ParquetSource; from fsdata.layout import layout_of\n"
+        "import sys; from fsdata import Schema, ParquetSource; from fsdata.decode.row_layout import layout_of\n"
         f"s = Schema(context=('user',)); o = ParquetSource({str(path)!r}, defaults={{'user': 0}}).open(s)\n"
         "o.read(o.groups[0], layout_of(s), 0, 2); print('pandas' in sys.modules, 'polars' in sys.modules)"
     )
