@@ -72,7 +72,7 @@ class Waits:
             raise
 
     def remove(self) -> None:
-        """Put everything back. RuntimeError if somebody has wrapped the same since: that stays, all else goes back."""
+        """Put everything back. RuntimeError if other code has wrapped one of them since: that one stays wrapped."""
         self._step = None
         foreign = []
         while self._restore:

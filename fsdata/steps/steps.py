@@ -136,7 +136,7 @@ class PlannedSteps(Steps):
 
 
 class AgreedSteps(Steps):
-    """Steps whose sizes nobody knows beforehand: every rank takes what is left after filters and null policies."""
+    """Steps whose sizes are not known beforehand: every rank takes what is left after filters and null policies."""
 
     def __init__(
         self, share: Share, reader: Reader, layout: Layout, pool: Pool, exchange: StepExchange | None, uneven: Uneven

@@ -38,7 +38,7 @@ class Choice:
     def line(self) -> str:
         """What was chosen, and why each other was not."""
         found = f"rows travel by {self.name}" if self.name else "there is no transport for these rows"
-        # Who asked by name wants to read about that one first.
+        # A user who asked for a transport by name reads about that one first.
         names = sorted(self.why_not, key=lambda name: name != self.asked)
         parts = [f"{found} (transport={self.asked!r})", *(f"not {name}: {self.why_not[name]}" for name in names)]
         return ". ".join([*parts, *(f"Warning: {text}" for text in self.warnings)])

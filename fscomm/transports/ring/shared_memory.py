@@ -26,7 +26,7 @@ class SharedMemory:
     """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
 
     Memory is one file per rank that lies in memory (memfd) and has no name: the others open it through its owner's
-    /proc, so that nothing is left behind whoever is killed when. Every rank raises if one cannot.
+    /proc, so that nothing is left behind when a process is killed. Every rank raises if one cannot.
 
     Raises:
         ValueError: the ranks are not all processes of this host.

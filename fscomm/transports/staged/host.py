@@ -3,7 +3,7 @@
 A package adds its own (RDMA, MPI, UCC) with an entry point:
 
     [project.entry-points."freescale.host_collectives"]
-    ucc = "my_package:open_ucc"        # open_ucc(context: RankContext, *, timeout_s: float) -> Transport, for host tensors
+    ucc = "my_package:open_ucc"        # open_ucc(context: RankContext, *, timeout_s) -> Transport, for host tensors
 """
 
 from importlib.metadata import EntryPoint, entry_points

@@ -11,7 +11,7 @@ from fscomm.device import Device
 class Buffers:
     """`count` buffers of bytes, each as large as the most that was asked of it, in powers of two.
 
-    Ranks that ask for the same sizes grow alike. One thread at a time; who asks for a buffer vouches that nobody uses
+    Ranks that ask for the same sizes grow alike. One thread at a time; the caller makes sure that no operation uses
     what it held. What is dropped goes back to torch's own pool of page-locked memory.
     """
 

@@ -125,12 +125,12 @@ class HostStaged:
         return PeerError(f"{self.name} is over on rank {self.rank}: {self._reason}")
 
     def _serve(self) -> None:
-        """In the thread. Whatever ends it, nobody waits for it in vain."""
+        """Runs in the thread. When it ends, for whatever reason, no handle waits for it any more."""
         try:
             self._stages.run(self._submitted)
         except BaseException as error:
             self.abort(f"lost the others: {error}" if isinstance(error, PeerError) else f"failed: {describe(error)}")
-        # Nothing is submitted any more: the reason was given under the lock.
+        # No operation is submitted after this: the reason was set under the lock.
         self._stages.end(self._over())
         while not self._submitted.empty():
             if (operation := self._submitted.get()) is not None:

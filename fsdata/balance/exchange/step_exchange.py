@@ -1,4 +1,4 @@
-"""The exchange of one step between ranks: who has how much, who gets what, and the samples themselves.
+"""The exchange of one step between ranks: how much each rank has, which rank gets what, and the samples.
 
 Stage I gathers a status word of every rank, stage II the lengths of every sample; with those each rank plans alone and
 comes to the same answer; stage III is one all-to-all of whole samples. All of it runs over a gloo group of the
@@ -217,7 +217,7 @@ class StepExchange:
         try:
             self._words(StatusWord(epoch=0, step=0, left=True), 0)
         except PeerError:
-            # Whoever leaves does not care who else is gone.
+            # This rank leaves in any case: it need not know which other ranks are gone.
             self._between_epochs = True
         finally:
             if timer is not None:

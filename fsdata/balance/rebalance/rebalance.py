@@ -171,7 +171,7 @@ class Rebalanced(Generic[BatchT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
-            self._exchange.abort(f"lost the others: {error}")  # nobody comes any more to hear that this rank leaves
+            self._exchange.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
         self.close()
 
     def _end_epoch(self, grace_s: float | None = None) -> None:
