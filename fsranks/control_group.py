@@ -60,7 +60,7 @@ class ControlGroup:
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._posted = False
-        self._reason: str | None = None  # why the group is over; the first reason stands
+        self._reason: str | None = None  # why the group is over; only the first one is kept
         self._store = job_store(context.group, "group", timeout_s)
         connector = Connector(
             store=self._store,
@@ -160,7 +160,7 @@ class ControlGroup:
     def blame(self, waited_s: float) -> str:
         """Give up the group, because an exchange of its ranks over other connections is lost; in words, why it is.
 
-        Every rank that waited in vain for `waited_s` calls this at about the same time.
+        Every rank calls this at about the same time, after it has waited for `waited_s` without result.
         """
         gloo, reason = self._gloo, self._reason
         if reason is None:

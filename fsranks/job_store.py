@@ -82,7 +82,7 @@ class JobStore:
         return self._connection.ask(lambda: self._poll(keys, timeout_s), timeout_s)
 
     def decide(self, key: str, text: str, timeout_s: float) -> str:
-        """Post `text` under `key` unless another rank did before; returns the note that stands there now."""
+        """Post `text` under `key` unless another rank did before; returns the note that is there now."""
         store = self.store
         return self._connection.ask(lambda: store.compare_set(key, "", text), timeout_s).decode()
 
@@ -114,8 +114,8 @@ class JobStore:
 
 
 # Two tables of the process. The stores lie in torch.distributed, whose default process group is global too: no object
-# of FreeScale lives as long. Numbers are never given twice, not even after init_process_group is called anew: the store
-# may be the old one (torchrun's is), and its notes must not be read as new ones.
+# of FreeScale lives as long. Numbers are never given twice, not even after init_process_group is called again:
+# the store may be the old one (torchrun's is), and its notes must not be read as new ones.
 _numbers: collections.Counter[str] = collections.Counter()  # JobStores made so far, by ranks and purpose
 _connections: weakref.WeakKeyDictionary[dist.Store, StoreConnection] = weakref.WeakKeyDictionary()  # by default store
 

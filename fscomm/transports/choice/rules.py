@@ -72,7 +72,7 @@ def _alone(device: str, asked: str) -> Choice:
 
 
 def _passed_over(other: str, name: str | None, asked: str, able: Sequence[str], order: Mapping[str, str]) -> str:
-    """Why one that could be used is not."""
+    """Why a transport that could be used is not taken."""
     if asked == name:
         return f"{asked} was asked for"
     later = f"; after {able[0]}, as {order[other]}" if other != able[0] else ""

@@ -77,7 +77,7 @@ class Watch:
         return self._error(self.give_up(reason))
 
     def give_up(self, reason: str) -> str:
-        """Refuse everything from now on. The first reason stands and comes back."""
+        """Refuse everything from now on. Returns the reason, which is the first one given."""
         with self._lock:
             reason = self._reason = self._reason or reason
         self._end()

@@ -32,11 +32,11 @@ class Ring:
     """One class of rows in one direction. `fabric` and `handshake` belong to the ring, which closes them.
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
-    `most_slot_bytes`. That blocks until what is in flight is done everywhere, as does an operation that has some two
-    hundred chunks waiting before it; otherwise issuing never blocks for a device.
+    `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
+    only then, and when about two hundred chunks wait in front of the operation.
 
-    The time limit is the handshake's. It runs from when the operation was issued, anew when an operation before it is
-    done and when a peer has done its share of this one: so no rank counts as late while bytes are on their way.
+    The time limit is the handshake's. It starts when the operation is issued, and again when an operation before it is
+    done or a peer has done its share of this one: so no rank counts as late while bytes are on their way.
     """
 
     def __init__(self, fabric: Fabric, handshake: Handshake, *, name: str, most_slot_bytes: int = 4 << 20) -> None:
@@ -86,7 +86,7 @@ class Ring:
         self._handshake.group.close(reason)
 
     def _break(self, reason: str) -> str:
-        """Refuse everything from now on; the first reason stands."""
+        """Refuse everything from now on; only the first reason is kept."""
         with self._lock:
             self._reason = self._reason or reason
             return self._reason
@@ -120,7 +120,7 @@ class Ring:
             return
         for flight in list(self._flights):
             flight.wait()
-        self.meet()  # a rank that is done here may still be filled or emptied by one that is not
+        self.meet()  # another rank may still fill or empty slots of a rank that is done
         self._fabric.resize(slot_bytes)
 
     def _issue(self, outs: list[torch.Tensor], inps: list[torch.Tensor]) -> Handle:

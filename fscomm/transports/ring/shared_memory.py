@@ -195,9 +195,9 @@ class CopyThread:
             return None if self._ended else self._todo.popleft()
 
     def _await(self, at: np.ndarray, value: int) -> None:
-        """Look, and sleep for an eighth of the time since, so that a wait is late by no larger share of itself.
+        """Check, and sleep for an eighth of the time waited so far: so a wait ends at most an eighth too late.
 
-        At first that is a look at every turn of the processor; one that waits for long looks 500 times a second.
+        At first it checks all the time; after a long wait it checks 500 times a second.
         """
         start = time.monotonic()
         while in_circle(int(at[0]) - value) < 0 and not self._ended:

@@ -127,10 +127,10 @@ class StreamFabric:
         ]
 
     def poison(self) -> None:
-        """Writes counts far ahead of all that anybody may wait for into every word of every rank.
+        """Writes counts far ahead of all that a rank may wait for into every word of every rank.
 
-        The poison words go first: a rank whose wait ends then finds the reason. A queue may still overwrite a count
-        with what it was told to write; hence again, until one's own queues are empty, by every rank that noticed.
+        The poison words go first: a rank whose wait ends then finds the reason. A queue may still overwrite a
+        count. So every rank that noticed poisons again, until its own queues are empty.
         """
         self._poisoned = True
         memory = self._memory
