@@ -22,7 +22,8 @@ from fscomm.torchrec import binding
 from fscomm.torchrec.state_hooks import install
 from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
-from fsranks.rank_context import Meeting, RankContext, resolve
+from fsranks.meeting import Meeting
+from fsranks.rank_context import RankContext, resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")

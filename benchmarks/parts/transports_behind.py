@@ -26,7 +26,7 @@ from fscomm.exchange.parts import exchange
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import WirePriority
 from fscomm.transports.opening import open_transport
-from fsranks.control_group import Part
+from fsranks.control_group import AllToAll
 from fsranks.rank_context import resolve
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -89,14 +89,14 @@ class Rows:
         self.inp = torch.arange(nbytes // 4, dtype=torch.int32).add_(rank)
         self.out = torch.empty_like(self.inp)
 
-    def parts(self, nbytes: int) -> Iterator[Part]:
+    def parts(self, nbytes: int) -> Iterator[AllToAll]:
         """Chunk by chunk."""
         for out, inp in zip(self.out.split(nbytes // 4), self.inp.split(nbytes // 4), strict=True):
             splits = [len(out) * (peer != self._rank) for peer in range(2)]
             yield out, inp, splits, splits
 
     @property
-    def whole(self) -> Part:
+    def whole(self) -> AllToAll:
         return next(self.parts(self.out.nbytes))
 
     def check(self, what: str) -> None:

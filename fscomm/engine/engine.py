@@ -39,8 +39,8 @@ from fscomm.torchrec import binding
 from fscomm.torchrec.gradient_tap import GradientTap
 from fscomm.torchrec.plain_kernels import LookupProxy, Update
 from fscomm.torchrec.shadow_kernels import take_hyper
-from fsranks.errors import MismatchError, PeerError
-from fsranks.rank_context import RankContext, name_ranks
+from fsranks.errors import MismatchError, PeerError, name_ranks
+from fsranks.rank_context import RankContext
 
 log = logging.getLogger("fscomm")
 

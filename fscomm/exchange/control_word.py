@@ -5,8 +5,7 @@ import numpy as np
 from fscomm.errors import AnnouncementError
 from fscomm.report.recorder import Recorder
 from fscomm.transports.gloo import Channel
-from fsranks.errors import MismatchError
-from fsranks.rank_context import name_ranks
+from fsranks.errors import MismatchError, name_ranks
 
 FAST, FETCH, FETCH_ALL, PLAIN, FOREIGN, WRONG = range(6)
 """With the rows fetched ahead; the same, but the collision rows, or all rows, have to be fetched now; plainly; plainly,

@@ -18,7 +18,7 @@ from fscomm.plan.routes import Request, Served
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import RowSet
 from fscomm.transports.gloo import Channel
-from fsranks.rank_context import name_ranks
+from fsranks.errors import name_ranks
 
 Planned = TypeVar("Planned", routes.Merge, routes.Lookup, routes.SendGradients, routes.Apply)
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 
-from fsranks.control_group import ControlGroup, brief, hang_up
+from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
+from fsranks.hang_up import brief, hang_up
 
 _LOOK_S = 0.25
 

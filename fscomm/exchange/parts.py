@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.transports.transport import Handle, Transport
-from fsranks.control_group import Part
+from fsranks.control_group import AllToAll
 
 IN_FLIGHT = 2  # collision parts: the next one is ready when one ends
 
 
-def exchange(transport: Transport, parts: Iterable[Part], gate: WireGate | None) -> None:
+def exchange(transport: Transport, parts: Iterable[AllToAll], gate: WireGate | None) -> None:
     """Exchange (out, inp, out_splits, in_splits) in order; with a `gate`, as exclusive traffic. Blocks until done.
 
     Each part is asked for just before its turn is awaited and it is issued. Raises what the transport or `parts` raise;

@@ -18,7 +18,7 @@ from fscomm.report.recorder import Recorder
 from fscomm.torchrec.plain_kernels import Update
 from fscomm.torchrec.shadow_kernels import Tables
 from fscomm.transports.transport import Transport
-from fsranks.control_group import Part
+from fsranks.control_group import AllToAll
 
 Gradients = dict[int, torch.Tensor]
 
@@ -90,7 +90,7 @@ class RowExchange:
         layout, tables = self._layouts[group], self._tables[group]
         return torch.empty(number, layout.dim, dtype=layout.dtype, device=tables.where)
 
-    def _row_parts(self, step: Step, group: int, mine: torch.Tensor, collision: bool) -> Iterator[Part]:
+    def _row_parts(self, step: Step, group: int, mine: torch.Tensor, collision: bool) -> Iterator[AllToAll]:
         ahead = step.groups[group]
         assert ahead is not None
         first = ahead.merge.exclusive_total
@@ -108,7 +108,7 @@ class RowExchange:
         send: SendGradients,
         apply: Apply,
         received: torch.Tensor,
-    ) -> Iterator[Part]:
+    ) -> Iterator[AllToAll]:
         if gradient is None:
             mine = self._rows_of(group, len(send.index)).zero_()
         else:
@@ -124,7 +124,7 @@ class RowExchange:
         mine: torch.Tensor,
         received: list[list[int]],
         sent: list[list[int]],
-    ) -> Iterator[Part]:
+    ) -> Iterator[AllToAll]:
         """Chunk by chunk."""
         layout = self._layouts[group]
         for number, (of_out, of_mine) in enumerate(

@@ -1,7 +1,7 @@
 """Rows by reference: where every field of every sample lies in memory.
 
 The loader never copies a sample until its batch is known. Decoding leaves the values in Arrow's buffers and fills a
-`RowTable` of (address, length); shuffling, batching and redistribution move table columns; one kernel then copies
+`RowTable` of (address, length); shuffling, batching and balancing move table columns; one kernel then copies
 each value to its final place.
 
 Letters: F fields, N samples.

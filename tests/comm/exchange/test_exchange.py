@@ -19,7 +19,7 @@ from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import STARVED_S, WirePriority
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import AloneTransport, Transport
-from fsranks.control_group import Part
+from fsranks.control_group import AllToAll
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
@@ -80,11 +80,11 @@ class Wired:
 
 def parts_of(
     sizes: Sequence[tuple[int, int]], log: list[str] | None = None
-) -> tuple[Iterator[Part], list[torch.Tensor]]:
+) -> tuple[Iterator[AllToAll], list[torch.Tensor]]:
     """Parts that bring and take so many bytes, and the tensors that they fill."""
     outs = [torch.full((brings // 4,), math.nan) for brings, _ in sizes]
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[AllToAll]:
         for number, (out, (_, takes)) in enumerate(zip(outs, sizes, strict=True)):
             if log is not None:
                 log.append(f"ask {number}")
@@ -192,7 +192,7 @@ def test_what_is_under_way_ends_while_collision_traffic_runs(clock: Clock) -> No
     wire = Wire()
     gate = Scripted(clock, collision_ends(wire))
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[AllToAll]:
         yield from parts_of([(4, 4)] * 2)[0]
         gate.enter()
         yield from parts_of([(4, 4)])[0]
@@ -230,7 +230,7 @@ def test_an_error_gives_the_budget_back(gate: WireGate, fails: str, number: int)
 
 
 def test_an_error_of_the_parts_gives_the_budget_back(gate: WireGate) -> None:
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[AllToAll]:
         yield from parts_of([(40, 40)] * 2)[0]
         raise ValueError("no more rows")
 
@@ -301,7 +301,7 @@ def exchange_all(
     wanted: list[torch.Tensor] = []
     outs: list[torch.Tensor] = []
 
-    def asked() -> Iterator[Part]:
+    def asked() -> Iterator[AllToAll]:
         for number, of_all in enumerate(drawn.clamp(min=0)):
             mine = [value_of(number, rank, peer).repeat(int(of_all[rank, peer])) for peer in range(world_size)]
             come = [value_of(number, peer, rank).repeat(int(of_all[peer, rank])) for peer in range(world_size)]

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import SPEC, lengths_of, table_of
 
-from fsdata.balance.exchange import RecordSpec, Status
-from fsdata.balance.exchange.status_word import check, decode, encode
+from fsdata.balance.exchange import RecordSpec, StatusWord
+from fsdata.balance.exchange.status_word import PROTOCOL, check, decode, encode
 from fsdata.balance.exchange.transfer import check_lengths, route
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError, MismatchError
@@ -34,9 +34,9 @@ def test_what_is_sent_is_what_is_received(case: tuple[np.ndarray, np.ndarray, np
     wires: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for me, way in enumerate(routes):
         at = 0
-        for row, place in zip(way.order, way.offset, strict=True):
+        for row, offset in zip(way.order, way.offset, strict=True):
             sample = int(first[me] + row)
-            assert place == at
+            assert offset == at
             at += int(record_bytes[sample])
             wires.setdefault((me, int(rank[sample])), []).append((sample, int(record_bytes[sample])))
         assert way.sent.sum() == at
@@ -105,11 +105,10 @@ def test_bad_specs_and_tables_are_refused() -> None:
 
 
 def test_status_words_keep_everything() -> None:
-    status = Status(
+    status = StatusWord(
         epoch=3,
         step=2**40,
         position=5,
-        planned=6,
         ended=True,
         rows=7,
         longest=2**33,
@@ -118,17 +117,17 @@ def test_status_words_keep_everything() -> None:
         compute_ns=2**50,
         compute_step=9,
     )
-    plain = Status(epoch=3, step=2**40)
+    plain = StatusWord(epoch=3, step=2**40)
     words = np.stack([encode(status, 8, 77), encode(plain, 8, 77)])
     assert decode(words) == (status, plain)
     check(words)
     words[0, 2] = 78  # believed, if it had not left
     check(words)
-    words[:, 7] = 0
+    words[:, 6] = 0
     with pytest.raises(MismatchError, match="fields of a sample"):
         check(words)
     words[0, 2] = 0  # a rank that has seen no data
     check(words)
-    words[0, 0] = 2
+    words[0, 0] = PROTOCOL + 1
     with pytest.raises(MismatchError, match="different fsdata versions"):
         check(words)

@@ -1,4 +1,4 @@
-"""The notice board: what waiting gives, and how little it asks while somebody is late."""
+"""The job's store: what a wait returns, and how little it asks while a rank is late."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from worlds import shared_world
 
 from fsranks.control_group import ControlGroup
-from fsranks.notice_board import NoticeBoard
+from fsranks.job_store import JobStore, StoreConnection
 from fsranks.rank_context import resolve
 
 RANKS = 64
@@ -33,56 +33,56 @@ class Counting:
 
 
 @pytest.fixture
-def board():
-    board = NoticeBoard(dist.HashStore(), "test")
-    board.store = Counting(board.store)
-    return board
+def store():
+    store = JobStore(StoreConnection(dist.HashStore()), "test")
+    store.store = Counting(store.store)
+    return store
 
 
-def post(board, ranks):
+def post(store, ranks):
     for rank in ranks:
-        board.post(str(rank), f"note {rank}", 1)
+        store.post(str(rank), f"note {rank}", 1)
 
 
 @pytest.mark.parametrize("absent", [[], [0], [7, 9], [63], list(range(RANKS))], ids=str)
-def test_notes_that_do_not_come_are_left_out(board, absent):
+def test_notes_that_do_not_come_are_left_out(store, absent):
     there = [rank for rank in range(RANKS) if rank not in absent]
-    post(board, there)
-    assert board.wait(map(str, range(RANKS)), 0.05) == {str(rank): f"note {rank}" for rank in there}
+    post(store, there)
+    assert store.wait(map(str, range(RANKS)), 0.05) == {str(rank): f"note {rank}" for rank in there}
 
 
-def test_notes_that_are_there_are_asked_for_once(board):
-    post(board, range(RANKS))
-    board.wait(map(str, range(RANKS)), 10)
-    assert board.store.looked_up == RANKS
+def test_notes_that_are_there_are_asked_for_once(store):
+    post(store, range(RANKS))
+    store.wait(map(str, range(RANKS)), 10)
+    assert store.store.looked_up == RANKS
 
 
 @pytest.mark.parametrize("late", [0, 63])
-def test_while_one_is_late_its_key_alone_is_asked_for_and_ever_less_often(board, late):
+def test_while_a_rank_is_late_its_key_alone_is_asked_for_and_ever_less_often(store, late):
     """Every 5 ms all keys would be 100 * 64 in half a second."""
-    post(board, (rank for rank in range(RANKS) if rank != late))
-    timer = threading.Timer(0.5, post, (board, [late]))
+    post(store, (rank for rank in range(RANKS) if rank != late))
+    timer = threading.Timer(0.5, post, (store, [late]))
     timer.start()
     begin = time.monotonic()
-    notes = board.wait(map(str, range(RANKS)), 20)
+    notes = store.wait(map(str, range(RANKS)), 20)
     waited = time.monotonic() - begin
     timer.join()
     assert len(notes) == RANKS
     assert waited < 10
-    assert board.store.looked_up < 2 * RANKS + 60
+    assert store.store.looked_up < 2 * RANKS + 60
 
 
 def keys_of_connecting(rank, world_size):
     asked = []
 
-    def wait(board, keys, timeout_s):
+    def wait(store, keys, timeout_s):
         keys = list(keys)
         asked.append(len(keys))
-        return original(board, keys, timeout_s)
+        return original(store, keys, timeout_s)
 
-    original = NoticeBoard.wait
+    original = JobStore.wait
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NoticeBoard, "wait", wait)
+        patch.setattr(JobStore, "wait", wait)
         group = ControlGroup(resolve(), timeout_s=20)
     one_host = group.one_host
     group.close("done")

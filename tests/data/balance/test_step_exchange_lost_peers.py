@@ -11,7 +11,7 @@ import torch.distributed as dist
 from samples import SPEC, lengths_of, table_of
 from worlds import World, shared_world
 
-from fsdata.balance.exchange import Assignment, GlobalBatch, Status, StepExchange
+from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange
 from fsdata.errors import PeerError
 from fsranks.rank_context import resolve
 
@@ -26,7 +26,7 @@ def rotate(batch: GlobalBatch) -> Assignment:
 def steps(exchange: StepExchange, rank: int, first: int, count: int) -> None:
     for number in range(first, first + count):
         table = table_of(number, rank, 3, lengths_of(number, rank, 3))
-        exchange.step(table, SPEC, rotate, Status(epoch=0, step=number))
+        exchange.step(table, SPEC, rotate, StatusWord(epoch=0, step=number))
 
 
 def warm_up(rank: int) -> None:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from samples import SPEC, lengths_of, read, sample, table_of
 from worlds import shared_world
 
-from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, Status, Step, StepExchange
+from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import Method
 from fsdata.decode.row_table import RowTable, concat, empty
@@ -24,7 +24,7 @@ def counts_of(seed: int, world_size: int) -> np.ndarray:
     return counts * (seed % 7 != 6)
 
 
-def check(step: Step, seed: int, rank: int, counts: np.ndarray, plan: np.ndarray) -> None:
+def check(step: StepResult, seed: int, rank: int, counts: np.ndarray, plan: np.ndarray) -> None:
     """Compare what one rank has after step `seed` with the samples generated anew."""
     world_size = len(counts)
     home = np.repeat(np.arange(world_size), counts)
@@ -49,7 +49,7 @@ def random_plans(rank: int, world_size: int) -> int:
         plan = np.random.default_rng(100 + seed).integers(0, world_size, counts.sum())
         lengths = lengths_of(seed, rank, counts[rank])
         table = table_of(seed, rank, counts[rank], lengths) if counts[rank] else None
-        step = exchange.step(table, SPEC, lambda _, plan=plan: Assignment(rank=plan), Status(epoch=0, step=seed))
+        step = exchange.step(table, SPEC, lambda _, plan=plan: Assignment(rank=plan), StatusWord(epoch=0, step=seed))
         kept.append((step, seed, rank, counts, plan))
         received += step.table.num_rows
     for arguments in kept:  # only now: a buffer used again too early would have been overwritten
@@ -78,7 +78,7 @@ def balanced(rank: int, world_size: int, method: Method) -> list[tuple[list[int]
     for seed in (1, 2, 4, 5, 7):
         counts = counts_of(seed, world_size)
         table = table_of(seed, rank, counts[rank], lengths_of(seed, rank, counts[rank]))
-        step = exchange.step(table, SPEC, remember, Status(epoch=0, step=seed))
+        step = exchange.step(table, SPEC, remember, StatusWord(epoch=0, step=seed))
         check(step, seed, rank, counts, plans[-1])
         out.append((step.counts.tolist(), step.straggler_before, step.straggler_after))
     exchange.close()
@@ -104,7 +104,7 @@ def draining(rank: int, world_size: int, batches: list[int]) -> list[tuple[int, 
     for number in range(10):
         rows = 4 if number < batches[rank] else 0
         table = table_of(number, rank, rows, lengths_of(number, rank, rows)) if rows else None
-        status = Status(epoch=0, step=number, ended=number + 1 >= batches[rank])
+        status = StatusWord(epoch=0, step=number, ended=number + 1 >= batches[rank])
         step = exchange.step(table, SPEC, planner, status)
         out.append((step.table.num_rows, step.ended))
         if step.ended:
@@ -130,7 +130,7 @@ def carrying(rank: int, world_size: int) -> None:
     table = table_of(1, rank, counts[rank], lengths_of(1, rank, counts[rank]))
     if rank < 2:
         table = concat([table, table_of(2, rank, 1, lengths_of(2, rank, 1))])
-    status = Status(epoch=0, step=0, ended=True)
+    status = StatusWord(epoch=0, step=0, ended=True)
     step = exchange.step(table, SPEC, lambda _: Assignment(rank=plan, rows=2), status)
     check(step, 1, rank, counts, plan)
     assert (step.carried, step.ended, step.rest.num_rows) == (2, False, rank < 2)
@@ -141,7 +141,7 @@ def carrying(rank: int, world_size: int) -> None:
         exchange.leave()  # not between epochs: the carried rows are still to come
     else:
         with pytest.raises(PeerError, match="rank 0 left the loop before step 1"):
-            exchange.step(step.rest, SPEC, lambda _: Assignment(rank=plan[:2]), Status(epoch=0, step=1))
+            exchange.step(step.rest, SPEC, lambda _: Assignment(rank=plan[:2]), StatusWord(epoch=0, step=1))
     with pytest.raises(MismatchError, match="different plans"):
         exchange.step(table, SPEC, lambda _: Assignment(rank=plan[: 5 - 2 * (rank == 1)], rows=1 + (rank != 1)), status)
     exchange.close()
@@ -164,10 +164,10 @@ def without_lists(rank: int, world_size: int) -> list[int]:
     values = np.arange(5) + 10 * rank
     table = RowTable(values.ctypes.data + 8 * np.arange(5)[None], np.ones((1, 5), np.int64), spec.itemsize, (values,))
     exchange = StepExchange(resolve(), timeout_s=20)
-    stay = exchange.step(table, spec, lambda batch: Assignment(rank=batch.home), Status(epoch=0, step=0))
+    stay = exchange.step(table, spec, lambda batch: Assignment(rank=batch.home), StatusWord(epoch=0, step=0))
     assert stay.table is table
     assert stay.moved == 0
-    swap = exchange.step(table, spec, lambda batch: Assignment(rank=1 - batch.home), Status(epoch=0, step=1))
+    swap = exchange.step(table, spec, lambda batch: Assignment(rank=1 - batch.home), StatusWord(epoch=0, step=1))
     exchange.close()
     assert swap.moved == 1
     return [int(read(swap.table, row)[0][0]) for row in range(5)]
@@ -177,23 +177,23 @@ def test_samples_without_lists() -> None:
     assert shared_world(2).run(without_lists) == [[10, 11, 12, 13, 14], [0, 1, 2, 3, 4]]
 
 
-def agreeing(rank: int, world_size: int) -> list[tuple[int, int, bool, int, int]]:
+def agreeing(rank: int, world_size: int) -> list[tuple[int, bool, int, int]]:
     exchange = StepExchange(resolve(), timeout_s=20)
     exchange.report(0.25 * (rank + 1), 17)
-    status = Status(epoch=3, step=4, position=10 + rank, planned=20 + rank, rows=rank, ended=rank == 1)
+    status = StatusWord(epoch=3, step=4, position=10 + rank, rows=rank, ended=rank == 1)
     first = exchange.agree(status)
-    second = exchange.agree(Status(epoch=3, step=5))
+    second = exchange.agree(StatusWord(epoch=3, step=5))
     exchange.close()
     assert [other.compute_step for other in second] == [-1] * world_size
     assert [(other.compute_ns, other.compute_step) for other in first] == [
         (250_000_000 * (r + 1), 17) for r in range(world_size)
     ]
-    return [(other.position, other.planned, other.ended, other.rows, other.step) for other in first]
+    return [(other.position, other.ended, other.rows, other.step) for other in first]
 
 
 def test_statuses_reach_every_rank() -> None:
     answers = shared_world(3).run(agreeing)
-    assert answers == [[(10 + r, 20 + r, r == 1, r, 4) for r in range(3)]] * 3
+    assert answers == [[(10 + r, r == 1, r, 4) for r in range(3)]] * 3
 
 
 def going_wrong(rank: int, world_size: int) -> None:
@@ -203,13 +203,13 @@ def going_wrong(rank: int, world_size: int) -> None:
     def stay(batch: GlobalBatch) -> Assignment:
         return Assignment(rank=batch.home)
 
-    def step(number: int, planner=stay, table: RowTable | None = None) -> Step:  # type: ignore[no-untyped-def]
+    def step(number: int, planner=stay, table: RowTable | None = None) -> StepResult:  # type: ignore[no-untyped-def]
         table = table or table_of(0, rank, 3, lengths_of(0, rank, 3))
-        return exchange.step(table, SPEC, planner, Status(epoch=2, step=number))
+        return exchange.step(table, SPEC, planner, StatusWord(epoch=2, step=number))
 
     if rank == 1:
         own = ValueError("disk on fire")
-        exchange.fail(own, Status(epoch=2, step=7))
+        exchange.fail(own, StatusWord(epoch=2, step=7))
     else:
         with pytest.raises(PeerError, match="rank 1 failed at step 7 of epoch 2: ValueError: disk on fire"):
             step(7)
@@ -266,7 +266,7 @@ def other_fields(rank: int, world_size: int) -> None:
         group_field=SPEC.group_field,
     )
     with pytest.raises(MismatchError, match="fields of a sample"):
-        exchange.step(empty(spec.itemsize), spec, lambda b: Assignment(rank=b.home), Status(epoch=0, step=0))
+        exchange.step(empty(spec.itemsize), spec, lambda b: Assignment(rank=b.home), StatusWord(epoch=0, step=0))
     exchange.close()
 
 
@@ -275,10 +275,10 @@ def leaving(rank: int, world_size: int) -> int:
     exchange = StepExchange(resolve(), timeout_s=20)
     exchange.leave()
 
-    def step(epoch: int, number: int) -> Step:
+    def step(epoch: int, number: int) -> StepResult:
         table = table_of(0, rank, 3, lengths_of(0, rank, 3))
         plan = Assignment(rank=np.roll(np.repeat(np.arange(3), 3), 1))
-        return exchange.step(table, SPEC, lambda _: plan, Status(epoch=epoch, step=number))
+        return exchange.step(table, SPEC, lambda _: plan, StatusWord(epoch=epoch, step=number))
 
     step(0, 0)
     if rank == 0:
@@ -304,7 +304,7 @@ def some_ranks(rank: int, world_size: int) -> list[list[int]]:
     context = resolve(process_group=pair)
     exchange = StepExchange(context, timeout_s=20)
     table = table_of(0, context.rank, 3, lengths_of(0, context.rank, 3))
-    step = exchange.step(table, SPEC, lambda batch: Assignment(rank=1 - batch.home), Status(epoch=0, step=0))
+    step = exchange.step(table, SPEC, lambda batch: Assignment(rank=1 - batch.home), StatusWord(epoch=0, step=0))
     exchange.close()
     assert read(step.table, 2) == sample(0, 1 - context.rank, 2, lengths_of(0, 1 - context.rank, 3))
     return step.origin.tolist()

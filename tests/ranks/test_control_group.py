@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from worlds import World, shared_world
 
-from fsranks.control_group import ControlGroup, Part
+from fsranks.connecting import Connector
+from fsranks.control_group import AllToAll, ControlGroup
 from fsranks.errors import PeerError
+from fsranks.local_processes import Neighbours
 from fsranks.rank_context import RankContext, resolve
 
 SIZE = 3
@@ -38,7 +40,7 @@ def entries(part: int, sender: int, receiver: int) -> torch.Tensor:
     return torch.arange(first, first + 2 * number).view(number, 2).to(DTYPES[part % len(DTYPES)])
 
 
-def a_part(part: int, rank: int) -> Part:
+def a_part(part: int, rank: int) -> AllToAll:
     mine = torch.cat([entries(part, rank, receiver) for receiver in range(SIZE)])
     received = [of_sender[rank] for of_sender in sizes_of(part)]
     out = torch.full((sum(received), 2), 111, dtype=mine.dtype)
@@ -54,7 +56,7 @@ def exchange_many(rank: int, world_size: int, in_flight: int, number: int) -> No
     group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
     parts = [a_part(k, rank) for k in range(number)]
 
-    def asked() -> Iterator[Part]:
+    def asked() -> Iterator[AllToAll]:
         for k, part in enumerate(parts):
             for done in range(k - in_flight + 1):
                 assert torch.equal(parts[done][0], expected(done, rank)), (done, k)
@@ -152,7 +154,7 @@ def fail_between_parts(rank: int, world_size: int) -> None:
     group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
     first, second = a_part(1, rank), a_part(2, rank)
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[AllToAll]:
         yield first
         raise NotThisOne
 
@@ -172,7 +174,7 @@ def leave_between_parts(rank: int, world_size: int) -> str:
     group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
     parts = [a_part(k, rank) for k in (1, 2, 5)]
 
-    def asked() -> Iterator[Part]:
+    def asked() -> Iterator[AllToAll]:
         yield parts[0]
         dist.barrier()
         yield from parts[1:]
@@ -203,7 +205,7 @@ def abort_while_blocked(rank: int, world_size: int) -> str:
     group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
     issuing = threading.Event()
 
-    def asked() -> Iterator[Part]:
+    def asked() -> Iterator[AllToAll]:
         issuing.set()
         yield a_part(1, rank)
 
@@ -239,17 +241,17 @@ def test_a_group_needs_peers() -> None:
 
 def connect_badly(rank: int, world_size: int, broken: int) -> str:
     """Rank 1 finds its first `broken` connections reset."""
-    connect, tries = ControlGroup._connect_once, []
+    connect, tries = Connector.connect_once, []
 
-    def connect_once(group: ControlGroup, number: int) -> Any:
+    def connect_once(connector: Connector, number: int) -> Any:
         tries.append(number)
-        made = connect(group, number)
+        made = connect(connector, number)
         if rank == 1 and number < broken:
             raise RuntimeError("[pair.cc:1] Read error: Connection reset by peer. This is typical")
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ControlGroup, "_connect_once", connect_once)
+        patch.setattr(Connector, "connect_once", connect_once)
         try:
             group = ControlGroup(resolve(), timeout_s=TIMEOUT_S)
         except PeerError as error:
@@ -296,7 +298,7 @@ def stop_while_one_is_busy(rank: int, world_size: int, elsewhere: bool) -> tuple
     limit_s = 4.0
     group = ControlGroup(resolve(), timeout_s=limit_s)
     if elsewhere:
-        group._neighbours.clear()
+        group._neighbours = Neighbours({})
     dist.barrier()
     if rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
