@@ -16,6 +16,7 @@ from fscomm.engine.engine import Engine
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead
+from fscomm.plan.hash_tables import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.torchrec import binding
@@ -76,7 +77,7 @@ class enable:
     def __enter__(self) -> "Comm":
         if self._comm is not None:
             raise ValueError("this enable() was entered before: make a new one for every block")
-        self._comm = Comm(
+        self._comm = Comm.enter(
             self._model,
             self._features,
             transport=self._transport,
@@ -95,60 +96,71 @@ class enable:
 class Comm:
     """What `with fscomm.enable(model) as comm` gives."""
 
-    def __init__(
-        self,
+    def __init__(self, finder: FeatureFinder, recorder: Recorder, engine: Engine | None) -> None:
+        self._finder = finder
+        self._recorder = recorder
+        self._engine = engine  # None if no module is served
+        self._lookahead: Lookahead[Any] | None = None
+        self._batch: Any = None
+        self._over = False
+        self._undo = contextlib.ExitStack()
+
+    @classmethod
+    def enter(
+        cls,
         model: nn.Module,
         features: Mapping[str, Callable[[Any], Any]],
         *,
         transport: str,
         strict: bool,
         timeout_s: float,
-    ) -> None:
+    ) -> "Comm":
+        """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks."""
         context = resolve()
         if context.group is None:
             raise ValueError(
                 "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
             )
-        self._lookahead: Lookahead[Any] | None = None
-        self._batch: Any = None
-        self._over = False
-        self._undo = contextlib.ExitStack()
-        self._recorder = Recorder(rank=context.rank)
-        self._engine: Engine | None = None
+        compile_kernels()
+        recorder = Recorder(rank=context.rank)
         meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
         with meeting() as all_ranks:
             found = _sharded_modules(model)
             here = _problems(found, context)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}
             told = all_ranks.agree(same, tell=json.dumps(here))
-        for name, why in _of_all_ranks([json.loads(of_rank) for of_rank in told]).items():
-            self._fall_back(name, why)
-        self._refuse_fallbacks(strict)
+        problems = _of_all_ranks([json.loads(of_rank) for of_rank in told])
+        _note_fallbacks(recorder, problems, strict=strict)
         with meeting() as all_ranks:
-            fallbacks = self._recorder.report().fallbacks
-            modules = [binding.bind(name, module) for name, module in found.items() if name not in fallbacks]
-            self._finder = FeatureFinder([module.name for module in modules], features, binding.servable)
+            modules = [binding.bind(name, module) for name, module in found.items() if name not in problems]
+            finder = FeatureFinder([module.name for module in modules], features, binding.servable)
             all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
-        agreed = self._agree_on(transport, modules, context, strict=strict, timeout_s=timeout_s) if modules else None
-        if agreed is None:
-            return
-        self._recorder.travels_by(agreed)
+        if not modules:
+            return cls(finder, recorder, None)
+        choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
+        if choice.name is None:
+            _note_fallbacks(recorder, {module.name: choice.line() for module in modules}, strict=strict)
+            return cls(finder, recorder, None)
+        agreed = choice.name if transport == "auto" else transport
+        recorder.travels_by(agreed)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
-            self._engine = Engine(
+            engine = Engine(
                 modules,
                 context,
-                self._recorder,
+                recorder,
                 device=device_of(modules[0].device),
                 transport=agreed,
-                explicit=self._finder.explicit,
+                explicit=finder.explicit,
                 strict=strict,
                 timeout_s=timeout_s,
             )
-            failed.push(self._give_up)
+            comm = cls(finder, recorder, engine)
+            failed.push(comm._give_up)
             for m, module in enumerate(modules):
-                self._take_over(m, module)
+                comm._take_over(m, module)
             all_ranks.agree({})
             failed.pop_all()
+        return comm
 
     def lookahead(self, loader: Iterable[T], device: torch.device | None = None) -> "Lookahead[T]":
         """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
@@ -183,26 +195,6 @@ class Comm:
         """The batch that was fetched ahead and never handed out, or None."""
         return self._lookahead.unconsumed if self._lookahead is not None else None
 
-    def _agree_on(
-        self, asked: str, modules: list[binding.Binding], context: RankContext, *, strict: bool, timeout_s: float
-    ) -> str | None:
-        """The transport of all ranks; without one, all modules run plainly."""
-        choice = agree_on(asked, context, modules[0].device, timeout_s=timeout_s)
-        if choice.name is None:
-            for module in modules:
-                self._fall_back(module.name, choice.line())
-            self._refuse_fallbacks(strict)
-        return asked if choice.name is not None and asked != "auto" else choice.name
-
-    def _fall_back(self, name: str, why: str) -> None:
-        self._recorder.fallback(name, why)
-        log.warning("fscomm: %s runs plainly: %s", name, why)
-
-    def _refuse_fallbacks(self, strict: bool) -> None:
-        fallbacks = self._recorder.report().fallbacks
-        if strict and fallbacks:
-            raise NotServedError("; ".join(f"{name}: {why}" for name, why in fallbacks.items()))
-
     def _give_up(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -222,9 +214,9 @@ class Comm:
                 del target.forward
 
         self._undo.callback(give_back)
-        for door in engine.proxies(m):
-            door.install()
-            self._undo.callback(door.remove)
+        for proxy in engine.proxies(m):
+            proxy.install()
+            self._undo.callback(proxy.remove)
         for undo in install(
             target,
             binding.fused_optimizers(target),
@@ -381,6 +373,15 @@ def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
             everywhere = all(other.get(name) == why for other in problems)
             merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
     return merged
+
+
+def _note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:
+    """Say which modules run plainly and why. Raises NotServedError if `strict` and there are any."""
+    for name, why in problems.items():
+        recorder.fallback(name, why)
+        log.warning("fscomm: %s runs plainly: %s", name, why)
+    if strict and problems:
+        raise NotServedError("; ".join(f"{name}: {why}" for name, why in problems.items()))
 
 
 def _elsewhere(module: Any, context: RankContext) -> str | None:

@@ -42,9 +42,6 @@ class WireGate:
             self._schedule.stop()
             self._changed.notify_all()
 
-    def may_pass(self) -> bool:
-        return self._schedule.opens_at() <= self._clock()
-
     def wait(self) -> None:
         """Block until collision traffic is over."""
         self._wait(self._schedule.opens_at)

@@ -13,7 +13,7 @@ from exact_loops import LOOPS
 from exact_model import Config, Table
 from worlds import shared_world
 
-import fscomm.engine.engine
+from fscomm.engine import engine
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.torchrec.shadow_kernels import Hyper, Tables
@@ -119,13 +119,13 @@ def collision_set_emptied() -> Any:
 
 @mutation
 def counter_advanced_twice() -> Any:
-    take = fscomm.engine.take_hyper
+    take = engine.take_hyper
 
     def twice(kernel: Any) -> Hyper:
         take(kernel)
         return take(kernel)
 
-    return mock.patch.object(fscomm.engine, "take_hyper", twice)
+    return mock.patch.object(engine, "take_hyper", twice)
 
 
 @mutation
@@ -137,7 +137,7 @@ def counter_not_advanced() -> Any:
             arguments=kernel.optimizer_args,
         )
 
-    return mock.patch.object(fscomm.engine, "take_hyper", only_read)
+    return mock.patch.object(engine, "take_hyper", only_read)
 
 
 @mutation
