@@ -67,23 +67,15 @@ class enable:
             split_name(transport)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
-        self._model = model
-        self._transport = transport
-        self._strict = strict
-        self._features = dict(features or {})
-        self._timeout_s = timeout_s
+        self._enter = partial(
+            Comm.enter, model, dict(features or {}), transport=transport, strict=strict, timeout_s=timeout_s
+        )
         self._comm: Comm | None = None
 
     def __enter__(self) -> "Comm":
         if self._comm is not None:
             raise ValueError("this enable() was entered before: make a new one for every block")
-        self._comm = Comm.enter(
-            self._model,
-            self._features,
-            transport=self._transport,
-            strict=self._strict,
-            timeout_s=self._timeout_s,
-        )
+        self._comm = self._enter()
         return self._comm
 
     def __exit__(
@@ -172,7 +164,7 @@ class Comm:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
         if self._lookahead is not None:
             if self._lookahead.unconsumed is not None and self._engine is not None:
-                self._engine.end()
+                self._engine.steps.end()
             self._lookahead.close()
         self._lookahead = Lookahead(loader, listener=_Listener(self), device=device)
         return self._lookahead
@@ -183,8 +175,8 @@ class Comm:
         What was fetched ahead is dropped, so tables may also be written by hand now; the next step fetches it again.
         """
         if self._engine is not None and not self._over:
-            self._engine.flush()
-            self._engine.drop_fetched(range(len(self._engine.modules)))
+            self._engine.flushing.flush()
+            self._engine.steps.drop_fetched(range(len(self._engine.modules)))
 
     def report(self) -> Report:
         """What happened so far on this rank."""
@@ -220,8 +212,8 @@ class Comm:
         for undo in install(
             target,
             binding.fused_optimizers(target),
-            lambda: engine.flush([m]),
-            lambda: engine.drop_fetched([m]),
+            lambda: engine.flushing.flush([m]),
+            lambda: engine.steps.drop_fetched([m]),
         ):
             self._undo.callback(undo)
 
@@ -271,7 +263,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
-            engine.flush()
+            engine.flushing.flush()
             self._note_replaced()
         except BaseException as error:
             engine.abort(f"failed: {error}")
@@ -282,7 +274,7 @@ class Comm:
     def _end_after(self, engine: Engine, error: BaseException) -> None:
         """The user's loop raised: that error is what the user shall see."""
         try:
-            engine.flush()
+            engine.flushing.flush()
         except BaseException as lost:
             error.add_note(f"fscomm could not complete pending updates: {lost}")
         engine.abort(f"raised {type(error).__name__}: {error}")
@@ -308,7 +300,7 @@ class _Listener(Generic[T]):
 
     def announce(self, batch: T) -> None:
         if (engine := self._comm._engine) is not None:
-            engine.announce(*self._comm._finder.read(batch))
+            engine.steps.announce(*self._comm._finder.read(batch))
 
     def hold(self, batch: T) -> None:
         self._comm._batch = batch
@@ -318,12 +310,12 @@ class _Listener(Generic[T]):
 
     def end(self) -> None:
         if (engine := self._comm._engine) is not None:
-            engine.end()
+            engine.steps.end()
 
     def fail(self, error: BaseException) -> None:
         del error
         if (engine := self._comm._engine) is not None:
-            engine.end(failed=True)
+            engine.steps.end(failed=True)
 
     def finish(self) -> None:
         self._comm._batch = None

@@ -67,7 +67,7 @@ def contains(keys: np.ndarray, table: np.ndarray, found: np.ndarray) -> None:
 
 
 def compile_kernels() -> None:
-    """Compile every kernel, or load it from numba's cache. Without this call the first use of a kernel takes seconds."""
+    """Compile every kernel, or load it from numba's cache; otherwise the first use of a kernel does that."""
     none = np.empty(0, np.int64)
     table = np.full((2, 2), -1, np.int64)
     first_occurrences(none, none, table, none, none, none)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -180,18 +181,16 @@ class _Open:
         self._range.__exit__(kind, error, trace)
 
 
+@dataclass(slots=True)
 class _Step:
     """Sums of one step, or of all."""
 
-    __slots__ = ("bytes", "collisions", "exposed_ms", "hidden_ms", "inline_ms", "straggler_ms")
-
-    def __init__(self) -> None:
-        self.collisions: dict[str, Collisions] = {}
-        self.bytes: dict[str, dict[str, RowExchange]] = {}
-        self.exposed_ms: dict[str, float] = {}
-        self.inline_ms: dict[str, float] = {}
-        self.hidden_ms: dict[str, float] = {}
-        self.straggler_ms = 0.0
+    collisions: dict[str, Collisions] = field(default_factory=dict)
+    bytes: dict[str, dict[str, RowExchange]] = field(default_factory=dict)
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    inline_ms: dict[str, float] = field(default_factory=dict)
+    hidden_ms: dict[str, float] = field(default_factory=dict)
+    straggler_ms: float = 0.0
 
     def report(self, step: int) -> StepReport:
         return StepReport(

@@ -146,9 +146,9 @@ def test_keys_that_are_none(keys):
 
 
 def test_keys_on_a_device_are_refused():
-    with pytest.raises(ValueError, match="host memory.* on meta"):
+    with pytest.raises(ValueError, match=r"host memory.* on meta"):
         shared_rows.RowSet(torch.arange(3)).contains(torch.arange(3, device="meta"))
-    with pytest.raises(ValueError, match="host memory.* on meta"):
+    with pytest.raises(ValueError, match=r"host memory.* on meta"):
         shared_rows.first_occurrences(torch.arange(3, device="meta"), [3])
 
 
