@@ -190,7 +190,7 @@ class Comm:
     def _give_up(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Entering failed, here or elsewhere: put everything back."""
+        """Entering failed on some rank: put everything back."""
         assert self._engine is not None
         self._undo.close()
         self._engine.abort(f"could not enter the fscomm block: {error}")
@@ -218,7 +218,7 @@ class Comm:
             self._undo.callback(undo)
 
     def _note_replaced(self) -> None:
-        """Report the modules whose forward is somebody else's by now. Their kernels keep the order all the same.
+        """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same.
 
         Raises:
             NotServedError: if `strict`.
@@ -272,7 +272,7 @@ class Comm:
             engine.close("left the fscomm block")
 
     def _end_after(self, engine: Engine, error: BaseException) -> None:
-        """The user's loop raised: that error is what the user shall see."""
+        """The user's loop raised `error`, which the user must see."""
         try:
             engine.flushing.flush()
         except BaseException as lost:
@@ -282,7 +282,7 @@ class Comm:
 
 
 class _Forward:
-    """In the place of a sharded module's `forward`. After the block, if somebody kept it, it is that forward."""
+    """Replaces a sharded module's `forward`. After the block it calls the module's own, for code that kept it."""
 
     def __init__(self, comm: Comm, m: int) -> None:
         self.comm = comm
@@ -334,7 +334,7 @@ def _sharded_modules(model: nn.Module) -> dict[str, Any]:
         if isinstance(forward, _Forward):
             if not forward.comm._over:
                 raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
-            del module.forward  # kept by a pipeline, and put back after the block
+            del module.forward  # a pipeline kept it, and put it back after the block
     return found
 
 
@@ -358,7 +358,7 @@ def _problems(found: Mapping[str, Any], context: RankContext) -> dict[str, str]:
 
 
 def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
-    """A module runs plainly everywhere if one rank cannot serve it."""
+    """A module runs plainly on all ranks if one rank cannot serve it."""
     merged: dict[str, str] = {}
     for rank, of_rank in enumerate(problems):
         for name, why in of_rank.items():

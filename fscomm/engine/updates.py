@@ -63,7 +63,7 @@ class Updates:
             self._end_pass()
 
     def close(self, reason: str) -> None:
-        """The block ends; the first `reason` stands. Updates that come later are sent without workers."""
+        """The block ends. Updates that come later are sent without workers, or refused for the first `reason` given."""
         self._over = self._over or reason
 
     def _end_pass(self) -> None:

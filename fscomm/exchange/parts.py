@@ -1,4 +1,4 @@
-"""An exchange of many parts: collision parts a few at a time, exclusive parts each when the schedule lets it go."""
+"""An exchange of many parts: collision parts a few at a time, exclusive parts each when the wire gate lets it go."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ IN_FLIGHT = 2  # collision parts: the next one is ready when one ends
 def exchange(transport: Transport, parts: Iterable[Part], wire_gate: WireGate | None) -> None:
     """Exchange (out, inp, out_splits, in_splits) in order; with a `wire_gate`, as exclusive rows. Blocks until done.
 
-    Each part is asked for just before its turn is awaited and it is issued. Raises what the transport or `parts` raise;
-    what was issued is then not waited for, and counts no longer as under way.
+    Each part is taken from `parts` just before it may be issued. Raises what the transport or `parts` raise; parts that
+    were issued are then not waited for, and no longer count as under way.
     """
     handles: deque[Handle] = deque()
     sizes: deque[int] = deque()

@@ -1,7 +1,7 @@
 """Hash tables over int64 keys (numba, nogil, no Python objects).
 
 A table is int64 [M, 2], M a power of two larger than the number of distinct keys: (key, slot) pairs, found by open
-addressing with linear probing. A pair is empty where its slot is below the `floor` that the caller names, so one table
+addressing with linear probing. A pair is empty if its slot is below the `floor` that the caller names. So one table
 serves many key sets one after another without being cleared.
 """
 

@@ -1,12 +1,12 @@
 """What travels where: pure planning of one step of one sharding group, from ids and masks to index tensors.
 
-Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. In the ids of
-one pair of ranks a row counts once: both sides number these *distinct rows* alike, by first occurrence, because both
-see the same ids. Forward, distinct rows travel; backward, the gradient of every occurrence does, as summing them before
-would change the order of additions.
+Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. Among the ids
+of one pair of ranks a row counts once: both ranks see the same ids, and number these *distinct rows* alike, by first
+occurrence. In the forward distinct rows travel. In backward the gradient of every occurrence travels, because to add
+gradients up before they travel would change the order of additions.
 
-Between a step and its successor a row is *shared* if some rank uses it in the one and some rank in the other. Shared
-rows of a step form its collision class, all others the exclusive class. One row lies on one owner, so all its
+A row is *shared* by a step and the next one if some rank uses it in the one and some rank in the other. The shared
+rows of a step form its collision class, all others its exclusive class. One row lies on one owner, so all its
 occurrences from all ranks are in one class, and an update of a class is complete for each of its rows.
 
 All tensors are in host memory.
@@ -101,7 +101,7 @@ class Served:
         order: int64[N] the occurrences by feature, then requester, then sample: the order of TorchRec's lookup, in
             which gradients of one row are added up.
         ends: int64[F + 1] where each feature starts and ends in `order`.
-        irregular: an id lies outside its table; what the lookup makes of it is the lookup's business.
+        irregular: an id lies outside its table.
     """
 
     wire: Wire
@@ -148,7 +148,7 @@ class Chunks:
 def chunks(counts: list[int], largest: int | None, step: int) -> Chunks:
     """Cut `counts` rows by peer, at most `step` each; `largest` is the most of this class between any two ranks.
 
-    With None they stay in one piece: collision rows, for which nothing has to wait.
+    With None they stay in one piece: these are collision rows, and nothing more urgent waits for the wire.
     """
     if largest is None:
         return Chunks(order=None, splits=[counts])
