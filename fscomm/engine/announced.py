@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fscomm.engine.table_access import TableAccess, result
+from fscomm.engine.table_access import TableAccess
 from fscomm.exchange.connections import Connections
 from fscomm.exchange.id_exchange import BATCH, END, FAILED
 from fscomm.exchange.served_modules import ServedModules
@@ -132,7 +132,7 @@ class AnnouncedSteps:
                 if kjt is not None:
                     groups = served.groups[m]
                     parts[m], requests[groups.start : groups.stop] = served.modules[m].prepare(kjt)
-            ids = self._connections.ids.run(number, result(before) if before else None, status, requests)
+            ids = self._connections.ids.run(number, before.result() if before else None, status, requests)
         self._count(ids)
         return replace(ids, parts=parts)
 

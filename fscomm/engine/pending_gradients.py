@@ -10,8 +10,8 @@ from fscomm.exchange.step import Step
 class PendingGradients:
     """Gradients of one forward are sent together: when all of its groups have theirs, or when they must wait no longer.
 
-    `module_of[g]` is the module of group g. Forwards of one module are sent in the order in which autograd reaches
-    them, which is the order in which the plain loop updates its tables.
+    `module_of[g]` is the module of group g. Gradients of one module are sent in the order in which autograd reaches its
+    forwards, which is the order in which the plain loop updates its tables.
     """
 
     def __init__(self, module_of: Sequence[int], send: Callable[[Step, dict[int, torch.Tensor]], None]) -> None:

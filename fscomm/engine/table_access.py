@@ -93,11 +93,11 @@ class TableAccess:
             self._update(m, own_rows, "exclusive", in_worker, planned)
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: Update) -> None:
-        """Update one kernel; its gradients are here already."""
+        """Update one kernel with gradients that TorchRec has brought to this rank."""
         self._update(m, rows, "plain", partial(self._connections.plain.update, group, kernel, update))
 
     def forget(self, step: Step, modules: Iterable[int]) -> None:
-        """The forward of `step` has come for `modules`, or never will."""
+        """The forward of `step` has come for `modules`, or will never come."""
         for m in modules:
             self._order[m].forget((step, False))
             self._order[m].forget((step, True))
