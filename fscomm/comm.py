@@ -113,10 +113,10 @@ class Comm:
             raise ValueError(
                 "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
             )
-        compile_kernels()
         recorder = Recorder(rank=context.rank)
         meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
         with meeting() as all_ranks:
+            compile_kernels()
             found = _sharded_modules(model)
             here = _problems(found, context)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}

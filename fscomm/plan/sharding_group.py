@@ -6,6 +6,7 @@ A *group* is the tables of one module that have one sharding type: TorchRec fuse
 W ranks, F features of one owner, T tables of one owner.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ import torch
 # Of exclusive rows from one rank to all others, by the device of the tables. Collision rows wait for chunks that are
 # under way; each chunk costs a few hundred microseconds on the host. The size for GPUs, which have faster connections,
 # is assumed, not measured.
-CHUNK_BYTES = {"cpu": 512 << 10, "cuda": 16 << 20}
+CHUNK_BYTES: Mapping[str, int] = {"cpu": 512 << 10, "cuda": 16 << 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
