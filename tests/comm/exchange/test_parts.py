@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schedule import Clock
+from test_wire_gate import Clock
 from worlds import shared_world
 
 from fscomm.device import Host

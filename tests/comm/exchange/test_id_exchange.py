@@ -1,4 +1,4 @@
-"""The ids stage on threads: what all ranks agree on, and that the plans of all ranks fit one another."""
+"""The exchange of ids on threads: what all ranks agree on, and that the plans of all ranks fit one another."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange, judge
-from fscomm.exchange.step import Step, Verdict
+from fscomm.exchange.step import ExchangedIds, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.sharding_group import GroupLayout
 
@@ -88,7 +88,7 @@ class CountingGate(WireGate):
 
 
 class Ranks:
-    """IdsStages of all ranks with groups `shapes`, of which group g belongs to `modules[g]`."""
+    """The `IdExchange` of all ranks with groups `shapes`, of which group g belongs to `modules[g]`."""
 
     def __init__(self, shapes: list[Shape], modules: list[int]) -> None:
         self.shapes = shapes
@@ -99,7 +99,7 @@ class Ranks:
         self.wires = Wires(self.world_size)
         self.gates = [CountingGate() for _ in self.layouts]
         self.channels = [FakeChannel(self.wires, rank) for rank in range(self.world_size)]
-        self.stages = [
+        self.exchanges = [
             IdExchange(channel, gate, of_rank, modules, torch.device("cpu"))
             for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
         ]
@@ -130,49 +130,42 @@ class Ranks:
         ]
 
     def step(
-        self, before: list[Step] | None, number: int, asked: list[Asked], served: list[list[int]] | None = None
-    ) -> tuple[list[Step], list[Verdict]]:
+        self,
+        before: list[ExchangedIds] | None,
+        number: int,
+        asked: list[Asked],
+        served: list[list[int]] | None = None,
+    ) -> list[ExchangedIds]:
         """One batch on all ranks; `served`: [W] which modules a rank can serve, by default all."""
-        steps = [a_step(number, len(set(self.modules))) for _ in range(self.world_size)]
 
-        def work(rank: int) -> Verdict:
+        def work(rank: int) -> ExchangedIds:
             can = served[rank] if served is not None else self.modules
             requests = self.requests(asked, rank, can)
-            return self.stages[rank].run(number, before[rank] if before else None, steps[rank], BATCH, requests)
+            return self.exchanges[rank].run(number, before[rank] if before else None, BATCH, requests)
 
-        return steps, self.each(work)
+        return self.each(work)
 
-    def says(self, before: list[Step] | None, statuses: list[int], numbers: list[int] | None = None) -> list[Verdict]:
-        """One round in which each rank has a batch without ids, or none."""
+    def says(
+        self, before: list[ExchangedIds] | None, statuses: list[int], numbers: list[int] | None = None
+    ) -> list[ExchangedIds]:
+        """One round in which each rank has a batch of its own making, or none."""
         numbers = numbers or [before[0].number + 1 if before else 0] * self.world_size
         asked = [shape.asked(0) for shape in self.shapes]
 
-        def work(rank: int) -> Verdict:
-            step = a_step(numbers[rank], len(set(self.modules))) if statuses[rank] == BATCH else None
-            requests = self.requests(asked, rank, self.modules if step else [])
-            return self.stages[rank].run(
-                numbers[rank], before[rank] if before else None, step, statuses[rank], requests
-            )
+        def work(rank: int) -> ExchangedIds:
+            requests = self.requests(asked, rank, self.modules if statuses[rank] == BATCH else [])
+            return self.exchanges[rank].run(numbers[rank], before[rank] if before else None, statuses[rank], requests)
 
         return self.each(work)
 
 
-def a_step(number: int, modules: int) -> Step:
-    return Step(
-        number=number,
-        follows=None,
-        features=[None] * modules,
-        parts=[None] * modules,
-        groups=[],
-        plain=[None] * modules,
-        exclusive=[None] * modules,
-        collision=[None] * modules,
-        used=[False] * modules,
-        backwards=[0] * modules,
-    )
+def verdicts(of_ranks: list[ExchangedIds]) -> list[Verdict]:
+    return [ids.verdict for ids in of_ranks]
 
 
-def check_rows(shape: Shape, asked: Asked, shared: set[int], steps: list[Step], g: int, limit: int | None) -> None:
+def check_rows(
+    shape: Shape, asked: Asked, shared: set[int], steps: list[ExchangedIds], g: int, limit: int | None
+) -> None:
     groups = [step.groups[g] for step in steps]
     assert all(group is not None for group in groups)
     lookups = [group.exclusive for group in groups], [group.collision for group in groups]
@@ -182,8 +175,11 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], steps: list[Step], 
         assert group.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
 
 
-def check_gradients(shape: Shape, asked: Asked, shared: set[int], steps: list[Step], g: int, limit: int | None) -> None:
-    backs = [step.back[g] for step in steps]
+def check_gradients(
+    shape: Shape, asked: Asked, shared: set[int], after: list[ExchangedIds], g: int, limit: int | None
+) -> None:
+    """`after`: what the ranks exchanged for the step after that of the gradients."""
+    backs = [ids.back[g] for ids in after]
     assert all(back is not None for back in backs)
     collision = [back.collision_send for back in backs], [back.collision_apply for back in backs]
     exclusive = [back.exclusive_send for back in backs], [back.exclusive_apply for back in backs]
@@ -212,19 +208,19 @@ def test_plans_of_all_ranks_fit(shape: Shape, limit: int | None, modules: list[i
     ranks = Ranks([shape, another(shape)], modules)
     asked = [[of.asked(n) for of in ranks.shapes] for n in range(3)]
     with nullcontext() if limit is None else mock.patch.object(GroupLayout, "chunk_rows", limit):
-        steps: list[list[Step]] = []
+        steps: list[list[ExchangedIds]] = []
         for n in range(3):
-            made, verdicts = ranks.step(steps[-1] if steps else None, n, asked[n])
-            assert verdicts == [Verdict(served=3 if modules == [0, 1] else 1)] * ranks.world_size
+            made = ranks.step(steps[-1] if steps else None, n, asked[n])
+            assert verdicts(made) == [Verdict(served=3 if modules == [0, 1] else 1)] * ranks.world_size
             steps.append(made)
-        assert ranks.says(steps[-1], [END] * ranks.world_size) == [Verdict(ended=True)] * ranks.world_size
+        steps.append(ranks.says(steps[-1], [END] * ranks.world_size))
+        assert verdicts(steps[-1]) == [Verdict(ended=True)] * ranks.world_size
     for g, of in enumerate(ranks.shapes):
         sets = [set(), *(used(of, asked[n][g]) for n in range(3)), set()]
         for n in range(3):
             check_rows(of, asked[n][g], sets[n] & sets[n + 1], steps[n], g, limit)
-            check_gradients(of, asked[n][g], sets[n + 1] & sets[n + 2], steps[n], g, limit)
-    for n in range(2):
-        assert all(step.plain == [None] * len(set(modules)) for step in steps[n])
+            check_gradients(of, asked[n][g], sets[n + 1] & sets[n + 2], steps[n + 1], g, limit)
+    assert not any(ids.irregular for made in steps for ids in made)
     assert {(gate.entered, gate.inside) for gate in ranks.gates} == {(4, 0)}
 
 
@@ -232,31 +228,30 @@ def test_a_module_that_one_rank_cannot_serve_is_served_by_none() -> None:
     """Nobody knows which rows it will use, so all rows of the steps before and after it count as shared with it."""
     ranks = Ranks([BUSY, another(BUSY), BUSY], [0, 1, 0])
     asked = [[of.asked(n) for of in ranks.shapes] for n in (0, 2, 4)]
-    first, _ = ranks.step(None, 0, asked[0])
-    second, verdicts = ranks.step(first, 1, asked[1], served=[[0, 1], [1], [0, 1]])
-    assert verdicts == [Verdict(served=0b10)] * 3
-    third, verdicts = ranks.step(second, 2, asked[2])
-    assert verdicts == [Verdict(served=0b11)] * 3
-    for step in second:
-        assert [group is None for group in step.groups] == [True, False, True]
-        assert [back is None for back in step.back] == [True, False, True]
+    first = ranks.step(None, 0, asked[0])
+    second = ranks.step(first, 1, asked[1], served=[[0, 1], [1], [0, 1]])
+    assert verdicts(second) == [Verdict(served=0b10)] * 3
+    third = ranks.step(second, 2, asked[2])
+    assert verdicts(third) == [Verdict(served=0b11)] * 3
+    assert all([group is None for group in ids.groups] == [True, False, True] for ids in second)
+    assert all([back is None for back in ids.back] == [True, False, True] for ids in third)
     for g in (0, 2):
-        check_gradients(BUSY, asked[0][g], used(BUSY, asked[0][g]), first, g, None)
+        check_gradients(BUSY, asked[0][g], used(BUSY, asked[0][g]), second, g, None)
         check_rows(BUSY, asked[2][g], used(BUSY, asked[2][g]), third, g, None)
     other = ranks.shapes[1]
     shared = used(other, asked[0][1]) & used(other, asked[1][1])
     assert shared
-    check_gradients(other, asked[0][1], shared, first, 1, None)
+    check_gradients(other, asked[0][1], shared, second, 1, None)
     check_rows(other, asked[1][1], shared, second, 1, None)
 
 
 def test_a_loop_that_starts_again_waits_for_nothing() -> None:
     ranks = Ranks([BUSY], [0])
     asked = [BUSY.asked(0)]
-    first, _ = ranks.step(None, 0, asked)
+    first = ranks.step(None, 0, asked)
     ranks.says(first, [END] * 3)
-    again, verdicts = ranks.step(None, 1, asked)
-    assert verdicts == [Verdict(served=1)] * 3
+    again = ranks.step(None, 1, asked)
+    assert verdicts(again) == [Verdict(served=1)] * 3
     check_rows(BUSY, asked[0], set(), again, 0, None)
 
 
@@ -265,12 +260,11 @@ def test_an_id_outside_its_table_makes_its_module_plain_on_all_ranks() -> None:
     asked = [of.asked(0) for of in ranks.shapes]
     asked[0].ids[1][2][0].append(BUSY.rows[2][0])  # one past the last row of rank 2's table
     asked[0].orders[1] = None
-    steps, _ = ranks.step(None, 0, asked)
-    for step in steps:
-        assert step.plain == [None, "an id lies outside its table"]
+    steps = ranks.step(None, 0, asked)
+    assert [ids.irregular for ids in steps] == [{1}] * 3
     check_rows(ranks.shapes[1], asked[1], set(), steps, 1, None)
-    after, _ = ranks.step(steps, 1, [of.asked(2) for of in ranks.shapes])
-    assert [step.plain for step in after] == [[None, None]] * 3
+    after = ranks.step(steps, 1, [of.asked(2) for of in ranks.shapes])
+    assert [ids.irregular for ids in after] == [set()] * 3
 
 
 def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
@@ -279,10 +273,10 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
     none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
     ids = [none, [[[0, 1, 2, 3], [], []], [], [[]]], none]
     with mock.patch.object(GroupLayout, "chunk_rows", 1):
-        steps, _ = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
-        ranks.says(steps, [END] * 3)
-    for step in steps:
-        (group,), (back,) = step.groups, step.back
+        steps = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
+        ended = ranks.says(steps, [END] * 3)
+    for step, end in zip(steps, ended, strict=True):
+        (group,), (back,) = step.groups, end.back
         assert group is not None
         assert back is not None
         exclusive = [
@@ -316,33 +310,33 @@ def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> No
     """All get the same words, and the step before still gets its way back."""
     ranks = Ranks([BUSY, another(BUSY)], [0, 1])
     asked = [of.asked(0) for of in ranks.shapes]
-    steps, _ = ranks.step(None, 0, asked)
-    verdicts = ranks.says(steps, statuses)
-    assert len({str(verdict) for verdict in verdicts}) == 1
-    assert text in str(verdicts[0].stop)
+    steps = ranks.step(None, 0, asked)
+    after = ranks.says(steps, statuses)
+    assert len({str(verdict) for verdict in verdicts(after)}) == 1
+    assert text in str(after[0].verdict.stop)
     for g, of in enumerate(ranks.shapes):
-        check_gradients(of, asked[g], set(), steps, g, None)
+        check_gradients(of, asked[g], set(), after, g, None)
 
 
 def test_ranks_at_different_steps_stop_all() -> None:
     ranks = Ranks([BUSY], [0])
-    verdicts = ranks.says(None, [BATCH] * 3, [4, 5, 4])
-    assert verdicts == [Verdict(stop="the ranks are at different steps: [4, 5, 4] by rank")] * 3
+    told = ranks.says(None, [BATCH] * 3, [4, 5, 4])
+    assert verdicts(told) == [Verdict(stop="the ranks are at different steps: [4, 5, 4] by rank")] * 3
 
 
 def test_no_rank_has_a_batch_at_all() -> None:
     ranks = Ranks([BUSY], [0])
-    assert ranks.says(None, [END] * 3) == [Verdict(ended=True)] * 3
+    assert verdicts(ranks.says(None, [END] * 3)) == [Verdict(ended=True)] * 3
 
 
 def test_without_any_step_the_given_number_counts() -> None:
     """As after a block that was left early, or at the start of a later loader: nothing else says where a rank is."""
     ranks = Ranks([BUSY], [0])
-    (verdict, *others) = ranks.says(None, [END, BATCH, END], [7, 7, 7])
+    (verdict, *others) = verdicts(ranks.says(None, [END, BATCH, END], [7, 7, 7]))
     assert others == [verdict] * 2
     assert "the loader of ranks 0, 2 ended at batch 7, the others have more" in str(verdict.stop)
-    verdicts = ranks.says(None, [END] * 3, [7, 7, 6])
-    assert verdicts == [Verdict(stop="the ranks are at different steps: [7, 7, 6] by rank")] * 3
+    told = ranks.says(None, [END] * 3, [7, 7, 6])
+    assert verdicts(told) == [Verdict(stop="the ranks are at different steps: [7, 7, 6] by rank")] * 3
 
 
 def test_words_judged() -> None:
