@@ -204,7 +204,7 @@ class Engine:
         binding.around_wait(output, self._connections.peers.within)
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
-            binding.on_gradient(output, lambda: self._updates.reach(step))
+            binding.on_gradient(output, lambda: self._updates.reach_plain(m, step))
         return output
 
     def _may_read(self, group: int) -> Rows:

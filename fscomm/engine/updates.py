@@ -57,6 +57,12 @@ class Updates:
         if step is not None:
             self._reached.append(step)
 
+    def reach_plain(self, m: int, step: Step | None) -> None:
+        """A backward pass is at what a plain forward of module m gave, before it reaches the kernels of any rank."""
+        self.reach(step)
+        if self._over is not None:  # kernels update at once now, and nobody orders what was gathered before them
+            self._gathering.send_before(m)
+
     def end_failed_pass(self) -> None:
         """Send what a backward pass that raised had reached: in a plain loop that is updated, too."""
         if self._pass != -1 and not in_backward() and threading.get_ident() == self.training_thread:
