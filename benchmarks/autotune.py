@@ -8,10 +8,10 @@ import dataclasses
 import json
 
 import numpy as np
-from _lengths import PAPER_LIKE
-from _table import emit
+from common.lengths import PAPER_LIKE
+from common.table import emit
 
-from fsdata.balance.exchange import GlobalBatch, Status
+from fsdata.balance.exchange import GlobalBatch, StatusWord
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import Method
 
@@ -63,8 +63,8 @@ def simulate(case: Case) -> np.ndarray:
     return stragglers
 
 
-def _statuses(step: int, nanoseconds: list[np.ndarray]) -> tuple[Status, ...]:
-    plain = Status(epoch=0, step=step)
+def _statuses(step: int, nanoseconds: list[np.ndarray]) -> tuple[StatusWord, ...]:
+    plain = StatusWord(epoch=0, step=step)
     reported = step - REPORT_DELAY
     if reported < 0:
         return (plain,) * len(SLOWNESS)

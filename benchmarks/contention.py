@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from _ranks import run_ranks
-from _table import emit
+from common.ranks import run_ranks
+from common.table import emit
 
 from fscomm.device import Cuda
 from fscomm.transports.choice.capabilities import read
@@ -112,7 +112,7 @@ class KernelCopies:
     """As many bytes copied within the device by a kernel of a few blocks."""
 
     def __init__(self, device: Cuda, settings: Settings) -> None:
-        from contention_kernel import copy
+        from parts.contention_kernel import copy
 
         self._copy, self._device, self._times = copy, device, settings.transfers
         self._inp = torch.arange(settings.nbytes // 4, device=device.where, dtype=torch.int32)

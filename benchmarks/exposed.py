@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from _table import emit
-from exposed_figures import Blocks, collision_table, cost_notes, headline_table, kinds_table
-from exposed_shape import Shape
+from common.table import emit
+from exposure.figures import Blocks, collision_table, cost_notes, headline_table, kinds_table
+from exposure.shape import Shape
 from network.namespaces import why_not
 from network.world import World
 
@@ -82,7 +82,7 @@ def measure(sections: Sequence[Section]) -> tuple[list[Blocks], dict[str, list[s
     first = sections[0]
     modes = tuple(mode for mode in MODES if any(mode in section.modes for section in sections))
     found, different = [], {}
-    with World(ranks=first.ranks, module="exposed_rank") as world:
+    with World(ranks=first.ranks, module="exposure.rank") as world:
         world.call("prepare", shape=asdict(first.shape), modes=modes)
         comparable = True
         for section in sections:
@@ -130,7 +130,7 @@ def memory(shape: Shape, modes: Sequence[str], rate_mbit: float) -> dict[str, in
     """Bytes that training takes on rank 0 at its peak, in worlds that run one mode each."""
     found = {}
     for mode in modes:
-        with World(ranks=4, module="exposed_rank") as world:
+        with World(ranks=4, module="exposure.rank") as world:
             world.network.shape(rate_mbit)
             world.call("prepare", shape=asdict(shape), modes=[mode])
             world.call("data", rate=COLLISION, skew=0, steps=WARM + 10)

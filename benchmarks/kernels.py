@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from _table import emit
+from common.table import emit
 
 from fsdata.kernels.jagged_ops import Ranges, ranged_combine, ranged_dispatch
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _table import emit
+from common.table import emit
 from ways import WAYS, Way
 
 from freescale_tools.synth.presets import reference_set
@@ -104,14 +104,14 @@ def _entries(rounds: int, peers: bool, only: str | None) -> Iterator[Entry]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Child:
-    """Starts `loader_ways.py`."""
+    """Starts `ways/measured.py`."""
 
     paths: list[str]
     cache: str
 
     def run(self, way: Way, batch_size: int, *options: str, environment: dict[str, str] | None = None) -> Any:
         """The JSON line it printed."""
-        command = [str(HERE / "loader_ways.py"), way.name, "--batch-size", str(batch_size), "--cache", self.cache]
+        command = ["-m", "ways.measured", way.name, "--batch-size", str(batch_size), "--cache", self.cache]
         out = self.call(*command, *options, "--paths", *self.paths, environment=environment)
         return json.loads(out.splitlines()[-1])
 

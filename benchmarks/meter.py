@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch.distributed as dist
-from _table import emit
+from common.table import emit
 
 RANKS = 2
 CASES = [  # what is delayed, on which rank it shows, in which part of the report
@@ -43,7 +43,7 @@ class Local:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
         self._calls = 0
         command = [sys.executable, "-m", "network.rank"]
-        place = [str(RANKS), "127.0.0.1", str(self._store.port), "meter_rank"]
+        place = [str(RANKS), "127.0.0.1", str(self._store.port), "parts.meter_rank"]
         settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": socket.if_indextoname(1)}
         self._ranks = [
             subprocess.Popen([*command, str(rank), *place], cwd=Path(__file__).parent, env=os.environ | settings)

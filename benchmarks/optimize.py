@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from _table import emit
+from common.table import emit
 
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.optimize.layout import Settings

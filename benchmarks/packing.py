@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from _lengths import LOGNORMAL
-from _table import emit
+from common.lengths import LOGNORMAL
+from common.table import emit
 
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import Plan, pack

@@ -1,4 +1,4 @@
-"""What profiles and collisions cost: see `profile_costs.py`. Run: python benchmarks/profile.py"""
+"""What profiles and collisions cost: see `parts/profile_costs.py`. Run: python benchmarks/profile.py"""
 
 import importlib.util
 import sys
@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
-    from profile_costs import main
+    from parts.profile_costs import main
 
     main()
 else:

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from _lengths import PAPER_LIKE, REFERENCE
-from _table import emit
-from redistribute_embedding import DIMS, embedding_stage
+from common.lengths import PAPER_LIKE, REFERENCE
+from common.table import emit
+from parts.redistribute_embedding import DIMS, embedding_stage
 
 from freescale_tools.synth.presets import reference_set
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource
-from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, Status, StepExchange
+from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing import Method
 from fsdata.decode.row_table import RowTable
@@ -147,7 +147,7 @@ def stages(
         table = table_of(lengths, values)
         dist.barrier()
         start = time.perf_counter()
-        exchange.step(table, SPEC, watch.plan if watch else planner, Status(epoch=0, step=step))
+        exchange.step(table, SPEC, watch.plan if watch else planner, StatusWord(epoch=0, step=step))
         total += (time.perf_counter() - start) * (watch is not None)
     exchange.close()
     assert watch is not None

@@ -8,8 +8,8 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from _lengths import PAPER_LIKE, REFERENCE, Lengths
-from _table import emit
+from common.lengths import PAPER_LIKE, REFERENCE, Lengths
+from common.table import emit
 
 from fsdata.balance.cost import CostModel, Polynomial, Power
 from fsdata.balance.packing import pack

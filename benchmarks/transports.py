@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from _ranks import run_ranks, slowest
-from _table import emit
+from common.ranks import run_ranks, slowest
+from common.table import emit
 from network.namespaces import why_not
-from transports_behind import GOAL, KIB, MIB, Behind, Found, measure, on_links, verdict
+from parts.transports_behind import GOAL, KIB, MIB, Behind, Found, measure, on_links, verdict
 
 from fscomm.device import Host
 from fscomm.exchange.wire_priority import BUDGET_BYTES

@@ -17,13 +17,15 @@ from fscomm.engine.engine import Engine
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead, Rng
+from fscomm.plan.hash_tables import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.torchrec import binding
 from fscomm.torchrec.state_hooks import install
 from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
-from fsranks.rank_context import Meeting, RankContext, resolve
+from fsranks.meeting import Meeting
+from fsranks.rank_context import RankContext, resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
@@ -76,23 +78,15 @@ class enable:
             split_name(transport)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
-        self._model = model
-        self._transport = transport
-        self._strict = strict
-        self._features = dict(features or {})
-        self._timeout_s = timeout_s
+        self._enter = partial(
+            Comm.enter, model, dict(features or {}), transport=transport, strict=strict, timeout_s=timeout_s
+        )
         self._comm: Comm | None = None
 
     def __enter__(self) -> "Comm":
         if self._comm is not None:
             raise ValueError("this enable() was entered before: make a new one for every block")
-        self._comm = Comm(
-            self._model,
-            self._features,
-            transport=self._transport,
-            strict=self._strict,
-            timeout_s=self._timeout_s,
-        )
+        self._comm = self._enter()
         return self._comm
 
     def __exit__(
@@ -105,64 +99,75 @@ class enable:
 class Comm:
     """What `with fscomm.enable(model) as comm` gives."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        features: Mapping[str, Callable[[Any], Any]],
-        *,
-        transport: str,
-        strict: bool,
-        timeout_s: float,
-    ) -> None:
-        context = resolve()
-        if context.group is None:
-            raise ValueError(
-                "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
-            )
+    def __init__(self, finder: FeatureFinder, recorder: Recorder, engine: Engine | None) -> None:
+        self._finder = finder
+        self._recorder = recorder
+        self._engine = engine  # None if no module is served
         self._lookaheads: weakref.WeakSet[Lookahead[Any]] = weakref.WeakSet()
         self._newest_lookahead: Lookahead[Any] | None = None
         self._epoch: Any = None  # the loop that the user is in
         self._batch: Any = None
         self._over = False
         self._undo = contextlib.ExitStack()
-        self._recorder = Recorder(rank=context.rank)
-        self._engine: Engine | None = None
+
+    @classmethod
+    def enter(
+        cls,
+        model: nn.Module,
+        features: Mapping[str, Callable[[Any], Any]],
+        *,
+        transport: str,
+        strict: bool,
+        timeout_s: float,
+    ) -> "Comm":
+        """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks."""
+        context = resolve()
+        if context.group is None:
+            raise ValueError(
+                "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
+            )
+        recorder = Recorder(rank=context.rank)
         meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
         with meeting() as all_ranks:
+            compile_kernels()
             found = _sharded_modules(model)
             here = _problems(found, context)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}
             told = all_ranks.agree(same, tell=json.dumps(here))
-        for name, why in _of_all_ranks([json.loads(of_rank) for of_rank in told]).items():
-            self._fall_back(name, why)
-        self._refuse_fallbacks(strict)
+        problems = _of_all_ranks([json.loads(of_rank) for of_rank in told])
+        _note_fallbacks(recorder, problems, strict=strict)
         with meeting() as all_ranks:
-            fallbacks = self._recorder.report().fallbacks
-            modules = [binding.bind(name, module) for name, module in found.items() if name not in fallbacks]
-            self._finder = FeatureFinder(
+            modules = [binding.bind(name, module) for name, module in found.items() if name not in problems]
+            finder = FeatureFinder(
                 [module.name for module in modules], features, problem=binding.servable, make=binding.make_features
             )
             all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
-        agreed = self._agree_on(transport, modules, context, strict=strict, timeout_s=timeout_s) if modules else None
-        if agreed is None:
-            return
-        self._recorder.travels_by(agreed)
+        if not modules:
+            return cls(finder, recorder, None)
+        choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
+        if choice.name is None:
+            _note_fallbacks(recorder, {module.name: choice.line() for module in modules}, strict=strict)
+            return cls(finder, recorder, None)
+        agreed = choice.name if transport == "auto" else transport
+        recorder.travels_by(agreed)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
-            self._engine = Engine(
+            engine = Engine(
                 modules,
                 context,
-                self._recorder,
+                recorder,
                 device=device_of(modules[0].device),
                 transport=agreed,
-                explicit=self._finder.explicit,
+                explicit=finder.explicit,
                 strict=strict,
                 timeout_s=timeout_s,
             )
-            failed.push(self._give_up)
+            comm = cls(finder, recorder, engine)
+            failed.push(comm._give_up)
             for m, module in enumerate(modules):
-                self._take_over(m, module)
+                comm._take_over(m, module)
             all_ranks.agree({})
             failed.pop_all()
+        return comm
 
     def lookahead(
         self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared"
@@ -188,8 +193,8 @@ class Comm:
         What was fetched ahead is dropped, so tables may also be written by hand now; the next step fetches it again.
         """
         if self._engine is not None and not self._over:
-            self._engine.flush()
-            self._engine.drop_fetched(range(len(self._engine.modules)))
+            self._engine.flushing.flush()
+            self._engine.steps.drop_fetched(range(len(self._engine.modules)))
 
     def report(self) -> Report:
         """What happened so far on this rank."""
@@ -200,30 +205,10 @@ class Comm:
         """The batch that the newest look-ahead had fetched and never handed out, or None."""
         return None if self._newest_lookahead is None else self._newest_lookahead.unconsumed
 
-    def _agree_on(
-        self, asked: str, modules: list[binding.Binding], context: RankContext, *, strict: bool, timeout_s: float
-    ) -> str | None:
-        """The transport of all ranks; without one, all modules run plainly."""
-        choice = agree_on(asked, context, modules[0].device, timeout_s=timeout_s)
-        if choice.name is None:
-            for module in modules:
-                self._fall_back(module.name, choice.line())
-            self._refuse_fallbacks(strict)
-        return asked if choice.name is not None and asked != "auto" else choice.name
-
-    def _fall_back(self, name: str, why: str) -> None:
-        self._recorder.fallback(name, why)
-        log.warning("fscomm: %s runs plainly: %s", name, why)
-
-    def _refuse_fallbacks(self, strict: bool) -> None:
-        fallbacks = self._recorder.report().fallbacks
-        if strict and fallbacks:
-            raise NotServedError("; ".join(f"{name}: {why}" for name, why in fallbacks.items()))
-
     def _give_up(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Entering failed, here or elsewhere: put everything back."""
+        """Entering failed on some rank: put everything back."""
         assert self._engine is not None
         self._undo.close()
         self._engine.abort(f"could not enter the fscomm block: {error}")
@@ -239,19 +224,19 @@ class Comm:
                 del target.forward
 
         self._undo.callback(give_back)
-        for door in engine.proxies(m):
-            door.install()
-            self._undo.callback(door.remove)
+        for proxy in engine.proxies(m):
+            proxy.install()
+            self._undo.callback(proxy.remove)
         for undo in install(
             target,
             binding.fused_optimizers(target),
-            lambda: engine.flush([m]),
-            lambda: engine.drop_fetched([m]),
+            lambda: engine.flushing.flush([m]),
+            lambda: engine.steps.drop_fetched([m]),
         ):
             self._undo.callback(undo)
 
     def _note_replaced(self) -> None:
-        """Report the modules whose forward is somebody else's by now. Their kernels keep the order all the same.
+        """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same.
 
         Raises:
             NotServedError: if `strict`.
@@ -296,7 +281,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
-            engine.flush()
+            engine.flushing.flush()
             self._note_replaced()
         except BaseException as error:
             engine.abort(f"failed: {error}")
@@ -305,9 +290,9 @@ class Comm:
             engine.close("left the fscomm block")
 
     def _end_after(self, engine: Engine, error: BaseException) -> None:
-        """The user's loop raised: that error is what the user shall see."""
+        """The user's loop raised `error`, which the user must see."""
         try:
-            engine.flush()
+            engine.flushing.flush()
         except BaseException as lost:
             error.add_note(f"fscomm could not complete pending updates: {lost}")
         engine.abort(f"raised {type(error).__name__}: {error}")
@@ -315,7 +300,7 @@ class Comm:
 
 
 class _Forward:
-    """In the place of a sharded module's `forward`. After the block, if somebody kept it, it is that forward."""
+    """Replaces a sharded module's `forward`. After the block it calls the module's own, for code that kept it."""
 
     def __init__(self, comm: Comm, m: int) -> None:
         self.comm = comm
@@ -335,7 +320,7 @@ class _Listener(Generic[T]):
     def resume(self, epoch: Any) -> bool:
         resumed, self._comm._epoch = self._comm._epoch is not epoch, epoch
         if resumed and (engine := self._comm._engine) is not None:
-            engine.restart()
+            engine.steps.restart()
         return resumed
 
     def announce(self, batch: T, *, draws: bool) -> None:
@@ -343,14 +328,14 @@ class _Listener(Generic[T]):
             return
         if self._in_turn:
             modules = len(engine.modules)
-            engine.announce([None] * modules, [IN_TURN] * modules)
+            engine.steps.announce([None] * modules, [IN_TURN] * modules)
         else:
-            engine.announce(*self._comm._finder.read(batch), draws=draws)
+            engine.steps.announce(*self._comm._finder.read(batch), draws=draws)
 
     def draws(self) -> bool:
         if (engine := self._comm._engine) is None:
             return True  # nothing is served: nothing is gained by pulling early
-        self._in_turn = engine.draws()
+        self._in_turn = engine.steps.draws()
         if self._in_turn:
             log.warning("fscomm: %s", IN_TURN)
         return self._in_turn
@@ -366,12 +351,12 @@ class _Listener(Generic[T]):
 
     def end(self) -> None:
         if (engine := self._comm._engine) is not None:
-            engine.end()
+            engine.steps.end()
 
     def fail(self, error: BaseException) -> None:
         del error
         if (engine := self._comm._engine) is not None:
-            engine.end(failed=True)
+            engine.steps.end(failed=True)
 
     def finish(self) -> None:
         self._comm._batch = None
@@ -390,7 +375,7 @@ def _sharded_modules(model: nn.Module) -> dict[str, Any]:
         if isinstance(forward, _Forward):
             if not forward.comm._over:
                 raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
-            del module.forward  # kept by a pipeline, and put back after the block
+            del module.forward  # a pipeline kept it, and put it back after the block
     return found
 
 
@@ -414,13 +399,22 @@ def _problems(found: Mapping[str, Any], context: RankContext) -> dict[str, str]:
 
 
 def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
-    """A module runs plainly everywhere if one rank cannot serve it."""
+    """A module runs plainly on all ranks if one rank cannot serve it."""
     merged: dict[str, str] = {}
     for rank, of_rank in enumerate(problems):
         for name, why in of_rank.items():
             everywhere = all(other.get(name) == why for other in problems)
             merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
     return merged
+
+
+def _note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:
+    """Say which modules run plainly and why. Raises NotServedError if `strict` and there are any."""
+    for name, why in problems.items():
+        recorder.fallback(name, why)
+        log.warning("fscomm: %s runs plainly: %s", name, why)
+    if strict and problems:
+        raise NotServedError("; ".join(f"{name}: {why}" for name, why in problems.items()))
 
 
 def _elsewhere(module: Any, context: RankContext) -> str | None:

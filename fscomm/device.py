@@ -1,8 +1,8 @@
 """Where the tables live, and in which order the work of several threads is done there.
 
-On the CPU work is done when the call that does it returns. On CUDA a call only issues it, to the stream of its thread:
-each worker has a stream of its own, and a *mark* stands for all that a thread has issued so far. Who goes on with what
-another thread made lets its own stream wait for that thread's mark; the host does not wait.
+On the CPU work is done when the call that does it returns. On CUDA a call only issues work to the stream of its thread.
+Each worker has a stream of its own. A *mark* stands for everything that a thread has issued so far. A thread that uses
+a result of another thread lets its own stream wait for that thread's mark; the host does not wait.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ class Device(Protocol):
         """Block until `mark` is done."""
 
     def reads(self, *tensors: Any) -> None:
-        """This thread uses what another made: its memory may not be given away before that is done."""
+        """This thread uses tensors that another thread made: their memory must not be reused before that is done."""
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
-        """Uninitialised host memory that transfers to and from the device are fast with."""
+        """Uninitialised host memory, of the kind from which and to which the device transfers fast."""
 
 
 class Host:

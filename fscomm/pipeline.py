@@ -1,4 +1,4 @@
-"""The same engine behind the interface of TorchRec's train pipelines, for loops that are written for those."""
+"""`fscomm.enable` with the interface of TorchRec's train pipelines, for loops that are written for those."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -31,10 +31,10 @@ class TrainPipelineFreeScale(Generic[T]):
         self._closed = False
 
     def progress(self, dataloader_iter: Iterator[T]) -> Any:
-        """Train on the next batch, or only run the model where it is in eval mode; the model's output.
+        """Train on the next batch, or only run the model if it is in eval mode. Returns the model's output.
 
-        Given another iterator than last time, it first trains on the batch that it had fetched from that one. Blocks on
-        the iterator for the batch after the next. Raises StopIteration, at every call, once the iterator is exhausted.
+        After a change of iterators, first trains on the batch that was fetched from the iterator before. Blocks until
+        the iterator gives the batch after the next. Raises StopIteration, at every call, after the last batch.
         """
         self._source.use(dataloader_iter)
         batch = self._next()

@@ -1,7 +1,7 @@
 """The FreeScale DataLoader: Parquet sources in, one rank's share of balanced global batches out.
 
-This file wires the parts together: `sources` open files, `reading` plans and decodes, `steps` makes batches,
-`redistribute` balances them, `prefetch` runs all of it ahead of the training loop.
+This file puts the parts together: `decode` opens files, `order` plans, `steps` reads rows and makes batches, `balance`
+moves samples between ranks, and `batch.prefetch` does all of it ahead of the training loop.
 """
 
 import os
@@ -32,7 +32,8 @@ from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsdata.steps.dataset import Dataset
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
-from fsranks.rank_context import Meeting, resolve
+from fsranks.meeting import Meeting
+from fsranks.rank_context import resolve
 
 _GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"
@@ -60,7 +61,7 @@ class FreeScaleDataLoader:
         shuffle: permute the order of row groups, and whole rows inside windows of `shuffle_window` row groups; a pure
             function of (seed, epoch).
         seed: of the shuffling.
-        balance: redistribute every global batch; None keeps samples where they were read. Needs torch.distributed.
+        balance: deal every global batch out anew; None keeps samples where they were read. Needs torch.distributed.
         mix: how several sources become one order: one after another, interleaved by `ParquetSource(weight=...)`, or
             merged by `Schema(time=...)`. Each source keeps its own order; with `shuffle` the mixed order is shuffled.
         shuffle_window: row groups that are held in memory, twice, to be shuffled together.
@@ -185,7 +186,7 @@ class FreeScaleDataLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
-            self._exchange.abort(f"lost the others: {error}")  # nobody comes any more to hear that this rank leaves
+            self._exchange.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
         self.close()
 
     def set_epoch(self, epoch: int) -> None:

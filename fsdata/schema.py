@@ -5,7 +5,7 @@ Field names are the keys of `Batch.features`, so they are unique over the whole 
 """
 
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -116,7 +116,7 @@ class Schema:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Schema":
-        """Read the schema from the `[schema]` table of a TOML file (see README, "Schema files")."""
+        """Read the schema from the `[schema]` table of a TOML file (see docs/sources-and-schema.md)."""
         return schema_of(load_toml(path), path)
 
 
@@ -186,9 +186,3 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
     if not all(isinstance(name, str) and name for name in names):
         raise SchemaError(f"{where} takes names, got {names!r}")
     return names
-
-
-def iter_groups(schema: Schema) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(group name, aligned fields) of every sequence and of the candidates, list labels not included."""
-    for group in schema.groups:
-        yield group.name, group.all_fields

@@ -1,6 +1,8 @@
-"""Ranks that know each other: who takes part, a board of notes, and gloo groups whose failures name ranks.
+"""What fsdata and fscomm share, which do not import each other: how ranks find, compare and blame each other.
 
-What fsdata and fscomm share; neither imports the other. `rank_context` says which rank this is and lets ranks compare
-what they were given, on a `notice_board`; a `control_group` carries small exchanges; `local_processes` tells who of
-this machine still runs; `errors` name ranks; `torch_notices` keeps notices of torch away.
+- `rank_context`: which rank this is. `meeting`: ranks compare what they were given.
+- `job_store`: notes between the ranks, through the store of the default process group.
+- `control_group`: small exchanges over gloo. It connects (`connecting`), finds out which rank is lost (`diagnosis`,
+  `local_processes`), and ends what blocks (`hang_up`).
+- `errors`: the errors that name ranks. `torch_notices`: keeps a notice of torch off the terminal.
 """

@@ -1,4 +1,4 @@
-"""The errors that concern several ranks, and the base of all of FreeScale's.
+"""The errors that concern several ranks, the base of all of FreeScale's, and how their messages name ranks.
 
 Every class takes one message and keeps no other state, so an error raised in a background thread or carried over
 from another rank arrives with its text intact.
@@ -15,3 +15,16 @@ class MismatchError(FreeScaleError, ValueError):
 
 class PeerError(FreeScaleError, RuntimeError):
     """Another rank failed, left or did not answer in time; the message names it."""
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 1, 2`, `ranks 0, 1, 2, ... (64 in all)`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"ranks {shown}" + (f", ... ({len(ranks)} in all)" if len(ranks) > 8 else "")
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, for the other ranks."""
+    return f"{type(error).__name__}: {error}"[:2000]

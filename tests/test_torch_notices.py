@@ -20,9 +20,9 @@ def errors(code):
 @pytest.mark.parametrize(
     "ours",
     [
-        "from fsdata.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor\n"
+        "from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor\n"
         "keyed_jagged_tensor(('a',), torch.tensor([1]), torch.tensor([1]), 1)",
-        "import fscomm.torchrec_binding",
+        "import fscomm.torchrec.binding",
     ],
     ids=["fsdata", "fscomm"],
 )

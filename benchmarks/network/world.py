@@ -1,6 +1,6 @@
 """A job of one process per namespace, told what to do through a store on the bridge.
 
-    with World(ranks=4, module="exposed_rank") as world:
+    with World(ranks=4, module="exposure.rank") as world:
         answers = world.call("block", mode="plain", steps=8)    # block(state, **arguments) on every rank
 
 The ranks stay between calls, so what was built stays warm; links may be shaped anew in between.

@@ -1,4 +1,4 @@
-"""Backward after the `with` block, through a forward that was made inside it: no worker and no transport is left.
+"""Backward after the `with` block, through a forward that ran inside the block: workers and transports are closed.
 
 The thread that runs backward sends the gradients itself, over the module's own process group, as TorchRec would.
 """
@@ -10,30 +10,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fscomm.exchange.row_exchange import Gradients
-from fscomm.exchange.step import Step
+from fscomm.exchange.step import Gradients, GroupBack
 from fscomm.torchrec import binding
 from fscomm.torchrec.plain_kernels import Update, nothing, update_in_turn
 from fscomm.torchrec.shadow_kernels import Hyper, Shadow
 
 
-def update(step: Step, gradients: Gradients, module: binding.Binding, groups: Sequence[int]) -> None:
+def update(
+    gradients: Gradients, back: Sequence[GroupBack | None], module: binding.Binding, groups: Sequence[int]
+) -> None:
     """Send the gradients of `groups`, which are those of `module`, and apply what comes; blocks for all ranks.
 
     Tables that are in another block now are updated in its order.
     """
     for number, g in enumerate(groups):
         targets = module.proxy_targets(number)
-        for updates in _exchanged(step, g, gradients.get(g), module, number):
+        for updates in _exchanged(gradients, g, back[g], module, number):
             for target, each in zip(targets, updates or [nothing], strict=True):
                 update_in_turn(target, None, each)
 
 
 def _exchanged(
-    step: Step, g: int, gradient: torch.Tensor | None, module: binding.Binding, number: int
+    gradients: Gradients, g: int, back: GroupBack | None, module: binding.Binding, number: int
 ) -> Iterator[list[Update]]:
     """The updates of all kernels of a group, for one class after the other."""
-    layout, tables, back = module.layouts[number], module.tables(number), step.back[g]
+    layout, tables, gradient = module.layouts[number], module.tables(number), gradients.by_group.get(g)
     assert back is not None
     for send, apply in ((back.collision_send, back.collision_apply), (back.exclusive_send, back.exclusive_apply)):
         mine = torch.zeros(len(send.index), layout.dim, dtype=layout.dtype, device=tables.where)
@@ -43,7 +44,7 @@ def _exchanged(
         _exchange(received, mine, apply.splits, send.splits, module.process_group)
         if gradient is not None:
             yield [
-                partial(_apply, step.hypers[g][kernel], rows, ids, offsets) if len(ids) else nothing
+                partial(_apply, gradients.hypers[g][kernel], rows, ids, offsets) if len(ids) else nothing
                 for kernel, ids, offsets, rows in tables.updates(apply, received)
             ]
 

@@ -1,25 +1,41 @@
-"""How a forward runs: with the rows that were fetched ahead, or plainly. Decided from what this rank can see; the
-ranks then agree (`agreement.py`)."""
+"""How a forward runs, as far as this rank can see: with rows fetched ahead, or plainly. All ranks then agree by their
+control words."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from fscomm.exchange.control_word import FAST, FETCH, FETCH_ALL, FOREIGN, PLAIN, WRONG
+from fscomm.exchange.control_word import Mode
 from fscomm.exchange.step import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A mode, and why it is not FAST (None: nothing that the user should hear of).
+class Decision:
+    """A mode, and why it is plain, if the user should know it.
 
-    lasting: the program will never be served in this place, whatever batch comes: an error where that was asked for.
+    lasting: no batch will ever be served in this place of the program: an error with `strict`.
     """
 
-    mode: int
+    mode: Mode
     why: str | None = None
     lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What autograd does in this thread while a forward is called."""
+
+    training: bool
+    inside_backward: bool
+    tensors_hooked: bool
+
+
+def this_call() -> Call:
+    return Call(
+        training=torch.is_grad_enabled(),
+        inside_backward=in_backward(),
+        tensors_hooked=torch._C._autograd._top_saved_tensors_default_hooks(False) is not None,
+    )
 
 
 def in_backward() -> bool:
@@ -27,36 +43,32 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def choose(m: int, step: Step | None, features: Any, *, served: bool, explicit: bool) -> Choice:
-    """For a forward of module m while the user holds `step`.
+def decide(m: int, step: Step | None, call: Call, *, served: bool, foreign: bool, explicit: bool) -> Decision:
+    """For a forward of module m while the user holds `step`: the first of the rules that holds.
 
-    served: all ranks announced what the module gets in this step. explicit: the user says where its features are.
+    served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
+    explicit: the user said where its features are.
     """
-    if not torch.is_grad_enabled():
-        return Choice(mode=PLAIN)
+    if not call.training:
+        return Decision(mode=Mode.PLAIN)
     if step is None:
-        return Choice(mode=FOREIGN, why="no batch was announced for it: use comm.lookahead(loader)", lasting=True)
-    announced = step.features[m]
-    foreign = served and (announced is None or not announced.matches(features))
-    plain = FOREIGN if foreign else PLAIN
-    if in_backward():
-        why = "it is called again inside backward (activation checkpointing)"
-        return Choice(mode=plain, why=why, lasting=True)
-    if step.used[m]:
-        return Choice(mode=plain, why="it is used more than once in a forward", lasting=True)
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        why = "hooks on saved tensors are active (activation checkpointing)"
-        return Choice(mode=plain, why=why, lasting=True)
-    here = f"step {step.number}: "
-    if not served:
-        if step.plain[m] is not None:
-            return Choice(mode=PLAIN, why=step.plain[m], lasting=True)
-        why = here + "another rank could not announce its features"
-        return Choice(mode=PLAIN, why=None if announced is None else why)
-    if foreign:
-        return Choice(mode=WRONG if explicit else FOREIGN, why=here + "it got other features than the batch holds")
-    if step.plain[m] is not None:
-        return Choice(mode=PLAIN, why=here + str(step.plain[m]))
-    if step.exclusive[m] is None:
-        return Choice(mode=FETCH_ALL)
-    return Choice(mode=FETCH if step.collision[m] is None else FAST)
+        why = "no batch was announced for it: use comm.lookahead(loader)"
+        return Decision(mode=Mode.FOREIGN, why=why, lasting=True)
+    module = step.modules[m]
+    plain, here = Mode.FOREIGN if foreign else Mode.PLAIN, f"step {step.number}: "
+    again = "it is called again inside backward (activation checkpointing)"
+    hooked = "hooks on saved tensors are active (activation checkpointing)"
+    other = "it got other features than the batch holds"
+    rules = (
+        (call.inside_backward, Decision(mode=plain, why=again, lasting=True)),
+        (module.used, Decision(mode=plain, why="it is used more than once in a forward", lasting=True)),
+        (call.tensors_hooked, Decision(mode=plain, why=hooked, lasting=True)),
+        (module.missing is not None, Decision(mode=Mode.PLAIN, why=module.missing, lasting=True)),
+        (module.features is None, Decision(mode=Mode.PLAIN)),
+        (not served, Decision(mode=Mode.PLAIN, why=here + "another rank could not announce its features")),
+        (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=here + other)),
+        (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why=here + "an id lies outside its table")),
+        (module.exclusive is None, Decision(mode=Mode.FETCH_ALL)),
+        (module.collision is None, Decision(mode=Mode.FETCH)),
+    )
+    return next((decision for holds, decision in rules if holds), Decision(mode=Mode.FAST))

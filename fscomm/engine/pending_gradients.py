@@ -1,24 +1,23 @@
-"""The gradients that a backward pass brings, by forward, until they are sent."""
+"""The gradients that a backward pass has brought and that are not sent yet, by forward."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 
-from fscomm.exchange.row_exchange import Gradients
 from fscomm.exchange.step import Step
 
 
 class PendingGradients:
-    """Gradients of one forward go in one piece: when all of its groups have theirs, or when nothing more may wait.
+    """Gradients of one forward are sent together: when all of its groups have theirs, or when they must wait no longer.
 
-    `module_of[g]` is the module of group g. Forwards of one module are sent in the order in which autograd reaches
-    them, which is the order in which the plain loop updates its tables.
+    `module_of[g]` is the module of group g. Gradients of one module are sent in the order in which autograd reaches its
+    forwards, which is the order in which the plain loop updates its tables.
     """
 
-    def __init__(self, module_of: Sequence[int], send: Callable[[Step, Gradients], None]) -> None:
+    def __init__(self, module_of: Sequence[int], send: Callable[[Step, dict[int, torch.Tensor]], None]) -> None:
         self._module_of = module_of
         self._send = send
-        self._came: dict[Step, Gradients] = {}
+        self._came: dict[Step, dict[int, torch.Tensor]] = {}
 
     def take(self, step: Step, group: int, gradient: torch.Tensor) -> None:
         """Autograd has reached a group of the forward of `step`."""
@@ -27,17 +26,17 @@ class PendingGradients:
             self._send_one(step)
         came = self._came.setdefault(step, {})
         came[group] = gradient
-        if len(came) == len(step.nodes):
+        if len(came) == len(step.hypers):
             self._send_one(step)
 
     def send_before(self, m: int, *, but: Step | None = None) -> None:
-        """Autograd has reached another forward of module m: what it brought before comes first."""
+        """Autograd has reached another forward of module m: send what it brought for the forwards before."""
         for step, came in list(self._came.items()):
             if step is not but and any(self._module_of[g] == m for g in came):
                 self._send_one(step)
 
     def send_rest(self) -> None:
-        """The pass is over: outputs that the loss did not use bring nothing more."""
+        """The pass is over: outputs that the loss did not use get no gradient."""
         for step in list(self._came):
             self._send_one(step)
 

@@ -5,9 +5,9 @@ backward pass updates them when autograd reaches the forward's node. Two accesse
 row and one of them is an update. The law: **conflicting accesses happen in program order.** Accesses that do not
 conflict may run at the same time, in any thread.
 
-R_n are the rows that all ranks use in step n; they are known before the step runs, and so is which of them the step
-before and the step after use, too. An access is told by the steps that its rows lie *within* and by those that they are
-*without*:
+R_n are the rows that all ranks use in step n. They are known before the step runs, and so is which of them the steps
+before and after it use, too. The rows of an access are given by the steps that they all lie *within*, and by the steps
+that they are *without*, because none of the rows lies in those:
 
 | access | place in program order | rows | runs in |
 |---|---|---|---|
@@ -20,16 +20,16 @@ before and the step after use, too. An access is told by the steps that its rows
 | the user reads or writes the state | there | any | the calling thread |
 
 From this follows all else:
-- An access waits for the updates before it that it conflicts with, and for no others: `before`. So nothing has to be
-  known about loops: a late, a repeated or a missing backward pass only changes which updates are before an access.
+- An access waits for the updates before it that it conflicts with, and for no others: `before`. So the engine need not
+  know the user's loop: a late, a repeated or a missing backward pass only changes which updates are before an access.
 - An update need not wait for reads. The module's own forward has read when it returns. Rows that were fetched ahead of
-  their place in program order are right if no update comes between the fetch and that place which conflicts with it;
-  otherwise they are *stale*: `updated` says so, and that forward reads again.
-- Everything that waits, waits for what was submitted earlier, and all ranks submit in program order: no wait goes in a
+  their place in program order are right if no conflicting update comes between the fetch and that place. Otherwise they
+  are *stale*: `updated` returns them, and that forward reads again.
+- Every wait is for something that was submitted earlier, and all ranks submit in program order. So no wait goes in a
   circle.
 
-Without neighbours that were announced to all ranks a step has one class only, and the table above holds all the same:
-what is "without n" or "within n" is then nothing, or all.
+A step whose neighbours were not announced to all ranks has one class only. The table holds for it, too: all of its
+rows, or none of them, are then "within n" or "without n".
 """
 
 from collections.abc import Callable, Hashable
@@ -72,14 +72,14 @@ def collision(step: int, neighbour: int | None) -> Rows:
 
 
 class TableOrder(Generic[Fetch]):
-    """The accesses to the tables of one module on this rank, told in program order.
+    """The accesses to the tables of one module on this rank.
 
-    Told by one thread at a time; `pending` may be asked by any thread.
+    Methods are called in program order, by one thread at a time; `pending` may be called by any thread.
     """
 
     def __init__(self, is_done: Callable[[Update], bool]) -> None:
         self._is_done = is_done
-        self._updates: tuple[tuple[Rows, Update], ...] = ()  # replaced, never changed: other threads may look at it
+        self._updates: tuple[tuple[Rows, Update], ...] = ()  # replaced, never changed: other threads may read it
         self._fetched: dict[Fetch, Rows] = {}
 
     def before(self, rows: Rows) -> list[Update]:
@@ -99,7 +99,7 @@ class TableOrder(Generic[Fetch]):
         self._fetched[fetch] = rows
 
     def forget(self, fetch: Fetch) -> None:
-        """The place of a fetch has come, or never will: it is used, or not needed."""
+        """The place of a fetch has come, or will never come: its rows are used, or not needed."""
         self._fetched.pop(fetch, None)
 
     def pending(self) -> list[Update]:

@@ -10,24 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fscomm.device import Device
-from fscomm.exchange.control_word import Agreement
+from fscomm.exchange.control_word import ControlWords
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.lost_peers import LostPeers
 from fscomm.exchange.row_exchange import PlainUpdates, RowExchange
+from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import WirePriority
 from fscomm.exchange.worker import Pending, Worker
-from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
-from fscomm.torchrec import binding
-from fscomm.torchrec.shadow_kernels import Tables
 from fscomm.transports.gloo import Channel, channel
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
-Link = TypeVar("Link", Channel, Transport)
+Closable = TypeVar("Closable", Channel, Transport)
 OF_ROWS = ("collision gradients", "collision rows", "exclusive gradients", "exclusive rows")
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
 WORKERS = ("ids", "collision", "exclusive", "plain")
@@ -38,15 +36,14 @@ class Connections:
     """Making it is collective. After the first error of a worker all of them are aborted, and `check` raises it.
 
     Attributes:
-        gate: who may use the wire.
-        agreement, peers: for the training thread.
-        stage: for the ids worker.
-        collision, exclusive, plain: for the worker of that name.
+        wire_gate: decides which class may use the wire.
+        control_words, peers: for the training thread.
+        ids, collision, exclusive, plain: for the worker of that name.
     """
 
     def __init__(
         self,
-        modules: Sequence[binding.Binding],
+        served: ServedModules,
         context: RankContext,
         recorder: Recorder,
         *,
@@ -54,36 +51,42 @@ class Connections:
         transport: str,
         timeout_s: float,
     ) -> None:
-        self._recorder = recorder
         self._device = device
         self._error: BaseException | None = None
-        self._held_up: Pending[Any] | None = (
-            None  # the last work of the collision worker that had to wait for another worker
-        )
-        layouts = [layout for module in modules for layout in module.layouts]
+        self._held_up: Pending[Any] | None = None  # last work of the collision worker that had to wait for a worker
+        layouts = served.layouts
         chunk_bytes = max(layout.chunk_bytes for layout in layouts)
-        self.gate = WireGate(schedule=WirePriority(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes))
-        with contextlib.ExitStack() as opened:  # whatever fails, nothing of it stays open
+        self.wire_gate = WireGate(schedule=WirePriority(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes))
+        with contextlib.ExitStack() as opened:  # if anything fails, all that was opened is closed
 
-            def keep(link: Link) -> Link:
-                opened.callback(link.close, "could not enter the fscomm block")
-                return link
+            def keep(connection: Closable) -> Closable:
+                opened.callback(connection.close, "could not enter the fscomm block")
+                return connection
 
             control, ids = (keep(channel(context, timeout_s=timeout_s)) for _ in range(2))
             # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
-            self._rows = {
+            rows = {
                 name: keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False))
                 for name in OF_ROWS
             }
-            self._all: tuple[Channel | Transport, ...] = (control, ids, *self._rows.values())
-            self.agreement = Agreement(control, recorder)
-            self.peers = LostPeers([module.process_group for module in modules], device.where, control.group)
+            self._all: tuple[Channel | Transport, ...] = (control, ids, *rows.values())
+            self.control_words = ControlWords(control, recorder)
+            self.peers = LostPeers([module.process_group for module in served.modules], device.where, control.group)
             opened.callback(self.peers.close)
-            module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
-            self.stage = IdExchange(ids, self.gate, layouts, module_of, device.where)
-            self.collision = self._traffic("collision", "collision", modules, layouts, None)
-            self.exclusive = self._traffic("exclusive", "exclusive", modules, layouts, self.gate)
-            self.plain = PlainUpdates(_tables(modules), recorder)
+            self.ids = IdExchange(ids, self.wire_gate, layouts, served.module_of, device.where)
+            self.collision, self.exclusive = (
+                RowExchange(
+                    kind,
+                    layouts,
+                    served.tables(),
+                    gradients=rows[f"{kind} gradients"],
+                    rows=rows[f"{kind} rows"],
+                    wire_gate=wire_gate,
+                    recorder=recorder,
+                )
+                for kind, wire_gate in (("collision", None), ("exclusive", self.wire_gate))
+            )
+            self.plain = PlainUpdates(served.tables(), recorder)
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
             for name in WORKERS:
@@ -91,7 +94,7 @@ class Connections:
             opened.pop_all()
 
     def submit(self, worker: str, work: Callable[[], T], *, after: Sequence[Pending[Any]] = ()) -> Pending[T]:
-        """Let `worker` do `work`, once all work `after` which it shall come is done."""
+        """Let `worker` do `work` once everything in `after` is done."""
 
         def in_turn() -> T:
             for each in after:
@@ -103,27 +106,27 @@ class Connections:
     def submit_collision(
         self, work: Callable[[], None], *, after: Sequence[Pending[Any]], expecting: Callable[[], bool]
     ) -> Pending[None]:
-        """The same in the collision worker; the wire is kept for it until all ranks have done it.
+        """The same in the collision worker; the wire is kept for this work until all ranks have done it.
 
-        It is kept from the moment on when neither this work nor any before it in the worker has to wait for something
-        else: what they wait for may need the wire itself.
+        The wire is kept at once if neither this work nor earlier work of the worker has to wait for another worker,
+        which may need the wire itself. Otherwise it is kept when the waiting is over.
         `expecting`: whether a control word will follow soon.
         """
         at_once = all(each.done() for each in after) and (self._held_up is None or self._held_up.done())
         if at_once:
-            self.gate.enter()
+            self.wire_gate.enter()
 
         def in_turn() -> None:
             for each in after:
                 each.result()
             if not at_once:
-                self.gate.enter()
+                self.wire_gate.enter()
             work()
 
         def leave() -> None:
             self._device.wait(done.mark)
             self.collision.meet()
-            self.gate.leave(expecting=expecting())
+            self.wire_gate.leave(expecting=expecting())
 
         done = self._workers["collision"].submit(in_turn)
         if not at_once:
@@ -138,7 +141,7 @@ class Connections:
 
     def close(self, reason: str) -> None:
         """End workers and groups; work that is under way ends first, within its deadlines."""
-        self.gate.stop()
+        self.wire_gate.stop()
         self.peers.close()
         try:
             self._close_workers()
@@ -152,8 +155,8 @@ class Connections:
             worker.close()
 
     def abort(self, reason: str) -> None:
-        """Get everything that blocks out; the other ranks are given `reason`."""
-        self.gate.stop()
+        """End everything that blocks; the other ranks are told `reason`."""
+        self.wire_gate.stop()
         for each in self._all:
             each.abort(reason)
 
@@ -162,26 +165,3 @@ class Connections:
         if self._error is None:
             self._error = error
             self.abort(f"lost the others: {error}")
-
-    def _traffic(
-        self,
-        worker: str,
-        kind: str,
-        modules: Sequence[binding.Binding],
-        layouts: Sequence[GroupLayout],
-        gate: WireGate | None,
-    ) -> RowExchange:
-        return RowExchange(
-            kind,
-            layouts,
-            _tables(modules),
-            gradients=self._rows[f"{worker} gradients"],
-            rows=self._rows[f"{worker} rows"],
-            gate=gate,
-            recorder=self._recorder,
-        )
-
-
-def _tables(modules: Sequence[binding.Binding]) -> list[Tables]:
-    """Of every group, with shadows for one worker."""
-    return [module.tables(g) for module in modules for g in range(len(module.layouts))]

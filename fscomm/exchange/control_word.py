@@ -1,49 +1,61 @@
 """The control word of a forward: ranks never guess whether the others use what was fetched ahead."""
 
+from enum import IntEnum
+
 import numpy as np
 
 from fscomm.errors import AnnouncementError
 from fscomm.report.recorder import Recorder
 from fscomm.transports.gloo import Channel
-from fsranks.errors import MismatchError
-from fsranks.rank_context import name_ranks
+from fsranks.errors import MismatchError, name_ranks
 
-FAST, FETCH, FETCH_ALL, PLAIN, FOREIGN, WRONG = range(6)
-"""With the rows fetched ahead; the same, but the collision rows, or all rows, have to be fetched now; plainly; plainly,
-with features that were not announced; with features that the user announced otherwise, which is an error. The last of
-these that any rank wants is how all run."""
-_SAID = ("step", "module", "backward passes")
+_COLUMNS = ("step", "module", "backward passes")
 
 
-class Agreement:
+class Mode(IntEnum):
+    """How a forward runs. Of the modes that the ranks want, the last in this order is the mode of all ranks."""
+
+    FAST = 0  # with the rows that were fetched ahead
+    FETCH = 1  # collision rows are fetched now, exclusive rows were fetched ahead
+    FETCH_ALL = 2  # all rows are fetched now
+    PLAIN = 3  # the module's own forward
+    FOREIGN = 4  # the same, with features that were not announced
+    WRONG = 5  # an error: the user's `features=` announced other features
+
+    @property
+    def served(self) -> bool:
+        return self < Mode.PLAIN
+
+
+class ControlWords:
     """One all-gather of a few numbers per forward of a module, in the training thread."""
 
     def __init__(self, channel: Channel, recorder: Recorder) -> None:
         self._channel = channel
         self._recorder = recorder
 
-    def modes(self, name: str, m: int, *, step: int, passes: int, mode: int) -> np.ndarray:
-        """int64[W] the modes in which the ranks want to run module m while they hold `step` (-1: none). Blocks for all.
+    def exchange(self, name: str, m: int, *, step: int, passes: int, mode: Mode) -> list[Mode]:
+        """[W] the modes in which the ranks want to run module m while they hold `step` (-1: none). Blocks for all.
 
-        What it waits is a straggler's: the word itself takes well under a millisecond.
+        The wait counts as straggler time: the exchange itself takes well under a millisecond.
 
         Raises:
             MismatchError: on all ranks, if they are at different steps, modules or numbers of backward passes.
             AnnouncementError: on all ranks, if one of them got features that it had not announced.
         """
-        word = np.array([step, m, passes, mode])
+        control_word = np.array([step, m, passes, mode])
         start = self._recorder.clock()
         with self._recorder.wait("agreement", step=step):
-            words = self._channel.all_gather(word)
+            by_rank = self._channel.all_gather(control_word)
         self._recorder.straggler(step, 1e3 * (self._recorder.clock() - start))
-        for what, column in zip(_SAID, words.T, strict=False):
+        for what, column in zip(_COLUMNS, by_rank.T, strict=False):
             if (column != column[0]).any():
                 raise MismatchError(
                     f"the ranks do not do the same: {what} by rank is {column.tolist()} at the forward of {name}. "
                     "Every rank must run the same forwards and backwards"
                 )
-        modes = words[:, len(_SAID)]
-        if (modes == WRONG).any():
-            ranks = name_ranks(np.nonzero(modes == WRONG)[0].tolist())
+        modes = [Mode(given) for given in by_rank[:, len(_COLUMNS)].tolist()]
+        if Mode.WRONG in modes:
+            ranks = name_ranks([rank for rank, given in enumerate(modes) if given == Mode.WRONG])
             raise AnnouncementError(f"{name}: on {ranks} features= gave other ids than the module got")
         return modes

@@ -1,24 +1,24 @@
-"""The ids stage: what all ranks ask of all owners in the next step, one step ahead.
+"""What all ranks ask of all owners in the next step, exchanged one step ahead.
 
-Three exchanges for all modules and groups together: sizes and a status word, ids, and the owners' answer which rows the
-two batches share. Ranks never guess how many collectives follow: all of it is derived from what was exchanged.
+Three exchanges for all modules and groups together: sizes and a status word, ids, and which rows the two batches share,
+as the owners see it. Ranks never guess how many collectives follow: all of it is derived from what was exchanged.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from fscomm.exchange.step import GroupAhead, GroupBack, Step, Verdict
+from fscomm.exchange.step import ExchangedIds, GroupAhead, GroupBack, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan import routes, row_masks
 from fscomm.plan.routes import Request, Served
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import RowSet
 from fscomm.transports.gloo import Channel
-from fsranks.rank_context import name_ranks
+from fsranks.errors import name_ranks
 
 Planned = TypeVar("Planned", routes.Merge, routes.Lookup, routes.SendGradients, routes.Apply)
 
@@ -26,12 +26,36 @@ BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """Owner: which occurrences of a step and of the next lie on rows of both, bool[N]; None without such a step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One group in one of the two steps that are compared, as this rank sees it.
 
-    before: torch.Tensor | None
-    after: torch.Tensor | None
+    Attributes:
+        request, served: this rank as requester and as owner.
+        shared: bool[N] which of the occurrences served lie on rows that both steps use.
+        largest: the most exclusive gradients (of the step before) or rows (of the new step) of any requester here.
+    """
+
+    request: Request
+    served: Served
+    shared: torch.Tensor
+    largest: int
+
+    @property
+    def shared_rows(self) -> torch.Tensor:
+        """bool[U] by distinct row."""
+        return self.shared[self.served.wire.positions]
+
+
+class _Told(NamedTuple):
+    """A side after all owners told this rank of their rows."""
+
+    side: _Side
+    shared: torch.Tensor  # bool[U] which of the distinct rows that this rank asked for both steps use
+    largest: int  # the most exclusive gradients or rows between any two ranks
+
+
+Pair = tuple[_Side | None, _Side | None]  # of the step before, and of the new step
 
 
 class IdExchange:
@@ -44,13 +68,13 @@ class IdExchange:
     def __init__(
         self,
         channel: Channel,
-        gate: WireGate,
+        wire_gate: WireGate,
         layouts: Sequence[GroupLayout],
         modules: Sequence[int],
         where: torch.device,
     ) -> None:
         self._channel = channel
-        self._gate = gate
+        self._wire_gate = wire_gate
         self._layouts = layouts
         self._modules = modules
         self._where = where
@@ -58,32 +82,36 @@ class IdExchange:
         self._world_size = layouts[0].world_size
 
     def run(
-        self, number: int, before: Step | None, step: Step | None, status: int, requests: list[Request | None]
-    ) -> Verdict:
-        """Tell the others of step `number` (None with END and FAILED), and plan it and the way back of `before`.
+        self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Request | None]
+    ) -> ExchangedIds:
+        """Tell the others of step `number`, and plan it and the way back of the step `before` it.
 
-        Sets `step.groups` and `before.back`, but no future.
+        `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
         """
         words, counts = self._sizes(number, status, requests)
         verdict = judge(words)
-        if step is None or verdict.stop is not None:
-            step, requests = None, [None] * len(self._layouts)
-        self._gate.enter()
+        goes_on = status in (BATCH, DRAWS) and verdict.stop is None
+        given = [
+            request if goes_on and verdict.served >> m & 1 else None
+            for request, m in zip(requests, self._modules, strict=True)
+        ]
+        self._wire_gate.enter()
         try:
-            served = self._ids(requests, counts, verdict.served)
-            shared = [self._detect(group, before, step, served[group]) for group in range(len(self._layouts))]
-            given = self._answers(before, requests, served, shared)
+            served = self._ids(given, counts)
+            pairs = [self._compare(g, before, goes_on, given[g], served[g]) for g in range(len(given))]
+            told, irregular = self._tell(pairs)
         finally:
-            self._gate.leave()
-        for g, answer in enumerate(given):
-            if before is not None:
-                before.back.append(self._plan_back(g, _group(before, g), shared[g], answer))
-            if step is not None:
-                step.groups.append(self._plan_ahead(g, step, requests[g], served[g], shared[g], answer))
-        return verdict
+            self._wire_gate.leave()
+        return ExchangedIds(
+            number=number,
+            verdict=verdict,
+            groups=[new and self._plan_ahead(g, new) for g, new in enumerate(told[1::2])],
+            back=[old and self._plan_back(g, old) for g, old in enumerate(told[::2])],
+            irregular=irregular,
+        )
 
     def _sizes(
-        self, number: int, status: int, requests: list[Request | None]
+        self, number: int, status: int, requests: Sequence[Request | None]
     ) -> tuple[np.ndarray, list[list[list[int]]]]:
         """[W, words] of every rank, and [G][W][F] how many ids each rank will send this owner."""
         served = sum({1 << self._modules[g] for g, request in enumerate(requests) if request is not None})
@@ -107,9 +135,8 @@ class IdExchange:
             start += features
         return table[:, :_WORDS], counts
 
-    def _ids(self, requests: list[Request | None], counts: list[list[list[int]]], modules: int) -> list[Served | None]:
-        given = [request if self._is_served(g, modules) else None for g, request in enumerate(requests)]
-        requests[:] = given
+    def _ids(self, given: list[Request | None], counts: list[list[list[int]]]) -> list[Served | None]:
+        """[G] what the ranks ask of this owner, in the groups that this rank asks for, too."""
         pieces: list[torch.Tensor] = []
         sent = [0] * self._world_size
         starts = [0] * len(given)
@@ -134,118 +161,75 @@ class IdExchange:
             served.append(routes.serve(ids, counts[g], layout) if request is not None else None)
         return served
 
-    def _is_served(self, group: int, modules: int) -> bool:
-        return bool(modules >> self._modules[group] & 1)
+    def _compare(
+        self, group: int, before: ExchangedIds | None, goes_on: bool, request: Request | None, served: Served | None
+    ) -> Pair:
+        """Both steps of a group; None where a step is not served. Looks at this owner's rows only.
 
-    def _detect(self, group: int, before: Step | None, step: Step | None, served: Served | None) -> _Shared:
-        """Which occurrences of both steps lie on rows that both steps use; this owner's rows only.
-
-        What a step that is not served uses is not known: all rows of its neighbours count as shared with it.
+        The rows of a step that is not served are not known: all rows of its neighbours count as shared with it.
         """
-        ahead = _group(before, group)
-        old = ahead.served if ahead is not None else None
-        if served is None:
-            return _Shared(None if old is None else torch.full((len(old.keys),), step is not None), None)
-        if old is None:
-            return _Shared(None, torch.full((len(served.keys),), before is not None))
-        return _Shared(RowSet(served.keys).contains(old.keys), RowSet(old.keys).contains(served.keys))
+        ahead = before.groups[group] if before is not None else None
+        old = new = None
+        if ahead is not None:
+            keys = ahead.served.keys
+            shared = torch.full((len(keys),), goes_on) if served is None else RowSet(served.keys).contains(keys)
+            largest = max(routes.per_peer(~shared, ahead.served.wire.occurrences))
+            old = _Side(request=ahead.request, served=ahead.served, shared=shared, largest=largest)
+        if served is not None and request is not None:
+            keys, known = served.keys, before is not None
+            shared = torch.full((len(keys),), known) if ahead is None else RowSet(ahead.served.keys).contains(keys)
+            largest = max(routes.per_peer(~shared[served.wire.positions], served.wire.rows))
+            new = _Side(request=request, served=served, shared=shared, largest=largest)
+        return old, new
 
-    def _answers(
-        self, before: Step | None, requests: list[Request | None], served: list[Served | None], shared: list[_Shared]
-    ) -> list["_Answer"]:
-        """Tell each requester which of its rows are shared, and learn it of all owners."""
-        head = np.zeros(1 + 2 * len(served), np.int64)
-        out_masks, out_rows, in_rows = [], [], []
-        for g, (request, new, found) in enumerate(zip(requests, served, shared, strict=True)):
-            old = _group(before, g)
-            if old is not None and found.before is not None:
-                wire = old.served.wire
-                head[1 + 2 * g] = max(routes.per_peer(~found.before, wire.occurrences))
-                out_masks.append(found.before[wire.positions])
-                out_rows.append(wire.rows)
-                in_rows.append(old.request.wire.rows)
-            if new is not None and found.after is not None and request is not None:
-                mask = found.after[new.wire.positions]
-                head[0] |= int(new.irregular) << self._modules[g]
-                head[2 + 2 * g] = max(routes.per_peer(~mask, new.wire.rows))
-                out_masks.append(mask)
-                out_rows.append(new.wire.rows)
-                in_rows.append(request.wire.rows)
-        sent = row_masks.pack(head, out_masks, out_rows, self._world_size)
-        sizes = row_masks.sizes(len(head), in_rows, self._world_size)
+    def _tell(self, pairs: list[Pair]) -> tuple[list[_Told | None], frozenset[int]]:
+        """Tell each requester which of its rows are shared. Returns [2 G] what owners told, and irregular modules."""
+        irregular = {1 << m for (_, new), m in zip(pairs, self._modules, strict=True) if new and new.served.irregular}
+        sides = [side for pair in pairs for side in pair]
+        head = np.array([sum(irregular), *(side.largest if side else 0 for side in sides)], np.int64)
+        there = [side for side in sides if side]
+        out_rows, in_rows = [side.served.wire.rows for side in there], [side.request.wire.rows for side in there]
+        sent = row_masks.pack(head, [side.shared_rows for side in there], out_rows, self._world_size)
+        out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
         received = torch.empty(sum(sizes), dtype=torch.uint8)
-        out_sizes = row_masks.sizes(len(head), out_rows, self._world_size)
         self._channel.all_to_all_v([(received, sent, sizes, out_sizes)])
         heads, masks = row_masks.unpack(received, len(head), in_rows, self._world_size)
-        irregular = int(np.bitwise_or.reduce(heads[:, 0]))
-        largest = heads.max(0)
-        in_order = iter(masks)
-        return [
-            _Answer(
-                before=next(in_order) if found.before is not None else None,
-                after=next(in_order) if found.after is not None else None,
-                largest_gradients=int(largest[1 + 2 * g]),
-                largest_rows=int(largest[2 + 2 * g]),
-                irregular=bool(irregular >> self._modules[g] & 1),
-            )
-            for g, found in enumerate(shared)
-        ]
+        in_order, largest = iter(masks), heads.max(0)[1:].tolist()
+        told = [_Told(side, next(in_order), most) if side else None for side, most in zip(sides, largest, strict=True)]
+        bits = int(np.bitwise_or.reduce(heads[:, 0]))
+        return told, frozenset(m for m in self._modules if bits >> m & 1)
 
-    def _plan_ahead(
-        self, group: int, step: Step, request: Request | None, served: Served | None, shared: _Shared, answer: "_Answer"
-    ) -> GroupAhead | None:
-        """How the rows of `step` travel."""
-        if request is None or served is None or answer.after is None or shared.after is None:
-            return None
-        layout = self._layouts[group]
-        rows = shared.after[served.wire.positions]
-        merge = routes.merge(request, answer.after, answer.largest_rows, layout.chunk_rows)
-        if answer.irregular:
-            step.plain[self._modules[group]] = "an id lies outside its table"
+    def _plan_ahead(self, group: int, told: _Told) -> GroupAhead:
+        """How the rows of the new step travel."""
+        side, layout = told.side, self._layouts[group]
+        rows, served = side.shared_rows, side.served
+        merge = routes.merge(side.request, told.shared, told.largest, layout.chunk_rows)
+        total = merge.exclusive_total + merge.collision_total
         return GroupAhead(
-            request=request,
+            request=side.request,
             served=served,
             merge=self._put(merge, "index"),
-            exclusive=self._put(routes.lookup(served, ~rows, answer.largest_rows, layout), "ids", "index"),
+            exclusive=self._put(routes.lookup(served, ~rows, told.largest, layout), "ids", "index"),
             collision=self._put(routes.lookup(served, rows, None, layout), "ids", "index"),
-            buffer=torch.empty(
-                merge.exclusive_total + merge.collision_total, layout.dim, dtype=layout.dtype, device=self._where
-            ),
-            colliding=int(shared.after.sum()),
+            buffer=torch.empty(total, layout.dim, dtype=layout.dtype, device=self._where),
+            colliding=int(side.shared.sum()),
         )
 
-    def _plan_back(self, group: int, old: GroupAhead | None, shared: _Shared, answer: "_Answer") -> GroupBack | None:
+    def _plan_back(self, group: int, told: _Told) -> GroupBack:
         """How the gradients of the step before travel."""
-        if old is None or shared.before is None or answer.before is None:
-            return None
-        rows, largest = self._layouts[group].chunk_rows, answer.largest_gradients
-        mine = answer.before[old.request.wire.slots]
+        side, rows = told.side, self._layouts[group].chunk_rows
+        mine = told.shared[side.request.wire.slots]
         return GroupBack(
-            collision_send=self._put(routes.send_gradients(old.request, mine, None, rows), "index"),
-            collision_apply=self._put(routes.apply(old.served, shared.before, None, rows), "ids", "index"),
-            exclusive_send=self._put(routes.send_gradients(old.request, ~mine, largest, rows), "index"),
-            exclusive_apply=self._put(routes.apply(old.served, ~shared.before, largest, rows), "ids", "index"),
+            collision_send=self._put(routes.send_gradients(side.request, mine, None, rows), "index"),
+            collision_apply=self._put(routes.apply(side.served, side.shared, None, rows), "ids", "index"),
+            exclusive_send=self._put(routes.send_gradients(side.request, ~mine, told.largest, rows), "index"),
+            exclusive_apply=self._put(routes.apply(side.served, ~side.shared, told.largest, rows), "ids", "index"),
         )
 
     def _put(self, planned: Planned, *names: str) -> Planned:
         if self._where.type == "cpu":
             return planned
         return replace(planned, **{name: getattr(planned, name).to(self._where) for name in names})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What the owners say to this rank about one group.
-
-    `before`, `after`: bool[U] which distinct rows that it asked for are shared, of the step before and of the next.
-    `largest_*`: the most rows of a class between any pair of ranks.
-    """
-
-    before: torch.Tensor | None
-    after: torch.Tensor | None
-    largest_gradients: int
-    largest_rows: int
-    irregular: bool
 
 
 def judge(words: np.ndarray) -> Verdict:
@@ -262,8 +246,5 @@ def judge(words: np.ndarray) -> Verdict:
             stop=f"the loader of {name_ranks(ended)} ended at batch {int(numbers[0])}, the others have more. "
             "Every rank must take the same number of steps: make the loaders equally long"
         )
-    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), draws=bool((status == DRAWS).any()))
-
-
-def _group(step: Step | None, group: int) -> GroupAhead | None:
-    return step.groups[group] if step is not None and step.groups else None
+    draws = bool((status == DRAWS).any())
+    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), draws=draws)

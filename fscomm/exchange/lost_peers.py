@@ -1,8 +1,8 @@
 """Lost ranks in exchanges that are not fscomm's own: TorchRec's, where a module runs plainly, and DDP's in backward.
 
-There gloo names no rank when one dies, and when one is stopped it waits for the limit of the user's process group (30
-minutes). So a thread closes the connections of that group once such an exchange takes longer than fscomm's own may.
-Whoever sees an exchange fail asks fscomm's control group whose fault it is. The exchanges themselves stay as they are.
+If a rank dies in such an exchange, gloo does not name it. If a rank is stopped, gloo waits for the limit of the user's
+process group (30 minutes). So a thread closes the connections of that group when an exchange takes longer than fscomm's
+own may. A rank whose exchange failed asks fscomm's control group which rank was lost. The exchanges are not changed.
 """
 
 import contextlib
@@ -13,16 +13,17 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 
-from fsranks.control_group import ControlGroup, brief, hang_up
+from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
+from fsranks.hang_up import brief, hang_up
 
 _LOOK_S = 0.25
 
 
 class LostPeers:
-    """Over `groups`, as far as gloo carries what lies on `device`; `control` has the same ranks, None where alone.
+    """Watches those of `groups` in which gloo moves tensors of `device`. `control`: the same ranks; None for one rank.
 
-    One thread, the one that trains, begins and ends what is watched: `within` a block, or by `begin` and `end`.
+    The training thread begins and ends what is watched: `within` a block, or by `begin` and `end`.
     """
 
     def __init__(self, groups: Iterable[dist.ProcessGroup], device: torch.device, control: ControlGroup | None) -> None:
@@ -36,7 +37,7 @@ class LostPeers:
             self._thread.start()
 
     def begin(self) -> None:
-        """From now on the other ranks are needed, and have their time."""
+        """From now on this rank needs the others, which have the time limit of fscomm's own exchanges."""
         self._since = time.monotonic()
 
     def end(self) -> None:
@@ -44,7 +45,7 @@ class LostPeers:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Raises PeerError for an error of gloo's."""
+        """Raises PeerError in place of an error of gloo."""
         outside = self._since
         self.begin()
         try:
@@ -61,11 +62,11 @@ class LostPeers:
                 self.begin()
 
     def explain(self, error: BaseException) -> PeerError | None:
-        """What names the lost rank in place of an error of gloo's; None for any other error. Blocks for a moment."""
+        """An error that names the lost rank, in place of an error of gloo; None for any other error. Blocks shortly."""
         if not self._gloo or self._control is None or not _is_of_gloo(error):
             return None
         waited_s = time.monotonic() - self._since if self._since is not None else 0.0
-        self._hang_up()  # who waits for this rank there must also look who is lost
+        self._hang_up()  # this wakes ranks that wait for this one, so that they also check which rank was lost
         reason = self._control.blame(waited_s)
         return PeerError(
             f"an exchange of TorchRec, DDP or the training loop failed on rank {self._control.rank}: {reason}. "
@@ -91,5 +92,5 @@ class LostPeers:
 
 
 def _is_of_gloo(error: BaseException) -> bool:
-    """An error that gloo threw comes as a bare RuntimeError: with the place in gloo's source, or after a hang-up."""
+    """Errors of gloo are bare RuntimeErrors. They name a file of gloo, or they say that a connection was closed."""
     return type(error) is RuntimeError and any(words in str(error) for words in ("/gloo/", "pair closure"))

@@ -2,7 +2,7 @@
 
 The collision worker carries the collision class, one step after the other: gradients, their update, look-up and rows of
 the same table rows for the next step. The exclusive worker carries the exclusive class in chunks, each held back while
-collision traffic runs (Algorithm 2 of the paper, with the sends ordered by `gate.WireGate`).
+collision work runs (Algorithm 2 of the paper, with the sends ordered by `WireGate`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fscomm.exchange.parts import exchange
-from fscomm.exchange.step import Step
+from fscomm.exchange.step import ExchangedIds, Gradients, GroupBack
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.routes import Apply, Lookup, SendGradients
 from fscomm.plan.sharding_group import GroupLayout
@@ -18,9 +18,7 @@ from fscomm.report.recorder import Recorder
 from fscomm.torchrec.plain_kernels import Update
 from fscomm.torchrec.shadow_kernels import Tables
 from fscomm.transports.transport import Transport
-from fsranks.control_group import Part
-
-Gradients = dict[int, torch.Tensor]
+from fsranks.control_group import AllToAll
 
 
 class RowExchange:
@@ -37,7 +35,7 @@ class RowExchange:
         *,
         gradients: Transport,
         rows: Transport,
-        gate: WireGate | None,
+        wire_gate: WireGate | None,
         recorder: Recorder,
     ) -> None:
         self._kind = kind
@@ -45,102 +43,90 @@ class RowExchange:
         self._tables = tables
         self._gradients = gradients
         self._rows = rows
-        self._gate = gate
+        self._wire_gate = wire_gate
         self._recorder = recorder
 
-    def send_rows(self, step: Step, groups: Sequence[int], *, collision: bool) -> None:
-        """Look up the rows of a class of `step` and fill its buffers with those from all owners."""
-        self._await_turn()
-        with self._recorder.span(f"{self._kind} lookup", step=step.number):
-            mine = {g: self._tables[g].lookup(_lookup(step, g, collision)) for g in groups}
-        with self._recorder.span(f"{self._kind} rows", step=step.number):
-            parts = (part for g in groups for part in self._row_parts(step, g, mine[g], collision))
-            exchange(self._rows, parts, self._gate)
+    def send_rows(self, ids: ExchangedIds, groups: Sequence[int], *, collision: bool) -> None:
+        """Look up the rows of a class of a step and fill its buffers with those from all owners."""
+        self._await_wire()
+        with self._recorder.span(f"{self._kind} lookup", step=ids.number):
+            mine = {g: self._tables[g].lookup(_lookup(ids, g, collision)) for g in groups}
+        with self._recorder.span(f"{self._kind} rows", step=ids.number):
+            parts = (part for g in groups for part in self._row_parts(ids, g, mine[g], collision))
+            exchange(self._rows, parts, self._wire_gate)
 
-    def update(self, step: Step, gradients: Gradients, groups: Sequence[int], *, collision: bool) -> None:
-        """Send the gradients of a class of `step` to the owners and apply those that came.
+    def update(
+        self, gradients: Gradients, back: Sequence[GroupBack | None], groups: Sequence[int], *, collision: bool
+    ) -> None:
+        """Send the gradients of a class to the owners on their way `back`, and apply those that came.
 
-        All `groups` travel, so that ranks agree on sizes; those without gradient, an output that the loss did not use,
-        leave their tables untouched.
+        All `groups` travel, so that ranks agree on sizes; a group without gradient, an output that the loss did not
+        use, leaves its tables untouched.
         """
-        self._await_turn()
-        received = {}
-        with self._recorder.span(f"{self._kind} gradients", step=step.number):
-            parts = []
+        self._await_wire()
+        ways = {g: _back(back, g, collision) for g in groups}
+        received = {g: self._rows_of(g, apply.total) for g, (_, apply) in ways.items()}
+        with self._recorder.span(f"{self._kind} gradients", step=gradients.number):
+            parts = [self._gradient_parts(gradients, g, *ways[g], received[g]) for g in groups]
+            exchange(self._gradients, (part for of_group in parts for part in of_group), self._wire_gate)
+        with self._recorder.span(f"{self._kind} apply", step=gradients.number):
             for g in groups:
-                send, apply = _back(step, g, collision)
-                received[g] = self._rows_of(g, apply.total)
-                parts.append(self._gradient_parts(step, g, gradients.get(g), send, apply, received[g]))
-            exchange(self._gradients, (part for of_group in parts for part in of_group), self._gate)
-        with self._recorder.span(f"{self._kind} apply", step=step.number):
-            for g in groups:
-                if g in gradients:
-                    self._tables[g].apply(_back(step, g, collision)[1], received[g], step.hypers[g])
+                if g in gradients.by_group:
+                    self._tables[g].apply(ways[g][1], received[g], gradients.hypers[g])
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
         self._rows.meet()
 
-    def _await_turn(self) -> None:
-        """Exclusive work leaves wire and cores to collision work: copying its rows would slow that down, too."""
-        if self._gate is not None:
-            self._gate.wait()
+    def _await_wire(self) -> None:
+        """Exclusive work leaves wire and cores to collision work: to copy exclusive rows would slow that down, too."""
+        if self._wire_gate is not None:
+            self._wire_gate.wait()
 
     def _rows_of(self, group: int, number: int) -> torch.Tensor:
         layout, tables = self._layouts[group], self._tables[group]
         return torch.empty(number, layout.dim, dtype=layout.dtype, device=tables.where)
 
-    def _row_parts(self, step: Step, group: int, mine: torch.Tensor, collision: bool) -> Iterator[Part]:
-        ahead = step.groups[group]
-        assert ahead is not None
+    def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor, collision: bool) -> Iterator[AllToAll]:
+        ahead, sent = ids.ahead(group), _lookup(ids, group, collision).splits
         first = ahead.merge.exclusive_total
         target = ahead.buffer[first:] if collision else ahead.buffer[:first]
         received = ahead.merge.collision if collision else ahead.merge.exclusive
-        return self._parts(
-            step, group, f"{self._kind} rows", target, mine, received, _lookup(step, group, collision).splits
-        )
+        return self._parts(ids.number, group, "rows", target, mine, received, sent)
 
     def _gradient_parts(
-        self,
-        step: Step,
-        group: int,
-        gradient: torch.Tensor | None,
-        send: SendGradients,
-        apply: Apply,
-        received: torch.Tensor,
-    ) -> Iterator[Part]:
-        if gradient is None:
-            mine = self._rows_of(group, len(send.index)).zero_()
+        self, gradients: Gradients, group: int, send: SendGradients, apply: Apply, received: torch.Tensor
+    ) -> Iterator[AllToAll]:
+        if group in gradients.by_group:
+            mine = gradients.by_group[group].index_select(0, send.index)
         else:
-            mine = gradient.index_select(0, send.index)
-        return self._parts(step, group, f"{self._kind} gradients", received, mine, apply.splits, send.splits)
+            mine = self._rows_of(group, len(send.index)).zero_()
+        return self._parts(gradients.number, group, "gradients", received, mine, apply.splits, send.splits)
 
     def _parts(
         self,
-        step: Step,
+        step: int,
         group: int,
-        kind: str,
+        what: str,
         out: torch.Tensor,
         mine: torch.Tensor,
         received: list[list[int]],
         sent: list[list[int]],
-    ) -> Iterator[Part]:
+    ) -> Iterator[AllToAll]:
         """Chunk by chunk."""
         layout = self._layouts[group]
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
-            elsewhere = [sum(s[number]) - s[number][layout.rank] for s in (sent, received)]
-            self._recorder.bytes(
-                layout.module, step.number, kind, elsewhere[0] * layout.row_bytes, elsewhere[1] * layout.row_bytes
-            )
+            moved = [(sum(s[number]) - s[number][layout.rank]) * layout.row_bytes for s in (sent, received)]
+            self._recorder.bytes(layout.module, step, f"{self._kind} {what}", *moved)
             yield of_out, of_mine, received[number], sent[number]
 
 
 class PlainUpdates:
-    """Updates by forwards of TorchRec's own: the gradients are with the owners already. In the plain worker.
+    """Updates of modules that ran plainly: TorchRec has sent their gradients already. Runs in the plain worker.
 
-    The next forward waits for them, so they stand behind no exchange of rows that nobody waits for yet.
+    The next forward waits for these updates. In a worker of their own they wait for no exchange of later rows.
     """
 
     def __init__(self, tables: Sequence[Tables], recorder: Recorder) -> None:
@@ -152,13 +138,12 @@ class PlainUpdates:
             update(lambda: self._tables[group].shadows[kernel])
 
 
-def _lookup(step: Step, group: int, collision: bool) -> Lookup:
-    ahead = step.groups[group]
-    assert ahead is not None
+def _lookup(ids: ExchangedIds, group: int, collision: bool) -> Lookup:
+    ahead = ids.ahead(group)
     return ahead.collision if collision else ahead.exclusive
 
 
-def _back(step: Step, group: int, collision: bool) -> tuple[SendGradients, Apply]:
-    back = step.back[group]
-    assert back is not None
-    return (back.collision_send, back.collision_apply) if collision else (back.exclusive_send, back.exclusive_apply)
+def _back(back: Sequence[GroupBack | None], group: int, collision: bool) -> tuple[SendGradients, Apply]:
+    way = back[group]
+    assert way is not None
+    return (way.collision_send, way.collision_apply) if collision else (way.exclusive_send, way.exclusive_apply)

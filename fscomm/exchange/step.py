@@ -1,5 +1,10 @@
-"""The state of one training step while it passes through the engine."""
+"""What is known of one training step, by the thread that it belongs to.
 
+A `Step` belongs to the training thread. What threads hand to each other is frozen: the ids worker hands out
+`ExchangedIds`, a backward pass hands `Gradients` to the workers.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +16,14 @@ from fscomm.plan.routes import Apply, Lookup, Merge, Request, SendGradients, Ser
 from fscomm.torchrec.shadow_kernels import Hyper
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAhead:
-    """One sharding group of a step whose ids were exchanged ahead.
+    """How the rows of one sharding group travel in a step whose ids were exchanged ahead.
 
     Attributes:
         request, served: this rank as requester and as owner.
         merge, exclusive, collision: how the rows of the step travel.
-        buffer: [E + C, D] rows received, exclusive ones first.
+        buffer: [E + C, D] rows received, exclusive ones first; written by the exclusive and the collision worker.
         colliding: occurrences in the collision class that this owner serves.
     """
 
@@ -31,7 +36,7 @@ class GroupAhead:
     colliding: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBack:
     """How the gradients of one group travel, known once the next step's ids are."""
 
@@ -41,7 +46,7 @@ class GroupBack:
     exclusive_apply: Apply
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What all ranks said of one batch.
 
@@ -58,48 +63,96 @@ class Verdict:
     draws: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExchangedIds:
+    """What the ids worker knows of step `number` after the exchange; lists are by module [M] or by group [G].
+
+    Attributes:
+        groups: [G] how the rows of the step travel; None where the module is not served in it.
+        back: [G] how the gradients of the step before it travel; None where its module is not served in that step.
+        irregular: modules with an id that lies outside its table.
+        parts: [M] the KJTs by group that the module's output needs.
+    """
+
+    number: int
+    verdict: Verdict
+    groups: Sequence[GroupAhead | None]
+    back: Sequence[GroupBack | None]
+    irregular: frozenset[int] = frozenset()
+    parts: Sequence[Any] = ()
+
+    def ahead(self, group: int) -> GroupAhead:
+        """Of a group that is served."""
+        found = self.groups[group]
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """What one backward pass brought for the forward of step `number`.
+
+    Attributes:
+        by_group: the gradients; an output that the loss did not use has none.
+        hypers: by group and kernel, as taken at the forward.
+    """
+
+    number: int
+    by_group: Mapping[int, torch.Tensor]
+    hypers: Mapping[int, list[Hyper]]
+
+    @property
+    def groups(self) -> list[int]:
+        """All groups whose gradients travel, in the same order on every rank."""
+        return list(self.hypers)
+
+
+@dataclass(slots=True, kw_only=True)
+class ModuleInStep:
+    """What the training thread knows of one module in one step.
+
+    Attributes:
+        features: what was announced, to recognise it, or None if the module cannot be served this time.
+        missing: why nothing was announced, if there is a reason that the user should know.
+        exclusive, collision: the rows of the class are here; None while nobody fetches them, or if they became stale.
+        used: its forward ran, in either way.
+        backwards: backward passes that reached rows fetched ahead.
+    """
+
+    features: Snapshot | None
+    missing: str | None
+    exclusive: Pending[None] | None = None
+    collision: Pending[None] | None = None
+    used: bool = False
+    backwards: int = 0
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """Step `number`; lists are by module [M] or by group [G].
+    """Step `number` as the training thread knows it. No worker gets it.
+
+    A backward pass also uses it, in a thread of autograd, while the training thread waits for that pass.
 
     Attributes:
         follows: number of the step of the same loop before it; None for the first.
-        features: [M] what was announced, to recognise it, or None where a module cannot be served this time.
-        parts: [M] the KJTs by group that the module's output needs.
-        groups: [G] set by the ids worker; None where the module is not served in this step.
-        arrived: the verdict of all ranks on this batch; done when `groups` are set.
-        planned: the verdict on the batch after it; done when `back` is set.
-        back: [G] how gradients travel.
+        modules: [M].
+        arrived: the ids of this batch; done before the user gets the batch.
+        planned: the ids of the batch after it; `back` in them is the way of this step's gradients.
         next: number of the step of the same loop after it, as soon as that is announced.
-        exclusive, collision: [M] the rows of the class are here; None while nobody fetches them, or they became stale.
-        plain: [M] why the module has to run plainly in this step, as far as that is known before.
-        used: [M] its forward ran, in either way.
-        backwards: [M] backward passes that reached rows fetched ahead.
         open: its forward ran, and no backward pass has reached it yet.
-        hypers: by group and kernel, taken at the forward.
-        nodes: groups whose rows were handed out, and whose gradients come back.
+        hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
     """
 
     number: int
     follows: int | None
-    features: list[Snapshot | None]
-    parts: list[Any]
-    groups: list[GroupAhead | None]
-    plain: list[str | None]
-    exclusive: list[Pending[None] | None]
-    collision: list[Pending[None] | None]
-    used: list[bool]
-    backwards: list[int]
-    arrived: Pending[Verdict] | None = None
-    planned: Pending[Verdict] | None = None
-    back: list[GroupBack | None] = field(default_factory=list)
+    modules: Sequence[ModuleInStep]
+    arrived: Pending[ExchangedIds]
+    planned: Pending[ExchangedIds] | None = None
     next: int | None = None
     open: bool = False
     hypers: dict[int, list[Hyper]] = field(default_factory=dict)
-    nodes: set[int] = field(default_factory=set)
 
-    def fetched(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a forward reads of a group: the rows received, and which of them goes where."""
-        ahead = self.groups[group]
-        assert ahead is not None
-        return ahead.buffer, ahead.merge.index
+    @property
+    def ids(self) -> ExchangedIds:
+        """Those of this batch, once the user holds it."""
+        return self.arrived.now()

@@ -1,4 +1,4 @@
-"""The schedule of the exchange for threads."""
+"""Wire priority for threads: waiting, and being woken."""
 
 import math
 import threading
@@ -9,10 +9,10 @@ from fscomm.exchange.wire_priority import WirePriority
 
 
 class WireGate:
-    """Wire priority for threads. Collision exchanges `enter` and `leave`; exclusive ones `wait`, or go chunk by chunk.
+    """Collision exchanges `enter` and `leave`; exclusive ones `wait`, or go chunk by chunk.
 
-    Waiting is bounded by the collision exchanges, which have deadlines of their own; `settle` and `stop` end it. A
-    chunk's turn comes by `try_exclusive`, and `exclusive_done` follows; see `exchange.exchange`.
+    A wait ends with the collision exchanges, which have deadlines of their own, or by `settle` or `stop`. A chunk is
+    let go by `try_exclusive`, and `exclusive_done` follows; see `parts.exchange`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, schedule: WirePriority | None = None) -> None:
@@ -31,22 +31,19 @@ class WireGate:
             self._changed.notify_all()
 
     def settle(self) -> None:
-        """Nothing more is expected: what waits may go as soon as no collision exchange runs."""
+        """No control word is expected: exclusive exchanges may go as soon as no collision exchange runs."""
         with self._changed:
             self._schedule.settle()
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Let everybody through for good: the engine is ending."""
+        """Nothing waits from now on: the engine is ending."""
         with self._changed:
             self._schedule.stop()
             self._changed.notify_all()
 
-    def may_pass(self) -> bool:
-        return self._schedule.opens_at() <= self._clock()
-
     def wait(self) -> None:
-        """Block until collision traffic is over."""
+        """Block until collision exchanges are over."""
         self._wait(self._schedule.opens_at)
 
     def try_exclusive(self, nbytes: int) -> bool:
@@ -58,7 +55,7 @@ class WireGate:
             return goes
 
     def wait_exclusive(self, nbytes: int) -> None:
-        """Block until `try_exclusive` is worth another try. A thread with chunks under way waits for the oldest one."""
+        """Block until `try_exclusive` may succeed. Only for a thread without chunks under way."""
         self._wait(lambda: self._chunk_at(nbytes))
 
     def exclusive_done(self, nbytes: int) -> None:

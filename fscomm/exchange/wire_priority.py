@@ -1,23 +1,23 @@
-"""Which class may use the wire: control and collision traffic first, exclusive traffic and ids when neither runs.
+"""Which class may use the wire: control words and collision rows first, exclusive rows and ids when neither runs.
 
-Separate process groups give no priority on the wire, as all connections share the link. So exclusive exchanges are held
-back before they are issued: no exclusive byte starts while a collision exchange runs, nor in the short time after it in
-which the next step's first control word is expected. What was issued cannot be called back, so exclusive rows go in
-chunks and few bytes of it are under way at a time: a collision exchange waits for those at most.
+Separate process groups give no priority on the wire, as all connections share it. So exclusive exchanges are held
+back before they are issued: no exclusive chunk starts while a collision exchange runs, nor in the short time after it
+in which the next step's first control word is expected. An issued exchange cannot be called back. So exclusive rows go
+in chunks, and few bytes of them are under way at a time: a collision exchange waits for those at most.
 """
 
 import math
 
-GRACE_S = 0.025  # how long exclusive traffic stays off the wire for a control word that does not come
-STARVED_S = 1.0  # collision traffic that never pauses lets one chunk pass in this time
+GRACE_S = 0.025  # how long exclusive rows stay off the wire for a control word that does not come
+STARVED_S = 1.0  # collision exchanges that never pause let one chunk pass in this time
 BUDGET_BYTES = 1 << 20
 
 
 class WirePriority:
     """The rules, without threads and without a clock: times are seconds of any clock that does not go back.
 
-    Chunks are asked for one at a time, by one worker, and every rank issues them in the same order: with two workers on
-    one budget, ranks whose budgets are taken by different workers would wait for each other.
+    One worker asks for chunks, one at a time, and every rank issues them in the same order. With two workers on one
+    budget, ranks whose budgets are used up by different workers would wait for each other.
     """
 
     def __init__(
@@ -45,24 +45,24 @@ class WirePriority:
             self._quiet_until = now_s + self._grace_s
 
     def settle(self) -> None:
-        """Nothing more is expected: exclusive traffic may go as soon as no collision exchange runs."""
+        """No control word is expected: exclusive exchanges may go as soon as no collision exchange runs."""
         self._quiet_until = -math.inf
 
     def stop(self) -> None:
-        """Everything may go, for good."""
+        """Everything may go from now on."""
         self._stopped = True
 
     def opens_at(self) -> float:
-        """From when on collision traffic keeps nothing off, if nothing changes; infinity: only when something does."""
+        """The time from which collision exchanges hold nothing back; infinity if only another call can change that."""
         if self._stopped:
             return -math.inf
         return math.inf if self._collision else self._quiet_until
 
     def ask(self, nbytes: int, now_s: float) -> float:
-        """From when on the next chunk may go, if nothing changes; infinity: only when something does.
+        """The time from which the next chunk may go; infinity if only another call can change that.
 
-        It may go if that is not later than `now_s`; then `issue` it. A chunk larger than the budget goes alone. One
-        that collision traffic has kept off for `starved_s` since it was first asked for goes alone, too.
+        The chunk may go if that is not later than `now_s`; then `issue` it. A chunk larger than the budget goes alone.
+        So does a chunk that collision exchanges have held back for `starved_s` since it was first asked for.
         """
         alone = self._in_flight_bytes == 0
         if not (self._stopped or alone or self._in_flight_bytes + nbytes <= self._budget_bytes):

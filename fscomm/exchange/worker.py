@@ -1,4 +1,4 @@
-"""A thread that does what it is given in order, and hands results or errors to those who wait for them."""
+"""A thread that does submitted work in order, and hands results or errors to the threads that wait for them."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from fscomm.device import Device, Mark
 
 T = TypeVar("T")
 
-NICENESS = 10  # added to that of a worker in the background; 5 gives way too little, 19 brings no more
+NICENESS = 10  # added for a worker in the background; 5 gives way too little, 19 brings no more
 
 
 class Pending(Future[T]):
-    """What a piece of work will give. `result` also puts what its caller issues afterwards behind that work."""
+    """The result of submitted work. After `result`, what its caller issues to the device runs behind that work."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -29,13 +29,20 @@ class Pending(Future[T]):
         self._device.after(self.mark)
         return value
 
+    def now(self) -> T:
+        """The result of work that is known to be done; never waits."""
+        assert self.done()
+        value = super().result()
+        self._device.after(self.mark)
+        return value
+
 
 class Worker:
     """One worker thread. After an error nothing more runs: later work fails with the same error.
 
-    Work runs behind all that its submitter had issued to the device. `on_error` is called in the thread with the first
-    error, before anybody who waits sees it. A worker in the `background` gives way on the processor to whatever trains,
-    in this process and in others (on Linux, where threads have priorities of their own).
+    On the device, work runs behind everything that its submitter had issued. `on_error` is called in the worker with
+    the first error, before a waiting thread gets it. A worker in the `background` leaves the processor to the training
+    threads of this and other processes (on Linux, where threads have priorities of their own).
     """
 
     def __init__(
@@ -47,7 +54,7 @@ class Worker:
         self._device = device
         self._closed = False
         self._error: BaseException | None = None
-        self._under_way: list[tuple[Mark, Any]] = []  # issued and not done: its tensors have to stay
+        self._under_way: list[tuple[Mark, Any]] = []  # issued and not done: its tensors must be kept
         self._queue: queue.SimpleQueue[tuple[Pending[Any], Mark, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"fscomm {name}", daemon=True)
         self._thread.start()

@@ -93,7 +93,7 @@ class StreamClock:
 def compare(
     context: RankContext, mine: Sequence[Timeline], clock: Clock, *, timeout_s: float
 ) -> tuple[dict[int, list[Timeline]], list[float]]:
-    """The timelines of all ranks, and the offsets of their clocks to rank 0's. Collective over `place.group`; blocks.
+    """The timelines of all ranks, and the offsets of their clocks to rank 0's. Collective over `context.group`; blocks.
 
     Raises PeerError if a rank does not take part within `timeout_s`.
     """

@@ -25,7 +25,7 @@ class Wait(NamedTuple):
     group: str
     """Exchanges of one `group` are issued in the same order on all ranks that take part."""
     issued_in: int
-    """The step in which the exchange was issued, and the how manyth of `group` it was there."""
+    """The step in which the exchange was issued, and its number among those of `group` in that step."""
     number: int
     issued: float
     begin: float

@@ -1,12 +1,12 @@
-"""Noting every wait of the training thread for other ranks, wherever it happens.
+"""Noting every wait of the training thread for other ranks.
 
-While installed, three things are wrapped, all put back afterwards: `Work.wait` and the calls of `ProcessGroup` that
-issue work, which is what TorchRec and any loop's own collectives end in; and `Recorder.wait`, which is where fscomm
-blocks. DDP waits inside C++ when a backward pass has ended: there, hooks on its parameters note the last gradient, and
-two callbacks of the autograd engine enclose DDP's own, the first run after the graph, the second queued by the first.
-A communication hook would not do: it cannot be taken off again, and it changes where DDP divides, hence the last bit.
+While installed, it wraps `Work.wait` and the calls of `ProcessGroup` that issue work, through which TorchRec and the
+training loop wait, and `Recorder.wait`, in which fscomm waits. All are put back afterwards. DDP waits inside C++ when a
+backward pass has ended: there, hooks on its parameters note the last gradient, and two callbacks of the autograd engine
+enclose DDP's own. The engine runs the first after the graph, and the first queues the second. A communication hook is
+no alternative: it cannot be removed, and it changes where DDP divides, which changes the last bit of gradients.
 
-Not seen: what else only C++ waits for, such as DDP's broadcast of buffers and functional collectives in compiled code.
+Other waits inside C++ are not seen: DDP's broadcast of buffers, and functional collectives in compiled code.
 """
 
 import functools
@@ -72,7 +72,7 @@ class Waits:
             raise
 
     def remove(self) -> None:
-        """Put everything back. RuntimeError if somebody has wrapped the same since: that stays, all else goes back."""
+        """Put everything back. RuntimeError if other code has wrapped one of them since: that one stays wrapped."""
         self._step = None
         foreign = []
         while self._restore:

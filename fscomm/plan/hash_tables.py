@@ -1,23 +1,15 @@
 """Hash tables over int64 keys (numba, nogil, no Python objects).
 
 A table is int64 [M, 2], M a power of two larger than the number of distinct keys: (key, slot) pairs, found by open
-addressing with linear probing. A pair is empty where its slot is below the `floor` that the caller names, so one table
+addressing with linear probing. A pair is empty if its slot is below the `floor` that the caller names. So one table
 serves many key sets one after another without being cleared.
 """
 
 import numpy as np
-from numba import njit, types
-from numba.core.registry import cpu_target
-
-# Numba imports most of itself at the first call of any kernel; here that happens with the rest of the imports.
-cpu_target.typing_context.refresh()
-cpu_target.target_context.refresh()
-
-_KEYS = types.int64[::1]
-_TABLE = types.int64[:, ::1]
+from numba import njit
 
 
-@njit(types.uint64(types.int64), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _mix(key: int) -> np.uint64:
     """Spread a key over all 64 bits (finalizer of SplitMix64, Steele et al. 2014): strided ids must not cluster."""
     x = np.uint64(key)
@@ -26,7 +18,7 @@ def _mix(key: int) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(types.int64(_TABLE, types.int64, types.int64), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _place(table: np.ndarray, key: int, floor: int) -> np.int64:
     """Index of the pair that holds `key`, or of the empty pair where it belongs."""
     mask = np.uint64(table.shape[0] - 1)
@@ -36,7 +28,7 @@ def _place(table: np.ndarray, key: int, floor: int) -> np.int64:
     return np.int64(at)
 
 
-@njit(types.int64(_KEYS, _KEYS, _TABLE, _KEYS, _KEYS, _KEYS), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def first_occurrences(
     keys: np.ndarray,
     lengths: np.ndarray,
@@ -67,8 +59,16 @@ def first_occurrences(
     return total
 
 
-@njit(types.void(_KEYS, _TABLE, types.boolean[::1]), nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def contains(keys: np.ndarray, table: np.ndarray, found: np.ndarray) -> None:
     """Which keys a table of one segment holds. keys: int64 [N]; written: found bool [N]."""
     for i in range(len(keys)):
         found[i] = table[_place(table, keys[i], 0), 1] >= 0
+
+
+def compile_kernels() -> None:
+    """Compile every kernel, or load it from numba's cache; otherwise the first use of a kernel does that."""
+    none = np.empty(0, np.int64)
+    table = np.full((2, 2), -1, np.int64)
+    first_occurrences(none, none, table, none, none, none)
+    contains(none, table, np.empty(0, np.bool_))

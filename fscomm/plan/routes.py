@@ -1,14 +1,15 @@
 """What travels where: pure planning of one step of one sharding group, from ids and masks to index tensors.
 
-Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. In the ids of
-one pair of ranks a row counts once: both sides number these *distinct rows* alike, by first occurrence, because both
-see the same ids. Forward, distinct rows travel; backward, the gradient of every occurrence does, as summing them before
-would change the order of additions.
+Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. Among the ids
+of one pair of ranks a row counts once: both ranks see the same ids, and number these *distinct rows* alike, by first
+occurrence. In the forward distinct rows travel. In backward the gradient of every occurrence travels, because to add
+gradients up before they travel would change the order of additions.
 
-Between a step and its successor a row is *shared* if some rank uses it in the one and some rank in the other. Shared
-rows of a step form its collision class, all others the exclusive class. One row lies on one owner, so all its
+A row is *shared* by a step and the next one if some rank uses it in the one and some rank in the other. The shared
+rows of a step form its collision class, all others its exclusive class. One row lies on one owner, so all its
 occurrences from all ranks are in one class, and an update of a class is complete for each of its rows.
 
+All tensors are in host memory.
 N occurrences, U distinct rows, W peers, F features and T tables of an owner, D columns. Index tensors are int64.
 """
 
@@ -86,7 +87,7 @@ def request(ids: torch.Tensor, counts: list[list[int]], from_wire: torch.Tensor 
     if from_wire is not None:
         from_wire = from_wire.long()
         to_wire = torch.empty_like(from_wire)
-        to_wire[from_wire] = torch.arange(len(from_wire), device=from_wire.device)
+        to_wire[from_wire] = torch.arange(len(from_wire))
     return Request(wire=wire(ids, counts, layout.runs), from_wire=from_wire, to_wire=to_wire)
 
 
@@ -100,7 +101,7 @@ class Served:
         order: int64[N] the occurrences by feature, then requester, then sample: the order of TorchRec's lookup, in
             which gradients of one row are added up.
         ends: int64[F + 1] where each feature starts and ends in `order`.
-        irregular: an id lies outside its table; what the lookup makes of it is the lookup's business.
+        irregular: an id lies outside its table.
     """
 
     wire: Wire
@@ -111,20 +112,19 @@ class Served:
 
 
 def serve(ids: torch.Tensor, counts: list[list[int]], layout: GroupLayout) -> Served:
-    device = ids.device
     runs = layout.runs[layout.rank]
     table_of = torch.arange(len(runs)).repeat_interleave(torch.tensor(runs, dtype=torch.int64))
     lengths = torch.tensor(counts, dtype=torch.int64).view(layout.world_size, len(table_of))  # [W, F]
-    tables = table_of.repeat(layout.world_size).repeat_interleave(lengths.flatten()).to(device)
+    tables = table_of.repeat(layout.world_size).repeat_interleave(lengths.flatten())
     rows = torch.tensor(layout.rows, dtype=torch.int64)
-    bases = (torch.cumsum(rows, 0) - rows).to(device)
-    outside = (ids < 0) | (ids >= rows.to(device)[tables])
+    bases = torch.cumsum(rows, 0) - rows
+    outside = (ids < 0) | (ids >= rows[tables])
     irregular = bool(outside.any())
     keys = (torch.where(outside, 0, ids) if irregular else ids) + bases[tables]
     starts = torch.cumsum(lengths.flatten(), 0).view_as(lengths) - lengths
     by_feature = lengths.T.flatten()
     shift = starts.T.flatten() - (torch.cumsum(by_feature, 0) - by_feature)
-    order = shift.repeat_interleave(by_feature).to(device) + torch.arange(len(ids), device=device)
+    order = shift.repeat_interleave(by_feature) + torch.arange(len(ids))
     ends = torch.zeros(len(table_of) + 1, dtype=torch.int64)
     torch.cumsum(lengths.sum(0), 0, out=ends[1:])
     return Served(
@@ -148,7 +148,7 @@ class Chunks:
 def chunks(counts: list[int], largest: int | None, step: int) -> Chunks:
     """Cut `counts` rows by peer, at most `step` each; `largest` is the most of this class between any two ranks.
 
-    With None they stay in one piece: collision rows, for which nothing has to wait.
+    With None they stay in one piece: these are collision rows, and nothing more urgent waits for the wire.
     """
     if largest is None:
         return Chunks(order=None, splits=[counts])

@@ -1,4 +1,4 @@
-"""The owners' answers on the wire: a few numbers and, bit by bit, which distinct rows two batches share.
+"""What owners tell requesters, as bytes: a few numbers and, bit by bit, which distinct rows two batches share.
 
 W ranks, H numbers in the head, U distinct rows.
 """

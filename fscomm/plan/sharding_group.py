@@ -1,19 +1,20 @@
 """How the tables of one sharding group lie on the ranks: all that planning needs to know about a sharded module.
 
-A *group* is what TorchRec fuses into one exchange: the tables of one module that have one sharding type. A rank is a
-*requester* of rows that its samples name and an *owner* of the rows that it holds.
+A *group* is the tables of one module that have one sharding type: TorchRec fuses them into one exchange. A rank is the
+*requester* of rows that its samples name and the *owner* of the rows that it holds.
 
 W ranks, F features of one owner, T tables of one owner.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-# Of exclusive rows from one rank to all others, by where tables are. Collision rows wait for what is under way, and
-# a chunk costs a few hundred microseconds on the host. The size for GPUs, whose links are faster, is assumed, not
-# measured.
-CHUNK_BYTES = {"cpu": 512 << 10, "cuda": 16 << 20}
+# Of exclusive rows from one rank to all others, by the device of the tables. Collision rows wait for chunks that are
+# under way; each chunk costs a few hundred microseconds on the host. The size for GPUs, which have faster connections,
+# is assumed, not measured.
+CHUNK_BYTES: Mapping[str, int] = {"cpu": 512 << 10, "cuda": 16 << 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Which rows occur, where first, and which of them another batch has too: O(keys), no table-sized memory.
 
-CPU tensors go through the hash kernels; other devices through sorting, which is also the definition that the kernels
-are tested against. Letters: N keys, U distinct keys, S segments.
+Keys are in host memory and go through hash kernels; the functions `sorted_*` define what the kernels must give.
+Letters: N keys, U distinct keys, S segments.
 """
 
 from collections.abc import Sequence
@@ -29,21 +29,17 @@ class FirstOccurrences:
 def first_occurrences(keys: Tensor, segments: Sequence[int]) -> FirstOccurrences:
     """The distinct keys inside each of the consecutive segments of `keys`.
 
-    keys: integers [N], any device; segments: lengths, sum N. Off the CPU it waits for the device (U sizes the result).
-    Raises ValueError where the lengths do not partition the keys.
+    keys: integers [N]; segments: lengths, sum N. Raises ValueError if the lengths do not partition the keys.
     """
     keys = _int64(keys)
     if sum(segments) != len(keys) or any(length < 0 for length in segments):
         raise ValueError(f"segments {list(segments)} do not cut {len(keys)} keys: they must be >= 0 and sum to that")
-    if keys.device.type != "cpu":
-        return sorted_first_occurrences(keys, segments)
-    found, _ = _hashed(keys, segments)
-    return found
+    return _hashed(keys, segments)[0]
 
 
 def sorted_first_occurrences(keys: Tensor, segments: Sequence[int]) -> FirstOccurrences:
-    """`first_occurrences` by two stable sorts, on any device."""
-    lengths = torch.tensor(segments, dtype=torch.int64, device=keys.device)
+    """`first_occurrences` by two stable sorts."""
+    lengths = torch.tensor(segments, dtype=torch.int64)
     segment = torch.repeat_interleave(lengths, output_size=len(keys))
     order = keys.argsort(stable=True)
     order = order[segment[order].argsort(stable=True)]
@@ -51,7 +47,7 @@ def sorted_first_occurrences(keys: Tensor, segments: Sequence[int]) -> FirstOccu
     head[1:] = (keys[order].diff() != 0) | (segment[order].diff() != 0)
     positions, by_position = order[head].sort()
     rank = torch.empty_like(by_position)
-    rank[by_position] = torch.arange(len(by_position), device=keys.device)
+    rank[by_position] = torch.arange(len(by_position))
     slots = torch.empty_like(keys)
     slots[order] = rank[head.cumsum(0) - 1]
     counts = torch.bincount(segment[positions], minlength=len(segments)).tolist()
@@ -59,37 +55,27 @@ def sorted_first_occurrences(keys: Tensor, segments: Sequence[int]) -> FirstOccu
 
 
 class RowSet:
-    """A set of keys that answers for many keys at once. keys: integers [N], duplicates allowed; O(N) memory."""
+    """A set of keys. keys: integers [N], duplicates allowed; O(N) memory."""
 
     def __init__(self, keys: Tensor) -> None:
-        keys = _int64(keys)
-        self._device = keys.device
-        if keys.device.type == "cpu":
-            _, self._held = _hashed(keys, [len(keys)])
-        else:
-            self._held = keys.unique()
+        self._table = _hashed(_int64(keys), [len(keys)])[1]
 
     def contains(self, keys: Tensor) -> Tensor:
-        """bool [N]: is keys[i] in the set. Raises ValueError for keys on another device than the set's."""
-        keys = _int64(keys)
-        if keys.device != self._device:
-            raise ValueError(f"keys are on {keys.device}, this set of rows on {self._device}: move one of them first")
-        if keys.device.type != "cpu":
-            return sorted_contains(self._held, keys)
+        """bool [N]: whether keys[i] is in the set."""
         found = torch.empty(len(keys), dtype=torch.bool)
-        hash_tables.contains(keys.numpy(), self._held.numpy(), found.numpy())
+        hash_tables.contains(_int64(keys).numpy(), self._table.numpy(), found.numpy())
         return found
 
 
 def sorted_contains(rows: Tensor, keys: Tensor) -> Tensor:
-    """bool [N]: is keys[i] among `rows`, int64, ascending. On any device, without synchronising."""
+    """bool [N]: whether keys[i] is among `rows`, int64, ascending."""
     if len(rows) == 0:
         return torch.zeros_like(keys, dtype=torch.bool)
     return rows[torch.searchsorted(rows, keys).clamp(max=len(rows) - 1)] == keys
 
 
 def _hashed(keys: Tensor, segments: Sequence[int]) -> tuple[FirstOccurrences, Tensor]:
-    """First occurrences and the table they were found with (it answers for the last segment)."""
+    """First occurrences, and the hash table they were found with: it holds the keys of the last segment."""
     size = 2 << max(segments, default=0).bit_length()  # at most half full
     table = torch.full((size, 2), -1, dtype=torch.int64)
     positions, slots = torch.empty_like(keys), torch.empty_like(keys)
@@ -100,6 +86,7 @@ def _hashed(keys: Tensor, segments: Sequence[int]) -> tuple[FirstOccurrences, Te
 
 
 def _int64(keys: Tensor) -> Tensor:
-    if keys.dim() != 1 or keys.is_floating_point() or keys.is_complex():
-        raise ValueError(f"keys must be a 1-D integer tensor, not {keys.dtype} of shape {tuple(keys.shape)}")
+    if keys.dim() != 1 or keys.is_floating_point() or keys.is_complex() or keys.device.type != "cpu":
+        given = f"{keys.dtype} of shape {tuple(keys.shape)} on {keys.device}"
+        raise ValueError(f"keys must be a 1-D integer tensor in host memory, not {given}")
     return keys.detach().to(torch.int64).contiguous()

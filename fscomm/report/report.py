@@ -17,7 +17,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collisions:
-    """Rows of one batch that its predecessor used too, over all that this rank owns."""
+    """Of the rows of one batch that this rank owns, those that the batch before used too."""
 
     occurrences: int = 0
     colliding: int = 0
@@ -53,14 +53,14 @@ class Collisions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowExchange:
+class Traffic:
     """Bytes of one kind that this rank sent to others and received from them."""
 
     sent: int = 0
     received: int = 0
 
-    def __add__(self, other: "RowExchange") -> "RowExchange":
-        return RowExchange(sent=self.sent + other.sent, received=self.received + other.received)
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(sent=self.sent + other.sent, received=self.received + other.received)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class StepReport:
     step: int
     collisions: Mapping[str, Collisions] = field(default_factory=dict)
     """By module."""
-    bytes: Mapping[str, Mapping[str, RowExchange]] = field(default_factory=dict)
+    bytes: Mapping[str, Mapping[str, Traffic]] = field(default_factory=dict)
     """By module, then by kind."""
     exposed_ms: Mapping[str, float] = field(default_factory=dict)
     inline_ms: Mapping[str, float] = field(default_factory=dict)
@@ -82,13 +82,13 @@ class StepReport:
 
     @property
     def kinds(self) -> list[str]:
-        """Every kind that this step has a time or a byte of, sorted."""
+        """Every kind of which this step has times or bytes, sorted."""
         sent = {kind for by_kind in self.bytes.values() for kind in by_kind}
         return sorted({*self.exposed_ms, *self.inline_ms, *self.hidden_ms, *sent})
 
-    def traffic(self, kind: str) -> RowExchange:
+    def traffic(self, kind: str) -> Traffic:
         """Bytes of `kind` over all modules."""
-        return _sum((by_kind.get(kind, RowExchange()) for by_kind in self.bytes.values()), RowExchange())
+        return _sum((by_kind.get(kind, Traffic()) for by_kind in self.bytes.values()), Traffic())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

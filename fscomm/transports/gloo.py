@@ -8,7 +8,7 @@ import torch
 
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.transport import Handle, check_gather, check_splits
-from fsranks.control_group import Begun, ControlGroup, Part
+from fsranks.control_group import AllToAll, BegunExchange, ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import RankContext
 
@@ -23,13 +23,13 @@ class Channel(Protocol):
 
     @property
     def group(self) -> ControlGroup | None:
-        """What it runs over, to ask who is lost; None where there is one rank."""
+        """The group it runs over, which knows which rank is lost; None where there is one rank."""
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
 
-    def all_to_all_v(self, parts: Iterable[Part]) -> None:
-        """Exchange (out, mine, received, sent) in order; each part is asked for just before it is issued."""
+    def all_to_all_v(self, exchanges: Iterable[AllToAll]) -> None:
+        """Make `exchanges` in order; the next one is taken from the iterable just before it is issued."""
 
     def abort(self, reason: str) -> None:
         """From any thread: end what blocks here; the other ranks' next exchange raises and gives `reason`."""
@@ -41,7 +41,7 @@ class Channel(Protocol):
 class GlooTransport:
     """Collective to make. With `verify`, ranks compare their splits before each operation: one more exchange.
 
-    Without, callers vouch that both sides derived them from the same lengths: sizes that disagree end the process.
+    Without `verify`, both sides must derive them from the same lengths: sizes that disagree end the process.
     """
 
     name = "gloo"
@@ -67,8 +67,8 @@ class GlooTransport:
         sent = torch.cat([inp] * self.world_size)
         return self._begin((out, sent, [len(inp)] * self.world_size, [len(inp)] * self.world_size))
 
-    def _begin(self, part: Part) -> Handle:
-        begun = self._group.begin(part)
+    def _begin(self, exchange: AllToAll) -> Handle:
+        begun = self._group.begin(exchange)
         return begun if self._handshake is None else _Agreed(begun, self._handshake)
 
     def meet(self) -> None:
@@ -87,9 +87,9 @@ class GlooTransport:
 
 
 class _Agreed:
-    """An operation that ranks agreed on. When it is lost, those that are at the next one already hear of it there."""
+    """An operation that ranks agreed on. If it fails, ranks that wait in the next handshake are told so there."""
 
-    def __init__(self, begun: Begun, handshake: Handshake) -> None:
+    def __init__(self, begun: BegunExchange, handshake: Handshake) -> None:
         self._begun = begun
         self._handshake = handshake
 
@@ -111,8 +111,8 @@ class GlooChannel:
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         return self.group.tell_all(mine)
 
-    def all_to_all_v(self, parts: Iterable[Part]) -> None:
-        self.group.all_to_all_many(parts, in_flight=IN_FLIGHT)
+    def all_to_all_v(self, exchanges: Iterable[AllToAll]) -> None:
+        self.group.all_to_all_many(exchanges, in_flight=IN_FLIGHT)
 
     def abort(self, reason: str) -> None:
         self.group.abort(reason)
@@ -129,8 +129,8 @@ class AloneChannel:
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         return mine[None].copy()
 
-    def all_to_all_v(self, parts: Iterable[Part]) -> None:
-        for out, mine, _, _ in parts:
+    def all_to_all_v(self, exchanges: Iterable[AllToAll]) -> None:
+        for out, mine, _, _ in exchanges:
             out.copy_(mine)
 
     def abort(self, reason: str) -> None:
@@ -141,7 +141,7 @@ class AloneChannel:
 
 
 def channel(context: RankContext, *, timeout_s: float) -> Channel:
-    """Collective: every rank of `place` makes its channels in the same order."""
+    """Collective: every rank of `context` makes its channels in the same order."""
     if context.world_size == 1:
         return AloneChannel()
     return GlooChannel(context, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""What ranks tell each other on the host before an operation: that all are there, and how much everybody sends.
+"""What ranks tell each other on the host before an operation: that all are there, and how much each of them sends.
 
-GPU transports cannot be told afterwards: a kernel or a copy that waits for a rank which never comes blocks a stream,
-and sizes that disagree end the process inside NCCL or write over somebody else's rows.
+It must come before the operation. On a GPU, a kernel or a copy that waits for a rank which never comes blocks its
+stream, and sizes that disagree end the process inside NCCL or overwrite the rows of other operations.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ _SAME = ("operation", "dtype", "bytes per row")
 class Handshake:
     """One exchange of a few numbers over gloo per operation; making it is collective.
 
-    With `verify` every rank learns all splits and compares them (2 W numbers per rank); without, callers vouch that
-    splits were derived from the same gathered lengths, as those of fscomm's engine are, and only the largest travels.
+    With `verify` every rank learns all splits and compares them (2 W numbers per rank). Without it only the largest
+    size travels, and callers must derive splits from the same gathered lengths, as fscomm's engine does.
     """
 
     def __init__(self, context: RankContext, *, verify: bool, timeout_s: float) -> None:
@@ -64,7 +64,7 @@ class Handshake:
         return self.group.gone()
 
     def _splits(self, out_splits: Sequence[int], in_splits: Sequence[int]) -> list[int]:
-        """Always as many numbers: ranks that are not at the same operation can still tell each other."""
+        """As many numbers for every operation: so ranks that are at different operations can still exchange them."""
         if not self._verify:
             return []
         return [*out_splits, *in_splits] if out_splits else [0] * (2 * self.world_size)

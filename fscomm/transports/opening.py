@@ -35,8 +35,8 @@ def open_transport(
 ) -> Transport:
     """A new instance of transport `name` for tensors on `device`. Collective: all ranks open theirs in the same order.
 
-    With `verify` ranks compare splits before every operation; without, callers vouch for them. Every operation is
-    bounded by `timeout_s`.
+    With `verify` ranks compare splits before every operation; without it, callers must give splits that agree. An
+    operation takes at most `timeout_s`.
 
     Raises:
         ValueError: a name that does not exist, or a transport that cannot work on `device`.

@@ -15,6 +15,7 @@ from fsdata.balance.cost import CostModel, Polynomial
 from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.kernels import load_numba
 
 _NO_SPEED = ("fbs",)
 _NO_CAP = ("fbs", "vbs-contiguous")
@@ -103,6 +104,7 @@ class StepPlanner:
         self._world_size = world_size
         self._carry = carry
         self._tune = AutoTune(world_size) if balance.autotune and world_size > 1 else None
+        load_numba()
 
     def __call__(self, batch: GlobalBatch) -> Assignment:
         """Raises ValueError where no plan keeps `max_tokens` (naming the longest sample) or AutoTune has no reports.

@@ -19,7 +19,7 @@ class StepStats:
         global_items: group name -> elements of that group over all ranks ("candidates": how many candidates), where
             known: always with one rank or with `balance`.
         straggler_before, straggler_after: planned share of waiting (1 - mean / max of the ranks' cost) without and
-            with redistribution; None without `balance`.
+            with balancing; None without `balance`.
         moved: share of the global batch's events that changed rank; None without `balance`.
         carried: rows of all ranks that were read for this step and come in the next one, because with them no plan
             keeps `Balance(max_tokens=...)`. They do not count in the other fields.
@@ -46,7 +46,7 @@ class Batch:
         dense: float32 [B, D], columns in schema order.
         labels: name -> float32 [B], or `Jagged` float32 where the label is a list aligned with the candidates.
         jagged: name -> `Jagged` float32, the `floats` of the schema's sequences.
-        origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before redistribution.
+        origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
     """
 

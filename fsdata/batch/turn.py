@@ -1,4 +1,4 @@
-"""Who may take a loader's next batch: one iterator at a time, in the process that its threads belong to."""
+"""Which iterator may take a loader's next batch: one iterator at a time, in the process that its threads belong to."""
 
 import os
 

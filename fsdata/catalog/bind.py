@@ -1,4 +1,4 @@
-"""Binding: which column, expression or default serves each field, file by file, and everything that does not fit."""
+"""Binding: which column, expression or default serves each field in each kind of file, and what does not fit."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Literal
 import pyarrow as pa
 
 from fsdata.catalog.footers import Footer
-from fsdata.catalog.roles import Want, is_list, objection, plain
+from fsdata.catalog.roles import WantedField, is_list, objection, plain
 from fsdata.errors import SchemaError
 from fsdata.sources.expressions import expressions
 from fsdata.sources.source import ParquetSource, Policy
@@ -20,14 +20,14 @@ _MAX_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class FieldBinding:
     """How one field comes out of one kind of file.
 
     `column` is set for columns and partitions, `value` for partitions and defaults (None: a null). `type` is that of
     the column or the expression's result; None for a missing column.
     """
 
-    want: Want
+    field: WantedField
     origin: Origin
     column: str | None = None
     type: pa.DataType | None = None
@@ -41,25 +41,25 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Files of one schema and the same values of those partitions that are read; `partitions` has all of one file."""
+class FileKind:
+    """Files of one schema and the same values of the partitions that are read. `partitions`: all those of one file."""
 
     schema: pa.Schema
     partitions: dict[str, int | str | None]
-    bounds: tuple[Bound, ...]
+    bindings: tuple[FieldBinding, ...]
 
 
 def bind(
-    source: ParquetSource, wants: Sequence[Want], footers: Sequence[Footer], label: str
-) -> tuple[list[Kind], list[int]]:
+    source: ParquetSource, wanted: Sequence[WantedField], footers: Sequence[Footer], label: str
+) -> tuple[list[FileKind], list[int]]:
     """The kinds of files of a source, and which kind every file is of.
 
     Raises:
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
     """
     values = _partition_values(footers)
-    read = _names_read(source, wants)
-    kinds: list[Kind] = []
+    read = _names_read(source, wanted)
+    kinds: list[FileKind] = []
     kind_of: list[int] = []
     seen: dict[tuple, int] = {}
     problems: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -72,8 +72,8 @@ def bind(
         key = text, tuple(sorted((name, value) for name, value in partitions.items() if name in read)), twice
         if key not in seen:
             seen[key] = len(kinds)
-            bounds, fault = _bind_kind(source, wants, schema, partitions, twice)
-            kinds.append(Kind(schema, partitions, tuple(bounds)))
+            bindings, fault = _bind_kind(source, wanted, schema, partitions, twice)
+            kinds.append(FileKind(schema, partitions, tuple(bindings)))
             faults.append(fault)
         kind_of.append(seen[key])
         for problem in faults[kind_of[-1]]:
@@ -88,9 +88,9 @@ def _text(schema: pa.Schema) -> str:
     return schema.to_string(show_field_metadata=False, show_schema_metadata=False)
 
 
-def _names_read(source: ParquetSource, wants: Sequence[Want]) -> set[str]:
+def _names_read(source: ParquetSource, wanted: Sequence[WantedField]) -> set[str]:
     """Columns and partitions that anything is made of."""
-    columns = {column for want in wants if isinstance(column := source.columns.get(want.field, want.field), str)}
+    columns = {column for field in wanted if isinstance(column := source.columns.get(field.name, field.name), str)}
     expressions = [*source.computed.values(), *([] if source.condition is None else [source.condition])]
     return columns.union(*(expression.columns for expression in expressions))
 
@@ -135,73 +135,75 @@ def _check_both(field: str, name: str, twice: Sequence[str]) -> None:
 
 def _bind_kind(
     source: ParquetSource,
-    wants: Sequence[Want],
+    wanted: Sequence[WantedField],
     schema: pa.Schema,
     partitions: dict[str, int | str | None],
     twice: Sequence[str],
-) -> tuple[list[Bound], list[tuple[str, str]]]:
-    bounds = []
+) -> tuple[list[FieldBinding], list[tuple[str, str]]]:
+    bindings = []
     faults = []
-    for want in wants:
+    for field in wanted:
         try:
-            if want.field not in source.columns:
-                _check_both(want.field, want.field, twice)
-            bounds.append(_bind_one(source, want, schema, partitions))
+            if field.name not in source.columns:
+                _check_both(field.name, field.name, twice)
+            bindings.append(_bind_one(source, field, schema, partitions))
         except SchemaError as error:
-            faults.append((want.field, str(error)))
+            faults.append((field.name, str(error)))
     if source.condition is not None:
         try:
             for name in source.condition.columns:
                 _check_both(name, name, twice)
-            kind = expression_type(source.condition, schema, partitions)
-            if not pa.types.is_boolean(kind):
-                faults.append(("filter", f"gives {kind} where true or false is needed"))
+            arrow_type = expression_type(source.condition, schema, partitions)
+            if not pa.types.is_boolean(arrow_type):
+                faults.append(("filter", f"gives {arrow_type} where true or false is needed"))
         except SchemaError as error:
             faults.append(("filter", str(error)))
-    return bounds, faults
+    return bindings, faults
 
 
-def _bind_one(source: ParquetSource, want: Want, schema: pa.Schema, partitions: dict[str, int | str | None]) -> Bound:
-    column = source.columns.get(want.field, want.field)
-    policy = source.policy(want.field)
-    default = source.defaults.get(want.field)
+def _bind_one(
+    source: ParquetSource, field: WantedField, schema: pa.Schema, partitions: dict[str, int | str | None]
+) -> FieldBinding:
+    column = source.columns.get(field.name, field.name)
+    policy = source.policy(field.name)
+    default = source.defaults.get(field.name)
     if default is not None:
-        _check_default(want, default)
+        _check_default(field, default)
     if not isinstance(column, str):
-        kind = expression_type(source.computed[want.field], schema, partitions)
-        _object(want, kind, "the expression's result")
-        return Bound(want, "expression", None, kind, default, policy)
+        arrow_type = expression_type(source.computed[field.name], schema, partitions)
+        _check_type(field, arrow_type, "the expression's result")
+        return FieldBinding(field, "expression", None, arrow_type, default, policy)
     found = schema.get_all_field_indices(column)
     if len(found) > 1:
         raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
     if found:
-        kind = schema.field(found[0]).type
-        _object(want, kind, f"column {column!r}")
-        return Bound(want, "column", column, kind, default, policy)
+        arrow_type = schema.field(found[0]).type
+        _check_type(field, arrow_type, f"column {column!r}")
+        return FieldBinding(field, "column", column, arrow_type, default, policy)
     if column in partitions:
         value = partitions[column]
-        _object(want, partition_column(value, 0).type, f"partition {column!r}")
+        _check_type(field, partition_column(value, 0).type, f"partition {column!r}")
         if value is None and policy == "error":
-            raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {want.field!r}")
+            raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {field.name!r}")
         known = default if value is None and policy == "default" else value
-        return Bound(want, "partition", column, pa.int64(), known, policy)  # type: ignore[arg-type]
-    if want.field in source.defaults:
-        return Bound(want, "default", None, None, default, policy)
-    hint = f"columns={{{want.field!r}: ...}}" + (
-        "" if want.number == "time" else f" or defaults={{{want.field!r}: ...}}"
+        return FieldBinding(field, "partition", column, pa.int64(), known, policy)  # type: ignore[arg-type]
+    if field.name in source.defaults:
+        return FieldBinding(field, "default", None, None, default, policy)
+    hint = f"columns={{{field.name!r}: ...}}" + (
+        "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )
     raise SchemaError(f"column {column!r} is missing; give {hint}")
 
 
-def _check_default(want: Want, default: float) -> None:
-    if want.number == "id" and (default != int(default) or not -(2**63) <= default < 2**63):
+def _check_default(field: WantedField, default: float) -> None:
+    if field.number == "id" and (default != int(default) or not -(2**63) <= default < 2**63):
         raise SchemaError(f"the default {default!r} is not an integer within int64, as ids are")
-    if want.number == "value" and abs(default) > _MAX_FLOAT32:
+    if field.number == "value" and abs(default) > _MAX_FLOAT32:
         raise SchemaError(f"the default {default!r} is too large for float32")
 
 
-def _object(want: Want, kind: pa.DataType, what: str) -> None:
-    reason = objection(want, kind)
+def _check_type(field: WantedField, arrow_type: pa.DataType, what: str) -> None:
+    reason = objection(field, arrow_type)
     if reason is not None:
         raise SchemaError(f"{what} {reason}")
 
@@ -227,37 +229,40 @@ def expression_type(
 
 
 def _compare_kinds(
-    kinds: Sequence[Kind], kind_of: Sequence[int], footers: Sequence[Footer], problems: dict[tuple[str, str], list[str]]
+    kinds: Sequence[FileKind],
+    kind_of: Sequence[int],
+    footers: Sequence[Footer],
+    problems: dict[tuple[str, str], list[str]],
 ) -> None:
-    """Drift that widening cannot mend: a label that is a list only in some files, times in different units."""
-    first: dict[str, Bound] = {}
+    """Note types that differ between files too much to be converted: a list in some files, times in two units."""
+    first: dict[str, FieldBinding] = {}
     files: dict[int, list[str]] = defaultdict(list)
     for of, footer in zip(kind_of, footers, strict=True):
         files[of].append(footer.file.name)
     for number, kind in enumerate(kinds):
-        for bound in kind.bounds:
-            if bound.type is None:
+        for binding in kind.bindings:
+            if binding.type is None:
                 continue
-            reference = first.setdefault(bound.want.field, bound)
-            if bound.is_list != reference.is_list:
-                what = f"is {bound.type} in some files and {reference.type} in the first: one of both is needed"
-            elif bound.want.number == "id" and _unit(bound.type) != _unit(reference.type):
-                what = f"is {bound.type} in some files and {reference.type} in the first: units would be mixed"
+            reference = first.setdefault(binding.field.name, binding)
+            if binding.is_list != reference.is_list:
+                what = f"is {binding.type} in some files and {reference.type} in the first: one of both is needed"
+            elif binding.field.number == "id" and _unit(binding.type) != _unit(reference.type):
+                what = f"is {binding.type} in some files and {reference.type} in the first: units would be mixed"
             else:
                 continue
-            problems[bound.want.field, what] += files[number]
+            problems[binding.field.name, what] += files[number]
 
 
-def _unit(kind: pa.DataType | None) -> str:
-    assert kind is not None
-    item = plain(kind)
+def _unit(arrow_type: pa.DataType | None) -> str:
+    assert arrow_type is not None
+    item = plain(arrow_type)
     item = plain(item.value_type) if is_list(item) else item
     if pa.types.is_date(item):
         return str(item)
     return getattr(item, "unit", "") if pa.types.is_temporal(item) else ""
 
 
-def _message(problems: dict[tuple[str, str], list[str]], label: str, footers: Sequence[Footer], first: Kind) -> str:
+def _message(problems: dict[tuple[str, str], list[str]], label: str, footers: Sequence[Footer], first: FileKind) -> str:
     total = len(footers)
     lines = [f"{label} cannot be read as this schema:"]
     for (field, what), files in problems.items():

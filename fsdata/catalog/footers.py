@@ -1,6 +1,5 @@
 """Reading the footers of many files at once."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file said about itself, in numbers that fit each other and the file.
+    """The footer of a file; its numbers agree with each other and with the size of the file.
 
     Attributes:
         digest: a hash of the raw footer: it is the file's identity.
@@ -50,7 +49,6 @@ class Footer:
 
     file: FileRef
     size: int
-    mtime_ns: int
     digest: str
     metadata: pq.FileMetaData = field(repr=False)
     schema: pa.Schema = field(repr=False)
@@ -94,8 +92,8 @@ def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retry) -> lis
 def read_footer(file: FileRef, schemas: Schemas) -> Footer:
     """Read and parse one footer.
 
-    schemas: the Arrow schemas of other files, by what they are made from: making one costs a third of parsing the
-        footer. The file's own is taken from there, or added.
+    schemas: the Arrow schemas of other files, by the bytes they are made from. Making one costs a third of parsing the
+        footer, so files of one schema share it.
 
     Raises:
         FileNotFoundError, PermissionError: naming the file.
@@ -115,12 +113,12 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
-    return Footer(file, size, mtime_ns(file), digest(raw), metadata, schema, null_counts)
+    return Footer(file, size, digest(raw), metadata, schema, null_counts)
 
 
 def _checked(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) -> tuple[np.ndarray, bytes]:
-    """Null counts of all chunks, after a look at every number of the footer that is relied on; and the bytes of
-    the schema."""
+    """Check every number of the footer that is relied on; return the null counts of all chunks and the bytes of the
+    schema."""
     report = np.zeros(5, np.int64)
     room = size - len(raw)
     chunks, described = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
@@ -129,9 +127,9 @@ def _checked(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) ->
     if code == kernel.OK and len(chunks) != shape[0] * shape[1]:
         code, found, allowed = kernel.COLUMNS, len(chunks), shape[0] * shape[1]
     if code != kernel.OK:
-        place = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
+        where = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
         raise CorruptFileError(
-            f"{file.path}: the footer contradicts itself: {place}{_FAULTS[code].format(found=found, allowed=allowed)}. "
+            f"{file.path}: the footer contradicts itself: {where}{_FAULTS[code].format(found=found, allowed=allowed)}. "
             "Write the file again"
         )
     begin, end, unordered = described.tolist()
@@ -157,11 +155,6 @@ def open_file(file: FileRef) -> Any:
         raise FileNotFoundError(f"{file.path}: no such file") from error
     except PermissionError as error:
         raise PermissionError(f"{file.path}: no permission to read this file") from error
-
-
-def mtime_ns(file: FileRef) -> int:
-    """Modification time of a local file, 0 for others: only a hint to look at the footer again."""
-    return os.stat(file.path).st_mtime_ns if file.local else 0
 
 
 def digest(raw: bytes) -> str:

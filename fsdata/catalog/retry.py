@@ -12,7 +12,7 @@ from fsdata.errors import FreeScaleError
 
 Result = TypeVar("Result")
 
-# Answers, not accidents: asking again gives the same.
+# Trying again gives the same error.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FreeScaleError)
 _CLOUD = re.compile(r"AWS Error |google::cloud::Status|Azure Error")  # of S3, GCS, Azure
 

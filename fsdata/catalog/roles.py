@@ -1,7 +1,4 @@
-"""What the loader wants from a source, field by field, and which Arrow types can serve it.
-
-Letters: none; this module only looks at schemas and types.
-"""
+"""Which fields the loader wants from a source, and which Arrow types can serve them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -25,93 +22,95 @@ _TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class WantedField:
     """One field of a sample, or a column that only reading needs (time, join keys).
 
     `id` fields become int64 and take no floats; `value` fields become float32; `time` becomes int64, nanoseconds if
     the column is a timestamp or date. `either` is a label: a list where the column is one.
     """
 
-    field: str
+    name: str
     number: Number
     shape: Shape
     role: str
 
 
-def wants_of(schema: Schema) -> tuple[Want, ...]:
+def wanted_fields(schema: Schema) -> tuple[WantedField, ...]:
     """Every field of the schema once, without `time`."""
-    wants = [Want(name, "id", "scalar", "context") for name in schema.context]
+    wanted = [WantedField(name, "id", "scalar", "context") for name in schema.context]
     for group in schema.groups:
-        wants += [Want(name, "id", "list", f"ids of {group.name!r}") for name in group.fields]
-        wants += [Want(name, "value", "list", f"floats of {group.name!r}") for name in group.floats]
-    wants += [Want(name, "value", "scalar", "dense") for name in schema.dense]
+        wanted += [WantedField(name, "id", "list", f"ids of {group.name!r}") for name in group.fields]
+        wanted += [WantedField(name, "value", "list", f"floats of {group.name!r}") for name in group.floats]
+    wanted += [WantedField(name, "value", "scalar", "dense") for name in schema.dense]
     shape: Shape = "scalar" if schema.candidates is None else "either"
-    wants += [Want(name, "value", shape, "label") for name in schema.labels]
-    return tuple(wants)
+    wanted += [WantedField(name, "value", shape, "label") for name in schema.labels]
+    return tuple(wanted)
 
 
-def time_want(field: str) -> Want:
-    return Want(field, "time", "scalar", "time")
+def wanted_time(name: str) -> WantedField:
+    return WantedField(name, "time", "scalar", "time")
 
 
-def key_want(field: str) -> Want:
-    return Want(field, "id", "scalar", "join key")
+def wanted_key(name: str) -> WantedField:
+    return WantedField(name, "id", "scalar", "join key")
 
 
-def is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+def is_list(arrow_type: pa.DataType) -> bool:
+    return pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type)
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
+def plain(arrow_type: pa.DataType) -> pa.DataType:
     """The type behind dictionary encoding and extension types."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return plain(kind.value_type)
-    return kind
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return plain(arrow_type.storage_type)
+    if pa.types.is_dictionary(arrow_type):
+        return plain(arrow_type.value_type)
+    return arrow_type
 
 
-def objection(want: Want, kind: pa.DataType) -> str | None:
-    """Why a column of this type cannot serve the want, and what to do; None if it can."""
-    outer = plain(kind)
+def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
+    """Why a column of this type cannot serve the field, and what to do; None if it can."""
+    outer = plain(arrow_type)
     if is_list(outer):
-        if want.shape == "scalar":
-            hint = " (a list label needs Schema(candidates=...))" if want.role == "label" else ""
-            return f"is {kind}, a list, where one value per sample is needed{hint}"
-        return _number_objection(want, plain(outer.value_type), kind)
-    if want.shape == "list":
-        return f"is {kind}, one value per sample, where a list is needed"
-    return _number_objection(want, outer, kind)
+        if field.shape == "scalar":
+            hint = " (a list label needs Schema(candidates=...))" if field.role == "label" else ""
+            return f"is {arrow_type}, a list, where one value per sample is needed{hint}"
+        return _number_objection(field, plain(outer.value_type), arrow_type)
+    if field.shape == "list":
+        return f"is {arrow_type}, one value per sample, where a list is needed"
+    return _number_objection(field, outer, arrow_type)
 
 
-def _number_objection(want: Want, item: pa.DataType, kind: pa.DataType) -> str | None:
+def _number_objection(field: WantedField, item: pa.DataType, arrow_type: pa.DataType) -> str | None:
     types = pa.types
     if types.is_null(item) or types.is_boolean(item) or types.is_integer(item):
         return None
-    if want.number == "value" and (types.is_floating(item) or types.is_decimal(item)):
+    if field.number == "value" and (types.is_floating(item) or types.is_decimal(item)):
         return None
-    if want.number != "value" and types.is_temporal(item) and not types.is_interval(item):
-        if want.number == "time" and not (types.is_timestamp(item) or types.is_date(item)):
-            return f"is {kind}: time takes integers, timestamps and dates"
+    if field.number != "value" and types.is_temporal(item) and not types.is_interval(item):
+        if field.number == "time" and not (types.is_timestamp(item) or types.is_date(item)):
+            return f"is {arrow_type}: time takes integers, timestamps and dates"
         return None
     if any(test(item) for test in _TEXT):
         return (
-            f"is {kind}: text is never turned into numbers silently. Give an expression, e.g. "
-            f"columns={{{want.field!r}: {_text_example(want, kind)}}}"
+            f"is {arrow_type}: text is never turned into numbers silently. Give an expression, e.g. "
+            f"columns={{{field.name!r}: {_text_example(field, arrow_type)}}}"
         )
-    if want.number == "id" and types.is_floating(item):
-        return f"is {kind}: ids are integers. Cast it explicitly with an expression if its values are whole numbers"
-    if want.number == "value" and types.is_temporal(item):
-        return f"is {kind}: turn it into a number with an expression (which unit, since when)"
-    return f"is {kind}, which cannot be read as {'float32' if want.number == 'value' else 'int64'}"
+    if field.number == "id" and types.is_floating(item):
+        return (
+            f"is {arrow_type}: ids are integers. Cast it explicitly with an expression if its values are whole numbers"
+        )
+    if field.number == "value" and types.is_temporal(item):
+        return f"is {arrow_type}: turn it into a number with an expression (which unit, since when)"
+    return f"is {arrow_type}, which cannot be read as {'float32' if field.number == 'value' else 'int64'}"
 
 
-def _text_example(want: Want, kind: pa.DataType) -> str:
-    column = f"pl.col({want.field!r})"
-    if want.number == "value":
+def _text_example(field: WantedField, arrow_type: pa.DataType) -> str:
+    column = f"pl.col({field.name!r})"
+    if field.number == "value":
         cast = "cast(pl.Float32)"
-        return f"{column}.list.eval(pl.element().{cast})" if is_list(plain(kind)) else f"{column}.{cast}"
+        return f"{column}.list.eval(pl.element().{cast})" if is_list(plain(arrow_type)) else f"{column}.{cast}"
     hashed = "hash(seed=1) % 2**20"
-    if is_list(plain(kind)):
+    if is_list(plain(arrow_type)):
         return f"{column}.list.eval(pl.element().{hashed})"
     return f"{column}.{hashed}"

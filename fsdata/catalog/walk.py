@@ -1,11 +1,11 @@
-"""Files below a folder of this machine, each place once, and which of many paths lead to the same file."""
+"""Files below a folder of this machine, each file once, and which of many paths lead to the same file."""
 
 import os
 from collections.abc import Sequence
 
 from fsdata.errors import SchemaError
 
-_Place = tuple[int, int]  # device and inode
+_Identity = tuple[int, int]  # device and inode
 
 
 def files_below(folder: str, *, recursive: bool) -> list[str]:
@@ -19,14 +19,14 @@ def files_below(folder: str, *, recursive: bool) -> list[str]:
     return sorted(found)
 
 
-def _walk(folder: str, above: dict[_Place, str], found: list[str], *, recursive: bool) -> None:
-    place = _place(folder)
-    if place in above:
+def _walk(folder: str, above: dict[_Identity, str], found: list[str], *, recursive: bool) -> None:
+    identity = _identity(folder)
+    if identity in above:
         raise SchemaError(
-            f"{folder} is the folder {above[place]} above it, so its rows would be read many times. Remove the link, "
-            "or name the folders or files to read"
+            f"{folder} is the folder {above[identity]} above it, so its rows would be read many times. Remove the "
+            "link, or name the folders or files to read"
         )
-    inside = {**above, place: folder}
+    inside = {**above, identity: folder}
     with os.scandir(folder) as entries:
         shown = [entry for entry in entries if entry.name[0] not in "._"]
     for entry in shown:
@@ -38,16 +38,16 @@ def _walk(folder: str, above: dict[_Place, str], found: list[str], *, recursive:
 
 def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of paths to one file: the same path twice, or through links or `..`. Hard links are files of their own."""
-    first: dict[_Place, list[str]] = {}
+    first: dict[_Identity, list[str]] = {}
     repeats = []
     for path in paths:
-        others = first.setdefault(_place(path), [])
-        real = os.path.realpath(path) if others else ""  # dear, and needed for few
+        others = first.setdefault(_identity(path), [])
+        real = os.path.realpath(path) if others else ""  # expensive, and rarely needed
         repeats += [(other, path) for other in others if os.path.realpath(other) == real][:1]
         others.append(path)
     return repeats
 
 
-def _place(path: str) -> _Place:
+def _identity(path: str) -> _Identity:
     found = os.stat(path)
     return found.st_dev, found.st_ino

@@ -1,6 +1,7 @@
 """From row groups to rows by reference.
 
-An `opened_source` reads `source_files` by their `handles`, `slice_rows` rows at a time: `field_table` plans the
-columns, `slices` decodes them, `widen` converts what needs it, `side_table` joins, `align` checks lengths. The result
-is a `row_table`, its fields in the order of `row_layout`; `reused_buffers` keeps memory.
+An `opened_source` reads `source_files`, kept open by `open_files`. `slice_plan` plans a kind of file;
+`record_batches` decodes, filters and converts (`widen`) batches of rows; `slices` adds them to a table; `side_table`
+joins; `align` checks lengths. The result is a `row_table`, its fields in the order of `row_layout`. `reused_buffers`
+keeps memory.
 """

@@ -2,8 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,38 +10,18 @@ import numpy as np
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retry
-from fsdata.catalog.roles import key_want, time_want, wants_of
-from fsdata.decode.align import Constants, Groups, align, groups_of
-from fsdata.decode.field_table import no_places, places_of
+from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_time
+from fsdata.decode.align import Defaults, Groups, align, groups_of
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable, empty
+from fsdata.decode.row_table import RowTable, SurvivingRows, empty
 from fsdata.decode.side_table import SideTable, attach, load_side_table
+from fsdata.decode.slice_plan import SlicePlan
 from fsdata.decode.slices import Slice
-from fsdata.decode.source_files import RowGroup, SliceReader, SourceFiles
+from fsdata.decode.source_files import RowGroup, SourceFiles
 from fsdata.errors import DataError, SchemaError
 from fsdata.schema import Schema
 from fsdata.sources.source import ParquetSource
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of a slice that filters and null policies left.
-
-    Attributes:
-        table: [F, n].
-        kept: int64 [n], increasing: their positions in the slice; None if all rows survived.
-    """
-
-    table: RowTable
-    kept: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True)
-class _LayoutPlan:
-    reader: SliceReader
-    groups: Groups
-    dense_row: int  # -1 if the schema has no dense features
 
 
 class OpenSource:
@@ -52,7 +31,7 @@ class OpenSource:
         label: how messages call it; index: its position in the loader; weight: see `ParquetSource`.
         groups: row groups in reading order, those without rows left out.
         list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
-        has_time: there is a time; time_unit: "ns" for timestamps and dates, "integer" for integers.
+        time_unit: "ns" for timestamps and dates, "integer" for integers, None without a time.
         may_drop: fewer rows may come out than the footers promise.
         fingerprint: see `fsdata.catalog.fingerprint`.
     """
@@ -74,37 +53,31 @@ class OpenSource:
         self._retry = retry or Retry()
         self._files, self._sides = self._open(source, schema, threads, pool)
         self.groups = self._files.groups
-        self._defaults = dict(source.defaults)
+        defaults = dict(source.defaults)
         for side in self._sides:
-            self._defaults.update(side.source.defaults)
-        self._constants = Constants()
-        self._plans: dict[Layout, _LayoutPlan] = {}
+            defaults.update(side.source.defaults)
+        self._defaults = Defaults(defaults)
+        self._plans: dict[Layout, tuple[tuple[SlicePlan, ...], Groups]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
-        self.has_time = schema.time is not None
         self.time_unit = self._files.time_unit
         self.may_drop = _may_drop(source, schema) or any(
             side.source.policy(name) == "drop" for side in self._sides for name in side.fields
         )
         self.fingerprint = fingerprint(source, self._files.footers, [side.fingerprint for side in self._sides])
-        nowhere = no_places()
-        self._times, self._filtered_times = (
-            self._files.reader(lambda want: want.role == "time", nowhere, filtered=filtered)
-            for filtered in (False, True)
-        )
 
     def _open(
         self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None
     ) -> tuple[SourceFiles, list[SideTable]]:
         joined = _check_joins(source, schema, self.label)
-        wants = [want for want in wants_of(schema) if want.field not in joined]
-        wants += [key_want(key) for key in dict.fromkeys(join.on for join in source.join)]
-        wants += [] if schema.time is None else [time_want(schema.time)]
+        wanted = [field for field in wanted_fields(schema) if field.name not in joined]
+        wanted += [wanted_key(key) for key in dict.fromkeys(join.on for join in source.join)]
+        wanted += [] if schema.time is None else [wanted_time(schema.time)]
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
         files, *sides = _all_or_errors(
             [
-                partial(SourceFiles, source, wants, index=self.index, pool=pool, **options),
-                *(partial(load_side_table, join, wants_of(schema), **options) for join in source.join),
+                partial(SourceFiles, source, wanted, index=self.index, pool=pool, **options),
+                *(partial(load_side_table, join, schema, **options) for join in source.join),
             ]
         )
         return files, sides
@@ -119,26 +92,27 @@ class OpenSource:
         """How many reads of remote files were repeated."""
         return self._retry.count
 
-    def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> Rows:
+    def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> SurvivingRows:
         """Decode rows [start, stop) of a row group. Blocks; most of it without the GIL.
 
         Raises:
             CorruptFileError, OSError: see `SourceFiles.decode`.
             DataError: rows that contradict the schema and the null policies.
         """
-        plan = self._plan(layout)
-        table = self._files.decode(plan.reader, group, start, stop)
+        plans, groups = self._plan(layout)
+        table = self._files.decode(plans, group, start, stop)
         if table is None:
-            return Rows(empty(layout.itemsize), np.empty(0, np.int64))
+            return SurvivingRows(empty(layout.itemsize), np.empty(0, np.int64))
         where = self._files.where(group)
         for side in self._sides:
-            attach(table, side, plan.reader.places, where)
-        if plan.dense_row >= 0:
-            width = plan.reader.places.dense
-            table.address[plan.dense_row] = table.dense.ctypes.data + 4 * width * np.arange(len(table.dense))
-            table.length[plan.dense_row] = width
-            table.owners += (table.dense,)
-        align(table, plan.groups, layout, defaults=self._defaults, constants=self._constants, where=where)
+            attach(table, side, layout, where)
+        if layout.dense:
+            (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
+            width = len(layout.dense)
+            table.address[slot] = table.dense.ctypes.data + 4 * width * np.arange(len(table.dense))
+            table.length[slot] = width
+            table.owners.append(table.dense)
+        align(table, groups, layout, self._defaults, where)
         return _survivors(table, layout, start, stop)
 
     def read_times(self, group: RowGroup) -> np.ndarray:
@@ -150,7 +124,7 @@ class OpenSource:
             DataError: a null in a row that the filter keeps.
         """
         assert self._schema.time is not None
-        table = self._files.decode(self._times, group, 0, group.rows)
+        table = self._files.decode(self._time_plans, group, 0, group.rows)
         if table is None:
             return np.zeros(group.rows, np.int64)
         times, null = table.arrays[self._schema.time]
@@ -158,7 +132,7 @@ class OpenSource:
             return times
         bad = null.copy()
         if self._files.source.filter is not None:
-            kept = self._files.decode(self._filtered_times, group, 0, group.rows)
+            kept = self._files.decode(self._filtered_time_plans, group, 0, group.rows)
             if kept is not None and kept.rows is not None:
                 bad = np.zeros(group.rows, bool)
                 bad[kept.rows] = null[kept.rows]
@@ -174,24 +148,28 @@ class OpenSource:
         """Close open files. Rows already read stay valid."""
         self._files.close()
 
-    def _plan(self, layout: Layout) -> _LayoutPlan:
+    def _plan(self, layout: Layout) -> tuple[tuple[SlicePlan, ...], Groups]:
         with self._lock:
-            plan = self._plans.get(layout)
-            if plan is None:
-                places = places_of(layout, self._schema)
-                dense = [row for row, field in enumerate(layout.fields) if field.kind == "dense"]
-                reader = self._files.reader(lambda want: want.role != "time", places, filtered=True)
-                plan = _LayoutPlan(reader, groups_of(self._schema, layout), dense[0] if dense else -1)
-                self._plans[layout] = plan
-            return plan
+            if layout not in self._plans:
+                plans = self._files.plans(lambda field: field.role != "time", layout, filtered=True)
+                self._plans[layout] = plans, groups_of(self._schema, layout)
+            return self._plans[layout]
+
+    @cached_property
+    def _time_plans(self) -> tuple[SlicePlan, ...]:
+        return self._files.plans(lambda field: field.role == "time", Layout((), 0), filtered=False)
+
+    @cached_property
+    def _filtered_time_plans(self) -> tuple[SlicePlan, ...]:
+        return self._files.plans(lambda field: field.role == "time", Layout((), 0), filtered=True)
 
     def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
         forms: dict[str, set[bool | None]] = {name: set() for name in schema.labels}
         for files in [self._files, *(side.files for side in self._sides)]:
             for kind in files.kinds:
-                for bound in kind.bounds:
-                    if bound.want.role == "label":
-                        forms[bound.want.field].add(bound.is_list)
+                for binding in kind.bindings:
+                    if binding.field.role == "label":
+                        forms[binding.field.name].add(binding.is_list)
         lists = frozenset(name for name, found in forms.items() if True in found)
         return lists, frozenset(name for name, found in forms.items() if found == {None})
 
@@ -259,10 +237,10 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     return joined
 
 
-def _survivors(table: Slice, layout: Layout, start: int, stop: int) -> Rows:
+def _survivors(table: Slice, layout: Layout, start: int, stop: int) -> SurvivingRows:
     rows = table.rows
-    whole = RowTable(table.address, table.length, layout.itemsize, table.owners)
+    whole = RowTable(table.address, table.length, layout.itemsize, tuple(table.owners))
     if table.drop.any():
         alive = np.flatnonzero(table.drop == 0)
-        return Rows(whole.take(alive), alive if rows is None else rows[alive] - start)
-    return Rows(whole, None if rows is None or len(rows) == stop - start else rows - start)
+        return SurvivingRows(whole.take(alive), alive if rows is None else rows[alive] - start)
+    return SurvivingRows(whole, None if rows is None or len(rows) == stop - start else rows - start)

@@ -1,8 +1,7 @@
 """Buffers that are used again when nobody refers to them any more.
 
-Rows of an open shuffle window and batches on their way to the model are hundreds of megabytes that come and go. Given
-back to an allocator their pages go back to the system, and touching fresh pages costs more than decoding into used
-ones.
+The rows of a shuffle window and the batches on their way to the model take hundreds of megabytes for a short time. An
+allocator would give freed pages back to the system, and touching fresh pages costs more than decoding into used ones.
 """
 
 import bisect
@@ -33,7 +32,7 @@ class Lease:
         return self._memory.__array_interface__
 
     def __del__(self) -> None:
-        # No lock: this may run inside `take`, when the garbage collector comes by.
+        # No lock: this may run inside `take`, when the garbage collector runs there.
         self._returned.append(self._memory)
 
 
@@ -50,11 +49,11 @@ class Pool:
         with self._lock:
             while self._returned:
                 bisect.insort(self._free, self._returned.popleft(), key=len)
-            place = bisect.bisect_left(self._free, size, key=len)
-            if place < len(self._free):
-                return Lease(self._free.pop(place), self._returned)
+            position = bisect.bisect_left(self._free, size, key=len)
+            if position < len(self._free):
+                return Lease(self._free.pop(position), self._returned)
             if self._free:
-                # Too small for what is needed now: the new one takes its place.
+                # All free buffers are too small: the new one replaces the smallest.
                 del self._free[0]
         return Lease(_fresh(size), self._returned)
 

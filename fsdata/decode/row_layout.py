@@ -1,13 +1,14 @@
 """In which order the fields of a sample stand in a `RowTable`, and which of them share lengths."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from fsdata.schema import Schema
+from fsdata.schema import Schema, Sequence
 
-Kind = Literal["context", "ids", "floats", "dense", "label", "label_list"]
+FieldKind = Literal["context", "ids", "floats", "dense", "label", "label_list"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,22 +16,37 @@ class Field:
     """One row of a `RowTable`.
 
     `dense` is a single field of D elements; every other kind is one schema field. `group` is the name of the sequence
-    whose lengths the field has, or None where every sample has `width` elements.
+    whose lengths the field has, or None where every sample has `width` elements. Of lists longer than `max_length` one
+    end is kept, the last if `keep_last`.
     """
 
     name: str
-    kind: Kind
+    kind: FieldKind
     itemsize: int
     group: str | None
     width: int = 1
+    max_length: int | None = None
+    keep_last: bool = False
+
+    @property
+    def dtype(self) -> type[np.int64] | type[np.float32]:
+        return np.int64 if self.itemsize == 8 else np.float32
+
+    @property
+    def is_list(self) -> bool:
+        return self.group is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fields of a sample: first the keys of `Batch.features` (int64), then everything float32."""
+    """The fields of a sample: first the keys of `Batch.features` (int64), then everything float32.
+
+    `dense` names the columns of the dense block.
+    """
 
     fields: tuple[Field, ...]
     num_keys: int
+    dense: tuple[str, ...] = ()
 
     @property
     def itemsize(self) -> np.ndarray:
@@ -53,17 +69,33 @@ class Layout:
                 first.setdefault(field.group, index)
         return first
 
+    @property
+    def slots(self) -> dict[str, int]:
+        """Schema field -> its row of a `RowTable`; without the dense fields."""
+        return {field.name: row for row, field in enumerate(self.fields) if field.kind != "dense"}
+
+    def only(self, names: Collection[str]) -> "Layout":
+        """The layout of some schema fields. Its dense fields are in no `RowTable`."""
+        fields = [field for field in self.fields if field.kind != "dense" and field.name in names]
+        num_keys = sum(field.name in names for field in self.fields[: self.num_keys])
+        return Layout(tuple(fields), num_keys, tuple(name for name in self.dense if name in names))
+
 
 def layout_of(schema: Schema, list_labels: frozenset[str] = frozenset()) -> Layout:
     """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates."""
     keys = [Field(name, "context", 8, None) for name in schema.context]
-    keys += [Field(name, "ids", 8, group.name) for group in schema.groups for name in group.fields]
-    rest = [Field(name, "floats", 4, group.name) for group in schema.groups for name in group.floats]
+    keys += [_list_field(name, "ids", 8, group) for group in schema.groups for name in group.fields]
+    rest = [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
     if schema.dense:
         rest.append(Field("dense", "dense", 4, None, len(schema.dense)))
     for name in schema.labels:
         if name in list_labels:
-            rest.append(Field(name, "label_list", 4, "candidates"))
+            assert schema.candidates is not None
+            rest.append(_list_field(name, "label_list", 4, schema.candidates))
         else:
             rest.append(Field(name, "label", 4, None))
-    return Layout((*keys, *rest), len(keys))
+    return Layout((*keys, *rest), len(keys), schema.dense)
+
+
+def _list_field(name: str, kind: FieldKind, itemsize: int, group: Sequence) -> Field:
+    return Field(name, kind, itemsize, group.name, max_length=group.max_length, keep_last=group.keep == "last")

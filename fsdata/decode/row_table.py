@@ -1,7 +1,7 @@
 """Rows by reference: where every field of every sample lies in memory.
 
 The loader never copies a sample until its batch is known. Decoding leaves the values in Arrow's buffers and fills a
-`RowTable` of (address, length); shuffling, batching and redistribution move table columns; one kernel then copies
+`RowTable` of (address, length); shuffling, batching and balancing move table columns; one kernel then copies
 each value to its final place.
 
 Letters: F fields, N samples.
@@ -37,6 +37,19 @@ class RowTable:
     def take(self, index: np.ndarray | slice) -> "RowTable":
         """The samples at `index`, in that order; the values stay where they are."""
         return RowTable(self.address[:, index], self.length[:, index], self.itemsize, self.owners)
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivingRows:
+    """Rows that filters and null policies left of a slice or a piece.
+
+    Attributes:
+        table: [F, n].
+        kept: int64 [n], increasing: their positions in the slice or piece; None if all rows survived.
+    """
+
+    table: RowTable
+    kept: np.ndarray | None
 
 
 def concat(tables: Sequence[RowTable]) -> RowTable:

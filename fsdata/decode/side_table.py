@@ -3,7 +3,6 @@
 Letters: F fields and D dense columns of the main table, f and d those of the side table, M rows of it, N looked up.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,13 @@ import numpy as np
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retry
-from fsdata.catalog.roles import Want, key_want
-from fsdata.decode.field_table import Place, Places
+from fsdata.catalog.roles import wanted_fields, wanted_key
+from fsdata.decode.row_layout import Layout, layout_of
+from fsdata.decode.row_table import RowTable, concat, empty
 from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
+from fsdata.schema import Schema
 from fsdata.sources.source import Join, ParquetSource
 
 
@@ -26,22 +27,17 @@ class SideTable:
 
     Attributes:
         keys: int64 [M], ascending, unique.
-        address, length: int64 [f, M]; dense: float32 [M, d].
-        places: where its fields stand in them.
+        layout: its fields; table: [f, M], dense: float32 [M, d], their values.
         defaults: field -> its default, int64 or float32 [1].
-        owners: keeps the addresses valid.
     """
 
     files: SourceFiles
-    on: str
-    fields: tuple[str, ...]
+    join: Join
     keys: np.ndarray
-    address: np.ndarray
-    length: np.ndarray
+    layout: Layout
+    table: RowTable
     dense: np.ndarray
-    places: Places
     defaults: dict[str, np.ndarray]
-    owners: tuple[Any, ...]
     fingerprint: dict[str, str]
 
     @property
@@ -49,55 +45,40 @@ class SideTable:
         return self.files.source
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self.join.fields)
+
+    @property
     def skipped(self) -> list[Skipped]:
         return self.files.skipped
 
 
-def load_side_table(join: Join, wants: Sequence[Want], *, label: str, threads: int | None, retry: Retry) -> SideTable:
+def load_side_table(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retry) -> SideTable:
     """Decode a whole side table.
-
-    Args:
-        wants: what the schema wants; the table serves those named in `join.fields`.
 
     Raises:
         DataError: a null key, or a key that two rows share.
     """
-    fields = tuple(join.fields)
-    served = [want for want in wants if want.field in fields]
+    wanted = [field for field in wanted_fields(schema) if field.name in join.fields]
     label = f"{label}, side table {join.source.label}"
-    files = SourceFiles(join.source, [*served, key_want(join.on)], index=0, label=label, threads=threads, retry=retry)
-    places = _places(served, files)
-    reader = files.reader(lambda want: True, places, filtered=True)
+    files = SourceFiles(join.source, [*wanted, wanted_key(join.on)], index=0, label=label, threads=threads, retry=retry)
+    found = (each for kind in files.kinds for each in kind.bindings)
+    list_labels = frozenset(each.field.name for each in found if each.field.role == "label" and each.is_list)
+    layout = layout_of(schema, list_labels).only(join.fields)
+    plans = files.plans(lambda field: True, layout, filtered=True)
     try:
-        slices = [files.decode(reader, group, 0, group.rows) for group in files.groups]
+        slices = [files.decode(plans, group, 0, group.rows) for group in files.groups]
     finally:
         files.close()
-    read = [piece for piece in slices if piece is not None]
-    return _sorted_by_key(read, join, files, places)
+    return _sorted_by_key([each for each in slices if each is not None], join, files, layout)
 
 
-def _places(served: Sequence[Want], files: SourceFiles) -> Places:
-    lists = {bound.want.field for kind in files.kinds for bound in kind.bounds if bound.is_list}
-    places: dict[str, Place] = {}
-    dense = 0
-    for want in served:
-        if want.role == "dense":
-            places[want.field] = Place("dense", dense)
-            dense += 1
-        else:
-            is_list = want.shape == "list" or want.field in lists
-            places[want.field] = Place("row", len(places) - dense, is_list, 4 if want.number == "value" else 8)
-    itemsize = np.array([place.itemsize for place in places.values() if place.kind == "row"], np.int64)
-    whole = np.full_like(itemsize, -1)
-    return Places(places, len(itemsize), dense, itemsize, whole, np.zeros(len(itemsize), np.uint8))
-
-
-def _sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, places: Places) -> SideTable:
+def _sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: Layout) -> SideTable:
+    for each in slices:
+        each.keep(np.flatnonzero(each.drop == 0))
     on = join.on
-    alive = [np.flatnonzero(piece.drop == 0) for piece in slices]
-    pairs = list(zip(slices, alive, strict=True))
-    keys = _concatenate([piece.arrays[on][0][rows] for piece, rows in pairs], np.empty(0, np.int64))
-    nulls = int(_concatenate([piece.arrays[on][1][rows] for piece, rows in pairs], np.empty(0, bool)).sum())
+    keys = np.concatenate([np.empty(0, np.int64), *(each.arrays[on][0] for each in slices)])
+    nulls = sum(int(each.arrays[on][1].sum()) for each in slices)
     if nulls:
         raise DataError(f"{files.label}: {nulls} rows have a null {on!r} and can never match; filter them out")
     order = np.argsort(keys, kind="stable")
@@ -109,43 +90,33 @@ def _sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, places: 
             f"{files.label}: {len(twice)} values of the key {on!r} stand in more than one row ({some}); "
             "a side table has one row per key"
         )
-    table = np.empty((places.rows, 0), np.int64)
-    values = {
-        name: np.full(1, join.source.defaults.get(name, 0), np.float32 if places.of[name].itemsize == 4 else np.int64)
-        if places.of[name].kind == "row"
-        else np.full(1, join.source.defaults.get(name, 0), np.float32)
-        for name in join.fields
-    }
+    tables = [RowTable(each.address, each.length, layout.itemsize, tuple(each.owners)) for each in slices]
+    dense = [np.empty((0, len(layout.dense)), np.float32), *(each.dense for each in slices)]
+    given = join.source.defaults
+    defaults = {field.name: np.full(1, given.get(field.name, 0), field.dtype) for field in layout.fields}
+    defaults.update({name: np.full(1, given.get(name, 0), np.float32) for name in layout.dense})
     return SideTable(
         files=files,
-        on=on,
-        fields=tuple(join.fields),
+        join=join,
         keys=keys,
-        address=_concatenate([piece.address[:, rows] for piece, rows in pairs], table)[:, order],
-        length=_concatenate([piece.length[:, rows] for piece, rows in pairs], table)[:, order],
-        dense=_concatenate([piece.dense[rows].T for piece, rows in pairs], np.empty((places.dense, 0), np.float32)).T[
-            order
-        ],
-        places=places,
-        defaults=values,
-        owners=tuple(owner for piece in slices for owner in piece.owners),
+        layout=layout,
+        table=concat(tables).take(order) if tables else empty(layout.itemsize),
+        dense=np.concatenate(dense)[order],
+        defaults=defaults,
         fingerprint=fingerprint(join.source, files.footers, ()),
     )
 
 
-def _concatenate(parts: list[np.ndarray], nothing: np.ndarray) -> np.ndarray:
-    return np.concatenate(parts, axis=-1) if parts else nothing
-
-
-def attach(table: Slice, side: SideTable, places: Places, where: str) -> None:
-    """Add the side table's fields to the rows of `table`, in place.
+def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
+    """Add the side table's fields to the rows of `table`, whose layout is `layout`, in place.
 
     A key that is null or not found is a null of every joined field.
 
     Raises:
         DataError: a key without a match where a field's policy is `error`.
     """
-    keys, null = table.arrays[side.on]
+    on = side.join.on
+    keys, null = table.arrays[on]
     found, at = _look_up(side.keys, keys)
     found &= ~null
     lost = np.flatnonzero(~found & (table.drop == 0))
@@ -155,21 +126,25 @@ def attach(table: Slice, side: SideTable, places: Places, where: str) -> None:
             if policy == "error":
                 key = "null" if null[lost[0]] else int(keys[lost[0]])
                 raise DataError(
-                    f"{where}, row {table.row(int(lost[0]))}: {side.on} {key} is not in the {side.files.label}, which "
+                    f"{where}, row {table.row(int(lost[0]))}: {on} {key} is not in the {side.files.label}, which "
                     f"makes {name} null. Give that ParquetSource a default for it, or nulls={{{name!r}: 'drop'}}"
                 )
         if "drop" in policies.values():
             table.drop[lost] = 1
-    for name in side.fields:
-        own, other, default = places.of[name], side.places.of[name], side.defaults[name]
-        if own.kind == "dense":
-            table.dense[:, own.index] = _choose(found, side.dense[:, other.index], at, default[0])
-        else:
-            _check_shape(name, own, other, where)
-            missing = (0, -1) if own.is_list else (default.ctypes.data, 1)
-            table.address[own.index] = _choose(found, side.address[other.index], at, missing[0])
-            table.length[own.index] = _choose(found, side.length[other.index], at, missing[1])
-    table.owners += (side,)
+    for to, name in enumerate(layout.dense):
+        if name in side.fields:
+            values = side.dense[:, side.layout.dense.index(name)]
+            table.dense[:, to] = _choose(found, values, at, side.defaults[name][0])
+    slots = layout.slots
+    for of, field in enumerate(side.layout.fields):
+        to = slots[field.name]
+        is_list = layout.fields[to].is_list
+        if is_list != field.is_list:
+            raise SchemaError(f"{where}: {field.name} is a list in one source and a scalar in another; all must agree")
+        missing = (0, -1) if is_list else (side.defaults[field.name].ctypes.data, 1)
+        table.address[to] = _choose(found, side.table.address[of], at, missing[0])
+        table.length[to] = _choose(found, side.table.length[of], at, missing[1])
+    table.owners.append(side)
 
 
 def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -182,8 +157,3 @@ def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _choose(found: np.ndarray, values: np.ndarray, at: np.ndarray, missing: Any) -> np.ndarray:
     return np.where(found, values[at], missing) if len(values) else np.full(len(found), missing, values.dtype)
-
-
-def _check_shape(name: str, own: Place, other: Place, where: str) -> None:
-    if own.is_list != other.is_list:
-        raise SchemaError(f"{where}: {name} is a list in one source and a scalar in another; all must agree")

@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from fsdata.catalog.bind import Kind, bind
+from fsdata.catalog.bind import bind
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.find_files import discover
 from fsdata.catalog.footers import Footer, Skipped, read_footers
 from fsdata.catalog.retry import Retry, unreachable
-from fsdata.catalog.roles import Want, plain
-from fsdata.decode.field_table import Places, SlicePlan, plan_slices
-from fsdata.decode.handles import Handles
+from fsdata.catalog.roles import WantedField, plain
+from fsdata.decode.open_files import OpenFiles
+from fsdata.decode.record_batches import RowRange, wide_columns
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.slice_rows import wide_columns
-from fsdata.decode.slices import Expressions, Slice, decode
+from fsdata.decode.row_layout import Layout
+from fsdata.decode.slice_plan import SlicePlan, plan_slices
+from fsdata.decode.slices import Slice, decode
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 from fsdata.sources.source import ParquetSource
 
@@ -33,22 +34,11 @@ class RowGroup:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class SliceReader:
-    """What is read from every file of a source into which places: one plan per kind of file."""
-
-    kinds: tuple[Kind, ...]
-    plans: tuple[SlicePlan, ...]
-    wide: tuple[tuple[int, ...], ...]  # see `fsdata.decode.slices.wide_columns`
-    places: Places
-    expressions: Expressions
-
-
 class SourceFiles:
-    """Files of a source, bound to what is wanted of them. Thread-safe after construction.
+    """Files of a source, bound to the fields that are wanted. Thread-safe after construction.
 
     Args:
-        wants: the fields to serve.
+        wanted: the fields to serve.
         index: the source's position in the loader.
         label: how messages call the source.
         threads: footers read at a time, and files kept open.
@@ -60,7 +50,7 @@ class SourceFiles:
     def __init__(
         self,
         source: ParquetSource,
-        wants: Sequence[Want],
+        wanted: Sequence[WantedField],
         *,
         index: int,
         label: str,
@@ -73,6 +63,7 @@ class SourceFiles:
         self.skipped: list[Skipped] = []
         self.retry = retry
         self._seen: set[tuple[str, int]] = set()
+        self._wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}  # by schema and columns read
         self._lock = threading.Lock()
         files = discover(source.path_list, source.filesystem)
         at_once = threads or usable_cores()
@@ -80,7 +71,7 @@ class SourceFiles:
             read_footers(files, threads=at_once if files[0].local else max(at_once, _REMOTE_THREADS), retry=retry),
             [file.name for file in files],
         )
-        self.kinds, self._kind_of = bind(source, wants, self.footers, label)
+        self.kinds, self._kind_of = bind(source, wanted, self.footers, label)
         self.groups = tuple(
             RowGroup(index, number, group, rows)
             for number, footer in enumerate(self.footers)
@@ -88,7 +79,7 @@ class SourceFiles:
             if rows > 0
         )
         self._pool = pool
-        self._handles = Handles(keep=max(at_once, 2) + 1)
+        self._open_files = OpenFiles(keep=max(at_once, 2) + 1)
 
     def _usable(self, answers: list[Footer | CorruptFileError], names: list[str]) -> list[Footer]:
         for name, answer in zip(names, answers, strict=True):
@@ -103,29 +94,23 @@ class SourceFiles:
             )
         return usable
 
-    def reader(self, serves: Callable[[Want], bool], places: Places, *, filtered: bool) -> SliceReader:
-        """Plan the decoding of the fields that `serves` chooses."""
-        source = self.source
-        kinds = [replace(kind, bounds=tuple(b for b in kind.bounds if serves(b.want))) for kind in self.kinds]
-        exprs = source.computed
-        condition = source.condition if filtered else None
-        roots = {name: expression.columns for name, expression in exprs.items()}
-        filter_roots = () if condition is None else condition.columns
-        plans = [plan_slices(kind, places, filter_roots=filter_roots, roots=roots) for kind in kinds]
-        footers = dict(zip(reversed(self._kind_of), reversed(self.footers), strict=True))  # the first of a kind
-        wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
-        keys = [(id(kind.schema), plan.read) for kind, plan in zip(kinds, plans, strict=True)]
-        for number, key in enumerate(keys):
-            if key not in wide:
-                wide[key] = wide_columns(footers[number].metadata, plans[number].read)
-        return SliceReader(
-            tuple(kinds), tuple(plans), tuple(wide[key] for key in keys), places, Expressions(exprs, condition)
+    def plans(self, serves: Callable[[WantedField], bool], layout: Layout, *, filtered: bool) -> tuple[SlicePlan, ...]:
+        """How the fields that `serves` chooses are decoded, one plan per kind of file."""
+        condition = self.source.condition if filtered else None
+        return tuple(
+            plan_slices(
+                replace(kind, bindings=tuple(each for each in kind.bindings if serves(each.field))),
+                layout,
+                condition=condition,
+                expressions=self.source.computed,
+            )
+            for kind in self.kinds
         )
 
     def where(self, group: RowGroup) -> str:
         return f"{self.label}, {self.footers[group.file].file.name}, row group {group.index}"
 
-    def decode(self, reader: SliceReader, group: RowGroup, start: int, stop: int) -> Slice | None:
+    def decode(self, plans: Sequence[SlicePlan], group: RowGroup, start: int, stop: int) -> Slice | None:
         """Rows [start, stop) of a row group; None if it is damaged and skipped.
 
         Raises:
@@ -134,20 +119,24 @@ class SourceFiles:
             DataError: see `decode`.
         """
         footer = self.footers[group.file]
-        kind = self._kind_of[group.file]
+        plan = plans[self._kind_of[group.file]]
+        wanted = RowRange(
+            group=group.index,
+            start=start,
+            stop=stop,
+            to_end=self.source.on_error == "skip",
+            wide=self._wide_columns(footer, plan.batches.read),
+            where=self.where(group),
+        )
 
         def attempt() -> Slice:
-            handle = self._handles.take(footer)
+            file = self._open_files.take(footer)
             try:
-                result = decode(
-                    handle.parquet, group.index, start, stop, wide=reader.wide[kind], plan=reader.plans[kind],
-                    kind=reader.kinds[kind], places=reader.places, exprs=reader.expressions,
-                    whole=self.source.on_error == "skip", pool=self._pool, where=self.where(group),
-                )  # fmt: skip
+                result = decode(file.parquet, wanted, plan, self._pool)
             except BaseException:
-                handle.discard()
+                file.close()
                 raise
-            self._handles.give(handle)
+            self._open_files.give(file)
             return result
 
         try:
@@ -168,6 +157,12 @@ class SourceFiles:
             self._skip(footer, group, reason)
             return None
 
+    def _wide_columns(self, footer: Footer, read: tuple[str, ...]) -> tuple[int, ...]:
+        key = id(footer.schema), read
+        if key not in self._wide:
+            self._wide[key] = wide_columns(footer.metadata, read)
+        return self._wide[key]
+
     def _skip(self, footer: Footer, group: RowGroup, reason: str) -> None:
         with self._lock:
             if (footer.file.name, group.index) not in self._seen:
@@ -180,10 +175,10 @@ class SourceFiles:
     def time_unit(self) -> str | None:
         """What the time column counts: "ns" or "integer"; None without one."""
         for kind in self.kinds:
-            for bound in kind.bounds:
-                if bound.want.role == "time" and bound.type is not None:
-                    return "ns" if pa.types.is_temporal(plain(bound.type)) else "integer"
+            for binding in kind.bindings:
+                if binding.field.role == "time" and binding.type is not None:
+                    return "ns" if pa.types.is_temporal(plain(binding.type)) else "integer"
         return None
 
     def close(self) -> None:
-        self._handles.close()
+        self._open_files.close()

@@ -27,6 +27,8 @@ def convert(array: pa.Array, number: Number) -> pa.Array:
     Raises:
         DataError: a value outside int64, naming its row in the array.
     """
+    if is_native(array.type, number):
+        return array
     array = unwrap(array)
     if not is_list(array.type):
         return _scalars(array, number)
@@ -42,12 +44,12 @@ def fill_elements(array: pa.Array, default: float) -> pa.Array:
     return _with_values(array, values)
 
 
-def int64_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
-    """The values of an int64 array without a copy, and where it is null (bool), None if nowhere."""
+def int64_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray | bool]:
+    """The values of an int64 array without a copy, and where it is null (bool), False if nowhere."""
     validity, data = array.buffers()
     values = np.frombuffer(data, np.int64)[array.offset : array.offset + len(array)]
     if array.null_count == 0 or validity is None:
-        return values, None
+        return values, False
     bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
     return values, bits[array.offset : array.offset + len(array)] == 0
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsdata.balance.exchange.status_word import Status
+from fsdata.balance.exchange.status_word import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch, Planner
 from fsdata.errors import MismatchError
 from fsdata.kernels.jagged_ops import Ranges, ranged_combine, ranged_dispatch
@@ -70,7 +70,7 @@ class Dispatcher:
         counts, everywhere = self._gather(list(lengths), mine)
         home = np.repeat(np.arange(len(counts)), counts)
         number, self._number = self._number, self._number + 1
-        statuses = tuple(Status(epoch=0, step=number) for _ in counts)
+        statuses = tuple(StatusWord(epoch=0, step=number) for _ in counts)
         batch = GlobalBatch(
             number=number, lengths=dict(zip(lengths, everywhere, strict=True)), home=home, statuses=statuses
         )

@@ -2,12 +2,12 @@
 
 `footer` reads what a footer says of its chunks; `index` turns Arrow arrays into addresses; `copy` copies samples;
 `ranges` (and `ranges_triton`) copy ranges of tensors, `jagged_ops` moves jagged rows by them.
-
-Numba imports most of itself at the first call of any kernel, a tenth of a second in the middle of the first batch.
-These two calls are that import, done where imports belong.
 """
 
-from numba.core.registry import cpu_target
 
-cpu_target.typing_context.refresh()
-cpu_target.target_context.refresh()
+def load_numba() -> None:
+    """Import the rest of numba: a tenth of a second that its first kernel call would take, in the first batch."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()

@@ -1,7 +1,7 @@
 """What a Parquet footer says of its column chunks, read from its own bytes (numba, nogil).
 
-pyarrow parses footers, but some of its accessors end the process where a number is wrong: they throw where nothing can
-catch. Here every number that pyarrow or FreeScale relies on is looked at first. The bytes are in Thrift's compact
+pyarrow parses footers, but some of its accessors end the process if a number is wrong, because they throw where nothing
+can catch. So every number that pyarrow or FreeScale relies on is checked here first. The bytes are in Thrift's compact
 protocol; a read past their end gives zeros, which end every struct.
 
 Letters: L leaf columns, G row groups.

@@ -3,15 +3,17 @@
 A record batch arrives as its Arrow C data interface struct, so one call walks all its columns without a Python object
 per column. Values stay where Arrow decoded them; only dense scalars are copied, into one row-major block.
 
-Letters: F fields, N rows of the table, D dense columns.
+Letters: F fields, N rows of the table, D dense columns, K fields that a kernel is given.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
 
 from fsdata.kernels.copy import copy, pointer
 
-# Field kinds: how a column holds a field.
+# Shapes: how a column holds a field.
 SCALAR = 0  # one value per row
 LIST32 = 1  # list with int32 offsets
 LIST64 = 2  # list with int64 offsets
@@ -23,12 +25,43 @@ ERROR = 0
 DEFAULT = 1
 DROP = 2
 
-# Codes of a report: [code, line, row, detail]; line: of the spec that the kernel was given.
+# Codes of a FAULT.
 OK = 0
 NULL = 1  # the value, or the whole list, is null
 NULL_ELEMENT = 2  # detail: position in the list
 NOT_FINITE = 3  # detail: position in the list
-RAGGED = 4  # line: the group
+RAGGED = 4
+
+# How a column of a record batch fills one field. Integers:
+#   slot: the field's line of `address` and `length`; column: of the record batch, -1 without one;
+#   width: elements of a FIXED list, or the length that CONSTANT writes; is_float: 1 for float32, 0 for int64;
+#   default: address of the default, 0 for lists; max_length: longest list that a batch can hold, -1 without a limit;
+#   keep_last: which end of a longer list is kept, 1 for the last elements.
+_NUMBERS = ("slot", "column", "shape", "width", "itemsize", "is_float", "policy", "default", "max_length", "keep_last")
+FIELD = np.dtype([(name, np.int64) for name in _NUMBERS])
+
+# How a column fills one dense field; slot: its column of the dense block; column: -1 if every row has the default.
+DENSE_FIELD = np.dtype(
+    [("slot", np.int64), ("column", np.int64), ("policy", np.int64), ("default", np.float32)], align=True
+)
+
+# Fields that share their lengths: members[first:stop] of them; the rest as in FIELD.
+GROUP = np.dtype([(name, np.int64) for name in ("first", "stop", "max_length", "keep_last")])
+
+# The first fault that a kernel found; line: of the FIELDs, DENSE_FIELDs or GROUPs that it was given.
+FAULT = np.dtype([(name, np.int64) for name in ("code", "line", "row", "detail")])
+
+
+class References(NamedTuple):
+    """Where every field of every row lies.
+
+    address, length: int64 [F, N]; drop: uint8 [N], rows that a null policy leaves out.
+    """
+
+    address: np.ndarray
+    length: np.ndarray
+    drop: np.ndarray
+
 
 # Fields of struct ArrowArray, as indexes of 64-bit words.
 _NULL_COUNT = 1
@@ -73,16 +106,16 @@ def _first_not_finite(values: int, begin: int, end: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _report(report: np.ndarray, code: int, line: int, row: int, detail: int) -> None:
-    report[0] = code
-    report[1] = line
-    report[2] = row
-    report[3] = detail
+def _report(fault, code, row, detail):
+    fault[0].code = code
+    fault[0].row = row
+    fault[0].detail = detail
 
 
 @njit(nogil=True, cache=True)
-def _index_scalars(child, spec, k, fallback, count, at, address, length, drop, report):
-    field, _, _, _, itemsize, is_float, policy = spec[k]
+def _index_scalars(child, field, count, at, table, fault):
+    slot, itemsize, is_float, policy, default = field.slot, field.itemsize, field.is_float, field.policy, field.default
+    address, length = table.address, table.length
     buffers = _word(child, _BUFFERS)
     offset = _word(child, _OFFSET)
     validity = _word(buffers, 0)
@@ -91,34 +124,36 @@ def _index_scalars(child, spec, k, fallback, count, at, address, length, drop, r
     for i in range(count):
         n = at + i
         position = offset + i
-        address[field, n] = values + position * itemsize
-        length[field, n] = 1
+        address[slot, n] = values + position * itemsize
+        length[slot, n] = 1
         null = has_nulls and _is_null(validity, position)
         broken = not null and is_float == 1 and _first_not_finite(values, position, position + 1) >= 0
         if null or broken:
             if policy == ERROR:
-                _report(report, NULL if null else NOT_FINITE, k, n, 0)
+                _report(fault, NULL if null else NOT_FINITE, n, 0)
                 return
             if policy == DROP:
-                drop[n] = 1
-            address[field, n] = fallback
+                table.drop[n] = 1
+            address[slot, n] = default
 
 
 @njit(nogil=True, cache=True)
-def _bounds(child, buffers, kind, width, position):
-    if kind == LIST32:
+def _bounds(child, buffers, shape, width, position):
+    if shape == LIST32:
         offsets = carray(pointer(_word(buffers, 1)), (position + 2,), np.int32)
         return np.int64(offsets[position]), np.int64(offsets[position + 1])
-    if kind == LIST64:
+    if shape == LIST64:
         wide = carray(pointer(_word(buffers, 1)), (position + 2,), np.int64)
         return wide[position], wide[position + 1]
     return position * width, (position + 1) * width
 
 
 @njit(nogil=True, cache=True)
-def _index_lists(child, spec, k, count, at, address, length, drop, report):
+def _index_lists(child, field, count, at, table, fault):
     """Returns whether elements must be replaced by the default before the column can be used."""
-    field, _, kind, width, itemsize, is_float, policy = spec[k]
+    slot, shape, width, itemsize = field.slot, field.shape, field.width, field.itemsize
+    is_float, policy = field.is_float, field.policy
+    address, length = table.address, table.length
     buffers = _word(child, _BUFFERS)
     offset = _word(child, _OFFSET)
     validity = _word(buffers, 0)
@@ -132,19 +167,19 @@ def _index_lists(child, spec, k, count, at, address, length, drop, report):
     for i in range(count):
         n = at + i
         if has_nulls and _is_null(validity, offset + i):
-            address[field, n] = 0
-            length[field, n] = -1
+            address[slot, n] = 0
+            length[slot, n] = -1
             if policy == ERROR:
-                _report(report, NULL, k, n, 0)
+                _report(fault, NULL, n, 0)
                 return False
             if policy == DROP:
-                drop[n] = 1
+                table.drop[n] = 1
             continue
-        begin, end = _bounds(child, buffers, kind, width, offset + i)
+        begin, end = _bounds(child, buffers, shape, width, offset + i)
         begin += item_offset
         end += item_offset
-        address[field, n] = values + begin * itemsize
-        length[field, n] = end - begin
+        address[slot, n] = values + begin * itemsize
+        length[slot, n] = end - begin
         bad = np.int64(-1)
         code = NULL_ELEMENT
         if item_nulls:
@@ -156,54 +191,53 @@ def _index_lists(child, spec, k, count, at, address, length, drop, report):
             if policy == DEFAULT:
                 return True
             if policy == ERROR:
-                _report(report, code, k, n, bad)
+                _report(fault, code, n, bad)
                 return False
-            drop[n] = 1
+            table.drop[n] = 1
     return False
 
 
 @njit(nogil=True, cache=True)
-def index_batch(batch, count, spec, fallback, at, address, length, drop, refill, report):
+def index_batch(batch, count, fields, at, table, refill, fault):
     """Write where the `count` rows of a record batch lie to rows [at, at + count) of the table.
 
-    batch: int64, address of the batch's struct ArrowArray; spec: int64 [K, 7], one line per column that holds a field:
-    (field, column, kind, width, itemsize, is_float, policy), width being that of a fixed-size list or the length that
-    CONSTANT writes; fallback: int64 [K], address of the default; address, length: int64 [F, N]; drop: uint8 [N];
-    refill: uint8 [K]; report: int64 [4], see the codes above.
+    batch: int64, address of the batch's struct ArrowArray; fields: FIELD [K]; table: References; refill: uint8 [K];
+    fault: FAULT [1], zeros.
 
     A list that is null gets length -1 and address 0: its length is that of its group. A field with null or non-finite
     elements under DEFAULT is marked in `refill`; its rows are then not complete.
     """
     children = _word(batch, _CHILDREN)
-    for k in range(len(spec)):
-        kind = spec[k, 2]
-        if kind == CONSTANT:
+    for k in range(len(fields)):
+        field = fields[k]
+        if field.shape == CONSTANT:
             for n in range(at, at + count):
-                address[spec[k, 0], n] = fallback[k]
-                length[spec[k, 0], n] = spec[k, 3]
+                table.address[field.slot, n] = field.default
+                table.length[field.slot, n] = field.width
             continue
-        child = _word(children, spec[k, 1])
-        if kind == SCALAR:
-            _index_scalars(child, spec, k, fallback[k], count, at, address, length, drop, report)
+        child = _word(children, field.column)
+        if field.shape == SCALAR:
+            _index_scalars(child, field, count, at, table, fault)
         else:
-            refill[k] = _index_lists(child, spec, k, count, at, address, length, drop, report)
-        if report[0] != OK:
+            refill[k] = _index_lists(child, field, count, at, table, fault)
+        if fault[0].code != OK:
+            fault[0].line = k
             return
 
 
 @njit(nogil=True, cache=True)
-def fill_dense(batch, count, spec, default, at, block, drop, report):
+def fill_dense(batch, count, fields, at, block, drop, fault):
     """Interleave float32 columns into rows [at, at + count) of `block`.
 
-    spec: int64 [K, 3], (dense column d, column in the batch or -1 for the default, policy); default: float32 [K];
-    block: float32 [N, D]. Nulls and non-finite values follow the policy.
+    fields: DENSE_FIELD [K]; block: float32 [N, D]; the rest as in `index_batch`. Nulls and non-finite values follow the
+    policy.
     """
     children = _word(batch, _CHILDREN)
-    for k in range(len(spec)):
-        d, column, policy = spec[k]
+    for k in range(len(fields)):
+        slot, column, policy, default = fields[k].slot, fields[k].column, fields[k].policy, fields[k].default
         if column < 0:
             for n in range(at, at + count):
-                block[n, d] = default[k]
+                block[n, slot] = default
             continue
         child = _word(children, column)
         buffers = _word(child, _BUFFERS)
@@ -217,80 +251,92 @@ def fill_dense(batch, count, spec, default, at, block, drop, report):
             null = has_nulls and _is_null(validity, offset + i)
             if null or not (abs(value) <= _LARGEST):
                 if policy == ERROR:
-                    _report(report, NULL if null else NOT_FINITE, k, n, 0)
+                    _report(fault, NULL if null else NOT_FINITE, n, 0)
+                    fault[0].line = k
                     return
                 if policy == DROP:
                     drop[n] = 1
-                value = default[k]
-            block[n, d] = value
+                value = default
+            block[n, slot] = value
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _kept(field, elements):
+    """How many of so many elements truncation keeps."""
+    return elements if field.max_length < 0 else min(elements, field.max_length)
 
 
 @njit(nogil=True, cache=True)
-def packed_bytes(length, itemsize, fields, limit, drop, at, count):
+def packed_bytes(fields, table, at, count):
     """Bytes that `pack_rows` writes for rows [at, at + count)."""
     total = 0
     for n in range(at, at + count):
-        if drop[n]:
+        if table.drop[n]:
             continue
-        for f in fields:
-            if length[f, n] > 0:
-                total += (length[f, n] if limit[f] < 0 else min(length[f, n], limit[f])) * itemsize[f]
+        for k in range(len(fields)):
+            field = fields[k]
+            elements = table.length[field.slot, n]
+            if elements > 0:
+                total += _kept(field, elements) * field.itemsize
         total = (total + 7) & ~7
     return total
 
 
 @njit(nogil=True, cache=True)
-def pack_rows(address, length, itemsize, fields, limit, keep_last, drop, at, count, target):
+def pack_rows(fields, table, at, count, target):
     """Copy rows [at, at + count) to `target`, field after field of one row after another, and address them there.
 
-    address, length: int64 [F, N], addresses changed in place; fields: int64, which of them, in order of falling item
-    size; limit: int64 [F], most elements, -1 for all; keep_last: uint8 [F]; drop: uint8 [N]; target: int64, byte
+    fields: FIELD [K], in order of falling item size; table: References, addresses changed in place; target: int64, byte
     address, a multiple of 8. Of a longer list only the end that truncation will keep is copied: its address is where
     the whole list would begin, as `align_groups` expects.
     """
     to = target
     for n in range(at, at + count):
-        if drop[n]:
+        if table.drop[n]:
             continue
-        for f in fields:
-            elements = length[f, n]
+        for k in range(len(fields)):
+            field = fields[k]
+            elements = table.length[field.slot, n]
             if elements > 0:
-                kept = elements if limit[f] < 0 else min(elements, limit[f])
-                skip = (elements - kept) * itemsize[f] if keep_last[f] else 0
-                copy(to, address[f, n] + skip, kept, itemsize[f])
-                address[f, n] = to - skip
-                to += kept * itemsize[f]
+                kept = _kept(field, elements)
+                skip = (elements - kept) * field.itemsize if field.keep_last else 0
+                copy(to, table.address[field.slot, n] + skip, kept, field.itemsize)
+                table.address[field.slot, n] = to - skip
+                to += kept * field.itemsize
         to = target + ((to - target + 7) & ~7)
 
 
 @njit(nogil=True, cache=True)
-def align_groups(address, length, itemsize, members, starts, limit, keep_last, drop, needed, report):
+def align_groups(table, itemsize, members, groups, needed, fault):
     """Give all lists of a group one length: check it, fill null lists, truncate.
 
-    address, length: int64 [F, N], changed in place; members: int64, fields of group after group; starts: int64 [G+1];
-    limit: int64 [G], most elements, -1 for all; keep_last: uint8 [G]; drop: uint8 [N]; needed: int64 [F], how many
-    elements the field's default must have (those rows keep address 0). Lengths are compared before truncation.
+    table: References, changed in place; itemsize: int64 [F]; members: int64, fields of group after group; groups:
+    GROUP [G]; needed: int64 [F], how many elements the field's default must have (those rows keep address 0); fault:
+    FAULT [1], zeros. Lengths are compared before truncation.
     """
-    for g in range(len(limit)):
+    address, length = table.address, table.length
+    for g in range(len(groups)):
+        first, stop, keep_last = groups[g].first, groups[g].stop, groups[g].keep_last
         for n in range(length.shape[1]):
-            if drop[n]:
+            if table.drop[n]:
                 continue
             common = np.int64(-1)
-            for m in range(starts[g], starts[g + 1]):
+            for m in range(first, stop):
                 count = length[members[m], n]
                 if count >= 0 and common < 0:
                     common = count
                 elif count >= 0 and count != common:
-                    _report(report, RAGGED, g, n, 0)
+                    _report(fault, RAGGED, n, 0)
+                    fault[0].line = g
                     return
             common = max(common, np.int64(0))
-            cut = common if limit[g] < 0 else min(common, limit[g])
-            skip = common - cut if keep_last[g] else 0
-            for m in range(starts[g], starts[g + 1]):
+            kept = _kept(groups[g], common)
+            skip = common - kept if keep_last else 0
+            for m in range(first, stop):
                 f = members[m]
                 if length[f, n] < 0:
                     address[f, n] = 0
-                    needed[f] = max(needed[f], cut)
+                    needed[f] = max(needed[f], kept)
                 else:
                     address[f, n] += skip * itemsize[f]
-                length[f, n] = cut
+                length[f, n] = kept

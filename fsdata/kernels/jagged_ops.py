@@ -1,6 +1,6 @@
 """Moving jagged rows inside a rank: permute, pack by destination rank, unpack, key-major to sample-major.
 
-Each takes lengths to a `Ranges`, which says what goes where and can be used again and again, also the other way round;
+Each makes a `Ranges` of lengths. It says what goes where, and can be used many times, and backwards (`inverse`);
 `Ranges.apply` moves values and is differentiable. Planning runs on the device of the lengths and does not synchronise.
 
 Letters: K keys, N rows (samples) of a key, W ranks, T items of all rows of all keys, [...] trailing dimensions. A

@@ -1,4 +1,4 @@
-"""Copying ranges of items from one place of a tensor to another place of another: what every jagged kernel here is.
+"""Copying ranges of items from one tensor to another, which is all that the jagged kernels do.
 
 Permuting rows, packing them by destination rank and key, and turning key-major into sample-major are the same copy with
 different starts (paper, section 1: indexed permute, ranged dispatch, ranged combine, keyed transpose). The copy moves
@@ -23,8 +23,8 @@ def copy_ranges(
     """target[places[r] + i] = source[starts[r] + i] for i < lengths[r], on the device of the tensors.
 
     source: [T, ...], target: [U, ...], contiguous, of one type, trailing shape and device; starts, places, lengths:
-    int64[R] there. Ranges lie inside the tensors, those of the target do not overlap: callers see to both. Items of the
-    target outside the ranges stay as they are. On the GPU it does not synchronise.
+    int64[R] there. Callers ensure that ranges lie inside the tensors, and that those of the target do not overlap.
+    Items of the target outside the ranges stay as they are. On the GPU it does not synchronise.
     """
     if not lengths.numel() or not source.numel():
         return
@@ -42,7 +42,7 @@ def copy_ranges(
 def reference(
     source: torch.Tensor, target: torch.Tensor, starts: torch.Tensor, places: torch.Tensor, lengths: torch.Tensor
 ) -> None:
-    """`copy_ranges` by one slice after another: the definition, and slow."""
+    """The definition of `copy_ranges`: slow, one slice after another."""
     for start, place, length in zip(starts.tolist(), places.tolist(), lengths.tolist(), strict=True):
         target[place : place + length] = source[start : start + length]
 

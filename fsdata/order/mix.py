@@ -17,7 +17,7 @@ import numpy as np
 Mix = Literal["sequential", "weighted", "time"]
 
 
-class Group(Protocol):
+class HasRows(Protocol):
     """A row group: what the planning needs to know of it."""
 
     @property
@@ -25,7 +25,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowRange:
     """Rows [start, stop) of row group `group` of source `source`; `first` is the source's row number of row `start`."""
 
     source: int
@@ -41,31 +41,31 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Parts in order of source and row group; a merged unit has more than one."""
+    """Ranges in order of source and row group; a merged unit has more than one."""
 
-    parts: tuple[Part, ...]
+    ranges: tuple[RowRange, ...]
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for part in self.parts)
+        return sum(row_range.rows for row_range in self.ranges)
 
 
 Keys = Callable[[int, int], np.ndarray]
 """(source, group) -> the sort keys of the group's rows, in row order."""
 
 
-def sequential_units(sources: Sequence[Sequence[Group]]) -> list[Unit]:
+def sequential_units(sources: Sequence[Sequence[HasRows]]) -> list[Unit]:
     """One unit per row group, source after source."""
     units = []
     for source, groups in enumerate(sources):
         first = 0
         for index, group in enumerate(groups):
-            units.append(Unit((Part(source, index, 0, group.rows, first),)))
+            units.append(Unit((RowRange(source, index, 0, group.rows, first),)))
             first += group.rows
     return units
 
 
-def weighted_keys(sources: Sequence[Sequence[Group]], weights: Sequence[float]) -> Keys:
+def weighted_keys(sources: Sequence[Sequence[HasRows]], weights: Sequence[float]) -> Keys:
     """Keys under which source s has a share of weight_s in every stretch, until it is exhausted."""
     starts = [_starts(groups) for groups in sources]
 
@@ -76,7 +76,7 @@ def weighted_keys(sources: Sequence[Sequence[Group]], weights: Sequence[float]) 
     return keys
 
 
-def merged_units(sources: Sequence[Sequence[Group]], keys: Keys) -> list[Unit]:
+def merged_units(sources: Sequence[Sequence[HasRows]], keys: Keys) -> list[Unit]:
     """Units of one row group per source or a little more, whose order is the merge of all sources by `keys`.
 
     Calls `keys` twice for every row group, one row group at a time.
@@ -88,25 +88,25 @@ def merged_units(sources: Sequence[Sequence[Group]], keys: Keys) -> list[Unit]:
     begin = np.zeros(len(sources), np.int64)
     for cut in cuts:
         if (cut - begin).sum() >= size or cut is cuts[-1]:
-            units.append(Unit(tuple(_parts(starts, begin, cut))))
+            units.append(Unit(tuple(_ranges(starts, begin, cut))))
             begin = cut
     return [unit for unit in units if unit.rows]
 
 
 def merge_order(unit: Unit, keys: Sequence[np.ndarray]) -> np.ndarray:
-    """int64 [rows]: positions in the concatenated parts, in merged order; `keys[p]` are those of part p.
+    """int64 [rows]: positions in the concatenated ranges, in merged order; `keys[r]` are those of range r.
 
     The k-way merge that always takes the smallest head is a stable sort by every source's running maximum.
     """
     running: list[np.ndarray] = []
-    for position, (part, part_keys) in enumerate(zip(unit.parts, keys, strict=True)):
-        continued = position > 0 and unit.parts[position - 1].source == part.source
-        floor = running[-1][-1:] if continued else part_keys[:0]
-        running.append(np.maximum.accumulate(np.concatenate([floor, part_keys]))[len(floor) :])
+    for position, (row_range, range_keys) in enumerate(zip(unit.ranges, keys, strict=True)):
+        continued = position > 0 and unit.ranges[position - 1].source == row_range.source
+        floor = running[-1][-1:] if continued else range_keys[:0]
+        running.append(np.maximum.accumulate(np.concatenate([floor, range_keys]))[len(floor) :])
     return np.argsort(np.concatenate(running), kind="stable")
 
 
-def _cuts(sources: Sequence[Sequence[Group]], keys: Keys) -> list[np.ndarray]:
+def _cuts(sources: Sequence[Sequence[HasRows]], keys: Keys) -> list[np.ndarray]:
     """int64 [S] each, increasing: rows of every source that come before the end of some row group."""
     ends = [_running_ends(keys, source, len(groups)) for source, groups in enumerate(sources)]
     at = [(key, source, group) for source, of in enumerate(ends) for group, key in enumerate(of)]
@@ -134,7 +134,7 @@ def _cuts(sources: Sequence[Sequence[Group]], keys: Keys) -> list[np.ndarray]:
     return list(counts)
 
 
-def _starts(groups: Sequence[Group]) -> np.ndarray:
+def _starts(groups: Sequence[HasRows]) -> np.ndarray:
     """int64 [groups + 1]: the source's row number at which each group starts, and its end."""
     return np.cumsum([0, *(group.rows for group in groups)])
 
@@ -144,15 +144,15 @@ def _running_ends(keys: Keys, source: int, groups: int) -> np.ndarray:
     return np.maximum.accumulate([keys(source, group).max() for group in range(groups)]) if groups else np.empty(0)
 
 
-def _parts(starts: Sequence[np.ndarray], begin: np.ndarray, end: np.ndarray) -> list[Part]:
+def _ranges(starts: Sequence[np.ndarray], begin: np.ndarray, end: np.ndarray) -> list[RowRange]:
     """The row groups' rows between two cuts."""
-    parts = []
+    ranges = []
     for source, of in enumerate(starts):
         group = int(np.searchsorted(of, begin[source], "right")) - 1
         at = int(begin[source])
         while at < end[source]:
             stop = min(int(of[group + 1]), int(end[source]))
             if at < stop:
-                parts.append(Part(source, group, at - int(of[group]), stop - int(of[group]), at))
+                ranges.append(RowRange(source, group, at - int(of[group]), stop - int(of[group]), at))
             at, group = stop, group + 1
-    return parts
+    return ranges

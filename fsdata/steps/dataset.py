@@ -1,10 +1,11 @@
 """Opened sources, and the order in which their rows make an epoch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any
 
-from fsdata.decode.row_layout import Layout, layout_of
+from fsdata.decode.opened_source import OpenSource
+from fsdata.decode.row_layout import layout_of
 from fsdata.errors import SchemaError
 from fsdata.order.deal import Stream, epoch_streams, rest, window_order
 from fsdata.order.mix import Keys, Mix, Unit, merged_units, sequential_units, weighted_keys
@@ -14,34 +15,6 @@ from fsdata.steps.reader import Reader
 from fsdata.steps.unit_reader import piece_reader
 
 _FIRST_ROWS = 512
-
-
-class OpenSource(Protocol):
-    """What the reading needs of a source whose footers have been read."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def groups(self) -> Sequence[Any]: ...
-    @property
-    def list_labels(self) -> frozenset[str]: ...
-    @property
-    def default_labels(self) -> frozenset[str]: ...
-    @property
-    def time_unit(self) -> str | None: ...
-    @property
-    def may_drop(self) -> bool: ...
-    @property
-    def fingerprint(self) -> Mapping[str, str]: ...
-    @property
-    def skipped(self) -> Sequence[Any]: ...
-    @property
-    def retries(self) -> int: ...
-    @property
-    def weight(self) -> float | None: ...
-    def read(self, group: Any, layout: Layout, start: int, stop: int) -> Any: ...
-    def read_times(self, group: Any) -> Any: ...
-    def close(self) -> None: ...
 
 
 class Dataset:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsdata.decode.row_table import RowTable, concat, empty
+from fsdata.decode.row_table import RowTable, SurvivingRows, concat, empty
 from fsdata.order.deal import Piece, Stream, Window
-from fsdata.steps.unit_reader import PieceRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Reader:
         self,
         stream: Stream,
         *,
-        read: Callable[[Piece], PieceRows],
+        read: Callable[[Piece], SurvivingRows],
         order: Callable[[Window], np.ndarray] | None,
         itemsize: np.ndarray,
         executor: Executor,
@@ -60,7 +59,7 @@ class Reader:
         self._ahead = ahead
         self._windows = deque(stream)
         self._to_submit: Iterator[Piece] = iter([piece for window in stream for piece in window.pieces])
-        self._pending: deque[Future[PieceRows]] = deque()
+        self._pending: deque[Future[SurvivingRows]] = deque()
         self._open: deque[_Open] = deque()
         self._decoded = 0  # planned rows of the windows decoded so far
         self._passed = np.zeros(1, np.int64)  # positions before the last take and after each of its rows
@@ -124,7 +123,7 @@ class Reader:
                 return
             self._pending.append(self._executor.submit(self._read, piece))
 
-    def _opened(self, window: Window, pieces: list[PieceRows]) -> _Open:
+    def _opened(self, window: Window, pieces: list[SurvivingRows]) -> _Open:
         planned = sum(piece.rows for piece in window.pieces)
         order = np.arange(planned) if self._order is None else self._order(window)
         order = order[window.start : window.stop]
@@ -139,7 +138,7 @@ class Reader:
         return _Open(table, order, passed)
 
 
-def _kept(window: Window, pieces: list[PieceRows]) -> np.ndarray:
+def _kept(window: Window, pieces: list[SurvivingRows]) -> np.ndarray:
     """Which of the window's planned rows survived."""
     kept, first = [], 0
     for piece, rows in zip(window.pieces, pieces, strict=True):

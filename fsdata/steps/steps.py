@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fsdata.balance.exchange import RecordSpec, Status, Step, StepExchange
+from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import StepPlanner
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.decode.reused_buffers import Pool
@@ -67,7 +67,7 @@ class Steps(ABC):
     def next(self) -> tuple[Batch, Progress] | None:
         """The next batch, None at the end of the epoch. Blocks on decoding and, where there are any, on peers."""
 
-    def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, Status]:
+    def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, StatusWord]:
         """This rank's rows of the step in hand; an error in reading them is told to the other ranks, then raised."""
         share = self.share
         counts = share.counts(self.passed)
@@ -82,9 +82,9 @@ class Steps(ABC):
         last = not share.counts(self.passed + counts).any() if planned else table.num_rows < wanted
         return table, self._status(rows=table.num_rows, position=self.reader.position, ended=last)
 
-    def _status(self, **known: Any) -> Status:
+    def _status(self, **known: Any) -> StatusWord:
         before = self.share.progress
-        return Status(epoch=before.epoch, step=before.step + self.step, **known)
+        return StatusWord(epoch=before.epoch, step=before.step + self.step, **known)
 
     def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats) -> Batch:
         return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
@@ -136,7 +136,7 @@ class PlannedSteps(Steps):
 
 
 class AgreedSteps(Steps):
-    """Steps whose sizes nobody knows beforehand: every rank takes what is left after filters and null policies."""
+    """Steps whose sizes are not known beforehand: every rank takes what is left after filters and null policies."""
 
     def __init__(
         self, share: Share, reader: Reader, layout: Layout, pool: Pool, exchange: StepExchange | None, uneven: Uneven
@@ -149,7 +149,7 @@ class AgreedSteps(Steps):
         if self.over:
             return None
         table, status = self._take(self._exchange)
-        statuses: tuple[Status, ...] = (status,)
+        statuses: tuple[StatusWord, ...] = (status,)
         if self._exchange is not None:
             statuses = self._agree(self._exchange, status)
         samples = [status.rows for status in statuses]
@@ -166,7 +166,7 @@ class AgreedSteps(Steps):
         batch = self._batch(table, self._own_origin(table.num_rows), stats)
         return batch, self._progress([status.position for status in statuses])
 
-    def _agree(self, exchange: StepExchange, status: Status) -> tuple[Status, ...]:
+    def _agree(self, exchange: StepExchange, status: StatusWord) -> tuple[StatusWord, ...]:
         try:
             return exchange.agree(status)
         except Exception:
@@ -225,7 +225,7 @@ class BalancedSteps(Steps):
         batch = self._batch(step.table, step.origin, stats)
         return batch, self._progress(positions, self._planner.state_dict())
 
-    def _positions(self, step: Step) -> list[int]:
+    def _positions(self, step: StepResult) -> list[int]:
         """Rows that every rank has passed with `step`."""
         if not step.carried:
             return [status.position for status in step.statuses]

@@ -1,80 +1,50 @@
 """Decoding the rows of a plan's pieces, in the plan's order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
+from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable, concat
+from fsdata.decode.row_table import SurvivingRows, concat
 from fsdata.order.deal import Piece
 from fsdata.order.mix import Keys, Unit, merge_order
 
 
-class Decoded(Protocol):
-    """Rows of a row group that survived filters and null policies."""
-
-    @property
-    def table(self) -> RowTable: ...
-    @property
-    def kept(self) -> np.ndarray | None: ...
-
-
-class Source(Protocol):
-    """An opened source."""
-
-    @property
-    def groups(self) -> Sequence[Any]: ...
-    def read(self, group: Any, layout: Layout, start: int, stop: int) -> Decoded: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PieceRows:
-    """The surviving rows of a piece.
-
-    Attributes:
-        table: [F, n].
-        kept: int64 [n], increasing: which rows of the piece they are; None if all survived.
-    """
-
-    table: RowTable
-    kept: np.ndarray | None
-
-
 def piece_reader(
-    sources: Sequence[Source], layout: Layout, units: Sequence[Unit], keys: Keys | None
-) -> Callable[[Piece], PieceRows]:
+    sources: Sequence[OpenSource], layout: Layout, units: Sequence[Unit], keys: Keys | None
+) -> Callable[[Piece], SurvivingRows]:
     """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units."""
 
-    def read(piece: Piece) -> PieceRows:
+    def read(piece: Piece) -> SurvivingRows:
         unit = units[piece.unit]
-        if len(unit.parts) == 1:
-            part = unit.parts[0]
-            source = sources[part.source]
-            start = part.start + piece.start
-            rows = source.read(source.groups[part.group], layout, start, start + piece.rows)
-            return PieceRows(rows.table, rows.kept)
+        if len(unit.ranges) == 1:
+            row_range = unit.ranges[0]
+            source = sources[row_range.source]
+            start = row_range.start + piece.start
+            return source.read(source.groups[row_range.group], layout, start, start + piece.rows)
         assert keys is not None
         return _read_merged(sources, layout, unit, keys, piece)
 
     return read
 
 
-def _read_merged(sources: Sequence[Source], layout: Layout, unit: Unit, keys: Keys, piece: Piece) -> PieceRows:
-    part_keys = [keys(part.source, part.group)[part.start : part.stop] for part in unit.parts]
-    order = merge_order(unit, part_keys)[piece.start : piece.stop]
+def _read_merged(sources: Sequence[OpenSource], layout: Layout, unit: Unit, keys: Keys, piece: Piece) -> SurvivingRows:
+    range_keys = [
+        keys(row_range.source, row_range.group)[row_range.start : row_range.stop] for row_range in unit.ranges
+    ]
+    order = merge_order(unit, range_keys)[piece.start : piece.stop]
     tables, kept, first = [], [], 0
-    for part in unit.parts:
-        source = sources[part.source]
-        rows = source.read(source.groups[part.group], layout, part.start, part.stop)
+    for row_range in unit.ranges:
+        source = sources[row_range.source]
+        rows = source.read(source.groups[row_range.group], layout, row_range.start, row_range.stop)
         tables.append(rows.table)
-        kept.append(first + (np.arange(part.rows) if rows.kept is None else rows.kept))
-        first += part.rows
+        kept.append(first + (np.arange(row_range.rows) if rows.kept is None else rows.kept))
+        first += row_range.rows
     table = concat(tables)
     if table.num_rows == unit.rows:
-        return PieceRows(table.take(order), None)
+        return SurvivingRows(table.take(order), None)
     where = np.full(unit.rows, -1)
     where[np.concatenate(kept)] = np.arange(table.num_rows)
     alive = np.flatnonzero(where[order] >= 0)
-    return PieceRows(table.take(where[order[alive]]), alive)
+    return SurvivingRows(table.take(where[order[alive]]), alive)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.bind import Bound
+from fsdata.catalog.bind import FieldBinding
 from fsdata.catalog.roles import is_list
 from fsdata.decode.widen import OutsideInt64, convert, unwrap
 from fsdata.errors import DataError
@@ -49,22 +49,22 @@ class Checked:
     keys: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def check_fields(columns: Sequence[tuple[Bound, pa.Array]], rows: int) -> Checked:
+def check_fields(columns: Sequence[tuple[FieldBinding, pa.Array]], rows: int) -> Checked:
     """Check each field by itself: nulls, null and non-finite elements, ids outside int64."""
     checked = Checked([], np.zeros(rows, bool), {}, {})
-    for bound, array in columns:
-        outside = _outside_int64(bound, array)
+    for binding, array in columns:
+        outside = _outside_int64(binding, array)
         if outside is not None:
             checked.faults.append(outside)
             continue
         try:
-            converted = convert(array, bound.want.number)
+            converted = convert(array, binding.field.number)
         except OutsideInt64:
             raise AssertionError("ids outside int64 were looked for before") from None
         except DataError as error:
-            checked.faults.append(Fault(kind="range", field=bound.want.field, rows=np.arange(rows), what=str(error)))
+            checked.faults.append(Fault(kind="range", field=binding.field.name, rows=np.arange(rows), what=str(error)))
             continue
-        _check_field(bound, converted, checked)
+        _check_field(binding, converted, checked)
     return checked
 
 
@@ -86,8 +86,8 @@ def check_groups(checked: Checked, groups: Mapping[str, Sequence[str]]) -> Itera
             )
 
 
-def _check_field(bound: Bound, array: pa.Array, checked: Checked) -> None:
-    field, role = bound.want.field, bound.want.role
+def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked) -> None:
+    field, role = binding.field.name, binding.field.role
     null = ~_mask(array.is_valid())
     if role == "join key":
         checked.keys[field] = np.asarray(pc.fill_null(array, 0)), null
@@ -103,14 +103,14 @@ def _check_field(bound: Bound, array: pa.Array, checked: Checked) -> None:
         row_of = np.repeat(np.arange(len(array)), np.maximum(lengths, 0))
         absent = ~_mask(elements.is_valid())
         bad.append(("null element", _any(row_of, absent, len(array)), "holds a null"))
-        if bound.want.number == "value":
+        if binding.field.number == "value":
             bad.append(("not finite", _any(row_of, _not_finite(elements), len(array)), "holds NaN or infinity"))
-    elif bound.want.number == "value":
+    elif binding.field.number == "value":
         bad.append(("not finite", _not_finite(array), "is NaN or infinite"))
     for kind, where, what in bad:
-        if bound.policy == "error":
+        if binding.policy == "error":
             _note(checked, kind, field, where, what)
-        elif bound.policy == "drop":
+        elif binding.policy == "drop":
             checked.dropped |= where
 
 
@@ -120,8 +120,8 @@ def _note(checked: Checked, kind: str, field: str, where: np.ndarray, what: str)
         checked.faults.append(Fault(kind=kind, field=field, rows=rows, what=f"{field} {what}"))
 
 
-def _outside_int64(bound: Bound, array: pa.Array) -> Fault | None:
-    if bound.want.number == "value":
+def _outside_int64(binding: FieldBinding, array: pa.Array) -> Fault | None:
+    if binding.field.number == "value":
         return None
     outer = unwrap(array)
     inner = unwrap(outer.flatten()) if is_list(outer.type) else outer
@@ -135,7 +135,9 @@ def _outside_int64(bound: Bound, array: pa.Array) -> Fault | None:
     if outer is not inner:
         lengths = np.asarray(pc.fill_null(pc.list_value_length(outer), 0).cast(pa.int64()))
         rows = np.unique(np.repeat(np.arange(len(outer)), lengths)[rows])
-    return Fault(kind="range", field=bound.want.field, rows=rows, what=f"{bound.want.field}: {value} is outside int64")
+    return Fault(
+        kind="range", field=binding.field.name, rows=rows, what=f"{binding.field.name}: {value} is outside int64"
+    )
 
 
 def _not_finite(values: pa.Array) -> np.ndarray:

@@ -17,7 +17,7 @@ from freescale_tools.check.table_scan import Table
 from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
 from fsdata import ParquetSource, Schema
-from fsdata.catalog.roles import Want, key_want, time_want, wants_of
+from fsdata.catalog.roles import WantedField, wanted_fields, wanted_key, wanted_time
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import RowGroup
@@ -38,11 +38,11 @@ class SourceCheck:
         self._schema = schema
         self._findings: list[Finding] = []
         joined = {name for join in source.join for name in join.fields}
-        wants = [want for want in wants_of(schema) if want.field not in joined]
-        wants += [key_want(key) for key in dict.fromkeys(join.on for join in source.join)]
-        wants += [] if schema.time is None else [time_want(schema.time)]
+        wanted = [field for field in wanted_fields(schema) if field.name not in joined]
+        wanted += [wanted_key(key) for key in dict.fromkeys(join.on for join in source.join)]
+        wanted += [] if schema.time is None else [wanted_time(schema.time)]
         groups = _groups(schema)
-        self._table = Table(source, wants, groups=groups, label=self.label)
+        self._table = Table(source, wanted, groups=groups, label=self.label)
         self._sides = [(join, self._side(join, groups)) for join in source.join]
         self._opened = self._open(_tolerant(source), index)
 
@@ -76,9 +76,9 @@ class SourceCheck:
         return [(join, table.keys(join)) for join, table in self._sides]
 
     def _side(self, join: Join, groups: Mapping[str, Sequence[str]]) -> Table:
-        served: list[Want] = [want for want in wants_of(self._schema) if want.field in join.fields]
+        served: list[WantedField] = [field for field in wanted_fields(self._schema) if field.name in join.fields]
         label = f"{self.label}, side table {join.source.label}"
-        return Table(join.source, [*served, key_want(join.on)], groups=groups, label=label)
+        return Table(join.source, [*served, wanted_key(join.on)], groups=groups, label=label)
 
     def _open(self, source: ParquetSource, index: int) -> OpenSource | None:
         """Open the source as a loader does. If that fails, note the reason and return None."""

@@ -13,9 +13,9 @@ from freescale_tools.check.row_faults import Checked, Fault, check_fields, check
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import read_files
 from freescale_tools.scan.reading import reading_source
-from fsdata.catalog.bind import Bound, Kind, bind, partition_column
+from fsdata.catalog.bind import FieldBinding, FileKind, bind, partition_column
 from fsdata.catalog.footers import Footer
-from fsdata.catalog.roles import Want
+from fsdata.catalog.roles import WantedField
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources import Join, ParquetSource
 from fsdata.sources.expressions.expressions import Expression, evaluate
@@ -33,13 +33,13 @@ class Table:
     """
 
     def __init__(
-        self, source: ParquetSource, wants: Sequence[Want], *, groups: Mapping[str, Sequence[str]], label: str
+        self, source: ParquetSource, wanted: Sequence[WantedField], *, groups: Mapping[str, Sequence[str]], label: str
     ) -> None:
         self.source = source
         self.label = label
         self.findings: list[Finding] = []
         self._groups = groups
-        self._wants = wants
+        self._wanted = wanted
         self.footers = self._read()
         self._kinds = self._bind() if self.footers else []
 
@@ -88,13 +88,13 @@ class Table:
                 self.findings.append(Finding(kind="corrupt", source=self.label, what=str(answer), file=file.name))
         return [answer for _, answer in found if isinstance(answer, Footer)]
 
-    def _bind(self) -> list[Kind | None]:
+    def _bind(self) -> list[FileKind | None]:
         """For every file, the fields that can be read from it; None if its rows cannot be read."""
         try:
-            kinds, kind_of = bind(self.source, self._wants, self.footers, self.label)
+            kinds, kind_of = bind(self.source, self._wanted, self.footers, self.label)
         except SchemaError as error:
             self.findings += mismatches(error, self.label)
-            known: dict[tuple[str, tuple], Kind | None] = {}
+            known: dict[tuple[str, tuple], FileKind | None] = {}
             result = []
             for footer in self.footers:
                 key = footer.schema.to_string(), tuple(footer.file.partitions.items())
@@ -104,18 +104,18 @@ class Table:
             return result
         return [kinds[kind] for kind in kind_of]
 
-    def _bind_what_fits(self, footer: Footer) -> Kind | None:
-        bounds: list[Bound] = []
+    def _bind_what_fits(self, footer: Footer) -> FileKind | None:
+        bindings: list[FieldBinding] = []
         try:
             (kind,), _ = bind(self.source, [], [footer], self.label)
         except SchemaError:  # the filter does not fit, so it is unknown which rows count
             return None
-        for want in self._wants:
+        for field in self._wanted:
             try:
-                bounds += bind(self.source, [want], [footer], self.label)[0][0].bounds
+                bindings += bind(self.source, [field], [footer], self.label)[0][0].bindings
             except SchemaError:
                 continue
-        return replace(kind, bounds=tuple(bounds))
+        return replace(kind, bindings=tuple(bindings))
 
     def _checked(self, number: int, group: int, found: list[Finding]) -> Iterator[tuple[np.ndarray, Checked]]:
         """(rows of the row group, their checked fields), batch by batch.
@@ -159,35 +159,35 @@ class Table:
         )
 
 
-def _needed(kind: Kind, source: ParquetSource) -> list[str]:
+def _needed(kind: FileKind, source: ParquetSource) -> list[str]:
     """Columns of the file that fields and filter read; the first column if they read none."""
-    names = {bound.column for bound in kind.bounds if bound.origin == "column"}
-    for bound in kind.bounds:
-        if bound.origin == "expression":
-            names.update(source.computed[bound.want.field].columns)
+    names = {binding.column for binding in kind.bindings if binding.origin == "column"}
+    for binding in kind.bindings:
+        if binding.origin == "expression":
+            names.update(source.computed[binding.field.name].columns)
     if source.condition is not None:
         names.update(source.condition.columns)
     return [name for name in kind.schema.names if name in names] or kind.schema.names[:1]
 
 
 def _columns(
-    batch: pa.RecordBatch, kind: Kind, source: ParquetSource
-) -> tuple[np.ndarray, list[tuple[Bound, pa.Array]]]:
+    batch: pa.RecordBatch, kind: FileKind, source: ParquetSource
+) -> tuple[np.ndarray, list[tuple[FieldBinding, pa.Array]]]:
     """(rows that the filter keeps, the array of every field that is in the file)."""
     kept = np.arange(batch.num_rows)
     if source.condition is not None:
         mask = pc.fill_null(_evaluate(source.condition, pa.bool_(), batch, kind), False)
         batch, kept = batch.filter(mask), np.flatnonzero(np.asarray(mask.cast(pa.uint8())))
     columns = []
-    for bound in kind.bounds:
-        if bound.origin == "column":
-            columns.append((bound, batch.column(bound.column)))
-        elif bound.origin == "expression":
-            columns.append((bound, _evaluate(source.computed[bound.want.field], bound.type, batch, kind)))
+    for binding in kind.bindings:
+        if binding.origin == "column":
+            columns.append((binding, batch.column(binding.column)))
+        elif binding.origin == "expression":
+            columns.append((binding, _evaluate(source.computed[binding.field.name], binding.type, batch, kind)))
     return kept, columns
 
 
-def _evaluate(expression: Expression, type_bound: Any, batch: pa.RecordBatch, kind: Kind) -> pa.Array:
+def _evaluate(expression: Expression, type_bound: Any, batch: pa.RecordBatch, kind: FileKind) -> pa.Array:
     arrays = [
         partition_column(kind.partitions[name], batch.num_rows) if name in kind.partitions else batch.column(name)
         for name in expression.columns

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from freescale_tools.console.errors import first_line
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.retry import unreachable
-from fsdata.decode.handles import Handles
-from fsdata.decode.slice_rows import batch_rows, wide_columns
+from fsdata.decode.open_files import OpenFiles
+from fsdata.decode.record_batches import batch_rows, wide_columns
 from fsdata.errors import CorruptFileError
 
 
@@ -76,11 +76,11 @@ def reading_source(footer: Footer) -> Iterator[Reading]:
 
     Raises CorruptFileError if the file has changed since its footer was read.
     """
-    handle = Handles(keep=1).take(footer)
+    handle = OpenFiles(keep=1).take(footer)
     try:
         yield Reading(handle.parquet, footer.file.path)
     finally:
-        handle.discard()
+        handle.close()
 
 
 @contextlib.contextmanager

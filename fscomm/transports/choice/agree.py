@@ -11,7 +11,8 @@ from fscomm.transports.choice.capabilities import Capabilities, read
 from fscomm.transports.choice.rules import Choice, choose
 from fscomm.transports.choice.selftest import check
 from fscomm.transports.opening import open_transport, split_name
-from fsranks.rank_context import RankContext, gather
+from fsranks.meeting import gather
+from fsranks.rank_context import RankContext
 
 log = logging.getLogger("fscomm")
 

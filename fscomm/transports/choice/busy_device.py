@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-_FILL_S = 5.0  # for a kernel to get hold of all SMs; it takes microseconds on a GPU that nobody else uses
+_FILL_S = 5.0  # for a kernel to get hold of all SMs; it takes microseconds on a GPU that no other process uses
 _ASK_AGAIN_S = 0.0005
 
 

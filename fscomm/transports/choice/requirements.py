@@ -8,7 +8,7 @@ moves them, the warm-up does (`selftest`).
 from collections.abc import Callable, Iterable, Sequence
 
 from fscomm.transports.choice.capabilities import NONE, NVLINK, Capabilities
-from fsranks.rank_context import name_ranks
+from fsranks.errors import name_ranks
 
 Records = Sequence[Capabilities]
 Rule = Callable[[Records], str | None]

@@ -38,7 +38,7 @@ class Choice:
     def line(self) -> str:
         """What was chosen, and why each other was not."""
         found = f"rows travel by {self.name}" if self.name else "there is no transport for these rows"
-        # Who asked by name wants to read about that one first.
+        # A user who asked for a transport by name reads about that one first.
         names = sorted(self.why_not, key=lambda name: name != self.asked)
         parts = [f"{found} (transport={self.asked!r})", *(f"not {name}: {self.why_not[name]}" for name in names)]
         return ". ".join([*parts, *(f"Warning: {text}" for text in self.warnings)])
@@ -72,7 +72,7 @@ def _alone(device: str, asked: str) -> Choice:
 
 
 def _passed_over(other: str, name: str | None, asked: str, able: Sequence[str], order: Mapping[str, str]) -> str:
-    """Why one that could be used is not."""
+    """Why a transport that could be used is not taken."""
     if asked == name:
         return f"{asked} was asked for"
     later = f"; after {able[0]}, as {order[other]}" if other != able[0] else ""

@@ -15,7 +15,7 @@ from fscomm.device import Device
 from fscomm.transports.choice.busy_device import Multiprocessors
 from fscomm.transports.choice.selftest_rows import Operation, operations
 from fscomm.transports.transport import Handle, Transport
-from fsranks.rank_context import describe, name_ranks
+from fsranks.errors import describe, name_ranks
 
 BOUND_S = 10.0
 CONTROL_S = 0.2  # a copy of a few bytes takes microseconds

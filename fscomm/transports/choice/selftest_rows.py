@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fscomm.transports.transport import Handle, Transport
-from fsranks.rank_context import name_ranks
+from fsranks.errors import name_ranks
 
 LARGE_BYTES = (9 << 20) + 40  # of one piece: several slots of every transport, and a rest
 _BELOW = {torch.int64: 1 << 62, torch.float32: 1 << 24, torch.uint8: 251}  # what a dtype holds exactly, and no poison

@@ -39,8 +39,8 @@ def programs(multiprocessors: int, threads_per_multiprocessor: int) -> int:
 def launch(flag: torch.Tensor, arrived: torch.Tensor, *, count: int, limit: int) -> None:
     """Issue `count` programs to the current stream.
 
-    flag: int32[1]; what is not zero ends them. arrived: int32[1], one is added per program that has begun. limit: in
-    nanoseconds, so that nothing can hang; turns in Triton's interpreter.
+    flag: int32[1]; the programs end when it is not zero. arrived: int32[1], each program adds one when it begins.
+    limit: in nanoseconds, so that nothing can hang; in Triton's interpreter, turns.
     """
     kernel: Any = _spin
     kernel[(count,)](flag, arrived, limit, ON_A_GPU=flag.is_cuda, num_warps=_WARPS, maxnreg=_REGISTERS)

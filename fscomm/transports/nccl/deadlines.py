@@ -1,4 +1,4 @@
-"""Waiting for operations that a library carries and cannot be asked whose fault it is when they do not end."""
+"""Waiting for operations of a library that cannot say which rank is the reason when an operation does not end."""
 
 import threading
 import time
@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fscomm.transports.handshake import Handshake
-from fsranks.errors import MismatchError, PeerError
-from fsranks.rank_context import name_ranks
+from fsranks.errors import MismatchError, PeerError, name_ranks
 
-_SLICE_S = 0.5  # between two looks at who is still alive
+_SLICE_S = 0.5  # between two checks which ranks are still alive
 _PAUSES_S = (2e-5, 1e-3)  # between two questions whether an operation is done: the first, and the longest
 
 
 class Watch:
     """The time limit of one transport, and its end: after the first error everything raises PeerError.
 
-    `end` gives up what is under way; it may be called from any thread, more than once, and must not block for peers.
+    `end` gives up the operations under way. Any thread may call it, more than once, and it must not wait for peers.
     """
 
     def __init__(self, name: str, handshake: Handshake, end: Callable[[], None]) -> None:
@@ -41,7 +40,7 @@ class Watch:
         except (PeerError, MismatchError) as error:
             self.give_up(str(error))
             raise
-        self.check()  # nothing is begun on what was given up meanwhile
+        self.check()  # begin nothing if another thread gave the transport up
         return largest
 
     def check(self) -> None:
@@ -59,14 +58,14 @@ class Watch:
                 raise self.failed(now - start)
             if now >= look_at:
                 look_at = now + _SLICE_S
-                if self._handshake.gone() and not is_done():  # a rank that is through with it may leave
+                if self._handshake.gone() and not is_done():  # a rank that has completed the operation may leave
                     raise self.failed(now - start)
             time.sleep(pause)
             pause = min(2 * pause, longest)
         self.check()
 
     def failed(self, waited_s: float, said: str = "") -> PeerError:
-        """The error of an operation that did not end well; it names whose fault it is. Every survivor asks for it."""
+        """The error of a failed operation, which names the rank that is the reason. Every survivor asks for it."""
         reason = self._reason
         if reason is None and (gone := self._handshake.gone()):
             reason = f"the process of {name_ranks(gone)} has ended"
@@ -78,7 +77,7 @@ class Watch:
         return self._error(self.give_up(reason))
 
     def give_up(self, reason: str) -> str:
-        """Refuse everything from now on. The first reason stands and comes back."""
+        """Refuse everything from now on. Returns the reason, which is the first one given."""
         with self._lock:
             reason = self._reason = self._reason or reason
         self._end()
@@ -90,7 +89,7 @@ class Watch:
         self.give_up(reason)
 
     def close(self, reason: str) -> None:
-        """As `Transport.close`. Holds what `end` belongs to no longer."""
+        """As `Transport.close`. Drops `end` and the object it belongs to."""
         self.give_up(reason)
         self._end = _nothing
         self._handshake.group.close(reason)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.nccl.deadlines import Watch
 from fscomm.transports.transport import Done, Handle, as_bytes, check_gather, check_splits, row_bytes
-from fsranks.rank_context import RankContext, board_of
+from fsranks.job_store import job_store
+from fsranks.rank_context import RankContext
 
 # NCCL's own watchdog ends the process when it loses patience, so it gets more than anybody has.
 _WATCHDOG = datetime.timedelta(days=365)
@@ -113,7 +114,7 @@ def nccl_backend(context: RankContext, device: torch.device, *, timeout_s: float
         if policy is None or not hasattr(options.config, "cta_policy"):
             raise RuntimeError(f"torch {torch.__version__} cannot ask NCCL for zero-CTA: install torch >= 2.11")
         options.config.cta_policy = policy
-    store = board_of(context.group, "nccl", timeout_s).store
+    store = job_store(context.group, "nccl", timeout_s).store
     backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)
     backend._set_sequence_number_for_group()
     backend.eager_connect_single_device(device)

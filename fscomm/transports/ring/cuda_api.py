@@ -37,7 +37,7 @@ class Cuda:
         self._of(self.driver.cuDevicePrimaryCtxRelease(self._device), "cuDevicePrimaryCtxRelease")
 
     def _run(self, name: str, *args: Any) -> Any:
-        self.driver.cuCtxPushCurrent(self._context)  # if it fails, so does the call, and that is looked at
+        self.driver.cuCtxPushCurrent(self._context)  # if this fails, the next call fails too, and its error is checked
         try:
             return getattr(self.driver, name)(*args)
         finally:

@@ -153,7 +153,7 @@ class CudaDriver(CudaStreams):
             self.cuda.release()
 
     def _allocate(self, nbytes: int) -> tuple[Region, int]:
-        """Zeros; nobody else can see them yet."""
+        """Zeros; no other rank can see them yet."""
         region, descriptor = allocate(self.cuda, nbytes)
         self._regions.append(region)
         self.cuda("cuMemsetD8Async", region.pointer, 0, region.nbytes, self._now)

@@ -57,7 +57,7 @@ class Fabric(Protocol):
     def poison(self) -> None:
         """From any thread, any number of times: every wait of every rank's queues, now and later, is over at once.
 
-        What is copied then is nobody's data. Does not block.
+        The data of copies after that is never read. Does not block.
         """
 
     def poisoned(self) -> bool:

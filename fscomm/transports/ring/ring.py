@@ -18,12 +18,11 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.fabric import Fabric
 from fscomm.transports.ring.slots import cut, grown, plan, room_for
 from fscomm.transports.transport import Handle, as_bytes, check_gather, check_splits
-from fsranks.errors import MismatchError, PeerError
-from fsranks.rank_context import describe, name_ranks
+from fsranks.errors import MismatchError, PeerError, describe, name_ranks
 
 Counts = dict[int, tuple[int, int]]  # by peer: slots it filled here, slots it emptied there
 
-_SLICE_S = 0.5  # between two looks at who is still alive
+_SLICE_S = 0.5  # between two checks which ranks are still alive
 _DRAIN_S = 2.0  # for queues to end after all their waits are over
 _PACE = 64  # chunks, of about three operations in one queue, between two marks; see `_pace`
 _PACES = 3
@@ -33,11 +32,11 @@ class Ring:
     """One class of rows in one direction. `fabric` and `handshake` belong to the ring, which closes them.
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
-    `most_slot_bytes`. That blocks until what is in flight is done everywhere, as does an operation that has some two
-    hundred chunks waiting before it; otherwise issuing never blocks for a device.
+    `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
+    only then, and when about two hundred chunks wait in front of the operation.
 
-    The time limit is the handshake's. It runs from when the operation was issued, anew when an operation before it is
-    done and when a peer has done its part of this one: nobody is late while the bytes of others are on their way.
+    The time limit is the handshake's. It starts when the operation is issued, and again when an operation before it is
+    done or a peer has done its share of this one: so no rank counts as late while bytes are on their way.
     """
 
     def __init__(self, fabric: Fabric, handshake: Handshake, *, name: str, most_slot_bytes: int = 4 << 20) -> None:
@@ -87,7 +86,7 @@ class Ring:
         self._handshake.group.close(reason)
 
     def _break(self, reason: str) -> str:
-        """Refuse everything from now on; the first reason stands."""
+        """Refuse everything from now on; only the first reason is kept."""
         with self._lock:
             self._reason = self._reason or reason
             return self._reason
@@ -121,7 +120,7 @@ class Ring:
             return
         for flight in list(self._flights):
             flight.wait()
-        self.meet()  # a rank that is done here may still be filled or emptied by one that is not
+        self.meet()  # another rank may still fill or empty slots of a rank that is done
         self._fabric.resize(slot_bytes)
 
     def _issue(self, outs: list[torch.Tensor], inps: list[torch.Tensor]) -> Handle:
@@ -158,9 +157,10 @@ class Ring:
         return {r: (self._taken[r], self._put[r]) for r in range(self.world_size) if r != self.rank}
 
     def _pace(self, issued_at: float) -> None:
-        """Keep less waiting than would block the host inside the device's own call, where nobody notices a dead peer.
+        """Limit what waits in the queues: a full queue blocks the host inside the device's own call, where a dead peer
+        is not noticed.
 
-        The order of chunks is the same on both sides, so what this waits for was issued everywhere.
+        The order of chunks is the same on both sides, so every rank has issued what this waits for.
         """
         self._unmarked += 1
         if self._unmarked < _PACE:
@@ -182,7 +182,7 @@ class Ring:
         while True:
             slice_s = min(max(since + limit_s - time.monotonic(), 0.0), _SLICE_S)
             done = self._fabric.wait(mark, slice_s)
-            if self._reason is not None or self._fabric.poisoned():  # asked last: waits may be over because of it
+            if self._reason is not None or self._fabric.poisoned():  # asked last: poison, too, ends waits
                 raise self._fail([], time.monotonic() - start)
             if done:
                 self._progress_at = time.monotonic()
@@ -218,7 +218,7 @@ class Ring:
     def _drain(self) -> None:
         """End what is in flight, so that nothing is written into tensors that the caller gets back with an error.
 
-        Again and again: a count that a peer's queue was about to write may replace the one that ends a wait.
+        It repeats: a count that a peer's queue was about to write may replace the count that ends a wait.
         """
         end = time.monotonic() + _DRAIN_S
         self._fabric.poison()

@@ -15,7 +15,7 @@ import torch
 
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.streams import in_circle
-from fsranks.rank_context import name_ranks
+from fsranks.errors import name_ranks
 
 NAME = "fscomm"  # in lists of what a process has mapped
 _JOIN_S = 5.0
@@ -26,7 +26,7 @@ class SharedMemory:
     """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
 
     Memory is one file per rank that lies in memory (memfd) and has no name: the others open it through its owner's
-    /proc, so that nothing is left behind whoever is killed when. Every rank raises if one cannot.
+    /proc, so that nothing is left behind when a process is killed. Every rank raises if one cannot.
 
     Raises:
         ValueError: the ranks are not all processes of this host.
@@ -195,9 +195,9 @@ class CopyThread:
             return None if self._ended else self._todo.popleft()
 
     def _await(self, at: np.ndarray, value: int) -> None:
-        """Look, and sleep for an eighth of the time since, so that a wait is late by no larger share of itself.
+        """Check, and sleep for an eighth of the time waited so far: so a wait ends at most an eighth too late.
 
-        At first that is a look at every turn of the processor; one that waits for long looks 500 times a second.
+        At first it checks all the time; after a long wait it checks 500 times a second.
         """
         start = time.monotonic()
         while in_circle(int(at[0]) - value) < 0 and not self._ended:

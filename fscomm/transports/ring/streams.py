@@ -127,10 +127,10 @@ class StreamFabric:
         ]
 
     def poison(self) -> None:
-        """Writes counts far ahead of all that anybody may wait for into every word of every rank.
+        """Writes counts far ahead of all that a rank may wait for into every word of every rank.
 
-        The poison words go first: who finds a wait over finds the reason, too. A queue may still overwrite a count
-        with what it was told to write; hence again, until one's own queues are empty, by every rank that noticed.
+        The poison words go first: a rank whose wait ends then finds the reason. A queue may still overwrite a
+        count. So every rank that noticed poisons again, until its own queues are empty.
         """
         self._poisoned = True
         memory = self._memory
@@ -146,7 +146,7 @@ class StreamFabric:
         return self._poisoned or self._driver.read_now(_line(self._memory[self.rank], 2 * self.world_size)) != 0
 
     def close(self) -> None:
-        self._poisoned = True  # nobody looks into memory that is gone
+        self._poisoned = True  # nothing reads the memory after it is freed
         self._memory = []
         self._driver.close()
 

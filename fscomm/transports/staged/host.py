@@ -3,7 +3,7 @@
 A package adds its own (RDMA, MPI, UCC) with an entry point:
 
     [project.entry-points."freescale.host_collectives"]
-    ucc = "my_package:open_ucc"        # open_ucc(place: Place, *, timeout_s: float) -> Transport, for host tensors
+    ucc = "my_package:open_ucc"        # open_ucc(context: RankContext, *, timeout_s) -> Transport, for host tensors
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -15,7 +15,7 @@ from fsranks.rank_context import RankContext
 
 GROUP = "freescale.host_collectives"
 _BUILT_IN = (
-    EntryPoint("gloo", "fscomm.transports.host:gloo", GROUP),
+    EntryPoint("gloo", f"{__name__}:gloo", GROUP),
     EntryPoint("shared-memory", "fscomm.transports.opening:shared_memory_collective", GROUP),
 )
 
@@ -68,7 +68,7 @@ def _load(point: EntryPoint) -> Factory:
     if not callable(factory):
         raise ImportError(
             f"the host collective {point.name!r} ({point.value}) of {_origin(point)} must be a function "
-            f"(place, *, timeout_s) that opens a transport, got {factory!r}"
+            f"(context, *, timeout_s) that opens a transport, got {factory!r}"
         )
     return cast(Factory, factory)
 

@@ -2,7 +2,7 @@
 
 While one piece comes down from the device, the one before it is on the wire and the one before that goes up: three
 engines are busy at once, and a stream of pieces takes as long as the slowest of the three needs (paper, section 3).
-Everything here is arithmetic; who waits and copies is `staged`.
+Everything here is arithmetic; `stages` waits and copies.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def cut(largest_bytes: int, row_bytes: int, *, world_size: int, chunk_bytes: int
     return Cut(pieces=pieces, rows=_divide_up(rows, pieces))
 
 
-class Part(NamedTuple):
+class PieceSpans(NamedTuple):
     """Rows of one piece.
 
     sizes: per rank; spans: the same rows as (first, end) in the tensor, adjacent ones joined, none empty.
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-def part(splits: Sequence[int], piece: int, pieces: int) -> Part:
+def spans_of(splits: Sequence[int], piece: int, pieces: int) -> PieceSpans:
     """What belongs to `piece`: an equal share of every rank's rows, so that no piece is much larger than another."""
     sizes: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -56,10 +56,10 @@ def part(splits: Sequence[int], piece: int, pieces: int) -> Part:
                 first = spans.pop()[0]
             spans.append((first, end))
         start += rows
-    return Part(sizes, spans)
+    return PieceSpans(sizes, spans)
 
 
-class Step(NamedTuple):
+class StageStart(NamedTuple):
     """Begin `stage` of `piece` once the stage and piece of `after` are done."""
 
     stage: Stage
@@ -87,19 +87,19 @@ class Pipeline:
         self._fed += pieces
         return range(first, self._fed)
 
-    def next(self) -> Step | None:
+    def next(self) -> StageStart | None:
         """What to begin next; None until more is fed. Every step is taken to be begun when the next is asked for."""
         if self._up < self._exchanged:
             self._up += 1
-            return Step("up", self._up - 1, ("exchange", self._up - 1))
+            return StageStart("up", self._up - 1, ("exchange", self._up - 1))
         waiting = self._down - self._exchanged
         if self._down < self._fed and waiting < min(2, self.depth):
             self._down += 1
             held = self._down - 1 - self.depth
-            return Step("down", self._down - 1, ("up", held) if held >= 0 else None)
+            return StageStart("down", self._down - 1, ("up", held) if held >= 0 else None)
         if waiting:
             self._exchanged += 1
-            return Step("exchange", self._exchanged - 1, ("down", self._exchanged - 1))
+            return StageStart("exchange", self._exchanged - 1, ("down", self._exchanged - 1))
         return None
 
 

@@ -9,10 +9,10 @@ from fscomm.device import Device
 
 
 class Buffers:
-    """`count` buffers of bytes, each as large as the most that was asked of it, in powers of two.
+    """`count` buffers of bytes. Each grows to the next power of two of the largest size that was asked for.
 
-    Ranks that ask for the same sizes grow alike. One thread at a time; who asks for a buffer vouches that nobody uses
-    what it held. What is dropped goes back to torch's own pool of page-locked memory.
+    Ranks that ask for the same sizes grow alike. One thread at a time; the caller makes sure that no operation uses
+    the buffer. Memory that is dropped goes back to torch's own pool of page-locked memory.
     """
 
     def __init__(self, device: Device, count: int) -> None:

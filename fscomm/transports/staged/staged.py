@@ -15,8 +15,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.staged.pieces import cut
 from fscomm.transports.staged.stages import Operation, Stages
 from fscomm.transports.transport import Handle, Transport, check_gather, check_splits, row_bytes
-from fsranks.errors import PeerError
-from fsranks.rank_context import describe
+from fsranks.errors import PeerError, describe
 
 _GRACE_S = 3.0  # in which the thread ends once it is told to
 
@@ -126,12 +125,12 @@ class HostStaged:
         return PeerError(f"{self.name} is over on rank {self.rank}: {self._reason}")
 
     def _serve(self) -> None:
-        """In the thread. Whatever ends it, nobody waits for it in vain."""
+        """Runs in the thread. When it ends, for whatever reason, no handle waits for it any more."""
         try:
             self._stages.run(self._submitted)
         except BaseException as error:
             self.abort(f"lost the others: {error}" if isinstance(error, PeerError) else f"failed: {describe(error)}")
-        # Nothing is submitted any more: the reason was given under the lock.
+        # No operation is submitted after this: the reason was set under the lock.
         self._stages.end(self._over())
         while not self._submitted.empty():
             if (operation := self._submitted.get()) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fscomm.device import Device, Mark
-from fscomm.transports.staged.pieces import Cut, Pipeline, Stage, Step, part
+from fscomm.transports.staged.pieces import Cut, Pipeline, Stage, StageStart, spans_of
 from fscomm.transports.staged.pinned import Buffers
 from fscomm.transports.transport import Handle, Transport, as_bytes
 from fsranks.errors import PeerError
@@ -47,7 +47,7 @@ class Operation:
         self._error: PeerError | None = None
 
     def end(self, mark: Mark, error: PeerError | None = None) -> None:
-        """All copies into `out` were issued, or none will be any more."""
+        """All copies into `out` were issued, or no more will be issued."""
         self._mark, self._error = mark, error
         self._over.set()
 
@@ -62,9 +62,9 @@ class Operation:
 
 
 class Stages:
-    """What moves the pieces of operations; `run` is for the thread that does it.
+    """Moves the pieces of operations; the thread that does so calls `run`.
 
-    `stopped` ends it from outside where it waits for the device, which it does for at most `limit_s`.
+    It waits for the device for at most `limit_s`; another thread ends such a wait by setting `stopped`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Stages:
             self._begin(step)
 
     def end(self, error: PeerError) -> None:
-        """Give up what is not over, and all memory."""
+        """Give up operations that are not complete, and all memory."""
         for operation, _ in self._pieces.values():
             operation.end(None, error)
         self._pieces.clear()
@@ -105,7 +105,7 @@ class Stages:
         if not operation.pieces:
             operation.end(None)
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: StageStart) -> None:
         if step.after is not None:
             self._await(step.after)
         if self._stopped.is_set():
@@ -116,7 +116,7 @@ class Stages:
             del self._pieces[step.piece]
 
     def _go_down(self, piece: int, operation: Operation, index: int) -> Mark:
-        spans = part(operation.in_splits, index, operation.pieces).spans
+        spans = spans_of(operation.in_splits, index, operation.pieces).spans
         with self._down:
             if index == 0:
                 self._device.after(operation.before)
@@ -127,8 +127,8 @@ class Stages:
 
     def _exchange(self, piece: int, operation: Operation, index: int) -> Handle:
         size = operation.row_bytes
-        received = [n * size for n in part(operation.out_splits, index, operation.pieces).sizes]
-        sent = [n * size for n in part(operation.in_splits, index, operation.pieces).sizes]
+        received = [n * size for n in spans_of(operation.out_splits, index, operation.pieces).sizes]
+        sent = [n * size for n in spans_of(operation.in_splits, index, operation.pieces).sizes]
         out = self._buffer(piece, operation, arriving=True)[: sum(received)]
         inp = self._buffer(piece, operation)[: sum(sent)]
         return (
@@ -136,10 +136,10 @@ class Stages:
         )
 
     def _go_up(self, piece: int, operation: Operation, index: int) -> Mark:
-        spans = part(operation.out_splits, index, operation.pieces).spans
+        spans = spans_of(operation.out_splits, index, operation.pieces).spans
         staging = self._buffer(piece, operation, arriving=True)
         with self._up:
-            if index == 0:  # behind the caller's work already, as every way down is and was waited for
+            if index == 0:  # its copies down, already done, came after the caller's work: so does this
                 self._device.reads(operation.out)
             for staged, rows in _pairs(staging, operation.out, spans, operation.row_bytes):
                 rows.copy_(staged, non_blocking=True)

@@ -1,11 +1,11 @@
-"""In-training redistribution: the samples of a global batch move to the ranks that a plan gives them to.
+"""Balancing while the model trains: the samples of a global batch move to the ranks that a plan gives them to.
 
 `step_exchange` is one step: `status_word` first, then lengths, then a `transfer` of samples, each a `record`. `alone`
 is the group of one rank.
 """
 
 from fsdata.balance.exchange.record import RecordSpec
-from fsdata.balance.exchange.status_word import Status
-from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch, Planner, Step, StepExchange
+from fsdata.balance.exchange.status_word import StatusWord
+from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch, Planner, StepExchange, StepResult
 
-__all__ = ["Assignment", "GlobalBatch", "Planner", "RecordSpec", "Status", "Step", "StepExchange"]
+__all__ = ["Assignment", "GlobalBatch", "Planner", "RecordSpec", "StatusWord", "StepExchange", "StepResult"]

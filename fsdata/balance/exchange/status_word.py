@@ -1,4 +1,4 @@
-"""The status word that every rank sends at the start of a step: twelve int64."""
+"""The status word that every rank sends at the start of a step: eleven int64."""
 
 from dataclasses import dataclass
 
@@ -6,20 +6,21 @@ import numpy as np
 
 from fsdata.errors import MismatchError
 
-PROTOCOL = 1
-SIZE = 12
-_ENDED, _LEFT, _FAILED, _WIDE = 1, 2, 4, 8
+PROTOCOL = 2
+SIZE = 11
+_FLAGS = 6  # the column of these bits
+_ENDED, _LEFT, _FAILED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class StatusWord:
     """What one rank says about its part of a step.
 
-    The caller fills in the first five fields; the exchange adds the others.
+    The caller fills in the first four fields; the exchange adds the others.
 
     Attributes:
         epoch, step: position of the step; all ranks must agree on them.
-        position, planned: two numbers of the caller's (where its reading stands); the exchange only passes them on.
+        position: a number of the caller's (where its reading stands); the exchange only passes it on.
         ended: nothing follows the rows that this rank contributes to this step.
         rows: samples this rank contributes.
         longest: elements of the longest field of any of them.
@@ -31,7 +32,6 @@ class Status:
     epoch: int
     step: int
     position: int = 0
-    planned: int = 0
     ended: bool = False
     rows: int = 0
     longest: int = 0
@@ -41,10 +41,9 @@ class Status:
     compute_step: int = -1
 
 
-def encode(status: Status, number: int, digest: int) -> np.ndarray:
+def encode(status: StatusWord, number: int, digest: int) -> np.ndarray:
     """int64 [SIZE]. `number` counts the exchange's steps, `digest` is that of the record spec, 0 if unknown."""
     flags = status.ended * _ENDED | status.left * _LEFT | status.failed * _FAILED
-    flags |= (status.longest > np.iinfo(np.int32).max) * _WIDE
     return np.array(
         [
             PROTOCOL,
@@ -53,7 +52,6 @@ def encode(status: Status, number: int, digest: int) -> np.ndarray:
             status.epoch,
             status.step,
             status.position,
-            status.planned,
             flags,
             status.rows,
             status.longest,
@@ -64,14 +62,13 @@ def encode(status: Status, number: int, digest: int) -> np.ndarray:
     )
 
 
-def decode(words: np.ndarray) -> tuple[Status, ...]:
+def decode(words: np.ndarray) -> tuple[StatusWord, ...]:
     """The statuses of all ranks from int64 [W, SIZE]."""
     return tuple(
-        Status(
+        StatusWord(
             epoch=epoch,
             step=step,
             position=position,
-            planned=planned,
             ended=bool(flags & _ENDED),
             left=bool(flags & _LEFT),
             failed=bool(flags & _FAILED),
@@ -80,7 +77,7 @@ def decode(words: np.ndarray) -> tuple[Status, ...]:
             compute_ns=compute_ns,
             compute_step=compute_step,
         )
-        for (_, _, _, epoch, step, position, planned, flags, rows, longest, compute_ns, compute_step) in words.tolist()
+        for (_, _, _, epoch, step, position, flags, rows, longest, compute_ns, compute_step) in words.tolist()
     )
 
 
@@ -89,7 +86,7 @@ def check(words: np.ndarray) -> None:
 
     Ranks that left or failed are believed about nothing else; a rank that has seen no data yet has digest 0.
     """
-    going = (words[:, 7] & (_LEFT | _FAILED)) == 0
+    going = (words[:, _FLAGS] & (_LEFT | _FAILED)) == 0
     for column, what in (
         (0, "exchange protocol (different fsdata versions)"),
         (1, "exchange number"),

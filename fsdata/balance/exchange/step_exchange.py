@@ -1,4 +1,4 @@
-"""The exchange of one step between ranks: who has how much, who gets what, and the samples themselves.
+"""The exchange of one step between ranks: how much each rank has, which rank gets what, and the samples.
 
 Stage I gathers a status word of every rank, stage II the lengths of every sample; with those each rank plans alone and
 comes to the same answer; stage III is one all-to-all of whole samples. All of it runs over a gloo group of the
@@ -17,12 +17,13 @@ import numpy as np
 from fsdata.balance.exchange import status_word
 from fsdata.balance.exchange.alone import Alone
 from fsdata.balance.exchange.record import RecordSpec
-from fsdata.balance.exchange.status_word import Status
+from fsdata.balance.exchange.status_word import StatusWord
 from fsdata.balance.exchange.transfer import Transfer, check_lengths
 from fsdata.decode.row_table import RowTable, empty
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import ControlGroup
-from fsranks.rank_context import RankContext, describe
+from fsranks.errors import describe
+from fsranks.rank_context import RankContext
 
 _MESSAGE_BYTES = 2048
 _LEFT = "left the loop (its loader was closed)"
@@ -42,7 +43,7 @@ class GlobalBatch:
     number: int
     lengths: dict[str, np.ndarray]
     home: np.ndarray
-    statuses: tuple[Status, ...]
+    statuses: tuple[StatusWord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ Planner = Callable[[GlobalBatch], Assignment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepResult:
     """What one rank has after an exchange.
 
     Attributes:
@@ -86,7 +87,7 @@ class Step:
     number: int
     table: RowTable
     origin: np.ndarray
-    statuses: tuple[Status, ...]
+    statuses: tuple[StatusWord, ...]
     counts: np.ndarray
     global_items: dict[str, int]
     straggler_before: float | None
@@ -129,11 +130,11 @@ class StepExchange:
         with self._report_lock:
             self._report = (max(1, round(compute_seconds * 1e9)), number)
 
-    def agree(self, status: Status) -> tuple[Status, ...]:
+    def agree(self, status: StatusWord) -> tuple[StatusWord, ...]:
         """Stage I alone: the statuses of all ranks. For loaders that keep their rows but must stop together."""
         return self._words(status, 0)
 
-    def gather(self, mine: bytes, status: Status) -> list[bytes]:
+    def gather(self, mine: bytes, status: StatusWord) -> list[bytes]:
         """What every rank has to say beside the statuses, any number of bytes each."""
         statuses = self._words(replace(status, rows=len(mine)), 0)
         padded = np.zeros(max(other.rows for other in statuses), np.uint8)
@@ -145,7 +146,7 @@ class StepExchange:
         """One number of every rank."""
         return self._group.all_gather(np.array([mine], np.int64))[:, 0].tolist()
 
-    def step(self, table: RowTable | None, spec: RecordSpec, planner: Planner, status: Status) -> Step:
+    def step(self, table: RowTable | None, spec: RecordSpec, planner: Planner, status: StatusWord) -> StepResult:
         """Contribute the samples of `table` (None: none), receive this rank's share of the global batch.
 
         A rank that has no samples left goes on calling this, with `ended` set, until the step it gets back has ended.
@@ -181,7 +182,7 @@ class StepExchange:
             rows = np.arange(mine.num_rows)
             origin = np.stack([np.full_like(rows, self.context.rank), rows], axis=1)
         elements = everywhere.sum(axis=0) if len(spec.groups) else np.ones(len(home), np.int64)
-        return Step(
+        return StepResult(
             number=number,
             table=mine,
             origin=origin,
@@ -195,7 +196,7 @@ class StepExchange:
             rest=rest,
         )
 
-    def fail(self, error: BaseException, status: Status) -> None:
+    def fail(self, error: BaseException, status: StatusWord) -> None:
         """Take part in a step only to tell the others what failed here. Returns; the caller raises its own error."""
         try:
             self._words(replace(status, failed=True), 0, describe(error))
@@ -214,9 +215,9 @@ class StepExchange:
         if timer is not None:
             timer.start()
         try:
-            self._words(Status(epoch=0, step=0, left=True), 0)
+            self._words(StatusWord(epoch=0, step=0, left=True), 0)
         except PeerError:
-            # Whoever leaves does not care who else is gone.
+            # This rank leaves in any case: it need not know which other ranks are gone.
             self._between_epochs = True
         finally:
             if timer is not None:
@@ -241,7 +242,7 @@ class StepExchange:
         """End the group; ranks that wait for this one raise. No call may be under way. Twice is fine."""
         self._group.close(_LEFT)
 
-    def _words(self, status: Status, digest: int, message: str = "") -> tuple[Status, ...]:
+    def _words(self, status: StatusWord, digest: int, message: str = "") -> tuple[StatusWord, ...]:
         """Stage I; raises if a rank failed, left, or is at another step."""
         with self._report_lock:
             (compute_ns, compute_step), self._report = self._report, (0, -1)
@@ -278,7 +279,7 @@ class StepExchange:
         ]
         raise PeerError("; ".join(texts))
 
-    def _gather_lengths(self, lengths: np.ndarray, statuses: tuple[Status, ...], counts: np.ndarray) -> np.ndarray:
+    def _gather_lengths(self, lengths: np.ndarray, statuses: tuple[StatusWord, ...], counts: np.ndarray) -> np.ndarray:
         """Stage II: int64 [G, N] from this rank's [G, n]."""
         wide = any(status.longest > np.iinfo(np.int32).max for status in statuses)
         padded = np.zeros((len(lengths), int(counts.max())), np.int64 if wide else np.int32)

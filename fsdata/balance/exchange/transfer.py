@@ -24,7 +24,7 @@ class Route:
 
     Attributes:
         order: int64, own rows to send, by destination, then row.
-        place: int64, byte offset of each of them in the send buffer.
+        offset: int64, byte offset of each of them in the send buffer.
         sent, received: int64 [W], bytes to and from each rank; 0 for itself.
         origin: int64 [n, 2], home rank and row of every sample this rank has afterwards.
         sample: int64 [n], their positions in the global batch.
@@ -32,7 +32,7 @@ class Route:
     """
 
     order: np.ndarray
-    context: np.ndarray
+    offset: np.ndarray
     sent: np.ndarray
     received: np.ndarray
     origin: np.ndarray
@@ -54,7 +54,7 @@ def route(rank: np.ndarray, counts: np.ndarray, record_bytes: np.ndarray, me: in
     arriving_bytes = np.where(arriving, record_bytes[sample], 0)
     return Route(
         order=order,
-        context=np.cumsum(size) - size,
+        offset=np.cumsum(size) - size,
         sent=_sum_by(rank[mine][order], size, world_size),
         received=_sum_by(home[sample], arriving_bytes, world_size),
         origin=np.stack([home[sample], sample - first[home[sample]]], axis=1),
@@ -97,7 +97,7 @@ class Transfer:
         if size > len(self._send):
             self._send = torch.empty(size + size // 4, dtype=torch.uint8)
         if table is not None and size:
-            target = self._send.data_ptr() + way.context
+            target = self._send.data_ptr() + way.offset
             gather_samples(table.address, table.length, table.itemsize, way.order, target)
         return self._send[:size]
 

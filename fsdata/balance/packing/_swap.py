@@ -18,7 +18,7 @@ _SPARE = 8  # free places per row, for rows that receive more samples than they 
 _PATIENCE = 4  # partners tried for a group that finds no exchange (the most loaded group tries them all)
 
 
-class Rows(NamedTuple):
+class SortedGroups(NamedTuple):
     """The samples of each group; row g is [start[g], start[g] + size[g]) of `value` and `sample`, values downwards."""
 
     value: np.ndarray  # int64[places]
@@ -64,7 +64,7 @@ def fill_rows(order, group, value, tokens, num_groups):
         place[g] += 1
         load[g] += value[sample]
         used[g] += tokens[sample]
-    return Rows(values, samples, start, count, load, used)
+    return SortedGroups(values, samples, start, count, load, used)
 
 
 @numba.njit(nogil=True, cache=True)

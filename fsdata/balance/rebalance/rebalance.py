@@ -1,7 +1,7 @@
-"""Redistribution around any loader: the same step as the FreeScale DataLoader's, for batches of the user's own type.
+"""Balancing around any loader: the same step as the FreeScale DataLoader's, for batches of the user's own type.
 
 This file runs the loader ahead in a thread and keeps what belongs to the batch last yielded; `tensor_tree` takes
-batches apart and builds them, `redistribute` moves the samples.
+batches apart and builds them, `exchange` moves the samples.
 """
 
 import threading
@@ -14,12 +14,13 @@ import torch
 
 from fsdata.balance.exchange import StepExchange
 from fsdata.balance.options import Balance, StepPlanner
-from fsdata.balance.rebalance.steps import Last, Made, RebalanceSteps, Source
+from fsdata.balance.rebalance.steps import Last, Made, RebalanceSteps, WrappedLoader
 from fsdata.balance.rebalance.tensor_tree import Measure
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.errors import DataError, PeerError
-from fsranks.rank_context import Meeting, resolve
+from fsranks.meeting import Meeting
+from fsranks.rank_context import resolve
 
 BatchT = TypeVar("BatchT")
 Lengths = str | Mapping[str, str] | Callable[[Any], Any]
@@ -93,7 +94,7 @@ class Rebalanced(Generic[BatchT]):
         if context.world_size > 1:
             self._exchange = StepExchange(context, timeout_s=balance.step_timeout_s(timeout_s))
         self._planner = StepPlanner(balance, context.world_size)
-        self._source = Source(loader, measure, replicate)
+        self._wrapped = WrappedLoader(loader, measure, replicate)
         self._epoch = 0
         self._ahead: Ahead[Made] | None = None
         self._made: Made | None = None
@@ -108,8 +109,8 @@ class Rebalanced(Generic[BatchT]):
         turn = self._turn.take()
         self._end_epoch()
         self._turn.settle()
-        self._source.restart()
-        steps = RebalanceSteps(self._source, self._exchange, self._planner, self._epoch)
+        self._wrapped.restart()
+        steps = RebalanceSteps(self._wrapped, self._exchange, self._planner, self._epoch)
         self._epoch += 1
         self._ahead = Ahead(steps.next, depth=_DEPTH, pin=False)
         return self._batches(self._ahead, turn)
@@ -170,7 +171,7 @@ class Rebalanced(Generic[BatchT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
-            self._exchange.abort(f"lost the others: {error}")  # nobody comes any more to hear that this rank leaves
+            self._exchange.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
         self.close()
 
     def _end_epoch(self, grace_s: float | None = None) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fsdata.balance.exchange import Assignment, GlobalBatch, Status, Step, StepExchange
+from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.rebalance.template_text import from_text, to_text
 from fsdata.balance.rebalance.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.errors import DataError, MismatchError
-from fsranks.rank_context import differences
+from fsranks.meeting import differences
 
 _REMEDY = "Pad to a fixed shape, or use jagged tensors"
 
@@ -57,7 +57,7 @@ class Pulled:
     state: tuple[Any, ...]
 
 
-class Source:
+class WrappedLoader:
     """The wrapped loader, and what its batches have in common: known from the first one on, over all epochs."""
 
     def __init__(self, loader: Any, measure: Measure, replicate: Collection[str]) -> None:
@@ -98,8 +98,8 @@ class Source:
 class RebalanceSteps:
     """One epoch; `next` runs in the background thread. Without an exchange (one rank) batches pass through."""
 
-    def __init__(self, source: Source, exchange: StepExchange | None, planner: StepPlanner, epoch: int) -> None:
-        self._source = source
+    def __init__(self, loader: WrappedLoader, exchange: StepExchange | None, planner: StepPlanner, epoch: int) -> None:
+        self._loader = loader
         self._exchange = exchange
         self._planner = planner
         self._epoch = epoch
@@ -120,7 +120,7 @@ class RebalanceSteps:
         return made
 
     def _alone(self) -> Made | None:
-        pulled = self._source.pull()
+        pulled = self._loader.pull()
         if pulled.apart is None:
             self._over = True
             return None
@@ -139,15 +139,15 @@ class RebalanceSteps:
         return Made(batch=pulled.batch, last=Last(stats=stats, origin=origin), number=self._step, state=pulled.state)
 
     def _together(self, exchange: StepExchange) -> Made | None:
-        status = Status(epoch=self._epoch, step=self._step)
+        status = StatusWord(epoch=self._epoch, step=self._step)
         with _told(exchange, status):
-            pulled = self._source.pull()
+            pulled = self._loader.pull()
         if not self._met:
             everyone = self._introduce(exchange, status)
             with _told(exchange, status):
                 self._adopt(everyone, exchange.context.rank)
             self._met = True
-        template = self._source.template
+        template = self._loader.template
         if template is None:
             self._over = True
             return None  # no rank has a batch
@@ -159,7 +159,7 @@ class RebalanceSteps:
         with _told(exchange, status):
             return self._make(step, pulled, template, unchanged=step.table is table)
 
-    def _make(self, step: Step, pulled: Pulled, template: Template, *, unchanged: bool) -> Made:
+    def _make(self, step: StepResult, pulled: Pulled, template: Template, *, unchanged: bool) -> Made:
         stats = StepStats(
             epoch=self._epoch,
             step=self._step,
@@ -171,27 +171,27 @@ class RebalanceSteps:
             straggler_after=step.straggler_after,
             moved=step.moved,
         )
-        batch = pulled.batch if unchanged else template.build(step.table, self._source.constants)
+        batch = pulled.batch if unchanged else template.build(step.table, self._loader.constants)
         last = Last(stats=stats, origin=torch.from_numpy(step.origin))
         return Made(batch=batch, last=last, number=step.number, state=pulled.state)
 
     def _plan(self, batch: GlobalBatch) -> Assignment:
         return self._planner(replace(batch, lengths=_measured(batch.lengths)))
 
-    def _introduce(self, exchange: StepExchange, status: Status) -> dict[int, dict[str, Any]]:
+    def _introduce(self, exchange: StepExchange, status: StatusWord) -> dict[int, dict[str, Any]]:
         """How the batches of every rank that has one are built; MismatchError on all ranks if they differ."""
-        template = self._source.template
-        mine = {} if template is None else {"parts": template.describe(), **_written(template)}
+        template = self._loader.template
+        mine = {} if template is None else {"fields": template.describe(), **_written(template)}
         everyone = [json.loads(text) for text in exchange.gather(json.dumps(mine).encode(), status)]
         known = {rank: other for rank, other in enumerate(everyone) if other}
-        text = differences({rank: other["parts"] for rank, other in known.items()}) if known else ""
+        text = differences({rank: other["fields"] for rank, other in known.items()}) if known else ""
         if text:
             raise MismatchError(f"the batches of the ranks are built differently: {text}. {_REMEDY}")
         return known
 
     def _adopt(self, known: dict[int, dict[str, Any]], rank: int) -> None:
         """Take the structure from another rank if this one has no batch of its own."""
-        if self._source.template is not None or not known:
+        if self._loader.template is not None or not known:
             return
         first = min(known)
         template, why = None, known[first].get("error", "")
@@ -204,11 +204,11 @@ class RebalanceSteps:
                 f"rank {rank} has no batch of its own and cannot make one like those of rank {first}: {why}. Give "
                 "every rank at least one batch"
             )
-        self._source.template = template
+        self._loader.template = template
 
 
 @contextlib.contextmanager
-def _told(exchange: StepExchange, status: Status) -> Iterator[None]:
+def _told(exchange: StepExchange, status: StatusWord) -> Iterator[None]:
     """What fails inside fails on this rank alone: the others hear of it in their next step."""
     try:
         yield

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fsdata.balance.rebalance.tensor_tree import Node, Part, Template, template_of
+from fsdata.balance.rebalance.tensor_tree import Node, Template, TensorField, template_of
 from fsdata.errors import DataError
 
 _PLAIN = {"sequence": (tuple, list), "mapping": (dict, OrderedDict)}
@@ -24,11 +24,11 @@ def to_text(template: Template) -> str:
     Raises:
         DataError: a container type that other ranks cannot import by its name.
     """
-    parts = [
-        {"path": part.path, "dtype": _name_of(part.dtype), "shape": part.shape, "group": part.group}
-        for part in template.parts
+    fields = [
+        {"path": field.path, "dtype": _name_of(field.dtype), "shape": field.shape, "group": field.group}
+        for field in template.fields
     ]
-    return json.dumps({"root": _node_as_json(template.root), "parts": parts, "constants": template.constants})
+    return json.dumps({"root": _node_as_json(template.root), "fields": fields, "constants": template.constants})
 
 
 def from_text(text: str) -> Template:
@@ -39,11 +39,13 @@ def from_text(text: str) -> Template:
     """
     try:
         document = json.loads(text)
-        parts = tuple(
-            Part(path=part["path"], dtype=_dtype(part["dtype"]), shape=tuple(part["shape"]), group=part["group"])
-            for part in document["parts"]
+        fields = tuple(
+            TensorField(
+                path=field["path"], dtype=_dtype(field["dtype"]), shape=tuple(field["shape"]), group=field["group"]
+            )
+            for field in document["fields"]
         )
-        return template_of(_node_from_json(document["root"]), parts, tuple(document["constants"]))
+        return template_of(_node_from_json(document["root"]), fields, tuple(document["constants"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
@@ -56,7 +58,7 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "make": None if node.make is None else _import_path(node.make),
         "names": node.names,
         "children": [_node_as_json(child) for child in node.children],
-        "parts": node.parts,
+        "fields": node.fields,
         "path": node.path,
         "lengths_dtype": _name_of(node.lengths_dtype),
     }
@@ -68,7 +70,7 @@ def _node_from_json(node: dict[str, Any]) -> Node:
         make=None if node["make"] is None else _imported(node["make"], node["kind"]),
         names=tuple(node["names"]),
         children=tuple(_node_from_json(child) for child in node["children"]),
-        parts=tuple(node["parts"]),
+        fields=tuple(node["fields"]),
         path=node["path"],
         lengths_dtype=_dtype(node["lengths_dtype"]),
     )

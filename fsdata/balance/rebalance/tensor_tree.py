@@ -28,7 +28,7 @@ LENGTH = "length of "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TensorField:
     """One field of the samples: a column of a tensor, or the values or weights of one jagged key.
 
     `shape` is that of one element (a row of a tensor), `group` the jagged lengths it shares, None for one element per
@@ -52,17 +52,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of the structure: how to make the value from its children, parts and constants.
+    """A node of the structure: how to make the value from its children, fields and constants.
 
-    `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt. `parts` are indices of
-    the node's parts, for a kjt its keys' values, then their weights.
+    `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt. `fields` are indices of
+    the node's fields, for a kjt its keys' values, then their weights.
     """
 
     kind: str
     make: type | None = None
     names: tuple[str, ...] = ()
     children: tuple["Node", ...] = ()
-    parts: tuple[int, ...] = ()
+    fields: tuple[int, ...] = ()
     path: str = ""
     lengths_dtype: torch.dtype = torch.int64
 
@@ -72,16 +72,16 @@ class Template:
     """The structure of a batch, without its samples."""
 
     root: Node
-    parts: tuple[Part, ...]
+    fields: tuple[TensorField, ...]
     spec: RecordSpec
     order: np.ndarray
-    """int64 [number of parts]: the field of each part in `spec`, whose fields stand in order of falling alignment."""
+    """int64 [number of fields]: the place of each field in `spec`, whose fields stand in order of falling alignment."""
     constants: tuple[str, ...]
     """Paths of the replicated values."""
 
     def describe(self) -> dict[str, str]:
         """path -> type, what ranks and batches must have in common."""
-        return {"batch": _outline(self.root), **{part.path: str(part) for part in self.parts}}
+        return {"batch": _outline(self.root), **{field.path: str(field) for field in self.fields}}
 
     def build(self, table: RowTable, constants: Mapping[str, Any]) -> Any:
         """A batch of the table's samples: one copy of every value into fresh tensors."""
@@ -97,26 +97,26 @@ class TakenApart:
     constants: dict[str, Any]
 
 
-def template_of(root: Node, parts: tuple[Part, ...], constants: tuple[str, ...]) -> Template:
+def template_of(root: Node, fields: tuple[TensorField, ...], constants: tuple[str, ...]) -> Template:
     """The template of a structure, with the order that its fields have in records."""
-    itemsize = np.array([part.itemsize for part in parts], np.int64)
+    itemsize = np.array([field.itemsize for field in fields], np.int64)
     sequence = np.argsort(-alignment_of(itemsize), kind="stable")
-    sorted_parts = [parts[i] for i in sequence]
-    groups = list(dict.fromkeys(part.group for part in sorted_parts if part.group is not None))
-    first = [next(i for i, part in enumerate(sorted_parts) if part.group == group) for group in groups]
+    sorted_fields = [fields[i] for i in sequence]
+    groups = list(dict.fromkeys(field.group for field in sorted_fields if field.group is not None))
+    first = [next(i for i, field in enumerate(sorted_fields) if field.group == group) for group in groups]
     spec = RecordSpec(
-        names=tuple(f"{part.path} {part}" for part in sorted_parts),
+        names=tuple(f"{field.path} {field}" for field in sorted_fields),
         itemsize=itemsize[sequence],
-        group=np.array([-1 if part.group is None else groups.index(part.group) for part in sorted_parts], np.int64),
-        width=np.array([int(part.group is None) for part in sorted_parts], np.int64),
+        group=np.array([-1 if field.group is None else groups.index(field.group) for field in sorted_fields], np.int64),
+        width=np.array([int(field.group is None) for field in sorted_fields], np.int64),
         groups=tuple(groups),
         group_field=np.array(first, np.int64),
     )
-    return Template(root=root, parts=parts, spec=spec, order=np.argsort(sequence), constants=constants)
+    return Template(root=root, fields=fields, spec=spec, order=np.argsort(sequence), constants=constants)
 
 
 Measure = Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-"""(batch, path -> int64 [B] of its jagged parts) -> name -> int64 [B], what the cost model sees."""
+"""(batch, path -> int64 [B] of its jagged fields) -> name -> int64 [B], what the cost model sees."""
 
 
 def take_apart(batch: Any, replicate: Collection[str], measure: Measure) -> TakenApart:
@@ -131,11 +131,12 @@ def take_apart(batch: Any, replicate: Collection[str], measure: Measure) -> Take
     unknown = sorted(set(replicate) - set(walk.constants))
     if unknown:
         raise ValueError(
-            f"replicate names {unknown}, but the batch has {sorted({part.path for part in walk.parts})}: give paths as "
+            f"replicate names {unknown}, but the batch has "
+            f"{sorted({field.path for field in walk.fields})}: give paths as "
             "in error messages, 'labels.click' or '0.mask'"
         )
     if walk.samples is None:
-        raise DataError(f"a batch of type {type(batch).__name__} holds no tensor: there is nothing to redistribute")
+        raise DataError(f"a batch of type {type(batch).__name__} holds no tensor: there is nothing to balance")
     lengths = measure(batch, walk.jagged())
     for name, values in lengths.items():
         if values.shape != (walk.samples,):
@@ -144,12 +145,12 @@ def take_apart(batch: Any, replicate: Collection[str], measure: Measure) -> Take
 
 
 class _Walk:
-    """Collects parts, addresses and lengths while it descends."""
+    """Collects fields, addresses and lengths while it descends."""
 
     def __init__(self, replicate: Collection[str]) -> None:
         self.replicate = frozenset(replicate)
         self.constants: dict[str, Any] = {}
-        self.parts: list[Part] = []
+        self.fields: list[TensorField] = []
         self.samples: int | None = None
         self._first = ""
         self._address: list[np.ndarray] = []
@@ -176,16 +177,16 @@ class _Walk:
 
     def jagged(self) -> dict[str, np.ndarray]:
         """Group -> int64 [B]."""
-        return {part.group: length for part, length in zip(self.parts, self._length, strict=True) if part.group}
+        return {field.group: length for field, length in zip(self.fields, self._length, strict=True) if field.group}
 
     def finish(self, root: Node, lengths: Mapping[str, np.ndarray]) -> TakenApart:
         for name, values in lengths.items():
-            self.parts.append(Part(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name))
+            self.fields.append(TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name))
             self._address.append(np.zeros(len(values), np.int64))
             self._length.append(np.asarray(values, np.int64))
-        template = template_of(root, tuple(self.parts), tuple(self.constants))
+        template = template_of(root, tuple(self.fields), tuple(self.constants))
         sequence = np.argsort(template.order)
-        shape = (len(self.parts), self.samples or 0)
+        shape = (len(self.fields), self.samples or 0)
         table = RowTable(
             np.array(self._address, np.int64).reshape(shape)[sequence],
             np.array(self._length, np.int64).reshape(shape)[sequence],
@@ -201,16 +202,16 @@ class _Walk:
                 f"{_at(path)} is a tensor without dimensions: it cannot be split by sample. {_remedy(path)}"
             )
         self._count(len(rows), path)
-        part = Part(path=path, dtype=rows.dtype, shape=tuple(rows.shape[1:]), group=None)
-        return Node(kind="tensor", parts=(self._add(part, rows, np.ones(len(rows), np.int64)),), path=path)
+        field = TensorField(path=path, dtype=rows.dtype, shape=tuple(rows.shape[1:]), group=None)
+        return Node(kind="tensor", fields=(self._add(field, rows, np.ones(len(rows), np.int64)),), path=path)
 
     def _jagged(self, value: Jagged, path: str) -> Node:
         values = _plain(value.values, path)
         lengths = _plain(value.offsets, path).diff().numpy()
         self._count(len(lengths), path)
-        part = Part(path=path, dtype=values.dtype, shape=tuple(values.shape[1:]), group=path)
+        field = TensorField(path=path, dtype=values.dtype, shape=tuple(values.shape[1:]), group=path)
         start = int(value.offsets[0])
-        return Node(kind="jagged", parts=(self._add(part, values[start:], lengths),), path=path)
+        return Node(kind="jagged", fields=(self._add(field, values[start:], lengths),), path=path)
 
     def _kjt(self, value: Any, path: str) -> Node:
         if value.variable_stride_per_key():
@@ -228,16 +229,16 @@ class _Walk:
             flat = _plain(values, path)
             for i, key in enumerate(keys):
                 name = f"{path}.{key}".lstrip(".")
-                part = Part(path=name + suffix, dtype=flat.dtype, shape=tuple(flat.shape[1:]), group=name)
-                indices.append(self._add(part, flat[starts[i] : starts[i + 1]], lengths[i]))
-        return Node(kind="kjt", names=keys, parts=tuple(indices), path=path, lengths_dtype=given.dtype)
+                field = TensorField(path=name + suffix, dtype=flat.dtype, shape=tuple(flat.shape[1:]), group=name)
+                indices.append(self._add(field, flat[starts[i] : starts[i + 1]], lengths[i]))
+        return Node(kind="kjt", names=keys, fields=tuple(indices), path=path, lengths_dtype=given.dtype)
 
-    def _add(self, part: Part, values: torch.Tensor, lengths: np.ndarray) -> int:
-        self.parts.append(part)
+    def _add(self, field: TensorField, values: torch.Tensor, lengths: np.ndarray) -> int:
+        self.fields.append(field)
         self._owners.append(values)
         self._length.append(np.asarray(lengths, np.int64))
-        self._address.append(values.data_ptr() + part.itemsize * (np.cumsum(lengths) - lengths))
-        return len(self.parts) - 1
+        self._address.append(values.data_ptr() + field.itemsize * (np.cumsum(lengths) - lengths))
+        return len(self.fields) - 1
 
     def _count(self, samples: int, path: str) -> None:
         if self.samples is None:
@@ -261,13 +262,13 @@ class _Builder:
         counts = self._length.sum(axis=1)
         self._flat: dict[int, torch.Tensor] = {}
         target = np.zeros(len(order), np.int64)
-        for parts in _buffers(template.root):
-            first = template.parts[parts[0]]
-            total = int(counts[list(parts)].sum())
+        for fields in _buffers(template.root):
+            first = template.fields[fields[0]]
+            total = int(counts[list(fields)].sum())
             flat = torch.empty(total * first.itemsize, dtype=torch.uint8).view(first.dtype).view(total, *first.shape)
-            self._flat[parts[0]] = flat
-            before = np.cumsum(counts[list(parts)]) - counts[list(parts)]
-            target[list(parts)] = flat.data_ptr() + first.itemsize * before
+            self._flat[fields[0]] = flat
+            before = np.cumsum(counts[list(fields)]) - counts[list(fields)]
+            target[list(fields)] = flat.data_ptr() + first.itemsize * before
         gather_fields(table.address[order], self._length, table.itemsize[order], target)
 
     def build(self, node: Node) -> Any:
@@ -276,29 +277,29 @@ class _Builder:
         if node.kind == "constant":
             return self._constants[node.path]
         if node.kind == "tensor":
-            return self._flat[node.parts[0]]
+            return self._flat[node.fields[0]]
         if node.kind == "jagged":
-            return Jagged.from_lengths(self._flat[node.parts[0]], torch.from_numpy(self._length[node.parts[0]]))
+            return Jagged.from_lengths(self._flat[node.fields[0]], torch.from_numpy(self._length[node.fields[0]]))
         if node.kind == "kjt":
             return self._kjt(node)
         return _close(node, [self.build(child) for child in node.children])
 
     def _kjt(self, node: Node) -> Any:
         keys = len(node.names)
-        lengths = torch.from_numpy(self._length[list(node.parts[:keys])].reshape(-1)).to(node.lengths_dtype)
-        weights = self._flat[node.parts[keys]] if len(node.parts) > keys else None
-        return keyed_jagged_tensor(node.names, self._flat[node.parts[0]], lengths, self._samples, weights=weights)
+        lengths = torch.from_numpy(self._length[list(node.fields[:keys])].reshape(-1)).to(node.lengths_dtype)
+        weights = self._flat[node.fields[keys]] if len(node.fields) > keys else None
+        return keyed_jagged_tensor(node.names, self._flat[node.fields[0]], lengths, self._samples, weights=weights)
 
 
 def _buffers(node: Node) -> Iterator[tuple[int, ...]]:
-    """The parts that lie one after another in one tensor, for every tensor of the structure."""
+    """The fields that lie one after another in one tensor, for every tensor of the structure."""
     if node.kind == "kjt":
         keys = len(node.names)
-        yield node.parts[:keys]
-        if len(node.parts) > keys:
-            yield node.parts[keys:]
-    elif node.parts:
-        yield node.parts
+        yield node.fields[:keys]
+        if len(node.fields) > keys:
+            yield node.fields[keys:]
+    elif node.fields:
+        yield node.fields
     for child in node.children:
         yield from _buffers(child)
 
@@ -342,7 +343,7 @@ def _plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
     """The tensor, contiguous and without gradient; DataError unless its bytes can be read here."""
     if tensor.device.type != "cpu":
         raise DataError(
-            f"{_at(path)} is on {tensor.device}: batches are redistributed over the CPU, before they go to the device. "
+            f"{_at(path)} is on {tensor.device}: batches are balanced over the CPU, before they go to the device. "
             "Move them after rebalance(...)"
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:

@@ -62,7 +62,7 @@ def checked(value: Any, where: str) -> Expression:
 
 
 def parse(sql: Any, where: str) -> Expression:
-    """The expression that a SQL string says; see `fsdata.sources.expressions.sql`. Polars' own SQL takes no part."""
+    """The expression that a SQL string says; see `fsdata.sources.expressions.sql`. Polars' own SQL is not used."""
     if not isinstance(sql, str):
         raise SchemaError(f"{where}: SQL is a string, got {sql!r}")
     import polars as pl
@@ -95,9 +95,9 @@ def output_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 
 def evaluate(
-    expressions: Sequence[Expression], kinds: Sequence[pa.DataType], rows: pa.Table | pa.RecordBatch
+    expressions: Sequence[Expression], types: Sequence[pa.DataType], rows: pa.Table | pa.RecordBatch
 ) -> list[pa.Array]:
-    """One array per expression, each as long as `rows` and of the type in `kinds`, which `output_type` has told.
+    """One array per expression, each as long as `rows` and of the type in `types`, which `output_type` gave.
 
     Raises:
         SchemaError: polars rejects the expression.
@@ -105,15 +105,15 @@ def evaluate(
     """
     frame = _frame(rows)
     results = []
-    for expression, kind in zip(expressions, kinds, strict=True):
+    for expression, expected in zip(expressions, types, strict=True):
         array = _run(expression, frame)
         name = f"the expression over {', '.join(expression.columns)}"
         if len(array) != rows.num_rows:
             raise DataError(f"{name} gave {len(array)} values for {rows.num_rows} rows; it must give one per row")
-        if array.type != kind:
+        if array.type != expected:
             raise DataError(
-                f"{name} gave {array.type} where it gives {kind} without rows; the kernels were chosen for that type. "
-                "Cast its result to the type that you want"
+                f"{name} gave {array.type} where it gives {expected} without rows; the kernels were chosen for that "
+                "type. Cast its result to the type that you want"
             )
         results.append(array)
     return results

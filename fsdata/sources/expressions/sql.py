@@ -112,7 +112,7 @@ class _Parser:
         return tree
 
     def _expression(self, level: int = 0) -> Tree:
-        """What binds as tightly as `_LEVELS[level]` or tighter."""
+        """An expression whose operators bind as tightly as `_LEVELS[level]` or tighter."""
         if level == len(_LEVELS):
             return self._unary()
         if _LEVELS[level] == ("NOT",):

@@ -57,21 +57,21 @@ def collision_behind_exclusive(rank: int, size: int) -> list[int]:
     begun = threading.Event()
     with fscomm.enable(model, timeout_s=GIVE_UP_S) as comm:
         assert comm._engine is not None
-        links = comm._engine._links
+        connections = comm._engine._connections
 
         def exclusive() -> None:
             begun.wait(GIVE_UP_S)
-            links.gate.wait()
+            connections.wire_gate.wait()
             done.append(1)
 
-        first = links.submit("exclusive", exclusive)
-        second = links.submit_collision(lambda: done.append(2), after=[first], expecting=lambda: False)
-        third = links.submit_collision(lambda: done.append(3), after=[], expecting=lambda: False)
+        first = connections.submit("exclusive", exclusive)
+        second = connections.submit_collision(lambda: done.append(2), after=[first], expecting=lambda: False)
+        third = connections.submit_collision(lambda: done.append(3), after=[], expecting=lambda: False)
         begun.set()
         try:
             third.result(GIVE_UP_S / 2)
         finally:
-            links.gate.stop()
+            connections.wire_gate.stop()
         second.result()
     return done
 

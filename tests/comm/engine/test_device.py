@@ -1,4 +1,4 @@
-"""Lanes on a device that runs late: every hand-over between threads must be ordered there, not only on the host.
+"""Workers on a device that runs late: every hand-over between threads must be ordered there, not only on the host.
 
 No GPU takes part: the device is one of vector clocks (`clocks.Clocks`). The engine runs on it as it would on CUDA, and
 every place where one thread uses what another made asks whether the two are ordered. Accesses to tables are held to
@@ -22,6 +22,7 @@ from worlds import shared_world
 import fscomm
 from fscomm.device import Device, Host
 from fscomm.engine import engine
+from fscomm.engine.updates import Updates
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.exchange.worker import Worker
@@ -51,33 +52,33 @@ class Stamps:
 def watched(patch: pytest.MonkeyPatch, stamps: Stamps) -> None:
     """Let the engine's parts say what they make and ask before they use."""
     run, send_rows, update = IdExchange.run, RowExchange.send_rows, RowExchange.update
-    take, run_fast, tap = engine.Engine._take_gradient, engine.Engine._run_fast, GradientTap.apply
+    take, run_served, tap = Updates.take_gradient, engine.Engine._run_served, GradientTap.apply
     stepping: list[Any] = []
 
-    def run_ids(self: Any, number: int, before: Any, step: Any, *rest: Any) -> Any:
-        verdict = run(self, number, before, step, *rest)
+    def run_ids(self: Any, number: int, before: Any, *rest: Any) -> Any:
+        ids = run(self, number, before, *rest)
         stamps.make("plan", number)
         if before is not None:
             stamps.make("way back", before.number)
-        return verdict
+        return ids
 
-    def send(self: Any, step: Any, groups: Any, *, collision: bool) -> None:
-        stamps.use("rows", "plan", step.number)
-        send_rows(self, step, groups, collision=collision)
-        stamps.make("rows", step.number, collision)
+    def send(self: Any, ids: Any, groups: Any, *, collision: bool) -> None:
+        stamps.use("rows", "plan", ids.number)
+        send_rows(self, ids, groups, collision=collision)
+        stamps.make("rows", ids.number, collision)
 
-    def apply(self: Any, step: Any, gradients: Any, groups: Any, *, collision: bool) -> None:
-        stamps.use("update", "way back", step.number)
-        stamps.use("update", "gradient", step.number)
-        update(self, step, gradients, groups, collision=collision)
+    def apply(self: Any, gradients: Any, *rest: Any, collision: bool) -> None:
+        stamps.use("update", "way back", gradients.number)
+        stamps.use("update", "gradient", gradients.number)
+        update(self, gradients, *rest, collision=collision)
 
     def take_gradient(self: Any, step: Any, group: int, gradient: Any) -> None:
         stamps.make("gradient", step.number)
         take(self, step, group, gradient)
 
-    def fast(self: Any, m: int, step: Any, mode: int) -> Any:
+    def served(self: Any, m: int, step: Any, mode: Any) -> Any:
         stepping.append(step)
-        found = run_fast(self, m, step, mode)
+        found = run_served(self, m, step, mode)
         stepping.clear()
         return found
 
@@ -85,7 +86,8 @@ def watched(patch: pytest.MonkeyPatch, stamps: Stamps) -> None:
         for step in stepping:
             for collision in (False, True):
                 stamps.use("forward", "rows", step.number, collision)
-            fetched = {id(tensor) for g in step.nodes for tensor in step.fetched(g)}
+            ahead = [step.ids.ahead(g) for g in step.hypers]
+            fetched = {id(tensor) for of_group in ahead for tensor in (of_group.buffer, of_group.merge.index)}
             assert fetched <= stamps.device.read, "memory may be given away"
         return tap(*given)
 
@@ -93,8 +95,8 @@ def watched(patch: pytest.MonkeyPatch, stamps: Stamps) -> None:
         (IdExchange, "run", run_ids),
         (RowExchange, "send_rows", send),
         (RowExchange, "update", apply),
-        (engine.Engine, "_take_gradient", take_gradient),
-        (engine.Engine, "_run_fast", fast),
+        (Updates, "take_gradient", take_gradient),
+        (engine.Engine, "_run_served", served),
         (GradientTap, "apply", tapped),
     ):
         patch.setattr(owner, name, function)

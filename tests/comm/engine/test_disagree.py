@@ -227,7 +227,7 @@ def check_lost(who: int, how: signal.Signals, at: int, transport: str) -> None:
             assert who != 0 or "rank 0, which hosts the job's store" in text
             assert took < LIMIT_S
             # a question that the store does not answer is given up on, its thread ends with the connection
-            assert [name for name in left if who != 0 or name != "freescale-board"] == []
+            assert [name for name in left if who != 0 or name != "freescale-store"] == []
 
 
 def falls_back(run: Run) -> None:

@@ -28,7 +28,7 @@ ODD = 1
 PLACES = {  # where it fails, and in which call
     "tables": (binding, "bind", 1),
     "workers": (connections, "Worker", 2),
-    "doors": (binding.Binding, "doors", 2),
+    "proxies": (binding.Binding, "proxies", 2),
     "flush points": (comm, "install", 2),
 }
 TOGETHER = {  # while the others wait for it where no word reaches them; a job cannot go on after that

@@ -8,10 +8,11 @@ from unittest import mock
 import torch
 
 from fscomm.engine import engine, forward_modes
+from fscomm.engine.announced import AnnouncedSteps
 from fscomm.engine.pending_gradients import PendingGradients
 from fscomm.engine.table_access import TableAccess
 from fscomm.engine.table_order import Rows, TableOrder
-from fscomm.exchange.control_word import PLAIN
+from fscomm.engine.updates import Updates
 from fscomm.torchrec import plain_kernels
 from fscomm.torchrec.shadow_kernels import Shadow, read_hyper
 
@@ -87,7 +88,13 @@ def stale_collision_rows_are_used() -> Any:
 
 @order_break
 def foreign_features_count_as_announced() -> Any:
-    return mock.patch.object(forward_modes, "FOREIGN", PLAIN)
+    run_plainly = engine.Engine._run_plainly
+
+    def changed(self: Any, m: int, step: Any, features: Any, *, foreign: bool) -> Any:
+        del foreign
+        return run_plainly(self, m, step, features, foreign=False)
+
+    return mock.patch.object(engine.Engine, "_run_plainly", changed)
 
 
 @order_break
@@ -103,12 +110,12 @@ def a_failed_pass_updates_nothing() -> Any:
             self._gathering._came.clear()
             self._reached.clear()
 
-    return mock.patch.object(engine.Engine, "_end_failed_pass", forget)
+    return mock.patch.object(Updates, "end_failed_pass", forget)
 
 
 @order_break
 def rows_fetched_before_a_load_are_used() -> Any:
-    return mock.patch.object(engine.Engine, "drop_fetched", return_value=None)
+    return mock.patch.object(AnnouncedSteps, "drop_fetched", return_value=None)
 
 
 @order_break

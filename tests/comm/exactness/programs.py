@@ -336,7 +336,7 @@ WEIGHTS: dict[Callable[..., None], int] = {
     Player.load: 3,
     Player.flush: 1,
     Player.new_loop: 1,
-    Player.leave: 1,
+    Player.leave: 2,
 }
 NAMES = [operation.__name__ for operation, weight in WEIGHTS.items() for _ in range(weight)]
 

@@ -16,7 +16,7 @@ import torch
 from clocks import Clocks, Moment
 
 from fscomm import comm
-from fscomm.engine import engine
+from fscomm.engine import engine, flushing
 from fscomm.engine.forward_modes import in_backward
 from fscomm.engine.table_access import TableAccess
 from fscomm.exchange.row_exchange import RowExchange
@@ -83,23 +83,23 @@ class Watch:
 
 
 def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] = lambda: None) -> Watch:
-    """Let everything that touches a fused kernel say so, until `patch` is undone. Lanes call `delay` before work."""
+    """Let everything that touches a fused kernel say so, until `patch` is undone. Workers call `delay` before work."""
     seen = Watch(device)
     own = threading.local()
     lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
     send_rows, run, own_forward = RowExchange.send_rows, Worker._run, plain_kernels.own_forward
-    updated, flush = TableAccess._updated, engine.Engine.flush
-    run_fast, run_plainly = engine.Engine._run_fast, engine.Engine._run_plainly
+    updated, flush = TableAccess._updated, flushing.Flushing.flush
+    run_served, run_plainly = engine.Engine._run_served, engine.Engine._run_plainly
     forward, result = engine.Engine.forward, Pending.result
 
     def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         begin = device.now()
         found = lookup(self, ids, offsets)
-        step, collision = own.fetching
+        of_step, collision = own.fetching
         rows = _rows(self._kernel, ids, offsets)
-        what = f"{'collision' if collision else 'exclusive'} rows of step {step.number}"
+        what = f"{'collision' if collision else 'exclusive'} rows of step {of_step.number}"
         access = seen.note(self._kernel, what, rows, begin, None, update=False)
-        seen.fetched[id(self._kernel), step, collision] = access
+        seen.fetched[id(self._kernel), of_step, collision] = access
         return found
 
     def was_updated(self: Any, hyper: Any, gradient: torch.Tensor, *args: Any, **options: Any) -> None:
@@ -110,9 +110,9 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         place = seen.place() if work is None else None  # done at once: after the block
         seen.note(self._kernel, "update", _rows(self._kernel, ids, offsets), begin, place, update=True, work=work)
 
-    def sent_rows(self: Any, step: Any, groups: Any, *, collision: bool) -> None:
-        own.fetching = step, collision
-        send_rows(self, step, groups, collision=collision)
+    def sent_rows(self: Any, of_step: Any, groups: Any, *, collision: bool) -> None:
+        own.fetching = of_step, collision
+        send_rows(self, of_step, groups, collision=collision)
 
     def ran(self: Any, future: Any, *rest: Any) -> Any:
         own.work = future
@@ -136,21 +136,22 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         return forward
 
     def flushed(self: Any, modules: Iterable[int] | None = None) -> None:
-        chosen = list(range(len(self.modules)) if modules is None else modules)
+        served = self._served
+        chosen = list(range(len(served.modules)) if modules is None else modules)
         flush(self, chosen)
         for m in chosen:
-            for g in self._groups[m]:
-                for kernel in self._kernels[g]:
+            for g in served.groups[m]:
+                for kernel in served.kernels[g]:
                     seen.note(kernel, "state", None, device.now(), seen.place(), update=False)
 
-    def fast(self: Any, m: int, step: Any, mode: int) -> Any:
-        found = run_fast(self, m, step, mode)
+    def ran_served(self: Any, m: int, step: Any, mode: Any) -> Any:
+        found = run_served(self, m, step, mode)
         seen.served += 1
         place = seen.place()
-        for g in self._groups[m]:
-            for kernel in self._kernels[g]:
+        for g in self._served.groups[m]:
+            for kernel in self._served.kernels[g]:
                 for collision in (False, True):
-                    if (access := seen.fetched.get((id(kernel), step, collision))) is not None:
+                    if (access := seen.fetched.get((id(kernel), step.ids, collision))) is not None:
                         access.place = place
         return found
 
@@ -178,8 +179,8 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         (Worker, "_run", ran),
         (TableAccess, "_updated", submitted),
         (plain_kernels, "own_forward", forward_of),
-        (engine.Engine, "flush", flushed),
-        (engine.Engine, "_run_fast", fast),
+        (flushing.Flushing, "flush", flushed),
+        (engine.Engine, "_run_served", ran_served),
         (engine.Engine, "_run_plainly", plainly),
         (engine.Engine, "forward", called),
         (Pending, "result", waited),

@@ -124,7 +124,7 @@ def check(fate: Fate, moment: Path) -> list[float]:
         assert took[-1] < TIMEOUT_S + LATE_S, (rank, took, text)
         # a question to the store, or gloo's connecting, that was given up on ends by itself later
         given_up = fate.who == 0 or fate.step == -1
-        assert [name for name in left if not given_up or name != "freescale-board"] == [], (rank, left)
+        assert [name for name in left if not given_up or name != "freescale-store"] == [], (rank, left)
     return took
 
 

@@ -13,7 +13,7 @@ from exact_loops import LOOPS
 from exact_model import Config, Table
 from worlds import shared_world
 
-import fscomm.engine.engine
+from fscomm.engine import engine
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.torchrec.shadow_kernels import Hyper, Tables
@@ -40,14 +40,14 @@ def mutation(function: Mutation) -> Mutation:
 
 
 def applied(change: Callable[..., tuple[torch.Tensor, list[Hyper]] | None], *, collision: bool | None) -> Any:
-    """Every update of a class goes through `change(step, received, hypers)`; None of it drops the update."""
+    """Every update of a class goes through `change(number of the step, received, hypers)`; None drops the update."""
     update, apply = RowExchange.update, Tables.apply
     inside: dict[int, Any] = {}  # by Tables object: each worker has its own
 
-    def marked(self: RowExchange, step: Any, *args: Any, **options: Any) -> None:
+    def marked(self: RowExchange, gradients: Any, *args: Any, **options: Any) -> None:
         for tables in self._tables:
-            inside[id(tables)] = (step, options["collision"])
-        update(self, step, *args, **options)
+            inside[id(tables)] = (gradients.number, options["collision"])
+        update(self, gradients, *args, **options)
 
     def changed(self: Tables, plan: Any, received: torch.Tensor, hypers: list[Hyper]) -> None:
         step, kind = inside[id(self)]
@@ -84,13 +84,13 @@ def gradients_shuffled() -> Any:
 @mutation
 def last_exclusive_update_dropped() -> Any:
     last = CONFIG.steps - 1
-    return applied(lambda step, *given: None if step.number == last else given, collision=False)
+    return applied(lambda step, *given: None if step == last else given, collision=False)
 
 
 @mutation
 def next_rate_for_exclusive_rows() -> Any:
-    def later(step: Any, received: torch.Tensor, hypers: list[Hyper]) -> tuple[torch.Tensor, list[Hyper]]:
-        ratio = (1 + (step.number + 1) * 7 % 5 / 4) / (1 + step.number * 7 % 5 / 4)
+    def later(step: int, received: torch.Tensor, hypers: list[Hyper]) -> tuple[torch.Tensor, list[Hyper]]:
+        ratio = (1 + (step + 1) * 7 % 5 / 4) / (1 + step * 7 % 5 / 4)
         return received, [replace(hyper, learning_rate=hyper.learning_rate * ratio) for hyper in hypers]
 
     return applied(later, collision=False)
@@ -104,28 +104,26 @@ def rows_shuffled() -> Any:
 
 @mutation
 def collision_set_emptied() -> Any:
-    detect = IdExchange._detect
+    compare_steps = IdExchange._compare
 
     def nothing(*args: Any) -> Any:
-        found = detect(*args)
-        return replace(
-            found,
-            before=None if found.before is None else torch.zeros_like(found.before),
-            after=None if found.after is None else torch.zeros_like(found.after),
+        return tuple(
+            None if side is None else replace(side, shared=torch.zeros_like(side.shared))
+            for side in compare_steps(*args)
         )
 
-    return mock.patch.object(IdExchange, "_detect", nothing)
+    return mock.patch.object(IdExchange, "_compare", nothing)
 
 
 @mutation
 def counter_advanced_twice() -> Any:
-    take = fscomm.engine.take_hyper
+    take = engine.take_hyper
 
     def twice(kernel: Any) -> Hyper:
         take(kernel)
         return take(kernel)
 
-    return mock.patch.object(fscomm.engine, "take_hyper", twice)
+    return mock.patch.object(engine, "take_hyper", twice)
 
 
 @mutation
@@ -137,7 +135,7 @@ def counter_not_advanced() -> Any:
             arguments=kernel.optimizer_args,
         )
 
-    return mock.patch.object(fscomm.engine, "take_hyper", only_read)
+    return mock.patch.object(engine, "take_hyper", only_read)
 
 
 @mutation

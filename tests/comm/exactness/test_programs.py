@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from clocks import Clocks
 from exact import compare
-from exact_configs import configs
+from exact_configs import CONFIGS, configs
 from exact_model import Config
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -70,6 +70,20 @@ def test_programs(size: int, record_property: Any) -> None:
     served = all_are_exact(size, EXAMPLES[size], SHORT, repeat=True)
     record_property("summary", f"{EXAMPLES[size]} programs on {size} ranks: {served:.0%} of the forwards served")
     assert served > LEAST_SERVED
+
+
+ONCE_WRONG = {
+    "what backward brought for one forward waits while another one updates at once": [
+        Operation("forward", 0), Operation("next_forward", 5), Operation("leave", 0), Operation("backward_of_sum", 0),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("operations", ONCE_WRONG.values(), ids=list(ONCE_WRONG))
+def test_programs_that_differed_once(operations: list[Operation], size: int) -> None:
+    for found, broken, *_ in shared_world(size).run(played, CONFIGS["several"], operations, 1):
+        assert (found, broken) == ([], [])
 
 
 @pytest.mark.full

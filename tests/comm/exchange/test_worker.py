@@ -139,7 +139,7 @@ def test_what_is_done_is_let_go_while_the_worker_is_idle(monkeypatch: pytest.Mon
         assert worker.submit(work).result(DEADLINE_S) is result
         return weakref.ref(held), weakref.ref(result)
 
-    monkeypatch.setattr(fscomm.worker, "queue", SimpleNamespace(SimpleQueue=Watched))
+    monkeypatch.setattr(fscomm.exchange.worker, "queue", SimpleNamespace(SimpleQueue=Watched))
     worker = Worker("test", lambda _: None, device=Host())
     held, result = submitted()
     for _ in range(2):
@@ -158,4 +158,4 @@ def test_a_worker_in_the_background_gives_way_and_no_other_thread_does(backgroun
     finally:
         worker.close()
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == usual
-    assert of_worker == (min(usual + fscomm.worker.NICENESS, 19) if background else usual)
+    assert of_worker == (min(usual + fscomm.exchange.worker.NICENESS, 19) if background else usual)

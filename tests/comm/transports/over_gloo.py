@@ -1,6 +1,5 @@
 """The transports that NCCL carries, carried by a gloo backend instead: tables on the CPU, in real worlds."""
 
-import contextlib
 import datetime
 from collections.abc import Callable
 from typing import Any
@@ -14,31 +13,30 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.nccl.nccl import NcclTransport
 from fscomm.transports.nccl.padded import PaddedTransport
 from fscomm.transports.transport import AloneTransport, Transport
-from fsranks.rank_context import RankContext, board_of
+from fsranks.hang_up import hang_up
+from fsranks.job_store import job_store
+from fsranks.rank_context import RankContext
 
 NCCL, PADDED = "nccl over gloo", "padded over gloo"
 
 
 class Carrier:
-    """Gloo, which can be aborted as NCCL can: a receive that nobody answers, given up on, closes its connections."""
+    """Gloo, which can be aborted as NCCL can."""
 
-    def __init__(self, gloo: Any, peers: list[int]) -> None:
+    def __init__(self, gloo: Any) -> None:
         self._gloo = gloo
-        self._peers = peers
         self.alltoall_base = gloo.alltoall_base
         self._allgather_base = gloo._allgather_base
 
     def abort(self) -> None:
-        for peer in self._peers:
-            with contextlib.suppress(RuntimeError):
-                self._gloo.recv([torch.zeros(1)], peer, 0x7F5D).wait(datetime.timedelta(milliseconds=1))
+        hang_up(self._gloo, self._gloo.rank(), self._gloo.size())
 
 
 def backend(context: RankContext, timeout_s: float) -> Any:
     assert context.group is not None
-    store = board_of(context.group, "carrier", timeout_s).store
+    store = job_store(context.group, "carrier", timeout_s).store
     gloo = dist.ProcessGroupGloo(store, context.rank, context.world_size, datetime.timedelta(seconds=timeout_s))
-    return Carrier(gloo, [rank for rank in range(context.world_size) if rank != context.rank])
+    return Carrier(gloo)
 
 
 def open_nccl(context: RankContext, timeout_s: float, verify: bool) -> Transport:

@@ -8,7 +8,7 @@ import pytest
 from worlds import shared_world
 
 from fsdata.balance.autotune import UNIT, AutoTune
-from fsdata.balance.exchange import GlobalBatch, RecordSpec, Status, StepExchange
+from fsdata.balance.exchange import GlobalBatch, RecordSpec, StatusWord, StepExchange
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import Method
 from fsdata.decode.row_table import RowTable
@@ -31,7 +31,7 @@ def run(planner: StepPlanner, cost: object, steps: range) -> list[float]:
     home = np.repeat(np.arange(4), 128)
     for number in steps:
         known = reports.get(number - AHEAD)
-        status = Status(epoch=0, step=number)
+        status = StatusWord(epoch=0, step=number)
         statuses = tuple(
             status if known is None else replace(status, compute_step=number - AHEAD, compute_ns=int(known[rank]))
             for rank in range(4)
@@ -95,9 +95,9 @@ def test_without_reports_every_rank_raises() -> None:
         number=0,
         lengths={"uih": np.arange(1, 9)},
         home=np.repeat([0, 1], 4),
-        statuses=(Status(epoch=0, step=0),) * 2,
+        statuses=(StatusWord(epoch=0, step=0),) * 2,
     )
-    reported = Status(epoch=0, step=0, compute_ns=5, compute_step=0)
+    reported = StatusWord(epoch=0, step=0, compute_ns=5, compute_step=0)
 
     def step(number: int) -> None:
         statuses = (replace(reported, compute_step=number - 1), batch.statuses[1])
@@ -127,7 +127,7 @@ def over_the_wire(rank: int, world_size: int) -> tuple[list[float], dict]:
     for number in range(30):
         lengths = lengths_of(number, 64 * world_size)[rank * 64 : (rank + 1) * 64]
         table = RowTable(np.full((1, 64), values.ctypes.data), lengths[None], spec.itemsize, (values,))
-        step = exchange.step(table, spec, planner, Status(epoch=0, step=number))
+        step = exchange.step(table, spec, planner, StatusWord(epoch=0, step=number))
         load = int(balance.cost({"uih": step.table.length[0]}).sum())
         exchange.report(load * (2.0 if rank == 1 else 1.0) / 1e9, step.number)
         shares.append(load / 1e6)
@@ -174,7 +174,7 @@ def test_a_sample_above_max_tokens_is_named() -> None:
         number=0,
         lengths={"uih": np.array([5, 6, 7, 90, 8]), "candidates": np.array([1, 1, 1, 2, 1])},
         home=np.array([0, 0, 1, 1, 1]),
-        statuses=(Status(epoch=0, step=4),) * 2,
+        statuses=(StatusWord(epoch=0, step=4),) * 2,
     )
     with pytest.raises(
         ValueError, match=r"longest sample of this step: 92 elements, row 1 of rank 1's batch \(step 4\)"

@@ -63,7 +63,7 @@ GOOD = torch.arange(4)
         ([GOOD, 7], r"'inside\.1' is of type int: .* replicate=\('inside\.1',\)"),
         (np.arange(4), "of type ndarray"),
         ({1: GOOD}, "of type dict: only"),
-        (torch.arange(4, device="meta"), "is on meta: batches are redistributed over the CPU"),
+        (torch.arange(4, device="meta"), "is on meta: batches are balanced over the CPU"),
         (torch.eye(4).to_sparse(), "not a dense tensor"),
         (
             KeyedJaggedTensor(
@@ -109,7 +109,7 @@ def test_a_structure_from_a_peer_makes_no_other_types(path: str, match: str) -> 
         from_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("change", [{"parts": 3}, {"root": {}}, {"root": 3}, {"constants": None}], ids=str)
+@pytest.mark.parametrize("change", [{"fields": 3}, {"root": {}}, {"root": 3}, {"constants": None}], ids=str)
 def test_a_broken_structure_from_a_peer_is_an_error(change: dict[str, Any]) -> None:
     document = json.loads(to_text(take_apart(Thing(GOOD, None), (), no_lengths).template))
     with pytest.raises(DataError, match="no structure of a batch"):

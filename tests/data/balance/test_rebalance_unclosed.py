@@ -9,7 +9,7 @@ import fsdata
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist
-from fsdata.rebalance import rebalance
+from fsdata import rebalance
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)

@@ -15,6 +15,7 @@ from fsdata import Schema, Sequence
 from fsdata.catalog.find_files import discover
 from fsdata.catalog.footers import read_footers
 from fsdata.catalog.retry import Retry
+from fsdata.decode.opened_source import open_source
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.kernels import footer as kernel
 from fsdata.sources import ParquetSource
@@ -63,7 +64,7 @@ WRONG = {
 def test_a_footer_that_contradicts_itself_is_refused_or_skipped(tmp_path, edit, message):
     change(sample(tmp_path / "b.parquet", use_dictionary=False), edit)
     with pytest.raises(CorruptFileError, match=rf"b\.parquet: the footer contradicts itself: .*{message}"):
-        ParquetSource(tmp_path).open(SCHEMA)
+        open_source(ParquetSource(tmp_path), SCHEMA)
     sample(tmp_path / "a.parquet")
     source, layout = opened(ParquetSource(tmp_path, on_error="skip"), SCHEMA)
     assert len(read_all(source, layout)) == ROWS

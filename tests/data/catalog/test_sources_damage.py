@@ -14,7 +14,7 @@ from s3_server import s3
 from fsdata import Schema
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retry
-from fsdata.decode.opened_source import OpenSource
+from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.errors import CorruptFileError
 from fsdata.sources import ParquetSource
 
@@ -78,14 +78,14 @@ def test_files_without_a_footer_raise_or_are_listed(tmp_path, damage, message):
     users(tmp_path / "a.parquet", 0, 3)
     damage(users(tmp_path / "b.parquet", 3, 6))
     with pytest.raises(CorruptFileError, match=message):
-        ParquetSource(tmp_path).open(USERS)
+        open_source(ParquetSource(tmp_path), USERS)
     source, layout = opened(ParquetSource(tmp_path, on_error="skip"), USERS)
     assert source.may_drop
     assert column(read_all(source, layout), "user") == [[0], [1], [2]]
     (entry,) = source.skipped
     assert (entry.file, entry.row_group, entry.rows) == ("b.parquet", None, 0)
     with pytest.raises(CorruptFileError, match="none of its 1 files is readable"):
-        ParquetSource(tmp_path / "b.parquet", on_error="skip").open(USERS)
+        open_source(ParquetSource(tmp_path / "b.parquet", on_error="skip"), USERS)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_damaged_row_group_is_skipped_counted_and_listed_once(flipped):
 
 
 def test_a_damaged_row_group_is_skipped_whichever_part_of_it_is_asked_for(flipped, monkeypatch):
-    monkeypatch.setattr("fsdata.decode.slices.batch_rows", lambda *_: 100)
+    monkeypatch.setattr("fsdata.decode.record_batches.batch_rows", lambda *_: 100)
     source, layout = opened(ParquetSource(flipped, on_error="skip"), USERS)
     rows = source.read(source.groups[1], layout, 0, 10)
     assert rows.table.num_rows == 0

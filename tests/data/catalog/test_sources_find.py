@@ -14,7 +14,7 @@ from user_files import USERS, found, users
 
 from fsdata import Schema
 from fsdata.catalog.find_files import _resolve
-from fsdata.decode.slice_rows import wide_columns
+from fsdata.decode.record_batches import wide_columns
 from fsdata.errors import SchemaError
 from fsdata.sources import ParquetSource
 
@@ -206,7 +206,7 @@ def test_partitions_make_kinds_of_files_only_where_they_are_read(tmp_path, monke
     handle, layout = opened(ParquetSource(tmp_path), Schema(context=("user", "day")))
     assert column(read_all(handle, layout), "day") == [[day] for day in range(30)]
     assert len(handle._files.kinds) == 30
-    assert len(asked) == 3  # not once for every kind, but once for every reader: times, kept times, samples
+    assert len(asked) == 1  # once for all kinds of files, and not for times, which nobody asked for
 
 
 def test_a_text_partition_needs_an_expression(tmp_path):

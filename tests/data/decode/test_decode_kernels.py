@@ -16,18 +16,21 @@ KINDS = {
 }
 
 
-def run(array: pa.Array, kind: int, *, policy: int = index.DROP, width: int = 0):
-    """address, length, drop, refill, report after indexing one column."""
+def run(array: pa.Array, shape: int, *, policy: int = index.DROP, width: int = 0):
+    """address, length, drop, refill, fault after indexing one column."""
     rows = len(array)
     itemsize = 4 if "float" in str(array.type) else 8
-    spec = np.array([[0, 0, kind, width, itemsize, itemsize == 4, policy]], np.int64)
+    fields = np.zeros(1, index.FIELD)
+    for name, value in {"shape": shape, "width": width, "itemsize": itemsize, "policy": policy}.items():
+        fields[name] = value
+    fields["is_float"] = itemsize == 4
     address, length = np.full((1, rows), -7, np.int64), np.full((1, rows), -7, np.int64)
-    drop, refill, report = np.zeros(rows, np.uint8), np.zeros(1, np.uint8), np.zeros(4, np.int64)
+    drop, refill, fault = np.zeros(rows, np.uint8), np.zeros(1, np.uint8), np.zeros(1, index.FAULT)
     batch = pa.RecordBatch.from_arrays([array], ["a"])
     capsules = batch.__arrow_c_array__()
     pointer = _pointer_of(capsules[1], b"arrow_array")
-    index.index_batch(pointer, rows, spec, np.zeros(1, np.int64), 0, address, length, drop, refill, report)
-    return address[0], length[0], drop, int(refill[0]), report
+    index.index_batch(pointer, rows, fields, 0, index.References(address, length, drop), refill, fault)
+    return address[0], length[0], drop, int(refill[0]), fault[0].item()
 
 
 def contents(address, length, itemsize):
@@ -49,8 +52,8 @@ def test_lists_at_any_offset(name, child, seed):
     data = [None if rng.random() < 0.2 else rng.integers(0, 99, count).tolist() for count in counts]
     whole = pa.array([[5, 6, 7], *data], of(child))
     array = whole.slice(1 + 3, rows - 7)
-    address, length, drop, refill, report = run(array, kind, width=3)
-    assert report[0] == index.OK
+    address, length, drop, refill, fault = run(array, kind, width=3)
+    assert fault[0] == index.OK
     assert refill == 0
     expected = array.to_pylist()
     assert contents(address, length, 4 if child == pa.float32() else 8) == expected
@@ -60,8 +63,8 @@ def test_lists_at_any_offset(name, child, seed):
 def test_a_child_that_starts_in_the_middle_of_its_buffer():
     child = pa.array([9, 9, 9, 1, 2, None, 4, 5]).slice(3)
     array = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3, 5], pa.int32()), child)
-    address, length, drop, _, report = run(array, index.LIST32)
-    assert report[0] == index.OK
+    address, length, drop, _, fault = run(array, index.LIST32)
+    assert fault[0] == index.OK
     assert drop.tolist() == [0, 0, 1, 0]
     address, length, drop = address[[0, 1, 3]], length[[0, 1, 3]], drop
     assert contents(address, length, 8) == [[1, 2], [], [4, 5]]
@@ -70,17 +73,17 @@ def test_a_child_that_starts_in_the_middle_of_its_buffer():
 @pytest.mark.parametrize("policy", [index.ERROR, index.DEFAULT, index.DROP])
 def test_a_null_element_is_reported_refilled_or_dropped(policy):
     array = pa.array([[1], [2, 3, None], []], pa.list_(pa.int64()))
-    _, _, drop, refill, report = run(array, index.LIST32, policy=policy)
+    _, _, drop, refill, fault = run(array, index.LIST32, policy=policy)
     assert refill == (policy == index.DEFAULT)
     assert drop.tolist() == [0, int(policy == index.DROP), 0]
-    assert report.tolist() == ([index.NULL_ELEMENT, 0, 1, 2] if policy == index.ERROR else [0] * 4)
+    assert fault == ((index.NULL_ELEMENT, 0, 1, 2) if policy == index.ERROR else (0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite(bad):
     array = pa.array([[1.0, 3.4028235e38], [2.0, bad]], pa.list_(pa.float32()))
-    *_, report = run(array, index.LIST32, policy=index.ERROR)
-    assert report.tolist() == [index.NOT_FINITE, 0, 1, 1]
+    *_, fault = run(array, index.LIST32, policy=index.ERROR)
+    assert fault == (index.NOT_FINITE, 0, 1, 1)
 
 
 def test_scalars_at_any_offset():
@@ -95,21 +98,21 @@ def align(length, *, limit=-1, keep_last=1, drop=None):
     length = np.array(length, np.int64)
     address = np.where(length < 0, 0, 1000).astype(np.int64)
     fields, rows = length.shape
-    needed, report = np.zeros(fields, np.int64), np.zeros(4, np.int64)
+    needed, fault = np.zeros(fields, np.int64), np.zeros(1, index.FAULT)
+    groups = np.zeros(1, index.GROUP)
+    groups["stop"], groups["max_length"], groups["keep_last"] = fields, limit, keep_last
     drop = np.zeros(rows, np.uint8) if drop is None else np.array(drop, np.uint8)
-    index.align_groups(
-        address, length, np.full(fields, 8), np.arange(fields), np.array([0, fields]), np.array([limit]),
-        np.array([keep_last], np.uint8), drop, needed, report,
-    )  # fmt: skip
-    return address.tolist(), length.tolist(), needed.tolist(), report.tolist()
+    table = index.References(address, length, drop)
+    index.align_groups(table, np.full(fields, 8), np.arange(fields), groups, needed, fault)
+    return address.tolist(), length.tolist(), needed.tolist(), fault[0].item()
 
 
 def test_null_lists_take_their_groups_length():
-    address, length, needed, report = align([[3, -1, 2, -1], [3, 5, -1, -1]])
+    address, length, needed, fault = align([[3, -1, 2, -1], [3, 5, -1, -1]])
     assert length == [[3, 5, 2, 0], [3, 5, 2, 0]]
     assert address == [[1000, 0, 1000, 0], [1000, 1000, 0, 0]]
     assert needed == [5, 2]
-    assert report[0] == index.OK
+    assert fault[0] == index.OK
 
 
 @pytest.mark.parametrize(("keep_last", "skip"), [(1, 16), (0, 0)])
@@ -120,7 +123,7 @@ def test_truncation_keeps_one_end(keep_last, skip):
 
 
 def test_lengths_are_compared_before_truncation_and_not_in_dropped_rows():
-    *_, report = align([[5, 5], [5, 4]], limit=3)
-    assert report[:3] == [index.RAGGED, 0, 1]
-    *_, report = align([[5, 5], [5, 4]], limit=3, drop=[0, 1])
-    assert report[0] == index.OK
+    *_, fault = align([[5, 5], [5, 4]], limit=3)
+    assert fault[:3] == (index.RAGGED, 0, 1)
+    *_, fault = align([[5, 5], [5, 4]], limit=3, drop=[0, 1])
+    assert fault[0] == index.OK

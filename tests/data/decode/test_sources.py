@@ -10,6 +10,7 @@ import pytest
 from parquet import write
 from user_files import USERS, found, users
 
+from fsdata.decode.opened_source import open_source
 from fsdata.errors import SchemaError
 from fsdata.sources import ParquetSource
 
@@ -53,7 +54,7 @@ def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):
     users(tmp_path, "other/b.parquet", 3)
 
     def fingerprint(place, **options):
-        return ParquetSource(tmp_path / place, **options).open(USERS).fingerprint
+        return open_source(ParquetSource(tmp_path / place, **options), USERS).fingerprint
 
     plain = fingerprint("here")
     assert fingerprint("there") == plain
@@ -79,8 +80,9 @@ def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):
 def test_reading_needs_no_pandas(tmp_path):
     path = write(tmp_path / "a.parquet", {"user": pa.array([1, None], pa.int32())})
     code = (
-        "import sys; from fsdata import Schema, ParquetSource; from fsdata.layout import layout_of\n"
-        f"s = Schema(context=('user',)); o = ParquetSource({str(path)!r}, defaults={{'user': 0}}).open(s)\n"
+        "import sys; from fsdata import Schema, ParquetSource; from fsdata.decode.opened_source import open_source\n"
+        "from fsdata.decode.row_layout import layout_of; s = Schema(context=('user',))\n"
+        f"o = open_source(ParquetSource({str(path)!r}, defaults={{'user': 0}}), s)\n"
         "o.read(o.groups[0], layout_of(s), 0, 2); print('pandas' in sys.modules, 'polars' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

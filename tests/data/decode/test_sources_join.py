@@ -145,8 +145,8 @@ def test_two_joins_on_different_keys(tmp_path):
 
 
 def test_side_tables_count_in_the_fingerprint(main, tmp_path):
-    before = joined(main, side(tmp_path), defaults=DEFAULTS).open(SCHEMA).fingerprint
-    after = joined(main, side(tmp_path, age=pa.array([1, 2, 3])), defaults=DEFAULTS).open(SCHEMA).fingerprint
+    before = open_source(joined(main, side(tmp_path), defaults=DEFAULTS), SCHEMA).fingerprint
+    after = open_source(joined(main, side(tmp_path, age=pa.array([1, 2, 3])), defaults=DEFAULTS), SCHEMA).fingerprint
     assert before != after
     assert {key for key in before if before[key] != after[key]} == {"join 0 footers"}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fsdata.decode.opened_source import SurvivingRows
 from fsdata.decode.row_layout import layout_of
 from fsdata.decode.row_table import RowTable
 from fsdata.schema import Schema, Sequence
@@ -12,7 +13,6 @@ from fsdata.schema import Schema, Sequence
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row",), time="row")
 LAYOUT = layout_of(SCHEMA)
 Group = namedtuple("Group", "source index rows")
-Rows = namedtuple("Rows", "table kept")
 
 
 def table_of(numbers: np.ndarray) -> RowTable:
@@ -65,7 +65,7 @@ class FakeSource:
     def read(self, group, layout, start, stop):
         numbers = self.numbers(group.index)[start:stop]
         kept = np.flatnonzero([number not in self.dropped for number in numbers])
-        return Rows(table_of(numbers[kept]), None if len(kept) == len(numbers) else kept)
+        return SurvivingRows(table_of(numbers[kept]), None if len(kept) == len(numbers) else kept)
 
     def read_times(self, group):
         at = self.numbers(group.index) - self.first

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.decode.opened_source import OpenSource, Rows
+from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.row_table import RowTable
+from fsdata.decode.row_table import RowTable, SurvivingRows
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 
@@ -51,7 +51,7 @@ def read_all(source: OpenSource, layout: Layout) -> list[dict[str, Any]]:
     """Every surviving sample of a source, in order."""
     samples = []
     for group in source.groups:
-        rows: Rows = source.read(group, layout, 0, group.rows)
+        rows: SurvivingRows = source.read(group, layout, 0, group.rows)
         samples += values(rows.table, layout)
     return samples
 

@@ -10,7 +10,7 @@ from sets import SCHEMA, expected, same, samples_of, two_sources
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError, Polynomial
-from fsdata.balance.exchange import GlobalBatch, Status
+from fsdata.balance.exchange import GlobalBatch, StatusWord
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing import OverCapError, pack
 from fsdata.balance.rebalance.rebalance import rebalance
@@ -115,7 +115,7 @@ def test_what_is_left_is_read_once_on_other_ranks(folder, way, before, after):
 
 
 def global_batch(tokens, home):
-    statuses = (Status(epoch=0, step=3),) * (max(home) + 1)
+    statuses = (StatusWord(epoch=0, step=3),) * (max(home) + 1)
     return GlobalBatch(number=0, lengths={"uih": np.array(tokens)}, home=np.array(home), statuses=statuses)
 
 

@@ -17,8 +17,8 @@ def merged(units, keys):
     """(source, row) in the order of the units."""
     out = []
     for unit in units:
-        rows = [(part.source, part.first + i) for part in unit.parts for i in range(part.rows)]
-        part_keys = [keys(part.source, part.group)[part.start : part.stop] for part in unit.parts]
+        rows = [(part.source, part.first + i) for part in unit.ranges for i in range(part.rows)]
+        part_keys = [keys(part.source, part.group)[part.start : part.stop] for part in unit.ranges]
         out += [rows[i] for i in merge_order(unit, part_keys)]
     return out
 
@@ -79,7 +79,7 @@ def test_weighted_mix_holds_its_shares_in_every_stretch():
 
 def test_sequential_units_are_the_row_groups():
     units = sequential_units([[Group(4), Group(2)], [Group(3)]])
-    assert [(unit.parts[0].source, unit.parts[0].group, unit.rows, unit.parts[0].first) for unit in units] == [
+    assert [(unit.ranges[0].source, unit.ranges[0].group, unit.rows, unit.ranges[0].first) for unit in units] == [
         (0, 0, 4, 0),
         (0, 1, 2, 4),
         (1, 0, 3, 0),

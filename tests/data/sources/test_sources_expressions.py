@@ -9,6 +9,7 @@ from parquet import lists, opened, read_all, write
 from user_files import USERS, found, users
 
 from fsdata import Schema, Sequence
+from fsdata.decode.opened_source import open_source
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources import ParquetSource
 from fsdata.sources.expressions import expressions
@@ -97,7 +98,7 @@ def test_expressions_fail_before_training(tmp_path):
     schema = Schema(context=("a", "b", "c"))
     columns = {"a": pl.col("name").dt.year(), "b": pl.col("gone") + 1, "c": pl.col("n") / 2}
     with pytest.raises(SchemaError) as caught:
-        ParquetSource(path, columns=columns, filter=pl.col("n") + 1).open(schema)
+        open_source(ParquetSource(path, columns=columns, filter=pl.col("n") + 1), schema)
     message = str(caught.value)
     assert "a: expression failed" in message
     assert "b: the expression's column 'gone' is missing" in message
@@ -109,6 +110,13 @@ def test_an_expression_that_fails_on_data_names_the_rows(tmp_path):
     path = write(tmp_path / "a.parquet", {"name": pa.array(["1", "x"])})
     with pytest.raises(DataError, match=r"a\.parquet, row group 0, row 0 or one of the 1 after it: expression failed"):
         found(path, columns={"user": pl.col("name").cast(pl.Int64)})
+
+
+def test_a_filter_that_fails_names_the_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr("fsdata.decode.record_batches.batch_rows", lambda *_: 2)
+    path = write(tmp_path / "a.parquet", {"user": pa.array(range(4)), "text": pa.array(["1", "2", "3", "x"])})
+    with pytest.raises(DataError, match=r"row group 0, row 2 or one of the 1 after it: expression failed"):
+        found(path, filter=pl.col("text").cast(pl.Int64) > 0)
 
 
 @pytest.mark.parametrize(

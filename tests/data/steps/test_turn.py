@@ -22,8 +22,7 @@ import os, signal, sys, torch
 from pathlib import Path
 import sets
 from sets import SCHEMA, two_sources
-from fsdata import FreeScaleDataLoader
-from fsdata.rebalance import rebalance
+from fsdata import FreeScaleDataLoader, rebalance
 
 sources = two_sources(Path(sys.argv[1]))
 makes = {

@@ -9,7 +9,7 @@ import pytest
 
 from freescale_tools.check.table_scan import Table
 from fsdata import ParquetSource, Schema, Sequence
-from fsdata.catalog.roles import wants_of
+from fsdata.catalog.roles import wanted_fields
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError
@@ -57,7 +57,7 @@ def test_scan_and_loader_reject_the_same_rows(tmp_path, policy):
         opened = open_source(source, SCHEMA)
         layout = layout_of(SCHEMA, opened.list_labels)
         groups = {"uih": ("item", "price"), "other": ("seen",), "candidates": ("ad", *SCHEMA.labels)}
-        table = Table(source, wants_of(SCHEMA), groups=groups, label="source 0")
+        table = Table(source, wanted_fields(SCHEMA), groups=groups, label="source 0")
         for number, group in itertools.product([0], range(ROWS)):
             found = table.scan(number, group)
             try:

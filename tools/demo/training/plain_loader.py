@@ -62,7 +62,7 @@ class Rows(IterableDataset):
         sides = [None if table.side is None else _side_table(table.side) for table in self.data.tables]
         read = lru_cache(maxsize=2 * len(self.tables))(self._read)
         for piece in self.pieces:
-            parts = self.units[piece.unit].parts
+            parts = self.units[piece.unit].ranges
             order = np.arange(self.units[piece.unit].rows)
             if self.data.time:
                 times = [self._times(part.source, part.group)[part.start : part.stop] for part in parts]

@@ -128,12 +128,12 @@ def test_the_report_says_how_rows_travel(asked: str) -> None:
 
 
 def die_in_the_warm_up(rank: int, size: int) -> str:
-    agree = Handshake.agree
+    original = Handshake.agree
 
     def once(self: Handshake, *given: Any) -> int:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return agree(self, *given)
+        return original(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Handshake, "agree", once)

@@ -20,6 +20,7 @@ from fscomm.transports.ring.ring import Ring
 from fscomm.transports.ring.shared_memory import CopyThread, SharedMemory
 from fscomm.transports.ring.streams import StreamFabric
 from fsranks.errors import MismatchError, PeerError
+from fsranks.local_processes import Neighbours
 from fsranks.rank_context import resolve
 
 TIMEOUT_S = 30.0
@@ -255,7 +256,7 @@ def test_memory_is_there_when_it_was_promised(tmp_path: Path) -> None:
 def other_hosts(rank: int, size: int) -> None:
     context = resolve()
     handshake = Handshake(context, verify=False, timeout_s=TIMEOUT_S)
-    handshake.group._neighbours = {}
+    handshake.group._neighbours = Neighbours({})
     with pytest.raises(ValueError, match=r"processes of one host.*use gloo"):
         SharedMemory(handshake)
     handshake.group.close("was closed")

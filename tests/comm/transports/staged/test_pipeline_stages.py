@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from virtual import Clock, Engine, Process
 
-from fscomm.transports.staged.pieces import Cut, Pipeline, Stage, Step, cut, part
+from fscomm.transports.staged.pieces import Cut, Pipeline, Stage, StageStart, cut, spans_of
 
 BYTES = 8
 
@@ -59,7 +59,7 @@ class Staged:
             self.machine.clock.spawn(self._run(step))
         self._works = False
 
-    def _look(self, step: Step) -> None:
+    def _look(self, step: StageStart) -> None:
         piece, depth = step.piece, self.depth
         needs: dict[Stage, tuple[Stage, int]] = {
             "down": ("up", piece - depth),
@@ -69,7 +69,7 @@ class Staged:
         needed = needs[step.stage]
         assert needed[1] < 0 or needed in self.ended, f"{step} before {needed}"
 
-    def _run(self, step: Step) -> Process:
+    def _run(self, step: StageStart) -> Process:
         if step.stage == "exchange":
             yield lambda: self.machine.online and all(("exchange", step.piece) in peer.began for peer in self.peers)
         yield from self.machine.engines[step.stage].copy(self.sizes[step.piece])
@@ -192,8 +192,8 @@ def test_all_ranks_cut_alike_and_every_row_is_in_one_piece(seed: int) -> None:
     how = cut(max(map(max, rows)) * row_bytes, row_bytes, world_size=size, chunk_bytes=chunk_bytes)
     covered: list[list[int]] = [[] for _ in range(size)]
     for piece in range(how.pieces):
-        sent = [part(rows[r], piece, how.pieces) for r in range(size)]
-        received = [part([rows[s][r] for s in range(size)], piece, how.pieces) for r in range(size)]
+        sent = [spans_of(rows[r], piece, how.pieces) for r in range(size)]
+        received = [spans_of([rows[s][r] for s in range(size)], piece, how.pieces) for r in range(size)]
         for r in range(size):
             assert sent[r].sizes == [received[s].sizes[r] for s in range(size)]
             assert max(sent[r].sizes) <= how.rows
@@ -210,6 +210,6 @@ def test_cutting_by_example() -> None:
     assert cut(0, 4, world_size=2, chunk_bytes=64) == Cut(pieces=0, rows=0)
     assert cut(80, 4, world_size=2, chunk_bytes=64) == Cut(pieces=3, rows=7)
     assert cut(3000, 1000, world_size=2, chunk_bytes=64) == Cut(pieces=3, rows=1)
-    assert part([5, 0, 2], 0, 1) == ([5, 0, 2], [(0, 7)])
-    assert part([5, 0, 2], 0, 2) == ([2, 0, 1], [(0, 2), (5, 6)])
-    assert part([5, 0, 2], 1, 2) == ([3, 0, 1], [(2, 5), (6, 7)])
+    assert spans_of([5, 0, 2], 0, 1) == ([5, 0, 2], [(0, 7)])
+    assert spans_of([5, 0, 2], 0, 2) == ([2, 0, 1], [(0, 2), (5, 6)])
+    assert spans_of([5, 0, 2], 1, 2) == ([3, 0, 1], [(2, 5), (6, 7)])

@@ -209,7 +209,7 @@ def aborted(rank: int, world_size: int) -> list[str]:
             if rank == 0:
                 threading.Timer(0.1, transport.abort, ["was told to stop"]).start()
             else:
-                while not transport._handshake.group._board.wait(["note/0"], 0.01):
+                while not transport._handshake.group._store.wait(["note/0"], 0.01):
                     pass
                 release.set()
             for call in (handle.wait, handle.wait, transport.meet, lambda: transport.all_gather(out, inp[:32])):

@@ -1,0 +1,218 @@
+"""The model of the benchmark: sharded embeddings, compute that takes a given time, and a small dense network.
+
+The compute lies between the embeddings' forward and their backward, where a model has it. Emulated compute is a sleep:
+a GPU at work leaves the CPU idle too. Real compute is matrix products on the rank's own core.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from exposure.shape import Shape
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+CPU = torch.device("cpu")
+HIDDEN = 32
+_MATRIX = 256
+
+
+@dataclass
+class Batch(Pipelineable):
+    """What one rank trains on in one step."""
+
+    features: KeyedJaggedTensor
+    labels: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return Batch(
+            features=self.features.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing: on the CPU there are no streams."""
+
+    def pin_memory(self) -> "Batch":
+        return self
+
+
+class Clock:
+    """How the compute of a step is spent. One instance for all models of a process: `set` changes it for all."""
+
+    forward_s = 0.0
+    backward_s = 0.0
+    after_s = 0.0
+    products_per_s = 0.0  # 0: sleep
+
+    def set(self, compute_s: float, *, after_s: float = 0.0, products_per_s: float = 0.0) -> None:
+        """`after_s` of it after the backward (optimizer, metrics), a third of the rest in the forward."""
+        self.after_s = after_s
+        self.forward_s, self.backward_s = (compute_s - after_s) / 3, (compute_s - after_s) * 2 / 3
+        self.products_per_s = products_per_s
+
+    def spend(self, seconds: float) -> None:
+        if not self.products_per_s:
+            time.sleep(seconds)
+            return
+        for _ in range(round(seconds * self.products_per_s)):
+            torch.mm(_LEFT, _LEFT, out=_OUT)
+
+
+_LEFT = torch.full((_MATRIX, _MATRIX), 1e-3)
+_OUT = torch.empty(_MATRIX, _MATRIX)
+clock = Clock()
+
+
+def products_per_s() -> float:
+    """Matrix products a second on this core at its best, while all ranks work; the slowest rank's."""
+    best = 0.0
+    dist.barrier()
+    for _ in range(10):
+        start = time.perf_counter()
+        for _ in range(100):
+            torch.mm(_LEFT, _LEFT, out=_OUT)
+        best = max(best, 100 / (time.perf_counter() - start))
+    slowest = torch.tensor(best)
+    dist.all_reduce(slowest, dist.ReduceOp.MIN)
+    return slowest.item()
+
+
+class _Compute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        clock.spend(clock.forward_s)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        clock.spend(clock.backward_s)
+        return gradient
+
+
+@torch.fx.wrap
+def compute(values: torch.Tensor) -> torch.Tensor:
+    """`values`, after the forward's share of the compute; its backward takes the rest."""
+    return _Compute.apply(values)
+
+
+class Dense(nn.Module):
+    """Means over each sample's rows, a small network, and (if asked for) a wide one that DDP has to reduce."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.first = nn.Linear(len(shape.sharding) * shape.width, HIDDEN)
+        wide = shape.dense_parameters // (2 * HIDDEN)
+        pair = (nn.Linear(HIDDEN, wide), nn.ReLU(), nn.Linear(wide, HIDDEN)) if wide else ()
+        self.wide = nn.Sequential(*pair)
+        self.last = nn.Linear(HIDDEN, 1)
+
+    def forward(self, values: list[torch.Tensor], labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        size = (self.shape.samples, self.shape.ids_per_sample, self.shape.width)
+        rows = compute(torch.cat(values)).view(len(values), *size)
+        means = rows.mean(2).transpose(0, 1).reshape(self.shape.samples, -1)
+        logits = self.last(self.wide(torch.relu(self.first(means)))).squeeze(1)
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels), logits
+
+
+class Model(nn.Module):
+    """An embedding collection (`embeddings`) below the dense part. Returns (loss, logits)."""
+
+    def __init__(self, shape: Shape, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.dense = Dense(shape)
+        self.features = shape.features
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.embeddings(batch.features)
+        return self.dense([rows[name].values() for name in self.features], batch.labels)
+
+
+class Constant(nn.Module):
+    """Model without embeddings: rows of the right shape that are always there. Measures the compute alone."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.dense = Dense(shape)
+        self._rows = [torch.randn(shape.ids, shape.width, requires_grad=True) for _ in shape.sharding]
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.dense(self._rows, batch.labels)
+
+
+def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model as a user has it: DistributedModelParallel, row-wise Adagrad in the tables, SGD elsewhere.
+
+    The same weights in every process and at every call. `pec`: with TorchRec's PECEmbeddingCollection around the
+    collection, as its pipeline wants it.
+    """
+    torch.manual_seed(0)
+    collection: Any = EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(
+                name=f"t{table}", num_embeddings=shape.rows, embedding_dim=shape.width, feature_names=[f"f{table}"]
+            )
+            for table in range(len(shape.sharding))
+        ]
+    )
+    # A layer below the tables starts from the same weights, however large the tables are.
+    torch.manual_seed(1)
+    apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": 0.02})
+    sharder: Any = PECEmbeddingCollectionSharder() if pec else EmbeddingCollectionSharder()
+    if pec:
+        collection = PECEmbeddingCollection(collection)
+    ranks = dist.get_world_size()
+    plan = construct_module_sharding_plan(
+        collection,
+        {f"t{table}": _sharding(kind, table, shape.width) for table, kind in enumerate(shape.sharding)},
+        sharder=sharder,
+        local_size=ranks,
+        world_size=ranks,
+        device_type="cpu",
+    )
+    assert dist.group.WORLD is not None
+    model = DistributedModelParallel(
+        Model(shape, collection),
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ShardingPlan({"embeddings": plan}),
+        sharders=[sharder],
+    )
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    optimizer = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.SGD(parameters, lr=0.02))
+    return model, CombinedOptimizer([model.fused_optimizer, optimizer])
+
+
+def alone(shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The compute-only model under DDP."""
+    torch.manual_seed(1)
+    model = nn.parallel.DistributedDataParallel(Constant(shape))
+    return model, torch.optim.SGD(model.parameters(), lr=0.02)
+
+
+def _sharding(kind: str, table: int, width: int) -> Any:
+    ranks = dist.get_world_size()
+    if kind == "row":
+        return row_wise()
+    if kind == "table":
+        return table_wise(rank=table % ranks)
+    if kind == "column":
+        return column_wise(ranks=[(table + part) % ranks for part in range(2)])
+    raise ValueError(f"sharding must be row, table or column, got {kind!r}")

@@ -1,0 +1,200 @@
+"""What the ranks of `exposed.py` do when called: make models and batches, run blocks of steps, compare tables."""
+
+import hashlib
+import importlib
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from exposure.ids import chain, collision_bytes, rates
+from exposure.model import Batch, alone, clock, products_per_s, sharded
+from exposure.modes import MODES, Trained
+from exposure.shape import Shape
+from exposure.waits import Waits
+from network.namespaces import DEVICE
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+class Stream:
+    """The batches of one rank, made when first asked for and kept: every mode trains on the same ones."""
+
+    def __init__(self, shape: Shape, *, rate: float, skew: float) -> None:
+        self._shape = shape
+        ids = shape.ids * dist.get_world_size()
+        self._chains = [
+            chain(rows=shape.rows, ids=ids, rate=rate, skew=skew, seed=table) for table in range(len(shape.sharding))
+        ]
+        self._made: list[Batch] = []
+        self._before: list[np.ndarray] | None = None
+        self.rates: list[tuple[float, float]] = []
+        self.collision_bytes: list[tuple[float, float]] = []
+
+    def batches(self, first: int, count: int) -> list[Batch]:
+        while len(self._made) < first + count:
+            self._made.append(self._make())
+        return self._made[first : first + count]
+
+    def _make(self) -> Batch:
+        shape, rank = self._shape, dist.get_rank()
+        whole = [next(chain) for chain in self._chains]
+        if self._before is not None:
+            self._count(whole)
+        self._before = whole
+        mine = np.concatenate([ids[rank * shape.ids : (rank + 1) * shape.ids] for ids in whole])
+        features = KeyedJaggedTensor(
+            keys=list(shape.features),
+            values=torch.from_numpy(mine),
+            lengths=torch.full((len(shape.sharding) * shape.samples,), shape.ids_per_sample),
+            stride=shape.samples,
+        )
+        labels = torch.from_numpy((whole[0][: shape.samples] % 2).astype(np.float32))
+        return Batch(features=features, labels=labels)
+
+    def _count(self, whole: list[np.ndarray]) -> None:
+        assert self._before is not None
+        pairs = list(zip(self._before, whole, strict=True))
+        self.rates += [rates(*pair) for pair in pairs]
+        ranks, row_bytes = dist.get_world_size(), 4 * self._shape.width
+        counted = np.array(
+            [collision_bytes(*pair, ranks=ranks, rows=self._shape.rows, row_bytes=row_bytes) for pair in pairs]
+        )
+        self.collision_bytes.append(tuple(counted.sum(0)))
+
+
+def prepare(state: dict[str, Any], *, shape: dict[str, Any], modes: list[str]) -> None:
+    """Build one model per mode, all with the same weights."""
+    state["shape"] = made = Shape(**{**shape, "sharding": tuple(shape["sharding"])})
+    state["models"] = models = {}
+    for mode in modes:
+        model, optimizer = alone(made) if mode == "compute" else sharded(made, pec=mode == "pec")
+        models[mode] = Trained(model=model, optimizer=optimizer)
+
+
+def data(state: dict[str, Any], *, rate: float, skew: float, steps: int) -> dict[str, Any]:
+    """Start a new stream of batches for all modes, `steps` of them made at once.
+
+    Returns its collision rates, and the bytes per step on the busiest link if nothing but collisions were exposed.
+    """
+    state["stream"] = stream = Stream(state["shape"], rate=rate, skew=skew)
+    state["position"] = dict.fromkeys(state["models"], 0)
+    stream.batches(0, steps)
+    by_occurrence, by_row = np.mean(stream.rates, axis=0).tolist()
+    gradients, rows = np.mean(stream.collision_bytes, axis=0).tolist()
+    return {
+        "by occurrence": by_occurrence,
+        "by distinct row": by_row,
+        "gradient bytes": gradients,
+        "row bytes": rows,
+    }
+
+
+def pace(state: dict[str, Any]) -> float:
+    """Matrix products a second, as slow as on the slowest rank."""
+    return products_per_s()
+
+
+def block(
+    state: dict[str, Any],
+    *,
+    mode: str,
+    warm: int,
+    steps: int,
+    tail: int,
+    compute_s: float,
+    after_s: float = 0.0,
+    products: float = 0.0,
+) -> dict[str, Any]:
+    """Train `warm + steps + tail` steps in one mode behind a barrier; the figures of the middle `steps`.
+
+    `after_s` is the part of the compute between the backward and the next step; TorchRec's pipelines do not take it.
+
+    Returns seconds per step, milliseconds the main thread waited by kind and step, bytes sent per step, and what the
+    mode says itself.
+    """
+    clock.set(compute_s, after_s=after_s, products_per_s=products)
+    first = state["position"][mode]
+    batches = state["stream"].batches(first, warm + steps + tail)
+    state["position"][mode] = first + len(batches)
+    marks: list[tuple[float, int, float]] = []
+    waits = Waits()
+
+    def stepped() -> None:
+        marks.append((time.perf_counter(), _sent_bytes(), _cpu_s()))
+        if len(marks) == warm + 1:
+            waits.clear()
+        if len(marks) == warm + steps + 1:
+            waits.stop()
+
+    dist.barrier()
+    with waits:
+        stepped()
+        said = MODES[mode](state["models"][mode], batches, stepped)
+    dist.barrier()
+    measured = marks[warm : warm + steps + 1]
+    start, end = measured[0], measured[-1]
+    return {
+        "step_s": (end[0] - start[0]) / steps,
+        "steps_s": [after[0] - before[0] for before, after in itertools.pairwise(measured)],
+        "blocked_ms": {kind: 1e3 * seconds / steps for kind, seconds in waits.seconds.items()},
+        "sent_bytes": (end[1] - start[1]) / steps,
+        "cpu_s": (end[2] - start[2]) / steps,
+        "said": said[warm : warm + steps],
+    }
+
+
+def digests(state: dict[str, Any]) -> dict[str, str]:
+    """A hash of this rank's shards of all tables and of the dense weights, per mode."""
+    found = {}
+    for mode, trained in state["models"].items():
+        if mode != "compute":
+            digest = hashlib.sha256()
+            for _, tensor in sorted(_tensors(trained.model)):
+                digest.update(tensor.detach().contiguous().numpy().tobytes())
+            found[mode] = digest.hexdigest()
+    return found
+
+
+def forget_peak(state: dict[str, Any]) -> None:
+    """Count memory from here: models are made, and fscomm and its compiled kernels are loaded in every mode."""
+    importlib.import_module("fscomm.comm")
+    Path("/proc/self/clear_refs").write_text("5")
+    state["resident"] = _status("VmRSS")
+
+
+def peak(state: dict[str, Any]) -> int:
+    """Most resident memory of this rank since `forget_peak`, over what it had then, in bytes."""
+    return _status("VmHWM") - state["resident"]
+
+
+def _status(name: str) -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in model.state_dict().items():
+        # PEC has its collection one level deeper.
+        short = name.replace("._embedding_collection", "")
+        if hasattr(value, "local_shards"):
+            for number, shard in enumerate(value.local_shards()):
+                yield f"{short}/{number}", shard.tensor
+        else:
+            yield short, value
+
+
+def _sent_bytes() -> int:
+    """Bytes this rank has put on its link."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        device, _, numbers = line.partition(":")
+        if device.strip() == DEVICE:
+            return int(numbers.split()[8])
+    raise RuntimeError(f"no device {DEVICE} in /proc/self/net/dev: not in a namespace of its own")
+
+
+def _cpu_s() -> float:
+    return time.process_time()

@@ -1,0 +1,120 @@
+"""The updates that backward passes bring, given to the workers in program order. Nothing here waits for a worker."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from fscomm.engine import after_block
+from fscomm.engine.announced import AnnouncedSteps
+from fscomm.engine.forward_modes import in_backward
+from fscomm.engine.pending_gradients import PendingGradients
+from fscomm.engine.table_access import TableAccess
+from fscomm.engine.table_order import ANY, Rows
+from fscomm.exchange.connections import Connections
+from fscomm.exchange.served_modules import ServedModules
+from fscomm.exchange.step import Gradients, Step
+from fscomm.torchrec.plain_kernels import Update
+
+
+class Updates:
+    """For the thread that runs backward. `training_thread` is the one that called the last forward."""
+
+    def __init__(
+        self, served: ServedModules, connections: Connections, tables: TableAccess, steps: AnnouncedSteps
+    ) -> None:
+        self._served = served
+        self._connections = connections
+        self._tables = tables
+        self._steps = steps
+        self._gathering = PendingGradients(served.module_of, self._send)
+        self._reached: list[Step] = []  # by the backward pass that runs
+        self._pass = -1  # its number; -1 if no pass has reached anything
+        self._over: str | None = None  # why the block ended; empty if it was left without an error
+        self.training_thread = threading.get_ident()
+
+    def take_gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
+        """Backward has reached rows that were fetched ahead."""
+        self.reach(step)
+        self._gathering.take(step, group, gradient)
+
+    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
+        """Backward has reached a kernel that ran plainly; `read`: what that forward read, where it is known."""
+        self.send_gathered(group)
+        self._tables.update_plainly(self._served.module_of[group], group, kernel, read or ANY, update)
+
+    def send_gathered(self, group: int) -> None:
+        """Send what backward has brought so far for the module of `group`, before another access to its tables."""
+        self._gathering.send_before(self._served.module_of[group])
+
+    def reach(self, step: Step | None) -> None:
+        """A backward pass is at a forward of `step`."""
+        self._connections.peers.begin()
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            self._pass = number
+            _at_end_of_pass(self._end_pass)
+        if step is not None:
+            self._reached.append(step)
+
+    def reach_plain(self, m: int, step: Step | None) -> None:
+        """A backward pass is at what a plain forward of module m gave, before it reaches the kernels of any rank."""
+        self.reach(step)
+        if self._over is not None:  # kernels update at once now, and nobody orders what was gathered before them
+            self._gathering.send_before(m)
+
+    def end_failed_pass(self) -> None:
+        """Send what a backward pass that raised had reached: in a plain loop that is updated, too."""
+        if self._pass != -1 and not in_backward() and threading.get_ident() == self.training_thread:
+            self._end_pass()
+
+    def close(self, reason: str) -> None:
+        """The block ends. Updates that come later are sent without workers, or refused for the first `reason` given."""
+        self._over = self._over or reason
+
+    def _end_pass(self) -> None:
+        self._pass = -1
+        if in_backward():
+            _at_end_of_pass(self._connections.peers.end)  # behind DDP's callback, which waits for its exchange
+        else:
+            self._connections.peers.end()
+        self._gathering.send_rest()
+        for step in self._reached:
+            step.open = False
+        self._reached.clear()
+        if self._over is None:
+            self._steps.fetch()
+
+    def _send(self, step: Step, by_group: dict[int, torch.Tensor]) -> None:
+        """Update the tables with what a backward pass brought for the forward of `step`."""
+        # A copy: another module's forward may come before a worker gets to it.
+        gradients = Gradients(number=step.number, by_group=by_group, hypers=dict(sorted(step.hypers.items())))
+        modules = self._served.modules_of(gradients.groups)
+        for m in modules:
+            step.modules[m].backwards += 1
+        if self._over is not None:
+            self._update_after_the_block(step, gradients, modules)
+            return
+        self._connections.check()
+        successor = self._steps.to_come(step.next)
+        to_fetch = [m for m in modules if successor is not None and not successor.modules[m].used]
+        awaited = successor if to_fetch else self._steps.forwarded
+        self._tables.update(
+            step, gradients, successor, to_fetch, expecting=lambda: self._steps.forwarded is not awaited
+        )
+
+    def _update_after_the_block(self, step: Step, gradients: Gradients, modules: list[int]) -> None:
+        if self._over:
+            raise RuntimeError(
+                f"this backward goes through a forward of an fscomm block that ended with an error ({self._over}): the "
+                "other ranks do not wait for its gradients any more; run the forward again"
+            )
+        assert step.planned is not None
+        back = step.planned.now().back
+        for m in modules:
+            after_block.update(gradients, back, self._served.modules[m], self._served.groups[m])
+
+
+def _at_end_of_pass(then: Callable[[], None]) -> None:
+    """Call `then` when the backward pass that runs has done all else, and the callbacks asked for before."""
+    torch.autograd.Variable._execution_engine.queue_callback(then)

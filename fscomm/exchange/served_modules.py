@@ -1,0 +1,35 @@
+"""The served modules and their sharding groups; groups are numbered over all modules."""
+
+from collections.abc import Iterable, Sequence
+
+from fscomm.torchrec.binding import Binding
+from fscomm.torchrec.shadow_kernels import Tables
+
+
+class ServedModules:
+    """Lists are by module [M] or by group [G].
+
+    Attributes:
+        modules: [M] how TorchRec is reached.
+        groups: [M] numbers of the groups of a module.
+        module_of: [G] number of the module of a group.
+        layouts: [G] how the tables of a group lie on the ranks.
+        kernels: [G] its fused kernels on this rank.
+    """
+
+    def __init__(self, modules: Sequence[Binding]) -> None:
+        self.modules = modules
+        self.module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
+        self.groups = [
+            range(self.module_of.index(m), self.module_of.index(m) + len(module.layouts))
+            for m, module in enumerate(modules)
+        ]
+        self.layouts = [layout for module in modules for layout in module.layouts]
+        self.kernels = [kernels for module in modules for kernels in module.kernels]
+
+    def tables(self) -> list[Tables]:
+        """[G] the tables of every group, with shadows for one worker."""
+        return [module.tables(number) for module in self.modules for number in range(len(module.layouts))]
+
+    def modules_of(self, groups: Iterable[int]) -> list[int]:
+        return sorted({self.module_of[g] for g in groups})

@@ -1,0 +1,96 @@
+"""Open Parquet files, kept between row groups and never shared by two threads at a time."""
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from fsdata.catalog.footers import Footer, digest, footer_bytes, open_file
+from fsdata.errors import CorruptFileError
+
+
+@dataclass(frozen=True, slots=True)
+class OpenParquet:
+    """One open file. `stamp`: its time of modification when it was opened, 0 if it is not local."""
+
+    footer: Footer
+    stamp: int
+    parquet: pq.ParquetFile
+    source: Any
+
+    def close(self) -> None:
+        self.source.close()
+
+
+class OpenFiles:
+    """A pool of open files: a thread takes one, reads a row group, and gives it back, or closes it after an error.
+
+    A file is compared with its footer when it is opened, and a local one again whenever its time of modification
+    is another: a file that was replaced must not be decoded with the old footer. Thread-safe.
+
+    Args:
+        keep: idle files kept open; with as many as there are decode threads no file is opened per row group.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._idle: list[OpenParquet] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self, footer: Footer) -> OpenParquet:
+        """An open file that belongs to the caller until `give`.
+
+        Raises:
+            CorruptFileError: the file is not the one whose footer was read.
+        """
+        stamp = os.stat(footer.file.path).st_mtime_ns if footer.file.local else 0
+        with self._lock:
+            position = next((n for n in reversed(range(len(self._idle))) if self._idle[n].footer is footer), None)
+            if position is not None:
+                idle = self._idle.pop(position)
+                if idle.stamp == stamp:
+                    return idle
+                idle.close()
+        source = open_file(footer.file)
+        try:
+            _compare(footer, source)
+            parquet = pq.ParquetFile(source, metadata=footer.metadata, page_checksum_verification=True)
+        except BaseException:
+            source.close()
+            raise
+        return OpenParquet(footer, stamp, parquet, source)
+
+    def give(self, file: OpenParquet) -> None:
+        """Keep the file for the next row group; the longest idle one is closed if there are too many."""
+        with self._lock:
+            self._idle.append(file)
+            kept = 0 if self._closed else self._keep
+            surplus = self._idle[: max(len(self._idle) - kept, 0)]
+            del self._idle[: len(surplus)]
+        for idle in surplus:
+            idle.close()
+
+    def close(self) -> None:
+        """Close idle files; those in use are closed when they are given back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for file in idle:
+            file.close()
+
+
+def _compare(footer: Footer, source: Any) -> None:
+    size = source.size()
+    if size != footer.size:
+        raise CorruptFileError(
+            f"{footer.file.path}: replaced while in use: {size} bytes, {footer.size} when its footer was read. "
+            "Start the job again, with files that nobody writes"
+        )
+    if digest(footer_bytes(source, size, footer.file)) != footer.digest:
+        raise CorruptFileError(
+            f"{footer.file.path}: replaced while in use: its footer is not the one that was read at the start. "
+            "Start the job again, with files that nobody writes"
+        )

@@ -1,0 +1,150 @@
+"""From bindings to what the decode kernels take: which columns to read, and one record per field."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from fsdata.catalog.bind import FieldBinding, FileKind
+from fsdata.catalog.roles import is_list, plain
+from fsdata.decode.record_batches import BatchPlan
+from fsdata.decode.row_layout import Field, Layout
+from fsdata.decode.widen import is_native
+from fsdata.errors import SchemaError
+from fsdata.kernels import index
+from fsdata.sources.expressions.expressions import Expression
+
+POLICY = {"error": index.ERROR, "default": index.DEFAULT, "drop": index.DROP}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicePlan:
+    """How rows of one kind of file become rows of a table.
+
+    Attributes:
+        layout: which fields the table has.
+        batches: how the record batches are made.
+        fields: FIELD of `fsdata.kernels.index`; packed: the same in order of falling item size.
+        dense: DENSE_FIELD of `fsdata.kernels.index`.
+        bindings, dense_bindings: what `fields` and `dense` were made from.
+        arrays: time and keys, each with its column of the batch, -1 if all rows have one value.
+        drops_all: a partition value is null under the policy `drop`.
+        defaults: memory that `fields` points to.
+    """
+
+    layout: Layout
+    batches: BatchPlan
+    fields: np.ndarray
+    packed: np.ndarray
+    dense: np.ndarray
+    bindings: tuple[FieldBinding, ...]
+    dense_bindings: tuple[FieldBinding, ...]
+    arrays: tuple[tuple[FieldBinding, int], ...]
+    drops_all: bool
+    defaults: tuple[np.ndarray, ...]
+
+
+def plan_slices(
+    kind: FileKind, layout: Layout, *, condition: Expression | None, expressions: Mapping[str, Expression]
+) -> SlicePlan:
+    """Plan the decoding of all files of one kind.
+
+    Args:
+        condition: the filter.
+        expressions: field -> the expression that makes it.
+
+    Raises:
+        SchemaError: a field is a list in the files and a scalar in the layout, or the other way round.
+    """
+    batches = _plan_batches(kind, condition, expressions)
+    if batches.columns is None:
+        position = {name: number for number, name in enumerate(batches.read)}
+        column = {each.field: position[each.column] for each in kind.bindings if each.origin == "column"}  # type: ignore[index]
+    else:
+        column = {binding.field: number for number, binding in enumerate(batches.columns)}
+    arrays = [each for each in kind.bindings if each.field.role in ("time", "join key")]
+    dense = [each for each in kind.bindings if each.field.role == "dense"]
+    rest = [each for each in kind.bindings if each.field.role not in ("time", "join key", "dense")]
+    fields, defaults = _field_records(rest, [column.get(each.field, -1) for each in rest], layout)
+    return SlicePlan(
+        layout=layout,
+        batches=batches,
+        fields=fields,
+        packed=fields[np.argsort(-fields["itemsize"], kind="stable")],
+        dense=_dense_records(dense, [column.get(each.field, -1) for each in dense], layout),
+        bindings=tuple(rest),
+        dense_bindings=tuple(dense),
+        arrays=tuple((each, column.get(each.field, -1)) for each in arrays),
+        drops_all=any(each.origin == "partition" and each.value is None for each in kind.bindings),
+        defaults=defaults,
+    )
+
+
+def _plan_batches(kind: FileKind, condition: Expression | None, expressions: Mapping[str, Expression]) -> BatchPlan:
+    columns = tuple(each for each in kind.bindings if each.origin in ("column", "expression"))
+    needed = set() if condition is None else set(condition.columns)
+    for binding in columns:
+        needed.update([binding.column] if binding.column else expressions[binding.field.name].columns)
+    read = tuple(name for name in kind.schema.names if name in needed)
+    native = all(each.origin == "column" and is_native(each.type, each.field.number) for each in columns)
+    return BatchPlan(
+        read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
+        condition=condition,
+        columns=None if native and condition is None else columns,
+        expressions=expressions,
+        partitions=kind.partitions,
+    )
+
+
+def _field_records(
+    bindings: Sequence[FieldBinding], columns: Sequence[int], layout: Layout
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """FIELD [K], and the defaults that it points to."""
+    slots = [layout.slots[binding.field.name] for binding in bindings]
+    fields = [layout.fields[slot] for slot in slots]
+    shapes = [_shape(*each) for each in zip(bindings, fields, columns, strict=True)]
+    defaults = tuple(
+        np.full(1, binding.value or 0, field.dtype) for binding, field in zip(bindings, fields, strict=True)
+    )
+    records = np.zeros(len(bindings), index.FIELD)
+    records["slot"] = slots
+    records["column"] = columns
+    records["shape"] = [shape for shape, _ in shapes]
+    records["width"] = [width for _, width in shapes]
+    records["itemsize"] = [field.itemsize for field in fields]
+    records["is_float"] = records["itemsize"] == 4
+    records["policy"] = [POLICY[binding.policy] for binding in bindings]
+    records["default"] = [
+        0 if field.is_list else value.ctypes.data for field, value in zip(fields, defaults, strict=True)
+    ]
+    records["max_length"] = [field.max_length or -1 for field in fields]
+    records["keep_last"] = [field.keep_last for field in fields]
+    return records, defaults
+
+
+def _dense_records(bindings: Sequence[FieldBinding], columns: Sequence[int], layout: Layout) -> np.ndarray:
+    slots = {name: slot for slot, name in enumerate(layout.dense)}
+    records = np.zeros(len(bindings), index.DENSE_FIELD)
+    records["slot"] = [slots[binding.field.name] for binding in bindings]
+    records["column"] = columns
+    records["policy"] = [POLICY[binding.policy] for binding in bindings]
+    records["default"] = [binding.value or 0.0 for binding in bindings]
+    return records
+
+
+def _shape(binding: FieldBinding, field: Field, column: int) -> tuple[int, int]:
+    """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.widen`."""
+    if column < 0:
+        return index.CONSTANT, -1 if field.is_list else 1
+    if binding.is_list != field.is_list:
+        raise SchemaError(
+            f"{binding.field.name}: a {'list' if binding.is_list else 'scalar'} in this source and not in another; "
+            "all sources of a loader must agree"
+        )
+    arrow_type = plain(binding.type)
+    if not is_list(arrow_type):
+        return index.SCALAR, 0
+    if pa.types.is_fixed_size_list(arrow_type):
+        return index.FIXED, arrow_type.list_size
+    return (index.LIST64 if pa.types.is_large_list(arrow_type) else index.LIST32), 0

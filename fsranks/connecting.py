@@ -1,0 +1,102 @@
+"""Connecting the ranks of a gloo group, with retries: now and then the kernel resets one of many new connections."""
+
+import datetime
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from fsranks.errors import PeerError, name_ranks
+from fsranks.hang_up import brief
+from fsranks.job_store import JobStore
+from fsranks.local_processes import Neighbours, own_process
+
+_TRIES = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Connector:
+    """This rank's part in connecting; all ranks tell each other through `store` whether each try has worked.
+
+    A try may take `wait_s`, and all of them `timeout_s`. Then a question to the other ranks may take `grace_s`.
+    """
+
+    store: JobStore
+    rank: int
+    world_size: int
+    timeout_s: float
+    wait_s: float
+    grace_s: float
+    _end: float = 0.0
+
+    def connect(self) -> tuple[Any, Neighbours]:
+        """Gloo's group, once every rank has one. If one rank's connections break, all ranks connect again.
+
+        Raises:
+            PeerError: names the ranks that did not come, have ended, or could not connect.
+        """
+        self._end = time.monotonic() + self.timeout_s
+        self.store.post(f"here/{self.rank}", json.dumps(own_process()), self.timeout_s)
+        for number in range(_TRIES):
+            try:
+                gloo, failure = self.connect_once(number), ""
+            except RuntimeError as error:
+                gloo, failure = None, brief(error) or type(error).__name__
+            outcomes = self._tell(number, failure)
+            failures = {rank: outcome["failure"] for rank, outcome in outcomes.items() if outcome["failure"]}
+            if not failures:
+                return gloo, Neighbours.among(outcomes, self.rank)
+            del gloo  # its connections end before the next ones are made
+        rank, failure = next(iter(failures.items()))
+        raise PeerError(f"the ranks could not connect over gloo in {_TRIES} tries: rank {rank}: {failure}")
+
+    def connect_once(self, number: int) -> Any:
+        """Try `number`. Raises RuntimeError if it fails."""
+        limit = datetime.timedelta(seconds=self.wait_s)
+
+        def connect(store: dist.Store) -> Any:
+            return dist.ProcessGroupGloo(dist.PrefixStore(f"gloo/{number}", store), self.rank, self.world_size, limit)
+
+        return self.store.lend(connect, self.wait_s)
+
+    def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:
+        """What every rank says about try `number`; `failure` is empty if it worked here."""
+        said = json.dumps({"failure": failure, **own_process()})
+        self.store.post(f"connected/{number}/{self.rank}", said, self._left_s())
+        if failure:
+            self._check_here(failure)
+        outcomes = self._notes(f"connected/{number}", self._left_s())
+        if silent := self._without(outcomes):
+            active = self._check_here(failure).active()
+            lost = [rank for rank in silent if rank not in active] or silent
+            raise PeerError(f"the ranks could not connect over gloo: {name_ranks(lost)} did not say if they can")
+        return outcomes
+
+    def _check_here(self, failure: str) -> Neighbours:
+        """Raise PeerError if a rank has not even begun to connect, or has ended since."""
+        here = self._notes("here", self.grace_s)
+        if absent := self._without(here):
+            raise PeerError(
+                f"the ranks could not connect over gloo: {name_ranks(absent)} did not come within {self.timeout_s:g} "
+                f"s. gloo said: {failure}"
+            )
+        neighbours = Neighbours.among(here, self.rank)
+        if gone := neighbours.gone():
+            raise PeerError(
+                f"the ranks could not connect over gloo: {name_ranks(gone)} has ended. Look at the log of that rank"
+            )
+        return neighbours
+
+    def _notes(self, prefix: str, timeout_s: float) -> dict[int, dict[str, Any]]:
+        """By rank; those that are not there in time are left out."""
+        keys = {f"{prefix}/{rank}": rank for rank in range(self.world_size)}
+        return {keys[key]: json.loads(note) for key, note in self.store.wait(keys, timeout_s).items()}
+
+    def _without(self, notes: Mapping[int, object]) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in notes]
+
+    def _left_s(self) -> float:
+        return max(self._end - time.monotonic(), self.grace_s)

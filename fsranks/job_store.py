@@ -1,0 +1,161 @@
+"""Notes between the ranks of a job, through the store of the default process group, with a limit on every wait.
+
+The store answers even when a collective cannot, unless its host has ended or is stopped. Torch's client of the store
+may then block for ever. So every question is asked in a thread of its own, which is left alone after the time limit.
+"""
+
+import collections
+import hashlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from fsranks.errors import PeerError
+
+T = TypeVar("T")
+
+_ASK_AGAIN_S = 0.005
+_ASK_AGAIN_AT_MOST_S = 0.25
+_PATIENCE_S = 1.0  # beyond the time limit: what a store that is alive may take for its last answer
+
+
+class StoreLost(PeerError):
+    """The host of the store does not answer."""
+
+
+class StoreConnection:
+    """A connection to a store; `store` is None until `job_store` has made one.
+
+    A question that was given up still hangs in the connection, and new ones would hang behind it. Until the old one is
+    answered, new questions raise StoreLost at once: a caller that asks several times waits for one time limit only.
+    """
+
+    def __init__(self, store: dist.Store | None = None) -> None:
+        self.store: Any = store
+        self._unanswered = ""  # the message about a question that was given up
+
+    def ask(self, question: Callable[[], T], timeout_s: float) -> T:
+        """`question()`. Raises StoreLost if it raises, or has not ended `_PATIENCE_S` after `timeout_s`."""
+        if self._unanswered:
+            raise StoreLost(self._unanswered)
+        limit_s = timeout_s + _PATIENCE_S
+        outcome = _in_thread(question, limit_s, self._answered)
+        if not outcome:
+            text = f"{_host()}, which hosts the job's store, does not answer within {limit_s:g} s: dead or stopped"
+            self._unanswered = text
+            if not outcome:
+                raise StoreLost(text)
+            self._answered()  # the answer came after the limit and before this line
+        done, value = outcome[0]
+        if not done:
+            raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
+        return value
+
+    def _answered(self) -> None:
+        self._unanswered = ""
+
+
+class JobStore:
+    """Notes under one prefix of a store. Methods raise StoreLost when the store does not answer; any thread may call.
+
+    A wait asks the store again and again instead of blocking in it. So several JobStores can share a connection, and
+    none blocks another.
+    """
+
+    def __init__(self, connection: StoreConnection, prefix: str) -> None:
+        self._connection = connection
+        self.store = dist.PrefixStore(prefix, connection.store)
+
+    def post(self, key: str, text: str, timeout_s: float) -> None:
+        store = self.store
+        self._connection.ask(lambda: store.set(key, text), timeout_s)
+
+    def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
+        """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
+        keys = list(keys)
+        return self._connection.ask(lambda: self._poll(keys, timeout_s), timeout_s)
+
+    def decide(self, key: str, text: str, timeout_s: float) -> str:
+        """Post `text` under `key` unless another rank did before; returns the note that is there now."""
+        store = self.store
+        return self._connection.ask(lambda: store.compare_set(key, "", text), timeout_s).decode()
+
+    def lend(self, function: Callable[[dist.Store], T], timeout_s: float) -> T:
+        """`function(store)`, left alone after `timeout_s`. Raises RuntimeError for a reason other than the store."""
+        outcome = _in_thread(lambda: function(self.store), timeout_s)
+        if not outcome:
+            self.wait([""], 0)  # raises StoreLost if the store is the reason
+            raise RuntimeError(f"no end after {timeout_s:g} s")
+        done, value = outcome[0]
+        if not done:
+            raise value
+        return value
+
+    def _poll(self, keys: list[str], timeout_s: float) -> dict[str, str]:
+        """As `wait`. While one rank is late, only its key is asked for, and less and less often."""
+        store, begin = self.store, time.monotonic()
+        known = len(keys) if store.check(keys) else 0
+        while known < len(keys):
+            if store.check([keys[known]]):
+                known += 1
+                continue
+            waited = time.monotonic() - begin
+            if waited >= timeout_s:
+                keys = keys[:known] + [key for key in keys[known + 1 :] if store.check([key])]
+                break
+            time.sleep(min(max(_ASK_AGAIN_S, waited / 10), _ASK_AGAIN_AT_MOST_S, timeout_s - waited))
+        return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True)) if keys else {}
+
+
+# Two tables of the process. The stores lie in torch.distributed, whose default process group is global too: no object
+# of FreeScale lives as long. Numbers are never given twice, not even after init_process_group is called again:
+# the store may be the old one (torchrun's is), and its notes must not be read as new ones.
+_numbers: collections.Counter[str] = collections.Counter()  # JobStores made so far, by ranks and purpose
+_connections: weakref.WeakKeyDictionary[dist.Store, StoreConnection] = weakref.WeakKeyDictionary()  # by default store
+
+
+def job_store(group: dist.ProcessGroup, purpose: str, timeout_s: float) -> JobStore:
+    """The next store for `purpose` of the ranks of `group` and no others: every rank calls this equally often."""
+    members = hashlib.sha256(repr(dist.get_process_group_ranks(group)).encode()).hexdigest()[:16]
+    name = f"freescale/{members}/{purpose}"
+    _numbers[name] += 1
+    default: Any = distributed_c10d._get_default_store()
+    connection = _connections.setdefault(default, StoreConnection())
+    if connection.store is None:  # one for all: each new connection may cost the host a slow look-up of its name
+        connection.store = connection.ask(default.clone, timeout_s)
+    return JobStore(connection, f"{name}/{_numbers[name]}")
+
+
+def _in_thread(
+    function: Callable[[], Any], timeout_s: float, at_end: Callable[[], object] = lambda: None
+) -> list[tuple[bool, Any]]:
+    """[(True, result)] or [(False, error)] of `function()`; empty while it runs. `at_end` is called when it has ended.
+
+    Blocks for `timeout_s` at most; the list may be filled later.
+    """
+    outcome: list[tuple[bool, Any]] = []
+
+    def call() -> None:
+        try:
+            outcome.append((True, function()))
+        except (RuntimeError, OSError) as error:
+            outcome.append((False, error))
+        finally:
+            at_end()
+
+    thread = threading.Thread(target=call, name="freescale-store", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return outcome
+
+
+def _host() -> str:
+    """The process that hosts the store of the default process group."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return "torchrun on the first node" if agent else "rank 0"

@@ -1,0 +1,144 @@
+"""All ranks compare what they were given, before any group is made.
+
+Each rank posts what it was given into the job's store; rank 0 compares and posts the verdict. If rank 0 is late, the
+first rank whose time limit ends gives the verdict, and the first verdict counts for all. A rank that never comes, or
+that failed before, is named on all others.
+"""
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from fsranks.errors import MismatchError, PeerError, describe, name_ranks
+from fsranks.job_store import JobStore, StoreLost, job_store
+from fsranks.rank_context import RankContext
+
+_SHOWN = 120
+_LAST_WORD_S = 0.5  # beyond the time limit, for a store that has answered just now
+
+
+class Meeting:
+    """All ranks of `context.group` compare what they were given.
+
+    Use as a context manager around a constructor: an error inside is posted, so that the other ranks raise at once
+    instead of waiting. Every rank must open its meetings in the same order. With one rank or no group it does nothing.
+
+        with Meeting(context, what="FreeScaleDataLoader", timeout_s=300) as meeting:
+            ...                       # anything that can fail on this rank alone
+            meeting.agree({"seed": "7", "schema": digest})
+    """
+
+    def __init__(self, context: RankContext, *, what: str, timeout_s: float) -> None:
+        self._context = context
+        self._what = what
+        self._timeout_s = timeout_s
+        self._store: JobStore | None = None
+        self._over = False
+        if context.group is not None and context.world_size > 1:
+            self._store = job_store(context.group, "meeting", timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not self._over and self._store is not None:
+            self._over = True
+            try:
+                self._store.post(str(self._context.rank), json.dumps({"error": describe(error)}), self._timeout_s)
+            except StoreLost as lost:
+                error.add_note(f"and the other ranks could not be told: {lost}")
+
+    def agree(self, fingerprint: Mapping[str, str], *, tell: str = "") -> list[str]:
+        """Block until all ranks are here, at most `timeout_s`; all of them return, or all of them raise.
+
+        Returns what each rank had to `tell`, by rank: that may differ.
+
+        Raises:
+            MismatchError: names the ranks and items that differ, with both values.
+            PeerError: names the ranks that did not come, or the one that failed and its error.
+        """
+        if self._store is None:
+            return [tell]
+        self._over = True
+        try:
+            verdict = self._meet(self._store, {"items": dict(fingerprint), "told": tell})
+        except StoreLost as lost:
+            raise PeerError(f"{self._what}: {lost}") from lost
+        if verdict["kind"] == "mismatch":
+            raise MismatchError(f"{self._what}: {verdict['text']}")
+        if verdict["kind"] == "peer":
+            raise PeerError(f"{self._what}: {verdict['text']}")
+        return verdict["told"]
+
+    def _meet(self, store: JobStore, mine: dict[str, Any]) -> dict[str, Any]:
+        rank, ranks = self._context.rank, [str(each) for each in range(self._context.world_size)]
+        store.post(str(rank), json.dumps(mine), self._timeout_s)
+        if rank == 0:
+            notes = store.wait(ranks, self._timeout_s)
+        else:
+            given = store.wait(["verdict"], self._timeout_s)
+            if "verdict" in given:
+                return json.loads(given["verdict"])
+            notes = store.wait(ranks, 0)  # rank 0 is lost, or it came later and waits for another rank
+        return json.loads(store.decide("verdict", json.dumps(self._judge(notes)), _LAST_WORD_S))
+
+    def _judge(self, notes: dict[str, str]) -> dict[str, Any]:
+        """What the posted notes amount to; rank 0's items are the reference."""
+        world_size = self._context.world_size
+        given: dict[int, dict[str, Any]] = {int(rank): json.loads(note) for rank, note in notes.items()}
+        failed = [f"rank {rank} failed: {note['error']}" for rank, note in sorted(given.items()) if "error" in note]
+        if failed:
+            return {"kind": "peer", "text": "; ".join(failed)}
+        missing = [rank for rank in range(world_size) if rank not in given]
+        if missing:
+            text = (
+                f"{name_ranks(missing)} did not come within {self._timeout_s:g} s. Every rank must come here "
+                "in the same order; look at the log of the missing rank"
+            )
+            return {"kind": "peer", "text": text}
+        text = differences({rank: note["items"] for rank, note in given.items()})
+        if not text:
+            return {"kind": "same", "told": [given[rank]["told"] for rank in range(world_size)]}
+        remedy = "Pass the same arguments and files to every rank"
+        return {"kind": "mismatch", "text": f"ranks were not given the same job. {text}. {remedy}"}
+
+
+def gather(context: RankContext, text: str, *, what: str, timeout_s: float) -> list[str]:
+    """The texts of all ranks of `context`, in their order; blocks until they are there. Every rank calls it as often.
+
+    Raises:
+        PeerError: names the ranks that did not come within `timeout_s`.
+    """
+    if context.group is None or context.world_size == 1:
+        return [text]
+    store = job_store(context.group, "gather", timeout_s)
+    store.post(str(context.rank), text, timeout_s)
+    notes = store.wait(map(str, range(context.world_size)), timeout_s)
+    if missing := [rank for rank in range(context.world_size) if str(rank) not in notes]:
+        raise PeerError(f"{what}: {name_ranks(missing)} did not come within {timeout_s:g} s")
+    return [notes[str(rank)] for rank in range(context.world_size)]
+
+
+def differences(given: Mapping[int, Mapping[str, str]]) -> str:
+    """In words, where the items of the ranks differ from those of the lowest rank; empty if nowhere."""
+    first = min(given)
+    reference = given[first]
+    found: dict[str, dict[str, list[int]]] = {}
+    for rank in sorted(given):
+        for item in sorted({*reference, *given[rank]}):
+            value = given[rank].get(item, "(absent)")
+            if value != reference.get(item, "(absent)"):
+                found.setdefault(item, {}).setdefault(value, []).append(rank)
+    parts = []
+    for item, values in found.items():
+        mine = _short(reference.get(item, "(absent)"))
+        others = ", ".join(f"{name_ranks(ranks)} {_short(value)}" for value, ranks in values.items())
+        parts.append(f"{item}: rank {first} has {mine}, {others}")
+    return "; ".join(parts)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...")

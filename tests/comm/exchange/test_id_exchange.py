@@ -1,0 +1,357 @@
+"""The exchange of ids on threads: what all ranks agree on, and that the plans of all ranks fit one another."""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import simulated
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
+
+from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange, judge
+from fscomm.exchange.step import ExchangedIds, Verdict
+from fscomm.exchange.wire_gate import WireGate
+from fscomm.plan.sharding_group import GroupLayout
+
+DEADLINE_S = 60
+BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
+ROW_BYTES = 12
+
+
+class Wires:
+    """In the place of the sockets between `world_size` threads."""
+
+    def __init__(self, world_size: int) -> None:
+        self._sent: list[Any] = [None] * world_size
+        self._barrier = threading.Barrier(world_size, timeout=DEADLINE_S)
+
+    def swap(self, rank: int, mine: Any) -> list[Any]:
+        """What every rank gave in the same exchange."""
+        self._sent[rank] = mine
+        self._barrier.wait()
+        given = list(self._sent)
+        self._barrier.wait()
+        return given
+
+    def cut(self) -> None:
+        self._barrier.abort()
+
+
+class FakeChannel:
+    def __init__(self, wires: Wires, rank: int) -> None:
+        self._wires = wires
+        self._rank = rank
+        self.exchanges = 0
+        self.fails_at: int | None = None
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        return np.stack(self._wires.swap(self._rank, mine))
+
+    def all_to_all_v(self, parts: Iterable[Any]) -> None:
+        for out, mine, received, sent in parts:
+            self.exchanges += 1
+            if self.exchanges == self.fails_at:
+                raise ConnectionError("a peer is gone")
+            assert (len(out), len(mine)) == (sum(received), sum(sent))
+            given = self._wires.swap(self._rank, mine.clone().split(sent))
+            for piece, of_peer in zip(out.split(received), given, strict=True):
+                assert len(piece) == len(of_peer[self._rank]), "a size that gloo would abort at"
+                piece.copy_(of_peer[self._rank])
+
+    def abort(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def close(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+class CountingGate(WireGate):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = 0
+        self.inside = 0
+
+    def enter(self) -> None:
+        self.entered += 1
+        self.inside += 1
+
+    def leave(self, *, expecting: bool = False) -> None:
+        assert not expecting
+        self.inside -= 1
+
+
+class Ranks:
+    """The `IdExchange` of all ranks with groups `shapes`, of which group g belongs to `modules[g]`."""
+
+    def __init__(self, shapes: list[Shape], modules: list[int]) -> None:
+        self.shapes = shapes
+        self.modules = modules
+        self.world_size = shapes[0].world_size
+        layouts = [shape.layouts(f"module {m}") for shape, m in zip(shapes, modules, strict=True)]
+        self.layouts = list(zip(*layouts, strict=True))  # [W][G]
+        self.wires = Wires(self.world_size)
+        self.gates = [CountingGate() for _ in self.layouts]
+        self.channels = [FakeChannel(self.wires, rank) for rank in range(self.world_size)]
+        self.exchanges = [
+            IdExchange(channel, gate, of_rank, modules, torch.device("cpu"))
+            for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
+        ]
+
+    def each(self, work: Callable[[int], Any]) -> list[Any]:
+        """`work(rank)` in a thread per rank; an error of one gets the others out."""
+
+        def guarded(rank: int) -> Any:
+            try:
+                return work(rank)
+            except BaseException:
+                self.wires.cut()
+                raise
+
+        with ThreadPoolExecutor(self.world_size) as pool:
+            futures = [pool.submit(guarded, rank) for rank in range(self.world_size)]
+        errors = [future.exception() for future in futures]
+        first = [error for error in errors if error and not isinstance(error, threading.BrokenBarrierError)]
+        if first or any(errors):
+            raise (first or [error for error in errors if error])[0]
+        return [future.result() for future in futures]
+
+    def requests(self, asked: list[Asked], rank: int, served: Iterable[int]) -> list[Any]:
+        """Those of the modules in `served`."""
+        return [
+            simulated.request(shape, asked[g], rank, self.layouts[rank][g]) if self.modules[g] in served else None
+            for g, shape in enumerate(self.shapes)
+        ]
+
+    def step(
+        self,
+        before: list[ExchangedIds] | None,
+        number: int,
+        asked: list[Asked],
+        served: list[list[int]] | None = None,
+    ) -> list[ExchangedIds]:
+        """One batch on all ranks; `served`: [W] which modules a rank can serve, by default all."""
+
+        def work(rank: int) -> ExchangedIds:
+            can = served[rank] if served is not None else self.modules
+            requests = self.requests(asked, rank, can)
+            return self.exchanges[rank].run(number, before[rank] if before else None, BATCH, requests)
+
+        return self.each(work)
+
+    def says(
+        self, before: list[ExchangedIds] | None, statuses: list[int], numbers: list[int] | None = None
+    ) -> list[ExchangedIds]:
+        """One round in which each rank has a batch of its own making, or none."""
+        numbers = numbers or [before[0].number + 1 if before else 0] * self.world_size
+        asked = [shape.asked(0) for shape in self.shapes]
+
+        def work(rank: int) -> ExchangedIds:
+            requests = self.requests(asked, rank, self.modules if statuses[rank] == BATCH else [])
+            return self.exchanges[rank].run(numbers[rank], before[rank] if before else None, statuses[rank], requests)
+
+        return self.each(work)
+
+
+def verdicts(of_ranks: list[ExchangedIds]) -> list[Verdict]:
+    return [ids.verdict for ids in of_ranks]
+
+
+def check_rows(
+    shape: Shape, asked: Asked, shared: set[int], steps: list[ExchangedIds], g: int, limit: int | None
+) -> None:
+    groups = [step.groups[g] for step in steps]
+    assert all(group is not None for group in groups)
+    lookups = [group.exclusive for group in groups], [group.collision for group in groups]
+    check_forward(shape, asked, shared, lookups, [group.merge for group in groups], limit)
+    for rank, group in enumerate(groups):
+        assert group.buffer.shape == (group.merge.exclusive_total + group.merge.collision_total, 3)
+        assert group.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
+
+
+def check_gradients(
+    shape: Shape, asked: Asked, shared: set[int], after: list[ExchangedIds], g: int, limit: int | None
+) -> None:
+    """`after`: what the ranks exchanged for the step after that of the gradients."""
+    backs = [ids.back[g] for ids in after]
+    assert all(back is not None for back in backs)
+    collision = [back.collision_send for back in backs], [back.collision_apply for back in backs]
+    exclusive = [back.exclusive_send for back in backs], [back.exclusive_apply for back in backs]
+    check_backward(shape, asked, shared, *collision, None)
+    check_backward(shape, asked, used(shape, asked) - shared, *exclusive, limit)
+
+
+def another(shape: Shape) -> Shape:
+    """A second group on the same ranks, with its owners the other way round."""
+    return Shape(
+        world_size=shape.world_size,
+        runs=shape.runs[::-1],
+        rows=shape.rows[::-1],
+        longest=shape.longest,
+        silent=shape.silent,
+        seed=shape.seed + 1,
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes(), limit=st.sampled_from([None, 1, 3]), modules=st.sampled_from([[0, 0], [0, 1]]))
+@example(shape=BUSY, limit=None, modules=[0, 1])
+@example(shape=BUSY, limit=1, modules=[0, 0])
+def test_plans_of_all_ranks_fit(shape: Shape, limit: int | None, modules: list[int]) -> None:
+    """Three steps and the end of data: both ways of every step, with rows shared as a set of rows says."""
+    ranks = Ranks([shape, another(shape)], modules)
+    asked = [[of.asked(n) for of in ranks.shapes] for n in range(3)]
+    with nullcontext() if limit is None else mock.patch.object(GroupLayout, "chunk_rows", limit):
+        steps: list[list[ExchangedIds]] = []
+        for n in range(3):
+            made = ranks.step(steps[-1] if steps else None, n, asked[n])
+            assert verdicts(made) == [Verdict(served=3 if modules == [0, 1] else 1)] * ranks.world_size
+            steps.append(made)
+        steps.append(ranks.says(steps[-1], [END] * ranks.world_size))
+        assert verdicts(steps[-1]) == [Verdict(ended=True)] * ranks.world_size
+    for g, of in enumerate(ranks.shapes):
+        sets = [set(), *(used(of, asked[n][g]) for n in range(3)), set()]
+        for n in range(3):
+            check_rows(of, asked[n][g], sets[n] & sets[n + 1], steps[n], g, limit)
+            check_gradients(of, asked[n][g], sets[n + 1] & sets[n + 2], steps[n + 1], g, limit)
+    assert not any(ids.irregular for made in steps for ids in made)
+    assert {(gate.entered, gate.inside) for gate in ranks.gates} == {(4, 0)}
+
+
+def test_a_module_that_one_rank_cannot_serve_is_served_by_none() -> None:
+    """Nobody knows which rows it will use, so all rows of the steps before and after it count as shared with it."""
+    ranks = Ranks([BUSY, another(BUSY), BUSY], [0, 1, 0])
+    asked = [[of.asked(n) for of in ranks.shapes] for n in (0, 2, 4)]
+    first = ranks.step(None, 0, asked[0])
+    second = ranks.step(first, 1, asked[1], served=[[0, 1], [1], [0, 1]])
+    assert verdicts(second) == [Verdict(served=0b10)] * 3
+    third = ranks.step(second, 2, asked[2])
+    assert verdicts(third) == [Verdict(served=0b11)] * 3
+    assert all([group is None for group in ids.groups] == [True, False, True] for ids in second)
+    assert all([back is None for back in ids.back] == [True, False, True] for ids in third)
+    for g in (0, 2):
+        check_gradients(BUSY, asked[0][g], used(BUSY, asked[0][g]), second, g, None)
+        check_rows(BUSY, asked[2][g], used(BUSY, asked[2][g]), third, g, None)
+    other = ranks.shapes[1]
+    shared = used(other, asked[0][1]) & used(other, asked[1][1])
+    assert shared
+    check_gradients(other, asked[0][1], shared, second, 1, None)
+    check_rows(other, asked[1][1], shared, second, 1, None)
+
+
+def test_a_loop_that_starts_again_waits_for_nothing() -> None:
+    ranks = Ranks([BUSY], [0])
+    asked = [BUSY.asked(0)]
+    first = ranks.step(None, 0, asked)
+    ranks.says(first, [END] * 3)
+    again = ranks.step(None, 1, asked)
+    assert verdicts(again) == [Verdict(served=1)] * 3
+    check_rows(BUSY, asked[0], set(), again, 0, None)
+
+
+def test_an_id_outside_its_table_makes_its_module_plain_on_all_ranks() -> None:
+    ranks = Ranks([BUSY, another(BUSY)], [1, 0])
+    asked = [of.asked(0) for of in ranks.shapes]
+    asked[0].ids[1][2][0].append(BUSY.rows[2][0])  # one past the last row of rank 2's table
+    asked[0].orders[1] = None
+    steps = ranks.step(None, 0, asked)
+    assert [ids.irregular for ids in steps] == [{1}] * 3
+    check_rows(ranks.shapes[1], asked[1], set(), steps, 1, None)
+    after = ranks.step(steps, 1, [of.asked(2) for of in ranks.shapes])
+    assert [ids.irregular for ids in after] == [set()] * 3
+
+
+def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
+    """The largest part between any two ranks, though only one pair has it, sets the number of chunks everywhere."""
+    ranks = Ranks([BUSY], [0])
+    none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
+    ids = [none, [[[0, 1, 2, 3], [], []], [], [[]]], none]
+    with mock.patch.object(GroupLayout, "chunk_rows", 1):
+        steps = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
+        ended = ranks.says(steps, [END] * 3)
+    for step, end in zip(steps, ended, strict=True):
+        (group,), (back,) = step.groups, end.back
+        assert group is not None
+        assert back is not None
+        exclusive = [
+            group.merge.exclusive,
+            group.exclusive.splits,
+            back.exclusive_send.splits,
+            back.exclusive_apply.splits,
+        ]
+        assert [len(splits) for splits in exclusive] == [4] * 4
+        collision = [
+            group.merge.collision,
+            group.collision.splits,
+            back.collision_send.splits,
+            back.collision_apply.splits,
+        ]
+        assert [len(splits) for splits in collision] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("statuses", "text"),
+    [
+        ([BATCH, END, BATCH], "the loader of rank 1 ended at batch 1, the others have more"),
+        ([END, BATCH, END], "the loader of ranks 0, 2 ended at batch 1"),
+        ([BATCH, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
+        ([END, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
+        ([FAILED, FAILED, FAILED], "the loader of ranks 0, 1, 2 failed at batch 1"),
+    ],
+    ids=["one ended", "one has more", "failed", "failure before end", "all failed"],
+)
+def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> None:
+    """All get the same words, and the step before still gets its way back."""
+    ranks = Ranks([BUSY, another(BUSY)], [0, 1])
+    asked = [of.asked(0) for of in ranks.shapes]
+    steps = ranks.step(None, 0, asked)
+    after = ranks.says(steps, statuses)
+    assert len({str(verdict) for verdict in verdicts(after)}) == 1
+    assert text in str(after[0].verdict.stop)
+    for g, of in enumerate(ranks.shapes):
+        check_gradients(of, asked[g], set(), after, g, None)
+
+
+def test_ranks_at_different_steps_stop_all() -> None:
+    ranks = Ranks([BUSY], [0])
+    told = ranks.says(None, [BATCH] * 3, [4, 5, 4])
+    assert verdicts(told) == [Verdict(stop="the ranks are at different steps: [4, 5, 4] by rank")] * 3
+
+
+def test_no_rank_has_a_batch_at_all() -> None:
+    ranks = Ranks([BUSY], [0])
+    assert verdicts(ranks.says(None, [END] * 3)) == [Verdict(ended=True)] * 3
+
+
+def test_without_any_step_the_given_number_counts() -> None:
+    """As after a block that was left early, or at the start of a later loader: nothing else says where a rank is."""
+    ranks = Ranks([BUSY], [0])
+    (verdict, *others) = verdicts(ranks.says(None, [END, BATCH, END], [7, 7, 7]))
+    assert others == [verdict] * 2
+    assert "the loader of ranks 0, 2 ended at batch 7, the others have more" in str(verdict.stop)
+    told = ranks.says(None, [END] * 3, [7, 7, 6])
+    assert verdicts(told) == [Verdict(stop="the ranks are at different steps: [7, 7, 6] by rank")] * 3
+
+
+def test_words_judged() -> None:
+    assert judge(np.array([[BATCH, 3, 0b110], [BATCH, 3, 0b011]])) == Verdict(served=0b010)
+    assert judge(np.array([[END, 3, 0], [END, 3, 0]])) == Verdict(ended=True)
+    assert "rank 1 ended at batch 0" in str(judge(np.array([[BATCH, 0, 1], [END, 0, 0]])).stop)
+    assert "different steps" in str(judge(np.array([[FAILED, 0, 0], [END, 1, 0]])).stop)
+
+
+@pytest.mark.parametrize("exchange", [2, 3])
+def test_the_wire_is_given_free_where_an_exchange_fails(exchange: int) -> None:
+    ranks = Ranks([BUSY], [0])
+    for channel in ranks.channels:
+        channel.fails_at = exchange
+    with pytest.raises(ConnectionError, match="a peer is gone"):
+        ranks.step(None, 0, [BUSY.asked(0)])
+    assert [gate.inside for gate in ranks.gates] == [0, 0, 0]
+    assert max(gate.entered for gate in ranks.gates) == 1  # a rank may hear of another's error before it enters

@@ -1,0 +1,37 @@
+"""What the golden files hold, by the name of the file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import golden_comm
+import golden_loader
+import golden_plans
+import golden_ranks
+import golden_tools
+from golden_data import HERE
+
+SECTIONS: dict[str, Callable[[Path], Any]] = {
+    "orders": golden_loader.orders,
+    "others": golden_loader.others,
+    "states": golden_loader.states,
+    "balanced": golden_ranks.balanced,
+    "rebalanced": golden_ranks.rebalanced,
+    "plans": golden_plans.plans,
+    "comm": golden_comm.reports,
+    "tools": golden_tools.documents,
+}
+"""Name of the golden file -> what it holds, from the folder of the Parquet files."""
+
+RESUMED: dict[str, Callable[[Path, Any], Any]] = {
+    "states": golden_loader.continuations,
+    "balanced": golden_ranks.continuations,
+    "rebalanced": golden_ranks.rebalanced_continuations,
+}
+"""Sections with saved states -> what goes on from them."""
+
+
+def read(name: str) -> dict[str, Any]:
+    """What the golden file of a section holds."""
+    return json.loads((HERE / f"{name}.json").read_text())

@@ -1,0 +1,50 @@
+"""Write the golden files: `python tests/golden/make_golden.py [--files] [names ...]`.
+
+Every file holds what one part of the project gives for fixed inputs, and under "made_with" the commit it was made
+with. `test_golden.py` repeats all of it. Make files anew only where a change of results is wanted, and say so in the
+commit. `--files` writes the Parquet files, too; all golden files are then to be made anew.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "comm")]
+
+
+def text(value: Any, *, depth: int = 0) -> str:
+    """JSON; what fits stands in one line."""
+    line = json.dumps(value, sort_keys=True)
+    if len(line) + depth <= 118 or not isinstance(value, dict | list):
+        return line
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {text(item, depth=depth + 1)}" for key, item in sorted(value.items())]
+    else:
+        parts = [text(item, depth=depth + 1) for item in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    pad = "\n" + " " * depth
+    return f"{begin}{pad} " + f",{pad} ".join(parts) + f"{pad}{end}"
+
+
+def main(arguments: list[str]) -> None:
+    from golden_data import FILES, write_files
+    from golden_sections import RESUMED, SECTIONS
+
+    made_with = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, check=True, capture_output=True, text=True
+    )
+    if "--files" in arguments:
+        write_files(FILES)
+    for name in [each for each in arguments if each in SECTIONS] or SECTIONS:
+        found = {"made_with": made_with.stdout.strip(), "golden": SECTIONS[name](FILES)}
+        if name in RESUMED:
+            found["then"] = RESUMED[name](FILES, found["golden"])
+        assert json.loads(json.dumps(found)) == found, f"{name}: not what JSON gives back"
+        (HERE / f"{name}.json").write_text(text(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

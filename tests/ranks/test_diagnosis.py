@@ -1,0 +1,42 @@
+"""The sentence that says why an exchange failed, from the notes of the ranks."""
+
+import pytest
+
+from fsranks.diagnosis import Note, diagnose
+
+SIZE = 4
+WAIT_S = 10.0
+
+
+def sentence(notes: dict[int, Note], gone: tuple[int, ...] = (), active: tuple[int, ...] = ()) -> str:
+    return diagnose(notes, rank=0, world_size=SIZE, wait_s=WAIT_S, gone=gone, active=active)
+
+
+def waited(*seconds: float | None) -> dict[int, Note]:
+    """A note of every rank, by rank; no note where there is None."""
+    return {rank: Note("", each) for rank, each in enumerate(seconds) if each is not None}
+
+
+@pytest.mark.parametrize(
+    ("notes", "gone", "active", "expected"),
+    [
+        (waited(2, None, None, 2), (2,), (1,), "the process of rank 2 has ended."),
+        (waited(2, None, None, 2), (), (1,), "rank 2 did not answer within 2.0 s: dead or stopped."),
+        (waited(2, None, None, 2), (), (), "ranks 1, 2 did not answer within 2.0 s: dead or stopped."),
+        (waited(0, None, None, 2), (), (1, 2, 3), "ranks 1, 2 did not answer within 0.1 s: busy or blocked, not stop"),
+        (waited(2, 2, 2, None), (1,), (3,), "rank 3 did not answer within 2.0 s: busy or blocked, not stopped."),
+        (waited(9, 4.9, 5, 1), (), (), "ranks 1, 3 came after the others had waited 9.0 s."),
+        (waited(8.9, 4.9, 5, 1), (), (), "the connections broke although all ranks are alive"),
+        (waited(9, 5, 5, 9), (), (), "the connections broke although all ranks are alive"),
+    ],
+)
+def test_the_ranks_that_are_the_reason_are_named(
+    notes: dict[int, Note], gone: tuple[int, ...], active: tuple[int, ...], expected: str
+) -> None:
+    assert sentence(notes, gone, active).startswith(expected)
+
+
+def test_reasons_of_other_ranks_come_before_everything_else() -> None:
+    notes = waited(2, None, 2, 2) | {2: Note("left", 0), 3: Note("was told to stop", 0)}
+    assert sentence(notes, gone=(1,)) == "rank 2 left; rank 3 was told to stop"
+    assert "rank 1 has ended" in sentence(waited(2, None, 2, 2) | {0: Note("own", 2)}, gone=(1,))

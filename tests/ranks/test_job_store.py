@@ -1,0 +1,93 @@
+"""The job's store: what a wait returns, and how little it asks while a rank is late."""
+
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+from worlds import shared_world
+
+from fsranks.control_group import ControlGroup
+from fsranks.job_store import JobStore, StoreConnection
+from fsranks.rank_context import resolve
+
+RANKS = 64
+
+
+class Counting:
+    """A store that counts the keys that it is asked for."""
+
+    def __init__(self, store):
+        self._store = store
+        self.looked_up = 0
+
+    def check(self, keys):
+        self.looked_up += len(keys)
+        return self._store.check(keys)
+
+    def multi_get(self, keys):
+        return self._store.multi_get(keys)
+
+    def set(self, key, text):
+        self._store.set(key, text)
+
+
+@pytest.fixture
+def store():
+    store = JobStore(StoreConnection(dist.HashStore()), "test")
+    store.store = Counting(store.store)
+    return store
+
+
+def post(store, ranks):
+    for rank in ranks:
+        store.post(str(rank), f"note {rank}", 1)
+
+
+@pytest.mark.parametrize("absent", [[], [0], [7, 9], [63], list(range(RANKS))], ids=str)
+def test_notes_that_do_not_come_are_left_out(store, absent):
+    there = [rank for rank in range(RANKS) if rank not in absent]
+    post(store, there)
+    assert store.wait(map(str, range(RANKS)), 0.05) == {str(rank): f"note {rank}" for rank in there}
+
+
+def test_notes_that_are_there_are_asked_for_once(store):
+    post(store, range(RANKS))
+    store.wait(map(str, range(RANKS)), 10)
+    assert store.store.looked_up == RANKS
+
+
+@pytest.mark.parametrize("late", [0, 63])
+def test_while_a_rank_is_late_its_key_alone_is_asked_for_and_ever_less_often(store, late):
+    """Every 5 ms all keys would be 100 * 64 in half a second."""
+    post(store, (rank for rank in range(RANKS) if rank != late))
+    timer = threading.Timer(0.5, post, (store, [late]))
+    timer.start()
+    begin = time.monotonic()
+    notes = store.wait(map(str, range(RANKS)), 20)
+    waited = time.monotonic() - begin
+    timer.join()
+    assert len(notes) == RANKS
+    assert waited < 10
+    assert store.store.looked_up < 2 * RANKS + 60
+
+
+def keys_of_connecting(rank, world_size):
+    asked = []
+
+    def wait(store, keys, timeout_s):
+        keys = list(keys)
+        asked.append(len(keys))
+        return original(store, keys, timeout_s)
+
+    original = JobStore.wait
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobStore, "wait", wait)
+        group = ControlGroup(resolve(), timeout_s=20)
+    one_host = group.one_host
+    group.close("done")
+    return asked, one_host
+
+
+def test_connecting_asks_for_one_key_of_each_rank():
+    assert shared_world(3).run(keys_of_connecting) == [([3], True)] * 3

@@ -1,0 +1,107 @@
+"""Ranks that were given different jobs, fail before they meet, or never come."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch.distributed as dist
+from worlds import World, shared_world
+
+from fsdata.errors import MismatchError, PeerError
+from fsranks.errors import name_ranks
+from fsranks.meeting import Meeting, differences
+from fsranks.rank_context import RankContext, resolve
+
+
+def test_differences_name_ranks_and_items() -> None:
+    same = {"seed": "7", "files": "ab"}
+    assert differences({0: same, 1: dict(same), 2: dict(same)}) == ""
+    text = differences({0: same, 1: {**same, "seed": "8"}, 2: {"seed": "8", "files": "ab", "new": "x" * 500}})
+    assert "seed: rank 0 has '7', ranks 1, 2 '8'" in text
+    assert "new: rank 0 has '(absent)', rank 2 'xxx" in text
+    assert "files" not in text
+    assert len(text) < 500
+    assert name_ranks(list(range(64))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (64 in all)"
+
+
+def fail_on_rank_1(context: RankContext) -> None:
+    with Meeting(context, what="test", timeout_s=20) as meeting:
+        if context.rank == 1:
+            raise FileNotFoundError("no such file: x")
+        meeting.agree({"seed": "7"})
+
+
+def meet(rank: int, world_size: int) -> None:
+    context = resolve()
+    assert (context.rank, context.world_size) == (rank, world_size)
+    assert resolve(rank, world_size).group is not None
+    assert resolve(0, 1).group is None
+    Meeting(resolve(0, 1), what="test", timeout_s=20).agree({"rank": str(rank)})  # alone: nothing to compare
+
+    for _ in range(3):
+        with Meeting(context, what="test", timeout_s=20) as meeting:
+            meeting.agree({"seed": "7"})
+    with (
+        pytest.raises(MismatchError, match=r"test: .* balance: rank 0 has 'None', rank 2 'Balance"),
+        Meeting(context, what="test", timeout_s=20) as meeting,
+    ):
+        meeting.agree({"seed": "7", "balance": "Balance()" if rank == 2 else "None"})
+    with pytest.raises(Exception, match="no such file: x") as caught:
+        fail_on_rank_1(context)
+    assert isinstance(caught.value, FileNotFoundError if rank == 1 else PeerError)
+    assert rank == 1 or "rank 1 failed: FileNotFoundError" in str(caught.value)
+
+    pair = dist.new_group([0, 2])
+    if rank != 1:
+        inside = resolve(process_group=pair)
+        assert (inside.rank, inside.world_size) == (rank // 2, 2)
+        Meeting(inside, what="pair", timeout_s=20).agree({"seed": "7"})
+        with pytest.raises(ValueError, match="leave rank and world_size out"):
+            resolve(0, 3, pair)
+    else:
+        with pytest.raises(ValueError, match="not in process_group"):
+            resolve(process_group=pair)
+    with Meeting(context, what="test", timeout_s=20) as meeting:
+        meeting.agree({"seed": "7"})
+
+
+def test_ranks_agree_or_all_raise() -> None:
+    shared_world(3).run(meet)
+
+
+def miss(rank: int, world_size: int, absent: int, late: int = -1) -> str:
+    """Rank `absent` never comes, rank `late` shortly before the others' time ends."""
+    if rank == absent:
+        return ""
+    if rank == late:
+        time.sleep(2)
+    start = time.monotonic()
+    with pytest.raises(PeerError) as caught, Meeting(resolve(), what="test", timeout_s=3) as meeting:
+        meeting.agree({"seed": "7"})
+    assert time.monotonic() - start < 3 + 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("absent", "late"), [(0, -1), (1, -1), (2, 0)])
+def test_a_rank_that_never_comes_is_named(absent: int, late: int) -> None:
+    with World(3) as world:
+        answers = world.run(miss, absent, late)
+    for rank, text in enumerate(answers):
+        assert (rank == absent) == (text == "")
+        assert rank == absent or f"rank {absent} did not come within 3 s" in text
+
+
+def stop(rank: int, world_size: int) -> str:
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return miss(rank, world_size, absent=0)
+
+
+def test_a_stopped_store_does_not_hang_anybody() -> None:
+    world = World(2)
+    try:
+        _, text = world.run(stop, lost={0})
+    finally:
+        world.kill()
+    assert "rank 0, which hosts the job's store, " in text
