@@ -1,6 +1,7 @@
 """Which rows occur, where first, and which of them another batch has too: O(keys), no table-sized memory.
 
-Keys are in host memory and go through hash kernels. The same by sorting is `tests/comm/plan/by_sorting.py`. Letters: N keys, U distinct keys, S segments.
+Keys are in host memory and go through hash kernels. The same by sorting is `tests/comm/plan/by_sorting.py`.
+Letters: N keys, U distinct keys, S segments.
 """
 
 from collections.abc import Sequence
