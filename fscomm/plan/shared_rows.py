@@ -1,6 +1,6 @@
 """Which rows occur, where first, and which of them another batch has too: O(keys), no table-sized memory.
 
-Keys are in host memory and go through hash kernels; the functions `sorted_*` define what the kernels must give.
+Keys are in host memory and go through hash kernels. The same by sorting is `tests/comm/plan/by_sorting.py`.
 Letters: N keys, U distinct keys, S segments.
 """
 
@@ -37,23 +37,6 @@ def first_occurrences(keys: Tensor, segments: Sequence[int]) -> FirstOccurrences
     return _hashed(keys, segments)[0]
 
 
-def sorted_first_occurrences(keys: Tensor, segments: Sequence[int]) -> FirstOccurrences:
-    """`first_occurrences` by two stable sorts."""
-    lengths = torch.tensor(segments, dtype=torch.int64)
-    segment = torch.repeat_interleave(lengths, output_size=len(keys))
-    order = keys.argsort(stable=True)
-    order = order[segment[order].argsort(stable=True)]
-    head = torch.ones_like(keys, dtype=torch.bool)
-    head[1:] = (keys[order].diff() != 0) | (segment[order].diff() != 0)
-    positions, by_position = order[head].sort()
-    rank = torch.empty_like(by_position)
-    rank[by_position] = torch.arange(len(by_position))
-    slots = torch.empty_like(keys)
-    slots[order] = rank[head.cumsum(0) - 1]
-    counts = torch.bincount(segment[positions], minlength=len(segments)).tolist()
-    return FirstOccurrences(positions=positions, slots=slots, counts=counts)
-
-
 class RowSet:
     """A set of keys. keys: integers [N], duplicates allowed; O(N) memory."""
 
@@ -65,13 +48,6 @@ class RowSet:
         found = torch.empty(len(keys), dtype=torch.bool)
         hash_tables.contains(_int64(keys).numpy(), self._table.numpy(), found.numpy())
         return found
-
-
-def sorted_contains(rows: Tensor, keys: Tensor) -> Tensor:
-    """bool [N]: whether keys[i] is among `rows`, int64, ascending."""
-    if len(rows) == 0:
-        return torch.zeros_like(keys, dtype=torch.bool)
-    return rows[torch.searchsorted(rows, keys).clamp(max=len(rows) - 1)] == keys
 
 
 def _hashed(keys: Tensor, segments: Sequence[int]) -> tuple[FirstOccurrences, Tensor]:

@@ -91,17 +91,6 @@ def _put_in(rows, g, value, sample):
 
 
 @numba.njit(nogil=True, cache=True)
-def _allowed(rows, rules, tokens, a, b, give, take):
-    """Whether sample `give` may go from group a to b against sample `take` (-1: against nothing) under the cap."""
-    net = tokens[give]
-    if take >= 0:
-        net -= tokens[take]
-    if net > 0:
-        return rows.used[b] + net <= rules.cap
-    return net == 0 or rows.used[a] - net <= rules.cap
-
-
-@numba.njit(nogil=True, cache=True)
 def _too_much(rows, rules, a, b):
     """The least gain that would leave group b as slow as group a is now."""
     if rules.target[a] == rules.target[b]:

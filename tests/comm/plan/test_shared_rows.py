@@ -4,6 +4,7 @@ import ast
 import threading
 from pathlib import Path
 
+import by_sorting
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ KEYS = st.one_of(
 )
 SEGMENTS = st.lists(st.lists(KEYS, max_size=40), max_size=6)
 WAYS = pytest.mark.parametrize(
-    "way", [shared_rows.first_occurrences, shared_rows.sorted_first_occurrences], ids=["hashed", "sorted"]
+    "way", [shared_rows.first_occurrences, by_sorting.first_occurrences], ids=["hashed", "sorted"]
 )
 
 
@@ -65,7 +66,7 @@ def test_row_sets(rows, keys):
     of, asked = torch.tensor(rows, dtype=torch.int64), torch.tensor(keys, dtype=torch.int64)
     expected = [key in set(rows) for key in keys]
     hashed = shared_rows.RowSet(of).contains(asked)
-    by_search = shared_rows.sorted_contains(of.unique(), asked)
+    by_search = by_sorting.contains(of.unique(), asked)
     assert hashed.dtype == by_search.dtype == torch.bool
     assert hashed.tolist() == expected
     assert by_search.tolist() == expected
@@ -85,7 +86,7 @@ def test_row_sets(rows, keys):
 @pytest.mark.parametrize("segments", [[50_000], [0, 49_999, 0, 1], [1] * 1000 + [49_000], [12_500] * 4])
 def test_large_segments_agree_with_sorting(keys, segments):
     hashed = shared_rows.first_occurrences(keys, segments)
-    by_sort = shared_rows.sorted_first_occurrences(keys, segments)
+    by_sort = by_sorting.first_occurrences(keys, segments)
     assert torch.equal(hashed.positions, by_sort.positions)
     assert torch.equal(hashed.slots, by_sort.slots)
     assert hashed.counts == by_sort.counts
@@ -154,7 +155,7 @@ def test_keys_on_a_device_are_refused():
 
 def test_threads_do_not_disturb_each_other():
     batches = [torch.randint(0, 2000, (20_000,), generator=torch.Generator().manual_seed(n)) for n in range(4)]
-    expected = [shared_rows.sorted_first_occurrences(keys, [20_000]) for keys in batches]
+    expected = [by_sorting.first_occurrences(keys, [20_000]) for keys in batches]
     wrong = []
 
     def work(keys, right):
