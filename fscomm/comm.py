@@ -143,11 +143,12 @@ class Comm:
             )
             all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
         if not modules:
-            return cls(finder, recorder, None)
+            return cls(finder, recorder, None)._with_counts(found, problems)
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
         if choice.name is None:
-            _note_fallbacks(recorder, {module.name: choice.line() for module in modules}, strict=strict)
-            return cls(finder, recorder, None)
+            refused = {module.name: choice.line() for module in modules}
+            _note_fallbacks(recorder, refused, strict=strict)
+            return cls(finder, recorder, None)._with_counts(found, problems | refused)
         agreed = choice.name if transport == "auto" else transport
         recorder.travels_by(agreed)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
@@ -167,7 +168,7 @@ class Comm:
                 comm._take_over(m, module)
             all_ranks.agree({})
             failed.pop_all()
-        return comm
+        return comm._with_counts(found, problems)
 
     def lookahead(
         self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared"
@@ -204,6 +205,13 @@ class Comm:
     def unconsumed(self) -> Any:
         """The batch that the newest look-ahead had fetched and never handed out, or None."""
         return None if self._newest_lookahead is None else self._newest_lookahead.unconsumed
+
+    def _with_counts(self, found: Mapping[str, Any], unserved: Mapping[str, str]) -> "Comm":
+        """Count the forwards of modules that are not served."""
+        for name, why in unserved.items():
+            counted = found[name].register_forward_pre_hook(partial(_count_plain, self._recorder, name, why))
+            self._undo.callback(counted.remove)
+        return self
 
     def _give_up(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -406,6 +414,11 @@ def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
             everywhere = all(other.get(name) == why for other in problems)
             merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
     return merged
+
+
+def _count_plain(recorder: Recorder, name: str, why: str, module: Any, inputs: tuple[Any, ...]) -> None:
+    if torch.is_grad_enabled() and inputs:
+        recorder.forward(name, *binding.asked(module, inputs[0]), why)
 
 
 def _note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:

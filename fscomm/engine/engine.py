@@ -29,6 +29,7 @@ from fscomm.exchange.control_word import Mode
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import Step
 from fscomm.report.recorder import Recorder
+from fscomm.report.served import WARM_UP
 from fscomm.torchrec import binding
 from fscomm.torchrec.gradient_tap import GradientTap
 from fscomm.torchrec.plain_kernels import LookupProxy, Update
@@ -112,11 +113,20 @@ class Engine:
         if step is not None and call.training and not call.inside_backward:
             self._begin(m, step)
         if step is not None and agreed.served:
+            self._count(m, features, call, None)
             return self._run_served(m, step, agreed)
+        why = decision.why or WARM_UP
         if step is not None and decision.mode.served:
             others = name_ranks([rank for rank, mode in enumerate(modes) if not mode.served])
-            self._note_plain(m, f"step {step.number}: {others} could not use what was fetched ahead")
+            why = f"{others} could not use what was fetched ahead"
+            self._note_plain(m, f"step {step.number}: {why}")
+        self._count(m, features, call, why)
         return self._run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
+
+    def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
+        """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
+        if call.training and not call.inside_backward:
+            self._recorder.forward(self.modules[m].name, *binding.asked(self.modules[m].module, features), why)
 
     def report_plain(self, m: int, why: str) -> None:
         """Module m cannot be served. Raises NotServedError if `strict`."""
@@ -144,8 +154,10 @@ class Engine:
         announced = step.modules[m].features if step is not None else None
         foreign = call.training and served and (announced is None or not announced.matches(features))
         decision = decide(m, step, call, served=served, foreign=foreign, explicit=m in self._explicit)
-        if decision.why is not None:
-            (self.report_plain if decision.lasting else self._note_plain)(m, decision.why)
+        if decision.why is not None and decision.lasting:
+            self.report_plain(m, decision.why)
+        elif decision.why is not None and step is not None:
+            self._note_plain(m, f"step {step.number}: {decision.why}")
         return decision
 
     def _exchange_modes(self, m: int, mode: Mode) -> list[Mode]:

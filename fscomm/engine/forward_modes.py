@@ -13,7 +13,8 @@ from fscomm.exchange.step import Step
 class Decision:
     """A mode, and why it is plain, if the user should know it.
 
-    lasting: no batch will ever be served in this place of the program: an error with `strict`.
+    lasting: no batch will ever be served in this place of the program: an error with `strict`. If not, `why` is about
+    this step.
     """
 
     mode: Mode
@@ -55,7 +56,7 @@ def decide(m: int, step: Step | None, call: Call, *, served: bool, foreign: bool
         why = "no batch was announced for it: use comm.lookahead(loader)"
         return Decision(mode=Mode.FOREIGN, why=why, lasting=True)
     module = step.modules[m]
-    plain, here = Mode.FOREIGN if foreign else Mode.PLAIN, f"step {step.number}: "
+    plain = Mode.FOREIGN if foreign else Mode.PLAIN
     again = "it is called again inside backward (activation checkpointing)"
     hooked = "hooks on saved tensors are active (activation checkpointing)"
     other = "it got other features than the batch holds"
@@ -65,9 +66,9 @@ def decide(m: int, step: Step | None, call: Call, *, served: bool, foreign: bool
         (call.tensors_hooked, Decision(mode=plain, why=hooked, lasting=True)),
         (module.missing is not None, Decision(mode=Mode.PLAIN, why=module.missing, lasting=True)),
         (module.features is None, Decision(mode=Mode.PLAIN)),
-        (not served, Decision(mode=Mode.PLAIN, why=here + "another rank could not announce its features")),
-        (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=here + other)),
-        (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why=here + "an id lies outside its table")),
+        (not served, Decision(mode=Mode.PLAIN, why="another rank could not announce its features")),
+        (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
+        (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why="an id lies outside its table")),
         (module.exclusive is None, Decision(mode=Mode.FETCH_ALL)),
         (module.collision is None, Decision(mode=Mode.FETCH)),
     )

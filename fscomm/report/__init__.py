@@ -1,1 +1,2 @@
-"""What happened: all threads write to the `recorder`, users get the `report`, and can open the `trace`."""
+"""What happened: all threads write to the `recorder`, users get the `report`, which begins with
+what was `served`, and can open the `trace`."""

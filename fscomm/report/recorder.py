@@ -18,6 +18,7 @@ from typing import Self
 import torch
 
 from fscomm.report.report import Collisions, Report, StepReport, Traffic
+from fscomm.report.served import Forwards
 from fscomm.report.trace import Span
 
 _SPANS_PER_STEP = 64
@@ -42,6 +43,7 @@ class Recorder:
         self._oldest = 0
         self._spans: deque[Span] = deque(maxlen=keep * _SPANS_PER_STEP)
         self._fallbacks: dict[str, str] = {}
+        self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
         self._training = {threading.get_ident()}
         self._waiting = 0
@@ -81,6 +83,11 @@ class Recorder:
             for sums in self._sums(step):
                 sums.straggler_ms += ms
 
+    def forward(self, module: str, ids: int, nbytes: int, why: str | None) -> None:
+        """Count a forward in training: it was served, or ran plainly because of `why`."""
+        with self._lock:
+            self._forwards[module] = self._forwards.get(module, Forwards()).and_one(ids, nbytes, why)
+
     def fallback(self, module: str, reason: str) -> None:
         """Note why `module` runs plainly; the first reason stands."""
         with self._lock:
@@ -100,6 +107,7 @@ class Recorder:
                 total=self._total.report(-1),
                 steps=steps,
                 fallbacks=dict(self._fallbacks),
+                forwards=dict(self._forwards),
                 transport=self._transport,
                 spans=tuple(self._spans),
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fscomm.report.served import Forwards, lines
 from fscomm.report.trace import Span, write_trace
 
 VERSION = 1
@@ -102,6 +103,8 @@ class Report:
     steps: tuple[StepReport, ...] = ()
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     """Why a module runs plainly, by its path."""
+    forwards: Mapping[str, Forwards] = field(default_factory=dict)
+    """What was served and what ran plainly in training, by module path."""
     transport: str | None = None
     """How rows travel; None where nothing is served."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
@@ -115,6 +118,7 @@ class Report:
             "total": dataclasses.asdict(self.total),
             "steps": [dataclasses.asdict(step) for step in self.steps],
             "fallbacks": dict(self.fallbacks),
+            "forwards": {name: dataclasses.asdict(each) for name, each in self.forwards.items()},
             "transport": self.transport,
         }
 
@@ -123,13 +127,16 @@ class Report:
         write_trace(path, self.spans, rank=self.rank)
 
     def __str__(self) -> str:
-        return "\n".join([*self._times(), *self._collisions(), *self._fallbacks()])
+        parts = (self._title(), *lines(self.forwards), *self._times(), *self._collisions(), *self._fallbacks())
+        return "\n".join(parts)
+
+    def _title(self) -> str:
+        travels = f", rows by {self.transport}" if self.transport else ""
+        return f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"
 
     def _times(self) -> list[str]:
         steps = max(self.num_steps, 1)
-        travels = f", rows by {self.transport}" if self.transport else ""
-        lines = [
-            f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}",
+        table = [
             f"{'kind':<22}{'exposed ms':>12}{'inline ms':>12}{'hidden ms':>12}{'sent KB':>12}{'received KB':>13}",
         ]
         for kind in self.total.kinds:
@@ -137,13 +144,13 @@ class Report:
             times.append(self.total.hidden_ms.get(kind, 0.0))
             moved = self.total.traffic(kind)
             shown = "".join(f"{time / steps:>12.2f}" for time in times)
-            lines.append(f"{kind:<22}{shown}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
+            table.append(f"{kind:<22}{shown}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
         exposed, inline, hidden = (
             sum(times.values()) / steps for times in (self.total.exposed_ms, self.total.inline_ms, self.total.hidden_ms)
         )
-        lines.append(f"{'all':<22}{exposed:>12.2f}{inline:>12.2f}{hidden:>12.2f}")
-        lines.append(f"of the exposed time, waiting for a late rank: {self.total.straggler_ms / steps:.2f} ms")
-        return lines
+        table.append(f"{'all':<22}{exposed:>12.2f}{inline:>12.2f}{hidden:>12.2f}")
+        table.append(f"of the exposed time, waiting for a late rank: {self.total.straggler_ms / steps:.2f} ms")
+        return table
 
     def _collisions(self) -> list[str]:
         steps = max(self.num_steps, 1)
@@ -154,7 +161,12 @@ class Report:
         ]
 
     def _fallbacks(self) -> list[str]:
-        return [f"{module or 'the model'} runs plainly: {reason}" for module, reason in sorted(self.fallbacks.items())]
+        counted = {why for each in self.forwards.values() for why in each.plain}
+        return [
+            f"{module or 'the model'} runs plainly: {reason}"
+            for module, reason in sorted(self.fallbacks.items())
+            if reason not in counted
+        ]
 
 
 def _sum(parts: Iterable[Any], start: Any) -> Any:

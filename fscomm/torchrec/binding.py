@@ -236,6 +236,17 @@ def make_features(
     return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, stride=stride)
 
 
+def asked(module: Any, features: Any) -> tuple[int, int]:
+    """How many ids a forward of a sharded module looks up, and the bytes of the embeddings that it gives for them."""
+    if not isinstance(features, KeyedJaggedTensor):
+        return 0, 0
+    ids = features.values().numel()
+    if isinstance(module, ShardedEmbeddingCollection):
+        return ids, 4 * ids * module._embedding_dim
+    dims = getattr(module, "_embedding_dims", [])  # of pooled features, each with one vector a sample
+    return ids, 4 * features.stride() * sum(dims)
+
+
 def on_gradient(awaitable: Any, then: Callable[[], None]) -> None:
     """Call `then` whenever backward comes to one of the jagged tensors that a module's forward gave."""
 

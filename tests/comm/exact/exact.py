@@ -40,7 +40,7 @@ class PlainComm:
 
     unconsumed = None
 
-    def lookahead(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+    def lookahead(self, loader: Iterable[Batch], **options: Any) -> Iterator[Batch]:
         return iter(loader)
 
     def flush(self) -> None:

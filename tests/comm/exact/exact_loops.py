@@ -6,6 +6,7 @@ could look at. `LOOPS` names them all.
 
 import exact_loops_blocks
 import exact_loops_graphs
+import exact_loops_loaders
 import exact_loops_passes
 import exact_loops_state
 from exact import Loop
@@ -19,4 +20,5 @@ LOOPS: dict[str, Loop] = {
     **exact_loops_passes.loop,
     **exact_loops_state.loop,
     **exact_loops_graphs.loop,
+    **exact_loops_loaders.loop,
 }

@@ -25,7 +25,7 @@ def evaluation_while_the_training_loop_waits(run: Run) -> None:
 @loop
 def two_loaders_in_turn(run: Run) -> None:
     with run.enable() as comm:
-        one, other = (iter(comm.lookahead(run.loader(start, start + 9))) for start in (0, 20))
+        one, other = (iter(comm.lookahead(run.loader(start, start + 12))) for start in (0, 20))
         for step in range(14):
             run.train(step, next(other if step % 3 == 2 else one))
 

@@ -174,8 +174,9 @@ def test_state_of_other_data_is_refused(loader_of, folder):
         loader_of().load_state_dict({**state, "version": 99})
     with pytest.raises(StateError, match="not a loader state"):
         loader_of().load_state_dict({"step": 3})
-    with pytest.raises(StateError, match="damaged"):
-        loader_of(seed=1).load_state_dict({**state, "positions": "x"})
+    for damage in ({"positions": "x"}, {"positions": []}, {"positions": [-1]}, {"epoch": -1}):
+        with pytest.raises(StateError, match="damaged"):
+            loader_of(seed=1).load_state_dict({**state, **damage})
 
 
 @pytest.mark.parametrize(
