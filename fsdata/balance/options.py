@@ -175,8 +175,11 @@ class StepPlanner:
         return None if self._tune is None else self._tune.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        if self._tune is not None and state is not None:
-            self._tune.load_state_dict(state)
+        """Go on from `state`, as a new planner would; what was learned since goes."""
+        if self._tune is not None:
+            self._tune = AutoTune(self._world_size)
+            if state is not None:
+                self._tune.load_state_dict(state)
 
 
 def _tokens(batch: GlobalBatch) -> np.ndarray:

@@ -74,6 +74,20 @@ def test_a_saved_state_goes_on_where_it_was() -> None:
     assert StepPlanner(Balance(), 4).state_dict() is None
 
 
+@pytest.mark.parametrize("learned", [0, 20], ids=["from the start", "later"])
+def test_a_used_planner_goes_on_from_a_state_as_a_new_one(learned: int) -> None:
+    """Also from a state of a run without AutoTune, and of one on another number of ranks."""
+    balance = Balance(autotune=True)
+    before = StepPlanner(balance, 4)
+    run(before, balance.cost, range(learned))
+    for state in (before.state_dict(), None, StepPlanner(balance, 3).state_dict()):
+        used, new = StepPlanner(balance, 4), StepPlanner(balance, 4)
+        run(used, balance.cost, range(100, 112))
+        for planner in (used, new):
+            planner.load_state_dict(state)
+        assert run(used, balance.cost, range(30, 45)) == run(new, balance.cost, range(30, 45))
+
+
 def test_speeds_are_bounded_and_do_not_depend_on_the_order_of_reports() -> None:
     tunes = [AutoTune(2), AutoTune(2)]
     for number in range(40):
