@@ -1,6 +1,6 @@
 """`fscomm.enable` with the interface of TorchRec's train pipelines, for loops that are written for those."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -15,16 +15,50 @@ T = TypeVar("T")
 class TrainPipelineFreeScale(Generic[T]):
     """One training step per `progress`, with prioritized communication; results are bitwise those of the plain loop.
 
+    In the place of TorchRec's `TrainPipelineSparseDist`: it takes the same arguments. Those that only say how TorchRec
+    copies batches and frees memory change nothing here. Building one is collective and serves the model until `close`.
+
     model: holds sharded modules, gives (losses, output). optimizer: of its dense parameters, or a CombinedOptimizer.
-    Building one is collective and serves the model until `close`. `timeout_s` and errors are those of `fscomm.enable`.
+    custom_model_fwd: runs the model in its place, from a batch to (losses, output).
+    transport, strict, features, timeout_s: of `fscomm.enable`, and so are the errors.
+
+    Raises:
+        ValueError: `execute_all_batches=False` or `apply_jit=True`, which are not supported.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, *, timeout_s: float = 300
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        *,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        context_type: type | None = None,
+        pipeline_postproc: bool = False,
+        custom_model_fwd: Callable[[T], tuple[torch.Tensor, Any]] | None = None,
+        dmp_collection_sync_interval_batches: int | None = 1,
+        enqueue_batch_after_forward: bool = False,
+        enable_inplace_copy_batch: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
+        async_inplace_copy: bool = False,
+        transport: str = "auto",
+        strict: bool = False,
+        features: Mapping[str, Callable[[Any], Any]] | None = None,
+        timeout_s: float = 300,
     ) -> None:
+        if not execute_all_batches or apply_jit:
+            raise ValueError(
+                "TrainPipelineFreeScale trains on all batches and runs the model as it is: leave out "
+                "execute_all_batches=False and apply_jit=True"
+            )
+        if type(model).__name__ == "DMPCollection":
+            raise ValueError("DMPCollection (2D parallel) is not supported: train it with TrainPipelineSparseDist")
         self._model = model
+        self._run = custom_model_fwd or model
         self._optimizer = optimizer
-        self._enabled = enable(model, timeout_s=timeout_s)
+        self._enabled = enable(model, transport=transport, strict=strict, features=features, timeout_s=timeout_s)
         self.comm: Comm = self._enabled.__enter__()
         self._source: _Source[T] = _Source()
         self._batches = self.comm.lookahead(self._source, device)
@@ -39,10 +73,10 @@ class TrainPipelineFreeScale(Generic[T]):
         self._source.use(dataloader_iter)
         batch = self._next()
         if not self._model.training:
-            _, output = self._model(batch)
+            _, output = self._run(batch)
             return output
         self._optimizer.zero_grad()
-        losses, output = self._model(batch)
+        losses, output = self._run(batch)
         losses.sum().backward()
         self._optimizer.step()
         return output

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "comm")]
+sys.path[:0] = [str(HERE), str(HERE.parent), *map(str, (HERE.parent / "comm").rglob("exact*"))]
 
 
 def text(value: Any, *, depth: int = 0) -> str:

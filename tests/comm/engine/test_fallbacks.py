@@ -31,7 +31,7 @@ TRAINED: list[tuple[str, dict[str, str]]] = [
     ("used_twice", {"embeddings.b": "more than once"}),
     ("ids_made", {"embeddings.b": "not found in the batch"}),
     ("quantised", {"embeddings.a": "quantised", "embeddings.b": "quantised"}),
-    ("converted", {"embeddings.a": "converted on output", "embeddings.b": "converted on output"}),
+    ("converted", {}),
     ("uvm", {"embeddings.b": "kernel fused_uvm_caching"}),
     ("managed", {"embeddings.b": "ShardedManagedCollisionEmbeddingCollection"}),
     ("tracked", {"embeddings.b": "tracker"}),
@@ -92,7 +92,6 @@ def test_batch_sizes_that_vary_by_feature(loop: Callable[[Run], None]) -> None:
 
 ONE = replace(BESIDE, features=("s0",))
 ASKED: list[tuple[str, int, Config, str]] = [
-    ("index_dedup", 2, CONFIG, "index dedup"),
     ("dense_kernel", 2, CONFIG, "kernel dense"),
     ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
     ("compiled", 2, CONFIG, "compiled"),

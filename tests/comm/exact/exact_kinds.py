@@ -254,11 +254,6 @@ def varying(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
 # Below: what cannot be trained on CPU (missing or wrong operators in TorchRec or FBGEMM), only asked about.
 
 
-def index_dedup(config: Config, size: int) -> tuple[Any, Any]:
-    sharder = EmbeddingCollectionSharder(use_index_dedup=True)
-    return build_net(config, size, Net(config), {"a": sharder, "b": sharder})
-
-
 def dense_kernel(config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, Net(config), s="dense")
 

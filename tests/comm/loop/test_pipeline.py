@@ -177,3 +177,40 @@ def unsharded(rank: int, size: int) -> None:
 
 def test_a_model_without_sharded_modules() -> None:
     shared_world(2).run(unsharded)
+
+
+def by_the_arguments_of_torchrec(run: Run) -> None:
+    """As loops for TrainPipelineSparseDist make it; the model's forward is another function."""
+    model = WithLoss(run)
+    if run.mode == "plain":
+        pipe: Any = Plain(model, run.optimizer)
+    else:
+        pipe = TrainPipelineFreeScale(
+            run.model,
+            run.optimizer,
+            CPU,
+            execute_all_batches=True,
+            apply_jit=False,
+            pipeline_postproc=True,
+            custom_model_fwd=model,
+            enqueue_batch_after_forward=True,
+            transport="gloo",
+            strict=True,
+            timeout_s=20,
+        )
+        run.reports.append(pipe.comm)
+    steps(run, pipe, iter(run.loader()), "output")
+    pipe.close()
+
+
+def test_it_takes_the_arguments_of_torchrec_s_pipeline() -> None:
+    for found, said in shared_world(2).run(compare, CONFIGS["loops"], by_the_arguments_of_torchrec):
+        assert found == []
+        assert said["report"]["transport"] == "gloo"
+        assert sum(each["served"] for each in said["report"]["forwards"].values()) == 2 * (CONFIGS["loops"].steps - 1)
+
+
+@pytest.mark.parametrize("option", [{"execute_all_batches": False}, {"apply_jit": True}])
+def test_arguments_that_are_not_supported_are_refused(option: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match="leave out"):
+        TrainPipelineFreeScale(nn.Linear(1, 1), torch.optim.SGD([torch.ones(1)], lr=1), CPU, **option)
