@@ -216,6 +216,8 @@ class FreeScaleDataLoader:
         """
         self._end_steps()
         self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
+        if self._planner is not None:
+            self._planner.forget()
 
     def report_step(self, compute_seconds: float) -> None:
         """Say how long this rank computed on the batch last yielded, *without* waiting for other ranks.

@@ -175,11 +175,13 @@ class StepPlanner:
         return None if self._tune is None else self._tune.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on from `state`, as a new planner would; what was learned since goes."""
+        if self._tune is not None and state is not None:
+            self._tune.load_state_dict(state)
+
+    def forget(self) -> None:
+        """Be as a new planner: a state of another place in the job is loaded next."""
         if self._tune is not None:
             self._tune = AutoTune(self._world_size)
-            if state is not None:
-                self._tune.load_state_dict(state)
 
 
 def _tokens(batch: GlobalBatch) -> np.ndarray:

@@ -83,6 +83,7 @@ def test_a_used_planner_goes_on_from_a_state_as_a_new_one(learned: int) -> None:
     for state in (before.state_dict(), None, StepPlanner(balance, 3).state_dict()):
         used, new = StepPlanner(balance, 4), StepPlanner(balance, 4)
         run(used, balance.cost, range(100, 112))
+        used.forget()
         for planner in (used, new):
             planner.load_state_dict(state)
         assert run(used, balance.cost, range(30, 45)) == run(new, balance.cost, range(30, 45))
