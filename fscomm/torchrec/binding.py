@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.plan.routes import Request, request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.torchrec.plain_kernels import EmptyProxy, KernelProxy, LookupProxy, Turns
+from fscomm.torchrec.plain_kernels import EmptyProxy, KernelProxy, LookupProxy, AccessOrder
 from fscomm.torchrec.shadow_kernels import Tables
 from fsranks.torch_notices import keep_fx_notice_away
 
@@ -167,8 +167,8 @@ class Binding:
         """Whose forward reads the tables: the fused kernels, or the look-up itself where this rank has none."""
         return self.kernels[group] or [self.module._lookups[group]]
 
-    def proxies(self, group: int) -> list[Callable[[Turns], LookupProxy]]:
-        """What makes the doors to the tables."""
+    def proxies(self, group: int) -> list[Callable[[AccessOrder], LookupProxy]]:
+        """What makes the proxies of the group's kernels."""
         kind = KernelProxy if self.kernels[group] else EmptyProxy
         return [partial(kind, target, where=self.device) for target in self.proxy_targets(group)]
 

@@ -1,12 +1,12 @@
-"""The doors to the tables for whatever is not served: look-ups of TorchRec's own that read and update in their turn.
+"""Look-ups of modules that run plainly: they read and update tables in program order, as served modules do.
 
-TorchRec's forward calls a fused kernel to look rows up, and autograd calls it again to update them. At the door the
-look-up first waits for the updates before it, and the update is given away, to be done after those before it. So a
-module that runs plainly, a pipeline that replaced its forward, or a second use in one step keep the order of
-`order.py`, too.
+TorchRec's forward calls a fused kernel to look rows up, and autograd calls that kernel again to update them. A proxy
+stands in for the kernel's forward. Its look-up first waits for the updates before it. Its update is handed over, and is
+done after those before it. So a module that runs plainly, a pipeline that replaced its forward, and a second use in one
+step keep the law of `fscomm/engine/table_order.py`, too.
 
-A sharding group that has no kernel on a rank has a door there all the same. So all ranks submit the same updates in
-the same order, and none waits for something that another rank does not know of.
+A sharding group that has no kernel on a rank has a proxy there all the same. So all ranks submit the same updates in
+the same order, and no rank waits for an update that another rank does not know of.
 """
 
 from abc import ABC, abstractmethod
@@ -24,8 +24,8 @@ from fscomm.torchrec.shadow_kernels import Shadow, own_forward, read_hyper
 Update = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
 
 
-class Turns(Protocol):
-    """Who knows when it is whose turn. Called by the thread that runs the forward or the backward."""
+class AccessOrder(Protocol):
+    """Keeps the order of reads and updates. Called by the thread that runs the forward or the backward."""
 
     def read(self) -> Any:
         """A look-up is about to read. Blocks until it may; gives what `update` wants to know of this read."""
@@ -37,9 +37,9 @@ class Turns(Protocol):
 class LookupProxy(ABC):
     """In the place of the `forward` of `target`, from `install` until `remove`."""
 
-    def __init__(self, target: Any, turns: Turns, where: torch.device) -> None:
+    def __init__(self, target: Any, order: AccessOrder, where: torch.device) -> None:
         self._target = target
-        self.turns = turns
+        self.order = order
         self._anchor = torch.zeros(0, requires_grad=True, device=where)
 
     def install(self) -> None:
@@ -49,7 +49,7 @@ class LookupProxy(ABC):
         del self._target.forward
 
     def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
-        read = self.turns.read()
+        read = self.order.read()
         with _saved_tensors() as saved:
             rows = own_forward(self._target)(*args, **options)
         if not rows.requires_grad:
@@ -119,10 +119,10 @@ def nothing(_: Callable[[], Shadow]) -> None:
 def update_in_turn(target: Any, read: Any, update: Update) -> None:
     """Update the tables behind `target` when it is its turn, or at once where nobody orders them.
 
-    read: what `Turns.read` gave for the forward; None for a forward that its `Turns` do not know.
+    read: what `AccessOrder.read` gave for the forward; None for a forward that its `AccessOrder` does not know.
     """
-    door = vars(target).get("forward")
-    if isinstance(door, LookupProxy):
-        door.turns.update(read, update)
+    proxy = vars(target).get("forward")
+    if isinstance(proxy, LookupProxy):
+        proxy.order.update(read, update)
     else:
         update(lambda: Shadow(target))
