@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.plan.routes import Request, request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.torchrec.plain_kernels import EmptyProxy, KernelProxy, LookupProxy, AccessOrder
+from fscomm.torchrec.plain_kernels import AccessOrder, EmptyProxy, KernelProxy, LookupProxy
 from fscomm.torchrec.shadow_kernels import Tables
 from fsranks.torch_notices import keep_fx_notice_away
 
