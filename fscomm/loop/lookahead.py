@@ -187,7 +187,6 @@ class _Draws:
     def __init__(self, own: OwnStream | None) -> None:
         self._own = own
         self._handed_out: Streams | None = None
-        self._loader_drew = False
         self.early: bool | None = None
         self.both = False
 
@@ -260,15 +259,17 @@ class _Epoch(Generic[T]):
             error, self._ahead, self._state = self._ahead.error, None, None
             raise error
         batch = self._ahead.value
-        if self._pulls_early():
+        early = self._pulls_early()
+        if early:
             state = self._save()
-            self._ahead = self._pull()  # interrupted, the batch before it is still there
+            self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
             self._state = state
         else:
             self._listener.end()
-            self._ahead = self._state = None
         self._first = False
         self._listener.hold(batch)
+        if not early:
+            self._ahead = self._state = None
         self._draws.hand_out()
         return batch
 
@@ -290,7 +291,7 @@ class _Epoch(Generic[T]):
         if close is not None and self.iterator is not self._loader:
             close()
 
-    def _pull(self) -> "_Value[T] | _Failed | _End":
+    def _pull(self, *, early: bool = False) -> "_Value[T] | _Failed | _End":
         try:
             with self._draws.of_loader():
                 pulled = next(self.iterator)
@@ -312,7 +313,7 @@ class _Epoch(Generic[T]):
                 "copy.copy(batch)"
             )
         self._last = pulled
-        if self._draws.early and self._draws.both:
+        if early and self._draws.both:
             self._listener.drew_early()
         self._listener.announce(value, draws=self._draws.both)
         return _Value(value)

@@ -14,7 +14,7 @@ class Finding:
     """One kind of fault in one place.
 
     Attributes:
-        kind: see `TODO`.
+        kind: see `REMEDIES`.
         source: the name of the table in messages.
         what: the fault in words, or that of the first of `rows`.
         file, row_group, field, column: where the fault is; None if the fault has no such place. `column` is
@@ -38,7 +38,7 @@ class Finding:
     @property
     def todo(self) -> str:
         """What the user can do about the fault."""
-        return TODO[self.kind].format(field=self.field)
+        return REMEDIES[self.kind].format(field=self.field)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,7 +56,7 @@ class Finding:
 
 
 _NULLS = "ParquetSource(defaults={{'{field}': ...}}), nulls={{'{field}': 'drop'}}, or repair the rows"
-TODO = {
+REMEDIES = {
     "mismatch": "change the schema or the source's columns and defaults",
     "corrupt": "write it again from its origin, remove it, or leave it out with on_error='skip'",
     "null": _NULLS,

@@ -1,6 +1,7 @@
 """Operators of fbgemm that exist for CUDA only, for the CPU, so that the plain loop of TorchRec runs in tests."""
 
 import torch
+from torch import library as operators
 
 
 def jagged_unique_indices(
@@ -35,4 +36,4 @@ def jagged_unique_indices(
     return lengths, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), values, reverse
 
 
-torch.library.impl("fbgemm::jagged_unique_indices", "CPU", jagged_unique_indices)
+operators.impl("fbgemm::jagged_unique_indices", "CPU", jagged_unique_indices)

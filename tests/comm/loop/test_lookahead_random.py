@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lookaheads import Told, ahead
+from torch.utils.data import DataLoader
 
 DRAWS = {
     "torch": lambda: float(torch.rand(())),
@@ -81,6 +82,28 @@ def test_a_loader_that_begins_to_draw_later_is_told() -> None:
     told = Told()
     played(ahead(loader(), told, knows=False), "torch")
     assert told.events.count(("drew early",)) == 1
+
+
+def test_an_epoch_s_first_batch_is_pulled_in_its_turn() -> None:
+    """A shuffled DataLoader draws with the first batch of an epoch; that is not early in any epoch."""
+    told = Told()
+    look = ahead(DataLoader(list(range(5)), shuffle=True), told, knows=False)
+    for _ in range(3):
+        played(look, "torch")
+    assert early(told) == [False, True, True, True, False] + [True, True, True, True, False] * 2
+    assert ("drew early",) not in told.events
+
+
+def test_a_batch_pulled_in_its_turn_is_kept_until_it_is_held() -> None:
+    told = Told(fails_at=("hold", "b"))
+    look = ahead(["a", "b", "c"], told, knows=False)
+    look._draws.early = False
+    it = iter(look)
+    assert next(it) == "a"
+    with pytest.raises(ConnectionError):
+        next(it)
+    told._fails_at = None
+    assert list(it) == ["b", "c"]
 
 
 def test_a_stream_of_its_own() -> None:
