@@ -20,10 +20,11 @@ from fscomm.loop.lookahead import Lookahead, Rng
 from fscomm.plan.hash_tables import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
-from fscomm.torchrec import binding
+from fscomm.torchrec import bind, binding, servable
 from fscomm.torchrec.state_hooks import install
 from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
+from fscomm.transports.sum_order import unknown_orders
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext, resolve
 
@@ -135,11 +136,22 @@ class Comm:
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}
             told = all_ranks.agree(same, tell=json.dumps(here))
         problems = _of_all_ranks([json.loads(of_rank) for of_rank in told])
+        with meeting() as all_ranks:
+            adding = {
+                name: module._env.process_group
+                for name, module in found.items()
+                if name not in problems and servable.adds_parts(module)
+            }
+            told = all_ranks.agree({}, tell=json.dumps(unknown_orders(adding, timeout_s=timeout_s)))
+        problems |= _of_all_ranks([json.loads(of_rank) for of_rank in told])
         _note_fallbacks(recorder, problems, strict=strict)
         with meeting() as all_ranks:
-            modules = [binding.bind(name, module) for name, module in found.items() if name not in problems]
+            modules = [bind.bind(name, module) for name, module in found.items() if name not in problems]
             finder = FeatureFinder(
-                [module.name for module in modules], features, problem=binding.servable, make=binding.make_features
+                [module.name for module in modules],
+                features,
+                problem=servable.features_problem,
+                make=binding.make_features,
             )
             all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
         if not modules:
@@ -373,7 +385,7 @@ class _Listener(Generic[T]):
 
 
 def _sharded_modules(model: nn.Module) -> dict[str, Any]:
-    found = dict(binding.sharded_modules(model))
+    found = dict(servable.sharded_modules(model))
     if not found:
         raise ValueError(
             f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
@@ -391,13 +403,13 @@ def _problems(found: Mapping[str, Any], context: RankContext) -> dict[str, str]:
     """Why modules cannot be served, as far as this rank can see."""
     problems: dict[str, str] = {}
     served: list[str] = []
-    whole = binding.version_problem()
+    whole = servable.version_problem()
     for name, module in found.items():
-        why = whole or binding.problem(module) or binding.problem_here(module) or _elsewhere(module, context)
-        device = binding.where(module)
+        why = whole or servable.problem(module) or servable.problem_here(module) or _elsewhere(module, context)
+        device = servable.where(module)
         if why is None and len(served) == _MOST_MODULES:
             why = f"{_MOST_MODULES} modules are served already"
-        if why is None and served and (of_first := binding.where(found[served[0]])) != device:
+        if why is None and served and (of_first := servable.where(found[served[0]])) != device:
             why = f"its tables are on {device}, those of {served[0]} on {of_first}"
         if why is None:
             served.append(name)
@@ -438,7 +450,7 @@ def _elsewhere(module: Any, context: RankContext) -> str | None:
 
 
 def _layout(module: binding.Binding) -> str:
-    return str([(each.sharding, each.dim, each.runs) for each in module.layouts])
+    return str([(each.sharding, each.dim, each.runs, each.pooling) for each in module.layouts])
 
 
 __all__ = ["Comm", "enable"]

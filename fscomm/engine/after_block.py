@@ -10,14 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fscomm.exchange.step import Gradients, GroupBack
+from fscomm.exchange.step import Gradients
+from fscomm.plan.group_plan import WayBack
 from fscomm.torchrec import binding
 from fscomm.torchrec.plain_kernels import Update, nothing, update_in_turn
-from fscomm.torchrec.shadow_kernels import Hyper, Shadow
+from fscomm.torchrec.shadow_kernels import Hyper, Shadow, TableUpdate
 
 
 def update(
-    gradients: Gradients, back: Sequence[GroupBack | None], module: binding.Binding, groups: Sequence[int]
+    gradients: Gradients, back: Sequence[WayBack | None], module: binding.Binding, groups: Sequence[int]
 ) -> None:
     """Send the gradients of `groups`, which are those of `module`, and apply what comes; blocks for all ranks.
 
@@ -31,22 +32,24 @@ def update(
 
 
 def _exchanged(
-    gradients: Gradients, g: int, back: GroupBack | None, module: binding.Binding, number: int
+    gradients: Gradients, g: int, back: WayBack | None, module: binding.Binding, number: int
 ) -> Iterator[list[Update]]:
     """The updates of all kernels of a group, for one class after the other."""
     layout, tables, gradient = module.layouts[number], module.tables(number), gradients.by_group.get(g)
     assert back is not None
+    kept = None
     for send, apply in ((back.collision_send, back.collision_apply), (back.exclusive_send, back.exclusive_apply)):
         mine = torch.zeros(len(send.index), layout.dim, dtype=layout.dtype, device=tables.where)
         if gradient is not None:
-            mine = gradient.index_select(0, send.index)
+            mine = gradient.reshape(-1, layout.dim).index_select(0, send.index)
         received = torch.empty(apply.total, layout.dim, dtype=layout.dtype, device=tables.where)
         _exchange(received, mine, apply.splits, send.splits, module.process_group)
         if gradient is not None:
             yield [
-                partial(_apply, gradients.hypers[g][kernel], rows, ids, offsets) if len(ids) else nothing
-                for kernel, ids, offsets, rows in tables.updates(apply, received)
+                partial(_apply, call, gradients.hypers[g][call.kernel]) if len(call.ids) else nothing
+                for call in tables.updates(apply, received, kept)
             ]
+        kept = received
 
 
 def _exchange(
@@ -57,7 +60,5 @@ def _exchange(
         dist.all_to_all_single(to, given, of_out, of_mine, group=group)
 
 
-def _apply(
-    hyper: Hyper, gradient: torch.Tensor, ids: torch.Tensor, offsets: torch.Tensor, shadow: Callable[[], Shadow]
-) -> None:
-    shadow().update(hyper, gradient, ids, offsets)
+def _apply(call: TableUpdate, hyper: Hyper, shadow: Callable[[], Shadow]) -> None:
+    call.run(shadow(), hyper)

@@ -158,9 +158,7 @@ class AnnouncedSteps:
                     ids.number,
                     occurrences=len(ahead.served.keys),
                     colliding=ahead.colliding,
-                    unique=len(ahead.exclusive.ids) + len(ahead.collision.ids),
-                    unique_colliding=len(ahead.collision.ids),
+                    unique=ahead.rows[0],
+                    unique_colliding=ahead.rows[1],
                 )
-                wires = ahead.request.wire, ahead.served.wire
-                moved = [8 * (sum(wire.occurrences) - wire.occurrences[layout.rank]) for wire in wires]
-                self._recorder.bytes(layout.module, ids.number, "ids", *moved)
+                self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)

@@ -191,13 +191,12 @@ class Engine:
         with self._recorder.wait("collision rows", step=step.number):
             result(step.modules[m].collision)
         step.hypers.update(hypers)
-        fetched = {g: (ids.ahead(g).buffer, ids.ahead(g).merge.index) for g in groups}
-        self._device.reads(*ids.parts[m], *(tensor for of_group in fetched.values() for tensor in of_group))
+        fetched = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
+        tensors = [tensor for merge, buffer in fetched.values() for tensor in (merge.index, buffer)]
+        self._device.reads(*ids.parts[m], *tensors)
         rows = [
-            GradientTap.apply(
-                self._anchor, buffer.index_select(0, index), partial(self._updates.take_gradient, step, g)
-            )
-            for g, (buffer, index) in fetched.items()
+            GradientTap.apply(self._anchor, merge.output(buffer), partial(self._updates.take_gradient, step, g))
+            for g, (merge, buffer) in fetched.items()
         ]
         return self.modules[m].output(ids.parts[m], rows)
 

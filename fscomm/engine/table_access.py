@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fscomm.device import Device
-from fscomm.engine.table_order import Rows, TableOrder, collision, exclusive
+from fscomm.engine.table_order import Rows, TableOrder, collision, exclusive, whole
 from fscomm.exchange.connections import Connections
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import ExchangedIds, Gradients, Step
@@ -47,10 +47,10 @@ class TableAccess:
 
     def fetch_collision(self, step: Step, m: int) -> None:
         """Look the collision rows of module m up and send them. Sets `step.collision`."""
-        rows = collision(step.number, step.follows)
+        rows = self._read_with_collision_rows(step, m)
         work = partial(self._send_collision_rows, step.arrived, [m])
         done = self._connections.submit_collision(work, after=self._before([m], rows), expecting=lambda: False)
-        self._fetched(step, [m], rows, done)
+        self._fetched(step, m, rows, done)
 
     def update(
         self,
@@ -79,18 +79,20 @@ class TableAccess:
 
         shared_rows, own_rows = collision(step.number, step.next), exclusive(step.number, step.next)
         after = [planned, *self._before(modules, shared_rows)]
-        if successor is not None:
-            rows = collision(successor.number, successor.follows)
-            after += self._before(to_fetch, rows)
+        to_read = {m: self._read_with_collision_rows(successor, m) for m in to_fetch} if successor is not None else {}
+        for m, rows in to_read.items():
+            after += self._before([m], rows)
         done = self._connections.submit_collision(work, after=after, expecting=expecting)
         for m in modules:
             self._updated(m, shared_rows, done)
         if successor is not None:
-            self._fetched(successor, to_fetch, rows, done)
+            for m, rows in to_read.items():
+                self._fetched(successor, m, rows, done)
         for m in modules:
             of_module = [g for g in self._served.groups[m] if g in gradients.groups]
             in_worker = partial(self._update_exclusive, gradients, planned, of_module)
-            self._update(m, own_rows, "exclusive", in_worker, planned)
+            kept = [done] if self._served.pooled(m) else []  # the gradients of bags with rows of both classes
+            self._update(m, own_rows, "exclusive", in_worker, planned, *kept)
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: Update) -> None:
         """Update one kernel with gradients that TorchRec has brought to this rank."""
@@ -126,10 +128,13 @@ class TableAccess:
         after = [*planned, *self._order[m].before(rows)]
         self._updated(m, rows, self._connections.submit(worker, work, after=after))
 
-    def _fetched(self, step: Step, modules: Sequence[int], rows: Rows, done: Pending[None]) -> None:
-        for m in modules:
-            step.modules[m].collision = done
-            self._order[m].fetched((step, True), rows)
+    def _fetched(self, step: Step, m: int, rows: Rows, done: Pending[None]) -> None:
+        step.modules[m].collision = done
+        self._order[m].fetched((step, True), rows)
+
+    def _read_with_collision_rows(self, step: Step, m: int) -> Rows:
+        """What a fetch of the collision class reads: of a pooled table all rows of the bags that hold such a row."""
+        return whole(step.number) if self._served.pooled(m) else collision(step.number, step.follows)
 
     def _updated(self, m: int, rows: Rows, update: Pending[None]) -> None:
         for step, of_collision in self._order[m].updated(rows, update):

@@ -13,6 +13,7 @@ that they are *without*, because none of the rows lies in those:
 |---|---|---|---|
 | exclusive rows of n are fetched | forward of n, or earlier (below) | within n, without n-1 | exclusive worker |
 | collision rows of n are fetched | forward of n, or earlier (below) | within n and n-1 | collision worker |
+| collision bags of n are fetched | forward of n, or earlier (below) | within n | collision worker |
 | collision gradients of n update | each backward pass through n | within n and n+1 | collision worker |
 | exclusive gradients of n update | each backward pass through n | within n, without n+1 | exclusive worker |
 | the module's own forward reads | that forward, in training or not | any | the calling thread |
@@ -27,6 +28,9 @@ From this follows all else:
   are *stale*: `updated` returns them, and that forward reads again.
 - Every wait is for something that was submitted earlier, and all ranks submit in program order. So no wait goes in a
   circle.
+
+A bag of a pooled table is fetched whole, with its collision rows: so that fetch reads other rows of n, too. Exclusive
+bags have exclusive rows only, and updates go row by row, as they do without pooling.
 
 A step whose neighbours were not announced to all ranks has one class only. The table holds for it, too: all of its
 rows, or none of them, are then "within n" or "without n".

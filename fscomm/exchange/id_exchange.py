@@ -5,25 +5,27 @@ as the owners see it. Ranks never guess how many collectives follow: all of it i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from fscomm.exchange.step import ExchangedIds, GroupAhead, GroupBack, Verdict
+from fscomm.exchange.step import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
-from fscomm.plan import routes, row_masks
-from fscomm.plan.routes import Request, Served
+from fscomm.plan import row_masks
+from fscomm.plan.group_plan import GroupPlan, WayBack, group_plan
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import RowSet
+from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients
 from fscomm.transports.gloo import Channel
 from fsranks.errors import name_ranks
 
-Planned = TypeVar("Planned", routes.Merge, routes.Lookup, routes.SendGradients, routes.Apply)
+Planned = TypeVar("Planned", Merge, Lookup, SendGradients, Apply)
 
 BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
+_NO_WORDS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +33,28 @@ class _Side:
     """One group in one of the two steps that are compared, as this rank sees it.
 
     Attributes:
-        request, served: this rank as requester and as owner.
+        plan: of the group. request, served: this rank as requester and as owner.
         shared: bool[N] which of the occurrences served lie on rows that both steps use.
         largest: the most exclusive gradients (of the step before) or rows (of the new step) of any requester here.
     """
 
-    request: Request
-    served: Served
+    plan: GroupPlan
+    request: Any
+    served: Any
     shared: torch.Tensor
     largest: int
 
     @property
-    def shared_rows(self) -> torch.Tensor:
-        """bool[U] by distinct row."""
-        return self.shared[self.served.wire.positions]
+    def shared_units(self) -> torch.Tensor:
+        """bool[U] by distinct row or bag."""
+        return self.plan.shared_units(self.served, self.shared)
 
 
 class _Told(NamedTuple):
     """A side after all owners told this rank of their rows."""
 
     side: _Side
-    shared: torch.Tensor  # bool[U] which of the distinct rows that this rank asked for both steps use
+    shared: torch.Tensor  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
     largest: int  # the most exclusive gradients or rows between any two ranks
 
 
@@ -75,20 +78,18 @@ class IdExchange:
     ) -> None:
         self._channel = channel
         self._wire_gate = wire_gate
-        self._layouts = layouts
+        self._plans = [group_plan(layout) for layout in layouts]
         self._modules = modules
         self._where = where
         self._rank = layouts[0].rank
         self._world_size = layouts[0].world_size
 
-    def run(
-        self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Request | None]
-    ) -> ExchangedIds:
+    def run(self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any]) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
 
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
         """
-        words, counts = self._sizes(number, status, requests)
+        words, numbers = self._sizes(number, status, requests)
         verdict = judge(words)
         goes_on = status in (BATCH, DRAWS) and verdict.stop is None
         given = [
@@ -97,7 +98,7 @@ class IdExchange:
         ]
         self._wire_gate.enter()
         try:
-            served = self._ids(given, counts)
+            served, moved = self._ids(given, numbers)
             pairs = [self._compare(g, before, goes_on, given[g], served[g]) for g in range(len(given))]
             told, irregular = self._tell(pairs)
         finally:
@@ -105,81 +106,81 @@ class IdExchange:
         return ExchangedIds(
             number=number,
             verdict=verdict,
-            groups=[new and self._plan_ahead(g, new) for g, new in enumerate(told[1::2])],
+            groups=[new and self._plan_ahead(g, new, moved[g]) for g, new in enumerate(told[1::2])],
             back=[old and self._plan_back(g, old) for g, old in enumerate(told[::2])],
             irregular=irregular,
         )
 
-    def _sizes(
-        self, number: int, status: int, requests: Sequence[Request | None]
-    ) -> tuple[np.ndarray, list[list[list[int]]]]:
-        """[W, words] of every rank, and [G][W][F] how many ids each rank will send this owner."""
+    def _sizes(self, number: int, status: int, requests: Sequence[Any]) -> tuple[np.ndarray, list[list[list[int]]]]:
+        """[W, words] of every rank, and [G][W] the numbers that each rank tells this owner of its ids."""
         served = sum({1 << self._modules[g] for g, request in enumerate(requests) if request is not None})
         out: list[int] = []
         splits = []
         for owner in range(self._world_size):
             start = len(out)
             out += [status, number, served]
-            for layout, request in zip(self._layouts, requests, strict=True):
-                out += request.wire.counts[owner] if request is not None else [0] * layout.features_to[owner]
+            for plan, request in zip(self._plans, requests, strict=True):
+                out += plan.numbers(request, owner) if request is not None else [0] * plan.numbers_to(owner)
             splits.append(len(out) - start)
         mine = splits[self._rank]
         received = torch.empty(self._world_size * mine, dtype=torch.int64)
         sent = torch.tensor(out, dtype=torch.int64)
         self._channel.all_to_all_v([(received, sent, [mine] * self._world_size, splits)])
         table = received.view(self._world_size, mine).numpy()
-        counts, start = [], _WORDS
-        for layout in self._layouts:
-            features = layout.features_to[self._rank]
-            counts.append(table[:, start : start + features].tolist())
-            start += features
-        return table[:, :_WORDS], counts
+        numbers, start = [], _WORDS
+        for plan in self._plans:
+            end = start + plan.numbers_to(self._rank)
+            numbers.append(table[:, start:end].tolist())
+            start = end
+        return table[:, :_WORDS], numbers
 
-    def _ids(self, given: list[Request | None], counts: list[list[list[int]]]) -> list[Served | None]:
-        """[G] what the ranks ask of this owner, in the groups that this rank asks for, too."""
-        pieces: list[torch.Tensor] = []
-        sent = [0] * self._world_size
-        starts = [0] * len(given)
-        for owner in range(self._world_size):
-            for g, request in enumerate(given):
-                if request is not None:
-                    number = request.wire.occurrences[owner]
-                    pieces.append(request.wire.ids[starts[g] : starts[g] + number])
-                    starts[g] += number
-                    sent[owner] += number
+    def _ids(self, given: list[Any], numbers: list[list[list[int]]]) -> tuple[list[Any], list[tuple[int, int]]]:
+        """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received."""
+        words = [
+            plan.words(request) if request is not None else [_NO_WORDS] * self._world_size
+            for plan, request in zip(self._plans, given, strict=True)
+        ]
+        pieces = [of_group[owner] for owner in range(self._world_size) for of_group in words]
+        sent = [sum(len(of_group[owner]) for of_group in words) for owner in range(self._world_size)]
         by_source = [
-            [sum(counts[g][source]) if request is not None else 0 for g, request in enumerate(given)]
+            [
+                plan.words_of(of_group[source]) if request is not None else 0
+                for plan, of_group, request in zip(self._plans, numbers, given, strict=True)
+            ]
             for source in range(self._world_size)
         ]
         received = torch.empty(sum(map(sum, by_source)), dtype=torch.int64)
-        out = torch.cat(pieces) if pieces else received[:0]
-        self._channel.all_to_all_v([(received, out, [sum(sizes) for sizes in by_source], sent)])
+        self._channel.all_to_all_v([(received, torch.cat(pieces), [sum(sizes) for sizes in by_source], sent)])
         parts = received.split([size for sizes in by_source for size in sizes])
-        served: list[Served | None] = []
-        for g, (layout, request) in enumerate(zip(self._layouts, given, strict=True)):
-            ids = torch.cat(parts[g :: len(given)])
-            served.append(routes.serve(ids, counts[g], layout) if request is not None else None)
-        return served
+        served, moved = [], []
+        for g, (plan, of_group, request) in enumerate(zip(self._plans, numbers, given, strict=True)):
+            came = list(parts[g :: len(given)])
+            served.append(plan.serve(came, of_group) if request is not None else None)
+            moved.append((self._bytes(words[g]), self._bytes(came)))
+        return served, moved
 
-    def _compare(
-        self, group: int, before: ExchangedIds | None, goes_on: bool, request: Request | None, served: Served | None
-    ) -> Pair:
+    def _bytes(self, words: list[torch.Tensor]) -> int:
+        """Between this rank and others."""
+        return sum(each.nbytes for peer, each in enumerate(words) if peer != self._rank)
+
+    def _compare(self, group: int, before: ExchangedIds | None, goes_on: bool, request: Any, served: Any) -> Pair:
         """Both steps of a group; None where a step is not served. Looks at this owner's rows only.
 
         The rows of a step that is not served are not known: all rows of its neighbours count as shared with it.
         """
+        plan = self._plans[group]
         ahead = before.groups[group] if before is not None else None
         old = new = None
         if ahead is not None:
             keys = ahead.served.keys
             shared = torch.full((len(keys),), goes_on) if served is None else RowSet(served.keys).contains(keys)
-            largest = max(routes.per_peer(~shared, ahead.served.wire.occurrences))
-            old = _Side(request=ahead.request, served=ahead.served, shared=shared, largest=largest)
+            largest = plan.largest_back(ahead.served, shared)
+            old = _Side(plan=plan, request=ahead.request, served=ahead.served, shared=shared, largest=largest)
         if served is not None and request is not None:
             keys, known = served.keys, before is not None
             shared = torch.full((len(keys),), known) if ahead is None else RowSet(ahead.served.keys).contains(keys)
-            largest = max(routes.per_peer(~shared[served.wire.positions], served.wire.rows))
-            new = _Side(request=request, served=served, shared=shared, largest=largest)
+            largest = plan.largest_ahead(served, shared)
+            new = _Side(plan=plan, request=request, served=served, shared=shared, largest=largest)
         return old, new
 
     def _tell(self, pairs: list[Pair]) -> tuple[list[_Told | None], frozenset[int]]:
@@ -188,8 +189,9 @@ class IdExchange:
         sides = [side for pair in pairs for side in pair]
         head = np.array([sum(irregular), *(side.largest if side else 0 for side in sides)], np.int64)
         there = [side for side in sides if side]
-        out_rows, in_rows = [side.served.wire.rows for side in there], [side.request.wire.rows for side in there]
-        sent = row_masks.pack(head, [side.shared_rows for side in there], out_rows, self._world_size)
+        out_rows = [side.plan.served_units(side.served) for side in there]
+        in_rows = [side.plan.asked_units(side.request) for side in there]
+        sent = row_masks.pack(head, [side.shared_units for side in there], out_rows, self._world_size)
         out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
         received = torch.empty(sum(sizes), dtype=torch.uint8)
         self._channel.all_to_all_v([(received, sent, sizes, out_sizes)])
@@ -199,37 +201,43 @@ class IdExchange:
         bits = int(np.bitwise_or.reduce(heads[:, 0]))
         return told, frozenset(m for m in self._modules if bits >> m & 1)
 
-    def _plan_ahead(self, group: int, told: _Told) -> GroupAhead:
+    def _plan_ahead(self, group: int, told: _Told, moved: tuple[int, int]) -> GroupAhead:
         """How the rows of the new step travel."""
-        side, layout = told.side, self._layouts[group]
-        rows, served = side.shared_rows, side.served
-        merge = routes.merge(side.request, told.shared, told.largest, layout.chunk_rows)
-        total = merge.exclusive_total + merge.collision_total
+        side, plan = told.side, self._plans[group]
+        ahead = plan.ahead(side.request, side.served, side.shared, told.shared, told.largest)
         return GroupAhead(
             request=side.request,
-            served=served,
-            merge=self._put(merge, "index"),
-            exclusive=self._put(routes.lookup(served, ~rows, told.largest, layout), "ids", "index"),
-            collision=self._put(routes.lookup(served, rows, None, layout), "ids", "index"),
-            buffer=torch.empty(total, layout.dim, dtype=layout.dtype, device=self._where),
+            served=side.served,
+            merge=self._put(ahead.merge),
+            exclusive=self._put(ahead.exclusive),
+            collision=self._put(ahead.collision),
+            buffer=ahead.merge.new_buffer(plan.layout, self._where),
             colliding=int(side.shared.sum()),
+            rows=plan.distinct_rows(side.served, side.shared, ahead),
+            id_bytes=moved,
         )
 
-    def _plan_back(self, group: int, told: _Told) -> GroupBack:
+    def _plan_back(self, group: int, told: _Told) -> WayBack:
         """How the gradients of the step before travel."""
-        side, rows = told.side, self._layouts[group].chunk_rows
-        mine = told.shared[side.request.wire.slots]
-        return GroupBack(
-            collision_send=self._put(routes.send_gradients(side.request, mine, None, rows), "index"),
-            collision_apply=self._put(routes.apply(side.served, side.shared, None, rows), "ids", "index"),
-            exclusive_send=self._put(routes.send_gradients(side.request, ~mine, told.largest, rows), "index"),
-            exclusive_apply=self._put(routes.apply(side.served, ~side.shared, told.largest, rows), "ids", "index"),
+        side = told.side
+        back = self._plans[group].back(side.request, side.served, side.shared, told.shared, told.largest)
+        return WayBack(
+            self._put(back.collision_send),
+            self._put(back.collision_apply),
+            self._put(back.exclusive_send),
+            self._put(back.exclusive_apply),
         )
 
-    def _put(self, planned: Planned, *names: str) -> Planned:
+    def _put(self, planned: Planned) -> Planned:
+        """With its tensors where the tables are, but for offsets, which stay in host memory."""
         if self._where.type == "cpu":
             return planned
-        return replace(planned, **{name: getattr(planned, name).to(self._where) for name in names})
+        tensors: dict[str, Any] = {
+            each.name: value.to(self._where)
+            for each in fields(planned)
+            if isinstance(value := getattr(planned, each.name), torch.Tensor) and each.name != "offsets"
+        }
+        return replace(planned, **tensors)
 
 
 def judge(words: np.ndarray) -> Verdict:

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fscomm.exchange.parts import exchange
-from fscomm.exchange.step import ExchangedIds, Gradients, GroupBack
+from fscomm.exchange.step import ExchangedIds, Gradients
 from fscomm.exchange.wire_gate import WireGate
-from fscomm.plan.routes import Apply, Lookup, SendGradients
+from fscomm.plan.group_plan import WayBack
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.ways import Apply, Lookup, SendGradients
 from fscomm.report.recorder import Recorder
 from fscomm.torchrec.plain_kernels import Update
-from fscomm.torchrec.shadow_kernels import Tables
+from fscomm.torchrec.shadow_kernels import GroupTables
 from fscomm.transports.transport import Transport
 from fsranks.control_group import AllToAll
 
@@ -24,14 +25,14 @@ from fsranks.control_group import AllToAll
 class RowExchange:
     """One class of rows in one worker: gradients go out over one transport, rows over the other.
 
-    Tables are this worker's own shadows. Methods run in the worker and block until the exchange is over.
+    GroupTables are this worker's own shadows. Methods run in the worker and block until the exchange is over.
     """
 
     def __init__(
         self,
         kind: str,
         layouts: Sequence[GroupLayout],
-        tables: Sequence[Tables],
+        tables: Sequence[GroupTables],
         *,
         gradients: Transport,
         rows: Transport,
@@ -56,7 +57,7 @@ class RowExchange:
             exchange(self._rows, parts, self._wire_gate)
 
     def update(
-        self, gradients: Gradients, back: Sequence[GroupBack | None], groups: Sequence[int], *, collision: bool
+        self, gradients: Gradients, back: Sequence[WayBack | None], groups: Sequence[int], *, collision: bool
     ) -> None:
         """Send the gradients of a class to the owners on their way `back`, and apply those that came.
 
@@ -69,10 +70,14 @@ class RowExchange:
         with self._recorder.span(f"{self._kind} gradients", step=gradients.number):
             parts = [self._gradient_parts(gradients, g, *ways[g], received[g]) for g in groups]
             exchange(self._gradients, (part for of_group in parts for part in of_group), self._wire_gate)
+        for g in groups:
+            if collision and self._layouts[g].pooling is not None:
+                gradients.kept[g] = received[g]
         with self._recorder.span(f"{self._kind} apply", step=gradients.number):
             for g in groups:
                 if g in gradients.by_group:
-                    self._tables[g].apply(ways[g][1], received[g], gradients.hypers[g])
+                    kept = None if collision else gradients.kept.get(g)
+                    self._tables[g].apply(ways[g][1], received[g], gradients.hypers[g], kept)
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
@@ -90,7 +95,8 @@ class RowExchange:
     def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor, collision: bool) -> Iterator[AllToAll]:
         ahead, sent = ids.ahead(group), _lookup(ids, group, collision).splits
         first = ahead.merge.exclusive_total
-        target = ahead.buffer[first:] if collision else ahead.buffer[:first]
+        last = first + ahead.merge.collision_total
+        target = ahead.buffer[first:last] if collision else ahead.buffer[:first]
         received = ahead.merge.collision if collision else ahead.merge.exclusive
         return self._parts(ids.number, group, "rows", target, mine, received, sent)
 
@@ -98,7 +104,8 @@ class RowExchange:
         self, gradients: Gradients, group: int, send: SendGradients, apply: Apply, received: torch.Tensor
     ) -> Iterator[AllToAll]:
         if group in gradients.by_group:
-            mine = gradients.by_group[group].index_select(0, send.index)
+            pieces = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
+            mine = pieces.index_select(0, send.index)
         else:
             mine = self._rows_of(group, len(send.index)).zero_()
         return self._parts(gradients.number, group, "gradients", received, mine, apply.splits, send.splits)
@@ -129,7 +136,7 @@ class PlainUpdates:
     The next forward waits for these updates. In a worker of their own they wait for no exchange of later rows.
     """
 
-    def __init__(self, tables: Sequence[Tables], recorder: Recorder) -> None:
+    def __init__(self, tables: Sequence[GroupTables], recorder: Recorder) -> None:
         self._tables = tables
         self._recorder = recorder
 
@@ -143,7 +150,7 @@ def _lookup(ids: ExchangedIds, group: int, collision: bool) -> Lookup:
     return ahead.collision if collision else ahead.exclusive
 
 
-def _back(back: Sequence[GroupBack | None], group: int, collision: bool) -> tuple[SendGradients, Apply]:
+def _back(back: Sequence[WayBack | None], group: int, collision: bool) -> tuple[SendGradients, Apply]:
     way = back[group]
     assert way is not None
     return (way.collision_send, way.collision_apply) if collision else (way.exclusive_send, way.exclusive_apply)

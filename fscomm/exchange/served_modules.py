@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from fscomm.torchrec.binding import Binding
-from fscomm.torchrec.shadow_kernels import Tables
+from fscomm.torchrec.shadow_kernels import GroupTables
 
 
 class ServedModules:
@@ -27,9 +27,13 @@ class ServedModules:
         self.layouts = [layout for module in modules for layout in module.layouts]
         self.kernels = [kernels for module in modules for kernels in module.kernels]
 
-    def tables(self) -> list[Tables]:
+    def tables(self) -> list[GroupTables]:
         """[G] the tables of every group, with shadows for one worker."""
         return [module.tables(number) for module in self.modules for number in range(len(module.layouts))]
+
+    def pooled(self, m: int) -> bool:
+        """Whether the tables of module m are pooled."""
+        return self.layouts[self.groups[m].start].pooling is not None
 
     def modules_of(self, groups: Iterable[int]) -> list[int]:
         return sorted({self.module_of[g] for g in groups})

@@ -12,7 +12,8 @@ import torch
 
 from fscomm.exchange.worker import Pending
 from fscomm.loop.kjt_paths import Snapshot
-from fscomm.plan.routes import Apply, Lookup, Merge, Request, SendGradients, Served
+from fscomm.plan.group_plan import WayBack
+from fscomm.plan.ways import Lookup, Merge
 from fscomm.torchrec.shadow_kernels import Hyper
 
 
@@ -21,29 +22,23 @@ class GroupAhead:
     """How the rows of one sharding group travel in a step whose ids were exchanged ahead.
 
     Attributes:
-        request, served: this rank as requester and as owner.
+        request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, exclusive, collision: how the rows of the step travel.
-        buffer: [E + C, D] rows received, exclusive ones first; written by the exclusive and the collision worker.
-        colliding: occurrences in the collision class that this owner serves.
+        buffer: [E + C, D] pieces received, exclusive ones first; written by the exclusive and the collision worker.
+        colliding: ids on shared rows that this owner serves.
+        rows: distinct rows that it serves, and how many of them are shared.
+        id_bytes: sent to and received from other ranks to learn all this.
     """
 
-    request: Request
-    served: Served
+    request: Any
+    served: Any
     merge: Merge
     exclusive: Lookup
     collision: Lookup
     buffer: torch.Tensor
     colliding: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupBack:
-    """How the gradients of one group travel, known once the next step's ids are."""
-
-    collision_send: SendGradients
-    collision_apply: Apply
-    exclusive_send: SendGradients
-    exclusive_apply: Apply
+    rows: tuple[int, int]
+    id_bytes: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +72,7 @@ class ExchangedIds:
     number: int
     verdict: Verdict
     groups: Sequence[GroupAhead | None]
-    back: Sequence[GroupBack | None]
+    back: Sequence[WayBack | None]
     irregular: frozenset[int] = frozenset()
     parts: Sequence[Any] = ()
 
@@ -95,11 +90,14 @@ class Gradients:
     Attributes:
         by_group: the gradients; an output that the loss did not use has none.
         hypers: by group and kernel, as taken at the forward.
+        kept: by group of pooled tables, the gradients of collision bags that came. The collision worker keeps them for
+            the exclusive worker, which begins after it.
     """
 
     number: int
     by_group: Mapping[int, torch.Tensor]
     hypers: Mapping[int, list[Hyper]]
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[int]:

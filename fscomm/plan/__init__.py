@@ -1,5 +1,6 @@
 """Pure planning: ids in, index tensors out; no thread, no exchange.
 
 `sharding_group` describes the tables; `shared_rows` finds, by `hash_tables`, the rows that two batches share;
-`row_masks` packs that for the wire; `routes` plans which row travels when.
+`row_masks` packs that for the wire. `group_plan` plans what travels when: rows by `routes`, pooled vectors by `bags`,
+added up in `gloo_order`; `ways` is what both give.
 """

@@ -13,7 +13,6 @@ All tensors are in host memory.
 N occurrences, U distinct rows, W peers, F features and T tables of an owner, D columns. Index tensors are int64.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import torch
 
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import first_occurrences
+from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, chunks, per_peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,86 +132,6 @@ def serve(ids: torch.Tensor, counts: list[list[int]], layout: GroupLayout) -> Se
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
-    """How the rows of a class are cut, so that all ranks issue equally many exchanges.
-
-    Attributes:
-        order: int64 or None for the identity: row i on the wire is row order[i] of the class by peer.
-        splits: [chunks][W] rows.
-    """
-
-    order: torch.Tensor | None
-    splits: list[list[int]]
-
-
-def chunks(counts: list[int], largest: int | None, step: int) -> Chunks:
-    """Cut `counts` rows by peer, at most `step` each; `largest` is the most of this class between any two ranks.
-
-    With None they stay in one piece: these are collision rows, and nothing more urgent waits for the wire.
-    """
-    if largest is None:
-        return Chunks(order=None, splits=[counts])
-    number = max(math.ceil(largest / step), 1)
-    splits = [[min(max(count - k * step, 0), step) for count in counts] for k in range(number)]
-    if number == 1:
-        return Chunks(order=None, splits=splits)
-    lengths = torch.tensor(counts)
-    peers = torch.arange(len(counts)).repeat_interleave(lengths)
-    inside = torch.arange(len(peers)) - (torch.cumsum(lengths, 0) - lengths)[peers]
-    order = torch.argsort(torch.div(inside, step, rounding_mode="floor") * len(counts) + peers, stable=True)
-    return Chunks(order=order, splits=splits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendGradients:
-    """Requester: the gradient of one class.
-
-    Attributes:
-        index: int64[n] rows of the local gradient, as they go on the wire.
-        splits: [chunks][W] to each owner.
-    """
-
-    index: torch.Tensor
-    splits: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apply:
-    """Owner: the gradient of one class.
-
-    Attributes:
-        splits: [chunks][W] from each requester.
-        index: int64[n] rows of what was received, in the order of the lookup.
-        ids, offsets: int64[n], int64[F + 1] the rows they belong to. Offsets stay in host memory.
-    """
-
-    splits: list[list[int]]
-    index: torch.Tensor
-    ids: torch.Tensor
-    offsets: torch.Tensor
-
-    @property
-    def total(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
-    """Owner: the rows of one class for the next step.
-
-    Attributes:
-        ids, offsets: int64[u], int64[F + 1] to look up, every row once, by table. Offsets stay in host memory.
-        index: int64[n] which of them go on the wire.
-        splits: [chunks][W] to each requester.
-    """
-
-    ids: torch.Tensor
-    offsets: torch.Tensor
-    index: torch.Tensor
-    splits: list[list[int]]
-
-
 def send_gradients(request: Request, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
     """`chosen`: bool[N] which occurrences, in wire order."""
     places = chosen.nonzero().squeeze(1)
@@ -265,28 +185,6 @@ def lookup(served: Served, chosen: torch.Tensor, largest: int | None, layout: Gr
     return Lookup(ids=distinct, offsets=torch.tensor(offsets), index=index, splits=cut.splits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merge:
-    """Requester: how the rows received in both classes become the local output.
-
-    Attributes:
-        exclusive, collision: [chunks][W] rows from each owner, which fill one buffer in this order.
-        index: int64[N] the row of the buffer that is local output i.
-    """
-
-    exclusive: list[list[int]]
-    collision: list[list[int]]
-    index: torch.Tensor
-
-    @property
-    def exclusive_total(self) -> int:
-        return sum(map(sum, self.exclusive))
-
-    @property
-    def collision_total(self) -> int:
-        return sum(map(sum, self.collision))
-
-
 def merge(request: Request, shared: torch.Tensor, largest: int, chunk_rows: int) -> Merge:
     """`shared`: bool[U] which distinct rows are in the collision class."""
     exclusive = ~shared
@@ -303,11 +201,3 @@ def merge(request: Request, shared: torch.Tensor, largest: int, chunk_rows: int)
     if request.from_wire is not None:
         index = index[request.from_wire]
     return Merge(exclusive=cut.splits, collision=[collision], index=index)
-
-
-def per_peer(chosen: torch.Tensor, lengths: list[int]) -> list[int]:
-    """How many of the entries of each peer are chosen."""
-    before = torch.zeros(len(chosen) + 1, dtype=torch.int64)
-    torch.cumsum(chosen, 0, out=before[1:])
-    ends = torch.tensor([0, *lengths]).cumsum(0)
-    return before[ends].diff().tolist()

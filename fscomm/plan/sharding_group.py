@@ -18,18 +18,34 @@ CHUNK_BYTES: Mapping[str, int] = {"cpu": 512 << 10, "cuda": 16 << 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """Of a group that gives out one vector for each *bag*: the ids of one feature of one sample.
+
+    Attributes:
+        pieces: [W][F] how many pieces of `GroupLayout.dim` columns the vectors of each feature of an owner have.
+        parts: every owner has a part of each vector, and parts are added up (row-wise). Else a vector has one owner.
+        mean: vectors are averages over the ids of a bag, for some tables.
+    """
+
+    pieces: tuple[tuple[int, ...], ...]
+    parts: bool
+    mean: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLayout:
     """One sharding group as seen from `rank`.
 
     Attributes:
         module: name of the sharded module inside the model.
         sharding: TorchRec's sharding type, such as `row_wise`.
-        dim: columns of a row as it travels (those of one shard if column-wise).
+        dim: columns of a row as it travels (those of one shard if column-wise), or of a piece of a pooled vector.
         dtype: of a row as it travels.
         runs: [W][T] for every owner and each of its tables, in the order in which ids are sent to it, the number of
             consecutive features that read the table.
         rows: [T] rows of the tables that this rank owns.
         chunk_bytes: what a rank sends of exclusive rows in one exchange, about.
+        pooling: None where every id gets its row.
     """
 
     module: str
@@ -41,6 +57,7 @@ class GroupLayout:
     runs: tuple[tuple[int, ...], ...]
     rows: tuple[int, ...]
     chunk_bytes: int = CHUNK_BYTES["cpu"]
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):

@@ -1,5 +1,6 @@
 """The only place that knows TorchRec and fbgemm.
 
-`binding` finds sharded modules and says which can be served; `shadow_kernels` and `plain_kernels` reach their tables;
+`servable` finds sharded modules and says which can be served; `bind` describes one; `binding`, `sequence_binding` and
+`pooled_binding` stand in for its forward; `shadow_kernels`, `pooled_tables` and `plain_kernels` reach its tables;
 `gradient_tap` gets the gradients of looked-up rows; `state_hooks` completes updates before anybody looks.
 """

@@ -7,13 +7,16 @@ bitwise the fused update, and so are calls on disjoint rows instead of one.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 
-from fscomm.plan.routes import Apply, Lookup
+from fscomm.plan.ways import Apply, Lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +54,24 @@ def own_forward(module: Any) -> Any:
 
 
 class Shadow:
-    """A copy of a fused kernel for one thread. Follows the kernel where its memory is replaced."""
+    """A copy of a fused kernel for one thread. Follows the kernel where its memory is replaced.
 
-    def __init__(self, kernel: Any) -> None:
+    pooling: of the copy; None: that of the kernel.
+    """
+
+    def __init__(self, kernel: Any, pooling: PoolingMode | None = None) -> None:
         self._kernel = kernel
-        self._copy = _copy(kernel)
+        self._pooling = pooling
+        self._copy = _copy(kernel, pooling)
 
-    def lookup(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    @cached_property
+    def adding(self) -> "Shadow":
+        """The same tables; ids of a bag are added up, in place of their mean."""
+        return Shadow(self._kernel, PoolingMode.SUM)
+
+    def lookup(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         with torch.no_grad():
-            return self._current()(ids, offsets)
+            return self._current()(ids, offsets, weights)
 
     def update(self, hyper: Hyper, gradient: torch.Tensor, *args: Any, **options: Any) -> None:
         """What backward of the kernel's forward with these arguments would do, given the gradient of its output."""
@@ -75,25 +87,65 @@ class Shadow:
 
     def _current(self) -> Any:
         if not all(getattr(self._copy, name, None) is getattr(self._kernel, name, None) for name in _MEMORY):
-            self._copy = _copy(self._kernel)
+            self._copy = _copy(self._kernel, self._pooling)
         return self._copy
 
 
-class Tables:
-    """The fused kernels of one sharding group on this rank, for one thread. `where` they lie is where rows are."""
+class TableUpdate(NamedTuple):
+    """What the backward of one fused kernel would do."""
+
+    kernel: int  # its number
+    ids: torch.Tensor
+    offsets: torch.Tensor
+    gradient: torch.Tensor
+    weights: torch.Tensor | None = None
+    adding: bool = False  # by the sum of weighted rows, in place of a mean
+
+    def run(self, shadow: Shadow, hyper: Hyper) -> None:
+        kernel = shadow.adding if self.adding else shadow
+        kernel.update(hyper, self.gradient, self.ids, self.offsets, self.weights)
+
+
+class GroupTables(ABC):
+    """The fused kernels of one sharding group on this rank, for one thread. D columns of a row, or of a piece of one.
+
+    Attributes:
+        where: the device of the tables, and so of the rows.
+        shadows: of the kernels.
+    """
 
     def __init__(
         self, kernels: list[Any], *, dim: int, dtype: torch.dtype, divide_by: int, where: torch.device
     ) -> None:
         self.where = where
+        self.shadows = [Shadow(kernel) for kernel in kernels]
         self._features = [len(kernel.feature_table_map) for kernel in kernels]
         self._dim = dim
         self._dtype = dtype
         self._divide_by = divide_by
-        self.shadows = [Shadow(kernel) for kernel in kernels]
+
+    @abstractmethod
+    def lookup(self, lookup: Lookup) -> torch.Tensor:
+        """[n, D] what `lookup` asks for, as it goes on the wire."""
+
+    @abstractmethod
+    def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
+        """For each kernel. received: [n, D] gradients as they came from the wire. kept: [k, D] those that came with
+        the collision class before, if some of the rows updated now have theirs there."""
+
+    def apply(
+        self, apply: Apply, received: torch.Tensor, hypers: list[Hyper], kept: torch.Tensor | None = None
+    ) -> None:
+        """Update the rows of `apply`; `received`, `kept`: see `updates`."""
+        for update in self.updates(apply, received, kept):
+            if len(update.ids):
+                update.run(self.shadows[update.kernel], hypers[update.kernel])
+
+
+class Tables(GroupTables):
+    """Of tables that give every id its row."""
 
     def lookup(self, lookup: Lookup) -> torch.Tensor:
-        """[n, D] the rows of `lookup`, as they go on the wire."""
         parts = [torch.empty(0, self._dim, dtype=self._dtype, device=self.where)]
         for number, ids, offsets, _ in self._by_kernel(lookup.ids, lookup.offsets):
             if len(ids):
@@ -101,21 +153,13 @@ class Tables:
         rows = parts[-1] if len(parts) == 2 else torch.cat(parts)
         return rows.index_select(0, lookup.index)
 
-    def apply(self, apply: Apply, received: torch.Tensor, hypers: list[Hyper]) -> None:
-        """Update the rows of `apply` with gradients [n, D] as they came from the wire."""
-        for number, ids, offsets, gradient in self.updates(apply, received):
-            if len(ids):
-                self.shadows[number].update(hypers[number], gradient, ids, offsets)
-
-    def updates(
-        self, apply: Apply, received: torch.Tensor
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """(kernel, ids, offsets, gradients in the order of the ids) for each kernel."""
+    def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
+        del kept  # every id has a gradient of its own
         gradients = received.index_select(0, apply.index)
         if self._divide_by != 1:
             gradients.div_(self._divide_by)
         for number, ids, offsets, rows in self._by_kernel(apply.ids, apply.offsets):
-            yield number, ids, offsets, gradients[rows]
+            yield TableUpdate(number, ids, offsets, gradients[rows])
 
     def _by_kernel(
         self, ids: torch.Tensor, offsets: torch.Tensor
@@ -134,7 +178,7 @@ class Tables:
 _MEMORY = ("weights_host", "momentum1_host", "weights_dev", "momentum1_dev")
 
 
-def _copy(kernel: Any) -> Any:
+def _copy(kernel: Any, pooling: PoolingMode | None) -> Any:
     copied = copy.copy(kernel)
     copied.__dict__.pop("forward", None)  # what stands in for the kernel's forward does not stand in for the copy's
     for name, value in vars(kernel).items():
@@ -142,4 +186,6 @@ def _copy(kernel: Any) -> Any:
             copied.__dict__[name] = copy.copy(value)
     for name in ("learning_rate_tensor", "iter", "iter_cpu"):
         setattr(copied, name, getattr(kernel, name).clone())
+    if pooling is not None:
+        copied.pooling_mode = pooling
     return copied

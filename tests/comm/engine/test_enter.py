@@ -18,7 +18,7 @@ from worlds import World, shared_world
 import fscomm
 from fscomm import comm
 from fscomm.exchange import connections
-from fscomm.torchrec import binding
+from fscomm.torchrec import bind, binding
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
 LIMIT_S = 6.0
@@ -26,7 +26,7 @@ SLACK_S = 5.0
 ODD = 1
 
 PLACES = {  # where it fails, and in which call
-    "tables": (binding, "bind", 1),
+    "tables": (bind, "bind", 1),
     "workers": (connections, "Worker", 2),
     "proxies": (binding.Binding, "proxies", 2),
     "flush points": (comm, "install", 2),

@@ -22,7 +22,7 @@ from worlds import shared_world
 
 import fscomm
 from fscomm.errors import NotServedError
-from fscomm.torchrec import binding
+from fscomm.torchrec import servable
 
 CONFIG = Config(modules=TWO, static_graph=False, even=True)
 
@@ -36,7 +36,7 @@ TRAINED: list[tuple[str, dict[str, str]]] = [
     ("managed", {"embeddings.b": "ShardedManagedCollisionEmbeddingCollection"}),
     ("tracked", {"embeddings.b": "tracker"}),
     ("tracked_on_rank_1", {"embeddings.b": "on rank 1 a tracker follows"}),
-    ("pooled", {"bag": "EmbeddingBagCollection"}),
+    ("pooled", {"bag": "it got other features than the batch holds"}),
     ("hooked", {}),
     ("without_gradients", {}),
 ]
@@ -141,8 +141,8 @@ def rounded(rank: int, size: int) -> list[str | None]:
             for lookup in module._lookups:
                 for kernel in lookup._emb_modules:
                     kernel.emb_module.weights_precision = precision
-            with mock.patch.object(binding, "where", return_value=torch.device(device)):
-                said.append(binding.problem_here(module))
+            with mock.patch.object(servable, "where", return_value=torch.device(device)):
+                said.append(servable.problem_here(module))
     return said
 
 

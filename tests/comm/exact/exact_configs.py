@@ -21,7 +21,64 @@ def _kinds(sharding: str, half: bool = False) -> dict[str, tuple[Table, ...]]:
     }
 
 
+def _pooled(sharding: str, pooling: str = "sum", half: bool = False) -> dict[str, tuple[Table, ...]]:
+    """One sharding group of three tables, one of other columns, four features."""
+    return {
+        "a": (
+            Table(name="x", rows=41, sharding=sharding, features=("x0", "x1"), half=half, pooling=pooling),
+            Table(name="y", rows=30, sharding=sharding, features=("y0",), half=half, pooling=pooling, home=1),
+            Table(name="z", rows=25, sharding=sharding, features=("z0",), half=half, pooling="sum", columns=16),
+        )
+    }
+
+
+POOLED: dict[str, Config] = {
+    **{
+        f"pooled {sharding} {pooling}": Config(modules=_pooled(sharding, pooling), optimizer=optimizer, steps=10)
+        for sharding, pooling, optimizer in (
+            ("row", "sum", "rowwise"),
+            ("row", "mean", "adagrad"),
+            ("table", "sum", "adagrad"),
+            ("table", "mean", "rowwise"),
+            ("column", "sum", "sgd"),
+            ("column", "mean", "rowwise"),
+        )
+    },
+    "pooled row weighted": Config(modules=_pooled("row", "sum"), weighted=True, steps=10),
+    "pooled row weighted mean": Config(modules=_pooled("row", "mean"), weighted=True, steps=10),
+    "pooled table weighted": Config(modules=_pooled("table", "sum"), weighted=True, steps=10),
+    "pooled table weighted mean": Config(modules=_pooled("table", "mean"), weighted=True, optimizer="sgd", steps=10),
+    "pooled half": Config(modules=_pooled("row", half=True), steps=10),
+    "pooled table half": Config(modules=_pooled("table", "mean", half=True), steps=10),
+    "pooled half output": Config(modules=_pooled("row"), half_output=True, steps=10),
+    "pooled mixed": Config(
+        modules={
+            "a": (
+                *_pooled("row", "mean")["a"],
+                Table(name="t", rows=37, sharding="table", features=("t0",), pooling="mean", home=1),
+                Table(name="c", rows=37, sharding="column", features=("c0", "c1"), pooling="sum", columns=16),
+            ),
+            "b": _second(),
+        },
+        weight_decay=0.01,
+        static_graph=False,
+    ),
+    "pooled one id": Config(modules=_pooled("table"), max_length=1, max_batch=12),
+    "pooled wide": Config(
+        modules={
+            "a": (
+                Table(name="x", rows=41, sharding="row", features=("x0", "x1"), pooling="sum", columns=64),
+                Table(name="y", rows=30, sharding="row", features=("y0",), pooling="mean", columns=4),
+            )
+        },
+        max_batch=16,
+        max_length=9,
+    ),
+    "pooled tiny": Config(modules={"a": _pooled("table", "mean")["a"], "b": mixed(12)}, spread=1.0),
+}
+
 CONFIGS: dict[str, Config] = {
+    **POOLED,
     "several": Config(modules={"a": mixed(), "b": _second()}, static_graph=False),
     "loops": Config(
         modules={
@@ -101,6 +158,7 @@ def configs(draw: st.DrawFn) -> Config:
     modules: dict[str, tuple[Table, ...]] = {}
     for module in ("a", "b")[: draw(st.integers(1, 2))]:
         tables = []
+        poolings = draw(st.sampled_from([[""], [""], ["sum"], ["mean", "sum"]]))
         for number in range(draw(st.integers(1, 3))):
             name = f"{module}{number}"
             tables.append(
@@ -112,6 +170,8 @@ def configs(draw: st.DrawFn) -> Config:
                     half=draw(st.booleans()) and draw(st.booleans()),
                     home=draw(st.integers(0, 3)),
                     rate=draw(st.sampled_from([1.0, 1.0, 0.5])),
+                    pooling=draw(st.sampled_from(poolings)),
+                    columns=draw(st.sampled_from([8, 8, 16, 64])) if poolings != [""] else 8,
                 )
             )
         modules[module] = tuple(tables)
@@ -123,6 +183,7 @@ def configs(draw: st.DrawFn) -> Config:
         static_graph=False,
         one_kjt=draw(st.booleans()),
         dedup=draw(st.sampled_from([False, False, True])),
+        weighted=draw(st.booleans()),
         # TorchRec itself fails on ranks without a table of the group: they send empty float32.
         half_output=all(table.sharding == "row" for tables in modules.values() for table in tables)
         and draw(st.booleans()),

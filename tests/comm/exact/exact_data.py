@@ -13,7 +13,7 @@ def batch(config: Config, rank: int, size: int, step: int) -> Batch:
     """The batch of one rank and step, the same at every call."""
     random = torch.Generator().manual_seed((config.seed * 1009 + step) * 64 + rank)
     samples = 1 + int(torch.randint(0, config.max_batch, (1,), generator=random))
-    samples = config.max_batch if config.even else samples
+    samples = samples if config.uneven else config.max_batch
     empty = size > 1 and (rank + step) % 7 == 6  # samples, but not one id
     ids: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
     for module, tables in config.modules.items():
@@ -28,6 +28,12 @@ def batch(config: Config, rank: int, size: int, step: int) -> Batch:
         kjts = {"all": _kjt(dict(reversed(features.items())), samples)}
     else:
         kjts = {module: _kjt(features, samples) for module, features in ids.items()}
+        for module, kjt in kjts.items():
+            if config.weighted and config.modules[module][0].pooling:
+                weights = torch.rand(kjt.values().numel(), generator=random) - 0.3
+                kjts[module] = KeyedJaggedTensor(
+                    keys=kjt.keys(), values=kjt.values(), lengths=kjt.lengths(), weights=weights, stride=samples
+                )
     return Batch(
         ids=kjts,
         dense=torch.randn(samples, DENSE, generator=random),

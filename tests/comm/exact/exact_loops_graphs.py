@@ -1,8 +1,7 @@
 """Loops over parts of what the model gives: outputs unused, modules skipped or alone, graphs run twice, two models."""
 
-import torch
 from exact import Run, build_again, raw_state
-from exact_model import ids_of
+from exact_model import given_out, ids_of
 from exact_registry import Loops
 
 loop = Loops()
@@ -103,8 +102,7 @@ def module_alone(run: Run) -> None:
             run.train(step, batch)
             if step in (2, 4):
                 name = next(iter(run.config.modules))
-                found = run.model.module.embeddings[name](ids_of(batch, name))
-                values = torch.cat([jagged.values().float() for jagged in found.values()])
+                values = given_out(run.model.module.embeddings[name](ids_of(batch, name)))
                 run.record(f"values {step}", values)
                 if step == 4:
                     (values**2 / 100).sum().backward()

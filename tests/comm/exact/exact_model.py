@@ -9,8 +9,16 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
-from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    KeyedTensor,
+)
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -21,12 +29,13 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
-from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+META = torch.device("meta")
 WIDTH = 8
 DENSE = 3
 
@@ -47,6 +56,8 @@ class Table:
     home: int = 0  # first rank of a table- or column-wise table
     rate: float = 1.0  # its learning rate over that of the others
     frozen: bool = False
+    pooling: str = ""  # "sum", "mean": of an EmbeddingBagCollection, as all tables of its module then are
+    columns: int = WIDTH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +78,17 @@ class Config:
     seed: int = 1
     dedup: bool = False  # every rank asks for each of its rows once
     half_output: bool = False  # rows travel as float16
+    weighted: bool = False  # ids of pooled modules have weights
     builder: Callable[["Config", int], tuple[Any, Any]] | None = None  # of another kind of model
 
     def but(self, **changes: Any) -> "Config":
         return replace(self, **changes)
+
+    @property
+    def uneven(self) -> bool:
+        """TorchRec's row-wise pooling fails on gloo where ranks have batches of different sizes."""
+        pooled = [table for tables in self.modules.values() for table in tables if table.pooling]
+        return not self.even and all(table.sharding != "row" for table in pooled)
 
     @property
     def features(self) -> dict[str, Table]:
@@ -110,10 +128,7 @@ class Net(nn.Module):
         self.config = config
         self.before = nn.Linear(DENSE, WIDTH)
         self.embeddings = nn.ModuleDict(
-            {
-                name: EmbeddingCollection(tables=_tables(tables), device=torch.device("meta"))
-                for name, tables in config.modules.items()
-            }
+            {name: _collection(tables, weighted=config.weighted) for name, tables in config.modules.items()}
         )
         self.beside = nn.Linear(DENSE, 1)
         self.hidden = nn.Linear(WIDTH * len(config.features), WIDTH)
@@ -133,7 +148,7 @@ class Net(nn.Module):
             for name, module in self.embeddings.items()
             if name not in batch.extra.get("skip", ())
         ]
-        found = {feature: jagged for answer in asked for feature, jagged in answer.items()}
+        found = {feature: jagged for answer in asked for feature, jagged in _by_feature(answer).items()}
         for feature in self.config.features:
             if feature not in found or feature in batch.extra.get("unused", ()):
                 found[feature] = None
@@ -150,23 +165,44 @@ def _pool(jagged: Any, gate: torch.Tensor) -> torch.Tensor:
     """Sum over a sample's occurrences, each weighted by its place and the sample's gate: [B, WIDTH]."""
     if jagged is None:
         return torch.zeros_like(gate)
+    if isinstance(jagged, torch.Tensor):  # [B, columns], pooled already
+        folded = jagged.float().repeat(1, max(WIDTH // jagged.shape[1], 1)).unflatten(1, (-1, WIDTH)).sum(1)
+        return folded * (1 + gate) * 0.3
     values = jagged.values().float()
     sample = torch.repeat_interleave(torch.arange(len(gate)), jagged.lengths().long())
     weight = 1 + 0.1 * torch.sin(torch.arange(len(values), dtype=torch.float32) + 1)
     return torch.zeros_like(gate).index_add(0, sample, values * weight[:, None] * (1 + gate[sample]) * 0.3)
 
 
-def _tables(tables: tuple[Table, ...]) -> list[EmbeddingConfig]:
-    return [
-        EmbeddingConfig(
-            name=table.name,
-            num_embeddings=table.rows,
-            embedding_dim=WIDTH,
-            feature_names=list(table.features),
-            data_type=DataType.FP16 if table.half else DataType.FP32,
-        )
+def _by_feature(answer: Any) -> dict[str, Any]:
+    """What a collection gave: jagged tensors, or the pooled vectors [B, columns] of each feature."""
+    if isinstance(answer, KeyedTensor | EmbeddingBagCollectionAwaitable):
+        return answer.to_dict()
+    return dict(answer.items())
+
+
+def given_out(answer: Any) -> torch.Tensor:
+    """Everything that a collection gave, in one row."""
+    found = _by_feature(answer).values()
+    return torch.cat([(each if isinstance(each, torch.Tensor) else each.values()).float().flatten() for each in found])
+
+
+def _collection(tables: tuple[Table, ...], *, weighted: bool) -> EmbeddingCollection | EmbeddingBagCollection:
+    given = [
+        {
+            "name": table.name,
+            "num_embeddings": table.rows,
+            "embedding_dim": table.columns,
+            "feature_names": list(table.features),
+            "data_type": DataType.FP16 if table.half else DataType.FP32,
+        }
         for table in tables
     ]
+    if not tables[0].pooling:
+        return EmbeddingCollection(tables=[EmbeddingConfig(**each) for each in given], device=META)
+    poolings = [PoolingType[table.pooling.upper()] for table in tables]
+    bags = [EmbeddingBagConfig(**each, pooling=pooling) for each, pooling in zip(given, poolings, strict=True)]
+    return EmbeddingBagCollection(tables=bags, device=META, is_weighted=weighted)
 
 
 def sharding_of(table: Table, size: int, kernel: str | None = None) -> ParameterShardingGenerator:
@@ -199,11 +235,11 @@ def build_net(
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """`net` sharded as `config` says; `sharders`: of some modules; `kernels`: compute kernel of some tables."""
     plan = {}
-    found = {name: (sharders or {}).get(name) or _sharder(config) for name in config.modules}
+    found = {name: (sharders or {}).get(name) or _sharder(config, tables) for name, tables in config.modules.items()}
     for name, tables in config.modules.items():
         collection = net.embeddings[name]
         for table in tables:
-            parameter = collection.embeddings[table.name].weight  # type: ignore[union-attr, index]
+            parameter = getattr(collection, "embedding_bags" if table.pooling else "embeddings")[table.name].weight
             options = {"lr": RATE * table.rate, "weight_decay": config.weight_decay}
             if table.sharding != "data" and table.name not in kernels:
                 apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [parameter], options)
@@ -219,8 +255,10 @@ def build_net(
     return wrap(config, net, ShardingPlan(plan), list({type(each): each for each in found.values()}.values()))
 
 
-def _sharder(config: Config) -> EmbeddingCollectionSharder:
+def _sharder(config: Config, tables: tuple[Table, ...]) -> Any:
     fused = {"output_dtype": SparseType.FP16} if config.half_output else None
+    if tables[0].pooling:
+        return EmbeddingBagCollectionSharder(fused_params=fused)
     return EmbeddingCollectionSharder(fused, use_index_dedup=config.dedup)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from exact import Loop, Run
 from exact_loops_state import copied
-from exact_model import Batch, ids_of
+from exact_model import Batch, given_out, ids_of
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
@@ -279,8 +279,7 @@ class Player:
         return (self._values(module, batch) ** 2 / 100).sum()
 
     def _values(self, module: str, batch: Batch) -> torch.Tensor:
-        found = self.run.model.module.embeddings[module](ids_of(batch, module))
-        return torch.cat([jagged.values().float() for jagged in found.values()])
+        return given_out(self.run.model.module.embeddings[module](ids_of(batch, module)))
 
     def _varied(self, batch: Batch, n: int) -> Batch:
         modules = self.run.config.modules

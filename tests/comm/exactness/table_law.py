@@ -92,9 +92,9 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     run_served, run_plainly = engine.Engine._run_served, engine.Engine._run_plainly
     forward, result = engine.Engine.forward, Pending.result
 
-    def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor, *weights: Any) -> torch.Tensor:
         begin = device.now()
-        found = lookup(self, ids, offsets)
+        found = lookup(self, ids, offsets, *weights)
         of_step, collision = own.fetching
         rows = _rows(self._kernel, ids, offsets)
         what = f"{'collision' if collision else 'exclusive'} rows of step {of_step.number}"

@@ -1,0 +1,159 @@
+"""Finds the sharded modules of a model, and says which of them can be served exactly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torchrec
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torch import nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ShardedModule, ShardingEnv
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+TESTED = ("1.9",)
+HOST = torch.device("cpu")
+SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
+OF_WHOLE_TABLES = (WeightDecayMode.COUNTER, WeightDecayMode.COWCLIP, WeightDecayMode.DECOUPLE_GLOBAL)
+SERVED_OUTPUTS = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
+SERVED_OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+_METHODS = (
+    "forward",
+    "input_dist",
+    "compute",
+    "output_dist",
+    "compute_and_output_dist",
+    "create_context",
+    "_create_input_dist",
+    "_create_lookups",
+    "_create_output_dist",
+)
+METHODS: dict[type, tuple[str, ...]] = {  # what a forward of a served module goes through
+    ShardedEmbeddingCollection: (*_METHODS, "_dedup_indices"),
+    ShardedEmbeddingBagCollection: (*_METHODS, "_init_mean_pooling_callback"),
+}
+
+
+def version_problem() -> str | None:
+    """Why this version of torchrec is not trusted, if so."""
+    if torchrec.__version__.startswith(TESTED):
+        return None
+    return (
+        f"torchrec {torchrec.__version__} was not tested; its sharded modules may work differently (tested: {TESTED})"
+    )
+
+
+def sharded_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of every outermost sharded module; names as the user sees them, without TorchRec's wrappers."""
+    inside: list[str] = []
+    for path, module in model.named_modules():
+        if isinstance(module, ShardedModule) and not any(path.startswith(outer) for outer in inside):
+            inside.append(path + ".")
+            parts = (part for part in path.split(".") if part not in ("_dmp_wrapped_module", "module"))
+            yield ".".join(parts) or "model", module
+
+
+def problem(module: Any) -> str | None:
+    """Why `module` cannot be served exactly, or None. Looks at plans and configurations only: equal on all ranks."""
+    kind = next((kind for kind in METHODS if isinstance(module, kind)), None)
+    if kind is None:
+        return f"{type(module).__name__} is not served (only {' and '.join(each.__name__ for each in METHODS)} are)"
+    if changed := [name for name in METHODS[kind] if getattr(type(module), name) is not getattr(kind, name)]:
+        return f"{type(module).__name__} changes {', '.join(changed)} of {kind.__name__}"
+    if type(module._env) is not ShardingEnv:
+        return f"{type(module._env).__name__} (2D parallel) is not served"
+    others = sorted(set(module._sharding_types) - set(SERVED_SHARDINGS))
+    if others:
+        return f"sharding {', '.join(others)} is not served"
+    if module.qcomm_codecs_registry:
+        return "communication is quantised"
+    if getattr(module, "enable_embedding_update", False) or module._enable_feature_score_weight_accumulation:
+        return "tables are written by something else than gradients"
+    for name, sharding in module.module_sharding_plan.items():
+        if sharding.compute_kernel != "fused":
+            return f"table {name} uses the compute kernel {sharding.compute_kernel}, only fused is served"
+    for config in grouped_configs(module):
+        given = config.fused_params or {}
+        if (given.get("output_dtype") or SparseType.FP32) not in SERVED_OUTPUTS:
+            return f"rows are given out as {given['output_dtype'].name} (output_dtype)"
+        if given.get("optimizer", EmbOptimType.EXACT_SGD) not in SERVED_OPTIMIZERS:
+            return f"the state of optimizer {given['optimizer'].name} cannot be held for a pending update"
+    return None
+
+
+def where(module: Any) -> torch.device:
+    """The device of its tables on this rank."""
+    return module._device or HOST
+
+
+def problem_here(module: Any) -> str | None:
+    """What only the rank itself can see, such as devices and trackers set on instances."""
+    device = where(module)
+    if device.type not in ("cpu", "cuda"):
+        return f"its tables are on {device.type}"
+    if device.type == "cuda" and adds_parts(module):
+        return "NCCL adds the parts of its vectors in an order that is not known (row-wise pooling)"
+    if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
+        return "a tracker follows its lookups"
+    if (replaced := vars(module).get("forward")) is not None:
+        return f"its forward was replaced by {type(replaced).__name__}, such as train pipelines do"
+    for lookup in module._lookups:
+        if getattr(lookup, "_need_prefetch", False) or lookup.optim_state_tracker_fn is not None:
+            return "a tracker or a cache follows its lookups"
+        if "forward" in vars(lookup):
+            return "the forward of its look-up was replaced"
+        for kernel in kernels(lookup):
+            if kernel.optimizer not in SERVED_OPTIMIZERS:
+                return f"the state of optimizer {kernel.optimizer.name} cannot be held for a pending update"
+            if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision != SparseType.FP32:
+                return "updates are rounded stochastically: they do not repeat"
+            if kernel.weight_decay_mode in OF_WHOLE_TABLES:
+                return f"weight decay {kernel.weight_decay_mode.name} looks at more than the rows of the step"
+            if "forward" in vars(kernel):
+                return "the forward of its kernel was replaced"
+            if kernel.use_writeback_bwd_prehook or kernel.enable_raw_embedding_streaming:
+                return "its kernel writes rows back or streams them out"
+    if any(
+        submodule._compiled_call_impl is not None or type(submodule).__name__ == "OptimizedModule"
+        for submodule in module.modules()
+    ):
+        return "it is compiled"
+    return None
+
+
+def features_problem(features: Any) -> str | None:
+    """Why these features cannot be prefetched, or None."""
+    if not isinstance(features, KeyedJaggedTensor):
+        return f"features are a {type(features).__name__}, not a KeyedJaggedTensor"
+    if features.variable_stride_per_key():
+        return "batch sizes vary by feature (VBE)"
+    weights = features.weights_or_none()
+    if weights is not None and weights.is_floating_point() and weights.dtype != torch.float32:
+        return f"the weights of its features are {weights.dtype}, not float32"
+    return None
+
+
+def adds_parts(module: Any) -> bool:
+    """Whether vectors are added up from parts that several ranks have."""
+    return isinstance(module, ShardedEmbeddingBagCollection) and "row_wise" in module._sharding_types
+
+
+def shardings(module: Any) -> list[tuple[str, Any]]:
+    """(sharding type, TorchRec's sharding) of each group of its tables."""
+    if isinstance(module, ShardedEmbeddingBagCollection):
+        return list(zip(module._sharding_types, module._embedding_shardings, strict=True))
+    return list(module._sharding_type_to_sharding.items())
+
+
+def kernels(lookup: Any) -> list[Any]:
+    """The fused kernels of one group on this rank."""
+    return [embedding.emb_module for embedding in lookup._emb_modules]
+
+
+def grouped_configs(module: Any) -> Iterator[Any]:
+    """Of all ranks."""
+    for _, sharding in shardings(module):
+        for of_rank in sharding._grouped_embedding_configs_per_rank:
+            yield from of_rank
