@@ -10,7 +10,12 @@ import pytest
 from pages import ROOT
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
-SMALL = {"bert4rec": ("--users", "800", "--epochs", "1"), "hstu": ("--rows", "1600")}
+SMALL = {
+    "bert4rec": ("--users", "800", "--epochs", "1"),
+    "dlrm": ("--steps", "25"),
+    "hstu": ("--rows", "1600"),
+    "two_tower": ("--rows", "3200"),
+}
 LONGEST = 150
 
 
