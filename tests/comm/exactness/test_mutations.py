@@ -16,7 +16,9 @@ from worlds import shared_world
 from fscomm.engine import engine
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
-from fscomm.torchrec.shadow_kernels import Hyper, Tables
+from fscomm.plan import bags
+from fscomm.torchrec.pooled_tables import PooledTables
+from fscomm.torchrec.shadow_kernels import GroupTables, Hyper, Tables
 
 CONFIG = Config(
     modules={
@@ -28,10 +30,24 @@ CONFIG = Config(
     steps=5,
 )
 SIZE = 2
+POOLED = Config(
+    modules={
+        "a": (
+            Table(name="r", rows=40, sharding="row", features=("r0", "r1"), pooling="sum", columns=64),
+            Table(name="t", rows=37, sharding="table", features=("t0",), pooling="mean", home=1),
+        )
+    },
+    max_batch=12,
+    max_length=12,
+    spread=1.0,
+    steps=6,
+)
+POOLED_SIZE = 3
 
 Apply = Callable[..., None]
 Mutation = Callable[[], contextlib.AbstractContextManager[Any]]
 MUTATIONS: dict[str, Mutation] = {}
+OF_POOLED: dict[str, Mutation] = {}
 
 
 def mutation(function: Mutation) -> Mutation:
@@ -39,25 +55,30 @@ def mutation(function: Mutation) -> Mutation:
     return function
 
 
+def of_pooled(function: Mutation) -> Mutation:
+    OF_POOLED[function.__name__] = function
+    return function
+
+
 def applied(change: Callable[..., tuple[torch.Tensor, list[Hyper]] | None], *, collision: bool | None) -> Any:
     """Every update of a class goes through `change(number of the step, received, hypers)`; None drops the update."""
-    update, apply = RowExchange.update, Tables.apply
-    inside: dict[int, Any] = {}  # by Tables object: each worker has its own
+    update, apply = RowExchange.update, GroupTables.apply
+    inside: dict[int, Any] = {}  # by GroupTables object: each worker has its own
 
     def marked(self: RowExchange, gradients: Any, *args: Any, **options: Any) -> None:
         for tables in self._tables:
             inside[id(tables)] = (gradients.number, options["collision"])
         update(self, gradients, *args, **options)
 
-    def changed(self: Tables, plan: Any, received: torch.Tensor, hypers: list[Hyper]) -> None:
+    def changed(self: GroupTables, plan: Any, received: torch.Tensor, hypers: list[Hyper], kept: Any = None) -> None:
         step, kind = inside[id(self)]
         given = change(step, received, hypers) if collision in (None, kind) else (received, hypers)
         if given is not None:
-            apply(self, plan, *given)
+            apply(self, plan, *given, kept)
 
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(RowExchange, "update", marked))
-    stack.enter_context(mock.patch.object(Tables, "apply", changed))
+    stack.enter_context(mock.patch.object(GroupTables, "apply", changed))
     return stack
 
 
@@ -143,7 +164,7 @@ def gradients_of_one_row_added_up_in_another_order() -> Any:
     """Summing the duplicates of a rank before they travel would do this."""
     apply = Tables.apply
 
-    def backwards(self: Tables, plan: Any, received: torch.Tensor, hypers: list[Hyper]) -> None:
+    def backwards(self: Tables, plan: Any, received: torch.Tensor, hypers: list[Hyper], kept: None) -> None:
         index, ids = plan.index.clone(), plan.ids.clone()
         for start, end in zip(plan.offsets[:-1].tolist(), plan.offsets[1:].tolist(), strict=True):
             index[start:end], ids[start:end] = plan.index[start:end].flip(0), plan.ids[start:end].flip(0)
@@ -152,24 +173,63 @@ def gradients_of_one_row_added_up_in_another_order() -> Any:
     return mock.patch.object(Tables, "apply", backwards)
 
 
+@of_pooled
+def mean_kept_in_the_shadow() -> Any:
+    """Each class of a bag divides by its own number of ids, not by that of the whole bag."""
+    updates = PooledTables.updates
+
+    def averaging(self: PooledTables, *args: Any) -> Iterator[Any]:
+        for update in updates(self, *args):
+            yield update._replace(weights=None, adding=False) if update.adding else update
+
+    return mock.patch.object(PooledTables, "updates", averaging)
+
+
+@of_pooled
+def parts_added_in_the_order_of_ranks() -> Any:
+    return mock.patch.object(bags, "add", lambda parts, _: sum(parts[1:], parts[0]))
+
+
+@of_pooled
+def deferred_rows_of_urgent_bags_dropped() -> Any:
+    apply = bags.apply
+
+    def dropping(served: Any, shared: torch.Tensor, *args: Any, collision: bool) -> Any:
+        planned = apply(served, shared, *args, collision=collision)
+        if collision:
+            return planned
+        widths = served.bags.widths
+        urgent, zeros = int(widths[served.shared_bags(shared)].sum()), int(widths.sum())
+        return replace(planned, index=torch.where(planned.index < urgent, zeros, planned.index))
+
+    return mock.patch.object(bags, "apply", dropping)
+
+
 @contextlib.contextmanager
 def _none() -> Iterator[None]:
     yield
 
 
-def mutated(rank: int, size: int, name: str | None) -> list[str]:
-    with MUTATIONS[name]() if name is not None else _none():
-        found, said = compare(rank, size, CONFIG, LOOPS["base"])
+def mutated(rank: int, size: int, config: Config, name: str | None) -> list[str]:
+    with (MUTATIONS | OF_POOLED)[name]() if name is not None else _none():
+        found, said = compare(rank, size, config, LOOPS["base"])
     assert said["fallbacks"] == {}
     return found
 
 
-def test_without_a_mutation_nothing_differs() -> None:
-    assert shared_world(SIZE).run(mutated, None) == [[], []]
+@pytest.mark.parametrize(("size", "config"), [(SIZE, CONFIG), (POOLED_SIZE, POOLED)], ids=["rows", "pooled"])
+def test_without_a_mutation_nothing_differs(size: int, config: Config) -> None:
+    assert shared_world(size).run(mutated, config, None) == [[]] * size
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_seen(name: str) -> None:
-    found = [line for lines in shared_world(SIZE).run(mutated, name) for line in lines]
+    found = [line for lines in shared_world(SIZE).run(mutated, CONFIG, name) for line in lines]
     where = " iter/" if "counter" in name else " weights/"
     assert any(where in line for line in found), found
+
+
+@pytest.mark.parametrize("name", OF_POOLED)
+def test_a_mutation_of_pooled_tables_is_seen(name: str) -> None:
+    found = [line for lines in shared_world(POOLED_SIZE).run(mutated, POOLED, name) for line in lines]
+    assert any(" weights/" in line for line in found), found
