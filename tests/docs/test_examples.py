@@ -106,7 +106,7 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    (declared,) = python("docs/sources-and-schema.md")
+    declared, adapted = python("docs/sources-and-schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -116,6 +116,9 @@ def test_sources_and_schema(here):
     schema, sources = fsdata.Schema.from_toml("data.toml"), fsdata.sources_from_toml("data.toml")
     with fsdata.FreeScaleDataLoader(sources, schema, batch_size=32) as loader:
         assert sum(len(batch) for batch in loader) == 300
+    exec(adapted, scope)
+    assert type(scope["batch"]) is scope["Clicks"]
+    assert scope["loss"].item() > 0
 
 
 def test_balancing(training, capsys):
