@@ -17,7 +17,7 @@ class StepStats:
         world_size: ranks that share the global batch.
         samples, global_samples: samples of this rank and of all ranks.
         global_items: group name -> elements of that group over all ranks ("candidates": how many candidates), where
-            known: always with one rank or with `balance`.
+            known: always with one rank or with `balance`. Also under the names of labels that a sequence has.
         straggler_before, straggler_after: planned share of waiting (1 - mean / max of the ranks' cost) without and
             with balancing; None without `balance`.
         moved: share of the global batch's events that changed rank; None without `balance`.
@@ -44,7 +44,8 @@ class Batch:
     Attributes:
         features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object.
         dense: float32 [B, D], columns in schema order.
-        labels: name -> float32 [B], or `Jagged` float32 where the label is a list aligned with the candidates.
+        labels: name -> float32 [B]; `Jagged` float32 where the label is a list aligned with the candidates; `Jagged`
+            float32 or int64 with the offsets of its sequence, for its `labels` and `id_labels`.
         jagged: name -> `Jagged` float32, the `floats` of the schema's sequences.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.

@@ -22,8 +22,8 @@ def global_mean(per_item_loss: torch.Tensor, batch: Any, over: str = _SAMPLES) -
     per_item_loss: [items of this rank]; on an empty rank [0], which gives a 0 that backward can run through.
     batch: a `Batch`, the `.last` of `rebalance`, or a batch of your own (`adapt`) that kept the `stats` of its `Batch`
         and, to count over labels, its `labels`.
-    over: "samples"; the name of a label, counted per sample or, where the label is a list, per candidate; or the name
-        of a sequence, counted per event.
+    over: "samples"; the name of a label, counted per sample or, where the label is a list, per candidate or event; or
+        the name of a sequence, counted per event.
 
     The value on one rank is not the global mean, only the average over ranks is. Does not communicate or synchronise.
 
@@ -54,7 +54,8 @@ def _counts(batch: Any, over: str) -> tuple[int | None, int]:
     label = labels.get(over)
     if over == _SAMPLES or (label is not None and not isinstance(label, Jagged)):
         return stats.samples, stats.global_samples
-    local, group = (None, over) if label is None else (len(label.values), _CANDIDATES)
+    local = None if label is None else len(label.values)
+    group = over if label is None or over in stats.global_items else _CANDIDATES
     if group in stats.global_items:
         return local, stats.global_items[group]
     if label is None:
@@ -63,6 +64,6 @@ def _counts(batch: Any, over: str) -> tuple[int | None, int]:
             f"global_mean(over={over!r}): no such label or sequence; this batch can be counted over {names}"
         )
     raise ValueError(
-        f"global_mean(over={over!r}): the number of {group} on all ranks is unknown. Use balance=Balance(), whose "
+        f"global_mean(over={over!r}): the number of its items on all ranks is unknown. Use balance=Balance(), whose "
         "ranks tell each other their lengths, or sum it up yourself"
     )

@@ -41,6 +41,8 @@ def wanted_fields(schema: Schema) -> tuple[WantedField, ...]:
     for group in schema.groups:
         wanted += [WantedField(name, "id", "list", f"ids of {group.name!r}") for name in group.fields]
         wanted += [WantedField(name, "value", "list", f"floats of {group.name!r}") for name in group.floats]
+        wanted += [WantedField(name, "id", "list", f"labels of {group.name!r}") for name in group.id_labels]
+        wanted += [WantedField(name, "value", "list", f"labels of {group.name!r}") for name in group.labels]
     wanted += [WantedField(name, "value", "scalar", "dense") for name in schema.dense]
     shape: Shape = "scalar" if schema.candidates is None else "either"
     wanted += [WantedField(name, "value", shape, "label") for name in schema.labels]
@@ -73,7 +75,12 @@ def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
     outer = plain(arrow_type)
     if is_list(outer):
         if field.shape == "scalar":
-            hint = " (a list label needs Schema(candidates=...))" if field.role == "label" else ""
+            hint = ""
+            if field.role == "label":
+                hint = (
+                    " (a list label needs Schema(candidates=...); labels along a sequence belong to "
+                    "Sequence(labels=...))"
+                )
             return f"is {arrow_type}, a list, where one value per sample is needed{hint}"
         return _number_objection(field, plain(outer.value_type), arrow_type)
     if field.shape == "list":

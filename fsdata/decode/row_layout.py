@@ -8,7 +8,7 @@ import numpy as np
 
 from fsdata.schema import Schema, Sequence
 
-FieldKind = Literal["context", "ids", "floats", "dense", "label", "label_list"]
+FieldKind = Literal["context", "ids", "floats", "dense", "label", "label_list", "event_label"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fields of a sample: first the keys of `Batch.features` (int64), then everything float32.
+    """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then everything float32.
 
     `dense` names the columns of the dense block.
     """
@@ -70,6 +70,11 @@ class Layout:
         return first
 
     @property
+    def event_labels(self) -> dict[str, str]:
+        """Label that a sequence declares -> the sequence whose lengths it has."""
+        return {field.name: field.group for field in self.fields if field.kind == "event_label" and field.group}
+
+    @property
     def slots(self) -> dict[str, int]:
         """Schema field -> its row of a `RowTable`; without the dense fields."""
         return {field.name: row for row, field in enumerate(self.fields) if field.kind != "dense"}
@@ -85,7 +90,8 @@ def layout_of(schema: Schema, list_labels: frozenset[str] = frozenset()) -> Layo
     """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates."""
     keys = [Field(name, "context", 8, None) for name in schema.context]
     keys += [_list_field(name, "ids", 8, group) for group in schema.groups for name in group.fields]
-    rest = [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
+    rest = [_list_field(name, "event_label", 8, group) for group in schema.groups for name in group.id_labels]
+    rest += [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
     if schema.dense:
         rest.append(Field("dense", "dense", 4, None, len(schema.dense)))
     for name in schema.labels:
@@ -94,6 +100,7 @@ def layout_of(schema: Schema, list_labels: frozenset[str] = frozenset()) -> Layo
             rest.append(_list_field(name, "label_list", 4, schema.candidates))
         else:
             rest.append(Field(name, "label", 4, None))
+    rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
     return Layout((*keys, *rest), len(keys), schema.dense)
 
 

@@ -17,7 +17,8 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
     counts = table.length.sum(axis=1)
     num_keys = layout.num_keys
     values = pool.tensor(int(counts[:num_keys].sum()), torch.int64)
-    rest = [pool.tensor(int(count), torch.float32) for count in counts[num_keys:]]
+    others = zip(counts[num_keys:].tolist(), layout.fields[num_keys:], strict=True)
+    rest = [pool.tensor(count, torch.int64 if field.itemsize == 8 else torch.float32) for count, field in others]
     target = np.empty(len(counts), np.int64)
     target[:num_keys] = values.data_ptr() + 8 * (np.cumsum(counts[:num_keys]) - counts[:num_keys])
     target[num_keys:] = [tensor.data_ptr() for tensor in rest]
@@ -36,7 +37,7 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
             labels[field.name] = tensor
         else:
             rows = Jagged.from_lengths(tensor, torch.from_numpy(table.length[num_keys + index]))
-            (labels if field.kind == "label_list" else jagged)[field.name] = rows
+            (jagged if field.kind == "floats" else labels)[field.name] = rows
     return Batch(
         features=keyed_jagged_tensor(layout.keys, values, lengths, table.num_rows),
         dense=dense,

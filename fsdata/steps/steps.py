@@ -113,13 +113,16 @@ class Steps(ABC):
             tuning=tuning,
         )
 
-    def _stats(self, samples: int, global_samples: int, **known: object) -> StepStats:
+    def _stats(self, samples: int, global_samples: int, *, global_items: dict[str, int], **known: object) -> StepStats:
+        along = self.layout.event_labels.items()
+        items = {label: global_items[group] for label, group in along if group in global_items}
         return StepStats(
             epoch=self.share.progress.epoch,
             step=self.share.progress.step + self.step,
             world_size=self.share.world_size,
             samples=samples,
             global_samples=global_samples,
+            global_items={**global_items, **items},
             **known,  # type: ignore[arg-type]
         )
 
