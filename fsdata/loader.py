@@ -161,7 +161,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
             self._exchange = StepExchange(
                 self._context, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
             )
-            self._planner = StepPlanner(balance, self._context.world_size, carry=True) if balance else None
+            nested = [name for group in schema.groups for name in group.nested]
+            self._planner = (
+                StepPlanner(balance, self._context.world_size, carry=True, nested=nested) if balance else None
+            )
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fsdata.errors import SchemaError
 
-_LATER_ROLES = ("labels", "id_labels")
+_LATER_ROLES = ("labels", "id_labels", "nested")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,6 +27,8 @@ class Sequence:
         keep: which end survives truncation.
         labels: one number per event (watch time, a weight of the loss), float32; entries of `Batch.labels`.
         id_labels: one whole number per event (the next item, a class), int64; entries of `Batch.labels`.
+        nested: any number of ids per event (the categories of an item), int64, from columns that are lists of lists;
+            keys of `Batch.nested[name]`.
 
     Raises:
         SchemaError: no field along which events can be counted, or an option out of range.
@@ -39,6 +41,7 @@ class Sequence:
     keep: Literal["first", "last"] = "last"
     labels: tuple[str, ...] = ()
     id_labels: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for role in ("fields", "floats", *_LATER_ROLES):
@@ -54,7 +57,7 @@ class Sequence:
 
     @property
     def all_fields(self) -> tuple[str, ...]:
-        return self.fields + self.floats + self.id_labels + self.labels
+        return self.fields + self.nested + self.floats + self.id_labels + self.labels
 
     def __repr__(self) -> str:
         """Saved states hold it: roles that were added later stand in it only where they are used."""
@@ -109,6 +112,12 @@ class Schema:
                 f"field names are keys of Batch.features and must be unique; used twice: {', '.join(twice)}. "
                 "Give one of them another name and map it with ParquetSource(columns={new: column})"
             )
+        both = sorted({name for group in self.groups for name in group.nested} & {*names, "candidates"})
+        if both:
+            raise SchemaError(
+                f"a nested field and a sequence are both called {', '.join(both)}, and the lengths of both are counted "
+                "by name: give the nested field another name and map it with ParquetSource(columns={new: column})"
+            )
         if not fields:
             raise SchemaError("a Schema needs at least one field")
         if self.time is not None and (not isinstance(self.time, str) or not self.time):
@@ -128,7 +137,7 @@ class Schema:
     def field_names(self) -> tuple[str, ...]:
         """Every field of a sample, without `time`."""
         floats = tuple(field for group in self.groups for field in group.floats)
-        along = tuple(field for group in self.groups for field in group.id_labels + group.labels)
+        along = tuple(field for group in self.groups for field in group.nested + group.id_labels + group.labels)
         return self.keys + floats + self.dense + self.labels + along
 
     @classmethod

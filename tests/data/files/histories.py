@@ -1,4 +1,4 @@
-"""Histories with labels along them, and what a batch of them holds, sample by sample."""
+"""Histories with labels and nested ids along them, and what a batch of them holds, sample by sample."""
 
 from pathlib import Path
 
@@ -9,9 +9,15 @@ import pyarrow.parquet as pq
 from fsdata import Jagged, Schema, Sequence
 
 UIH = Sequence(
-    "uih", ("item",), floats=("price",), max_length=5, labels=("watched", "weight"), id_labels=("next_item",)
+    "uih",
+    ("item",),
+    floats=("price",),
+    max_length=5,
+    labels=("watched", "weight"),
+    id_labels=("next_item",),
+    nested=("categories", "tags"),
 )
-RECENT = Sequence("recent", ("seen",), max_length=3, keep="first", labels=("liked",))
+RECENT = Sequence("recent", ("seen",), max_length=3, keep="first", labels=("liked",), nested=("shops",))
 SCHEMA = Schema(
     sequences=(UIH, RECENT),
     candidates=Sequence("candidates", ("candidate",), labels=("click",)),
@@ -34,7 +40,10 @@ def values(row: int) -> dict[str, object]:
         "watched": [mark + i + 0.25 for i in range(events)],
         "weight": [-i for i in range(events)],
         "next_item": [LARGE + mark + i for i in range(events)],
+        "categories": [[mark + 16 * i + j for j in range((row + i) % 4)] for i in range(events)],
+        "tags": [list(range(i % 3)) for i in range(events)],
         "seen": [mark + i for i in range(seen)],
+        "shops": [[mark + 16 * i + j for j in range((row + 2 * i) % 3)] for i in range(seen)],
         "liked": [i % 2 == 1 for i in range(seen)],
         "candidate": [mark + i for i in range(candidates)],
         "click": [mark + i + 0.75 for i in range(candidates)],
@@ -47,6 +56,8 @@ TYPES = {
     "weight": pa.large_list(pa.int16()),
     "next_item": pa.list_(pa.uint64()),
     "liked": pa.list_(pa.bool_()),
+    "categories": pa.list_(pa.list_(pa.int64())),
+    "tags": pa.large_list(pa.list_(pa.uint16())),
 }
 
 
@@ -83,4 +94,16 @@ def samples_of(batch) -> list[dict[str, object]]:
     parts = {name: Jagged(part.values(), part.offsets().long()) for name, part in features.items()}
     parts |= {**batch.labels, **batch.jagged}
     samples = [{name: part[row].tolist() for name, part in parts.items()} for row in range(len(batch))]
+    for group in (UIH, RECENT):
+        assert batch.nested[group.name].keys() == list(group.nested)
+        assert batch.nested[group.name].stride() == len(parts[group.fields[0]].values)
+        for name, part in batch.nested[group.name].to_dict().items():
+            events = [ids.tolist() for ids in Jagged(part.values(), part.offsets().long())]
+            for sample, start, count in zip(samples, *_places(parts[group.fields[0]]), strict=True):
+                sample[name] = events[start : start + count]
     return [{**sample, "row": sample["row"][0]} for sample in samples]
+
+
+def _places(part: Jagged) -> tuple[list[int], list[int]]:
+    """First event and number of events of every sample."""
+    return part.offsets[:-1].tolist(), part.lengths.tolist()

@@ -1,4 +1,4 @@
-"""Labels along a sequence: cut, shuffled, joined, balanced and resumed with its events."""
+"""Labels and nested ids along a sequence: cut, shuffled, joined, balanced and resumed with its events."""
 
 import histories
 import numpy as np
@@ -137,8 +137,9 @@ def test_resumed_batches_are_the_same_to_the_bit(folder):
 def test_saved_states_know_labels_along_a_sequence_and_no_others():
     plain = Sequence("uih", ("item",), floats=("price",), max_length=9)
     assert repr(plain) == "Sequence(name='uih', fields=('item',), floats=('price',), max_length=9, keep='last')"
-    assert repr(RECENT).endswith("max_length=3, keep='first', labels=('liked',))")
-    assert repr(UIH).endswith("labels=('watched', 'weight'), id_labels=('next_item',))")
+    assert repr(RECENT).endswith("max_length=3, keep='first', labels=('liked',), nested=('shops',))")
+    labelled = Sequence("uih", ("item",), id_labels=("next_item",))
+    assert repr(labelled).endswith("max_length=None, keep='last', id_labels=('next_item',))")
     assert eval(repr(SCHEMA)) == SCHEMA
 
 
