@@ -6,15 +6,16 @@ moves samples between ranks, and `batch.prefetch` does all of it ahead of the tr
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from typing_extensions import TypeVar
 
 from fsdata.balance.exchange import StepExchange
 from fsdata.balance.options import Balance, StepPlanner
@@ -30,10 +31,13 @@ from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
+from fsdata.steps.adapt import AdaptedSteps, Made
 from fsdata.steps.dataset import Dataset
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
+
+BatchT = TypeVar("BatchT", default=Batch)
 
 _GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"
@@ -47,7 +51,7 @@ _OTHER_RANKS = (
 )
 
 
-class FreeScaleDataLoader:
+class FreeScaleDataLoader(Generic[BatchT]):
     """Iterates over batches of Parquet rows, each rank its share, every row once per epoch.
 
     Each `iter()` is the next epoch, and ends the iterator before it. At every step all ranks deliver `batch_size`
@@ -68,6 +72,9 @@ class FreeScaleDataLoader:
         num_threads: decoding threads; None takes the cores of this rank.
         prefetch: batches made ahead; 0 makes them in the calling thread.
         pin_memory: pin batches in a thread of its own (CUDA).
+        adapt: makes of each `Batch` what the loop gets, in the thread that makes batches ahead, before pinning. Has to
+            leave tensors on the CPU, and is no part of the state: a resumed job needs the same one. What is pinned are
+            tensors in mappings, lists, tuples and dataclasses, and what has a `pin_memory()` of its own.
         uneven: without `balance`, where rows drop out while reading: `"drop"` ends the epoch on all ranks when the
             first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
             all are done.
@@ -85,6 +92,7 @@ class FreeScaleDataLoader:
         SchemaError: the sources cannot be read as the schema; the message lists every mismatch.
         MismatchError: ranks have different files, arguments or versions.
         DataError, CorruptFileError: at the batch concerned, naming file, row group and row.
+        What `adapt` raises: at the batch concerned, with a note that names step and rank; PeerError on the other ranks.
         PeerError: another rank failed, left or did not answer, naming it.
         RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
     """
@@ -103,6 +111,7 @@ class FreeScaleDataLoader:
         num_threads: int | None = None,
         prefetch: int = 2,
         pin_memory: bool = False,
+        adapt: Callable[[Batch], BatchT] | None = None,
         uneven: Uneven = "drop",
         rank: int | None = None,
         world_size: int | None = None,
@@ -121,11 +130,12 @@ class FreeScaleDataLoader:
             timeout_s=timeout_s,
         )
         sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
+        self._adapt = adapt
         self._context = resolve(rank, world_size, _one_group(process_group, balance))
         self._pool = Pool()
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
-            _check_types(sources, schema, balance)
+            _check_types(sources, schema, balance, adapt)
             opened = [
                 open_source(source, schema, index=index, threads=self._options.num_threads, pool=pool)
                 for index, source in enumerate(sources)
@@ -151,17 +161,20 @@ class FreeScaleDataLoader:
             self._exchange = StepExchange(
                 self._context, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
             )
-            self._planner = StepPlanner(balance, self._context.world_size, carry=True) if balance else None
+            nested = [name for group in schema.groups for name in group.nested]
+            self._planner = (
+                StepPlanner(balance, self._context.world_size, carry=True, nested=nested) if balance else None
+            )
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
         self._steps: Steps | None = None
-        self._ahead: Ahead[tuple[Batch, Progress]] | None = None
+        self._ahead: Ahead[Made[BatchT]] | None = None
         self._closed = False
         self._dropped = 0
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise RuntimeError(_CLOSED)
         turn = self._turn.take()
@@ -258,7 +271,7 @@ class FreeScaleDataLoader:
         if self._exchange is not None:
             self._exchange.close()
 
-    def _epoch(self, progress: Progress, turn: object, *, resumed: bool) -> Iterator[Batch]:
+    def _epoch(self, progress: Progress, turn: object, *, resumed: bool) -> Iterator[BatchT]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
         if self._closed:
             raise RuntimeError(_CLOSED)
@@ -267,10 +280,12 @@ class FreeScaleDataLoader:
         self._turn.check(turn)
         self._turn.settle()
         self._steps = self._make_steps(progress)
-        self._ahead = ahead = Ahead(self._steps.next, depth=self._options.prefetch, pin=self._options.pin)
-        for batch, self._progress in ahead:
+        make = AdaptedSteps(self._steps, self._adapt).next
+        self._ahead = ahead = Ahead(make, depth=self._options.prefetch, pin=self._options.pin)
+        for made in ahead:
+            self._progress = made.progress
             yielded = True
-            yield batch
+            yield made.batch
             self._turn.check_process()
         self._turn.check(turn)
         if self._ahead is not ahead:
@@ -379,7 +394,7 @@ def _can_pin(wanted: bool) -> bool:
     return wanted
 
 
-def _check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balance | None) -> None:
+def _check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balance | None, adapt: object) -> None:
     if not sources:
         raise ValueError("sources is empty: pass at least one ParquetSource")
     for source in sources:
@@ -389,3 +404,5 @@ def _check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Bala
         raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
     if balance is not None and not isinstance(balance, Balance):
         raise TypeError(f"balance must be a Balance or None, got {balance!r}; write balance=Balance()")
+    if adapt is not None and not callable(adapt):
+        raise TypeError(f"adapt is a function of a Batch or None, got {adapt!r}")

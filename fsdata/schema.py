@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from fsdata.errors import SchemaError
 
+_LATER_ROLES = ("labels", "id_labels", "nested")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Sequence:
     """A group of aligned list fields: in every sample all of them have the same length.
 
@@ -23,6 +25,13 @@ class Sequence:
         floats: value lists (prices, quantities), float32; entries of `Batch.jagged`.
         max_length: longer lists are truncated, counted in events; None keeps all.
         keep: which end survives truncation.
+        labels: one number per event (watch time, a weight of the loss), float32; entries of `Batch.labels`.
+        id_labels: one whole number per event (the next item, a class), int64; entries of `Batch.labels`.
+        nested: any number of ids per event (the categories of an item), int64, from columns that are lists of lists;
+            keys of `Batch.nested[name]`.
+
+    Raises:
+        SchemaError: no field along which events can be counted, or an option out of range.
     """
 
     name: str
@@ -30,9 +39,12 @@ class Sequence:
     floats: tuple[str, ...] = ()
     max_length: int | None = None
     keep: Literal["first", "last"] = "last"
+    labels: tuple[str, ...] = ()
+    id_labels: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for role in ("fields", "floats"):
+        for role in ("fields", "floats", *_LATER_ROLES):
             object.__setattr__(self, role, _names(getattr(self, role), f"Sequence({self.name!r}, {role}=...)"))
         if not isinstance(self.name, str) or not self.name:
             raise SchemaError(f"a Sequence needs a name, got {self.name!r}")
@@ -45,7 +57,13 @@ class Sequence:
 
     @property
     def all_fields(self) -> tuple[str, ...]:
-        return self.fields + self.floats
+        return self.fields + self.nested + self.floats + self.id_labels + self.labels
+
+    def __repr__(self) -> str:
+        """Saved states hold it: roles that were added later stand in it only where they are used."""
+        later = {role for role in _LATER_ROLES if not getattr(self, role)}
+        shown = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.name not in later]
+        return f"Sequence({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +75,8 @@ class Schema:
         candidates: the group of items to score, if samples carry several.
         context: scalar ids, int64; keys of `Batch.features` with length 1.
         dense: scalar features, the columns of `Batch.dense`, float32 [B, D].
-        labels: scalar per sample or list aligned with the candidates; the column's type decides. float32.
+        labels: scalar per sample or list aligned with the candidates; the column's type decides. float32. Labels along
+            a sequence are `Sequence(labels=...)`.
         time: the int64 or timestamp column by which `mix="time"` merges sources; not part of the batch unless it is
             also in `context`.
 
@@ -93,6 +112,12 @@ class Schema:
                 f"field names are keys of Batch.features and must be unique; used twice: {', '.join(twice)}. "
                 "Give one of them another name and map it with ParquetSource(columns={new: column})"
             )
+        both = sorted({name for group in self.groups for name in group.nested} & {*names, "candidates"})
+        if both:
+            raise SchemaError(
+                f"a nested field and a sequence are both called {', '.join(both)}, and the lengths of both are counted "
+                "by name: give the nested field another name and map it with ParquetSource(columns={new: column})"
+            )
         if not fields:
             raise SchemaError("a Schema needs at least one field")
         if self.time is not None and (not isinstance(self.time, str) or not self.time):
@@ -112,7 +137,8 @@ class Schema:
     def field_names(self) -> tuple[str, ...]:
         """Every field of a sample, without `time`."""
         floats = tuple(field for group in self.groups for field in group.floats)
-        return self.keys + floats + self.dense + self.labels
+        along = tuple(field for group in self.groups for field in group.nested + group.id_labels + group.labels)
+        return self.keys + floats + self.dense + self.labels + along
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Schema":

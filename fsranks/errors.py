@@ -26,5 +26,6 @@ def name_ranks(ranks: list[int]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, for the other ranks."""
-    return f"{type(error).__name__}: {error}"[:2000]
+    """An error and its notes in one line, for the other ranks."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}"[:2000]

@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, get_args
 
@@ -33,7 +34,8 @@ class Balance:
             within one.
         cost: lengths -> cost of every sample. Where nothing has a cost, as without sequences, ranks get the same number
             of candidates or, without those, of samples.
-        max_tokens: cap on the elements (of all sequences and candidates together) of one rank, against out of memory.
+        max_tokens: cap on the elements of one rank, against out of memory: events of all sequences, candidates, and the
+            ids of nested fields.
             Where a global batch does not fit, `FreeScaleDataLoader` carries the last rows of every rank over to the
             next step (`StepStats.carried`); a single sample above the cap is an error. `rebalance` and
             `EmbeddingBalance` cannot carry rows over: there such a batch is an error too.
@@ -97,10 +99,12 @@ class StepPlanner:
     A function of the gathered lengths and reports alone; with AutoTune it has a state, the same on every rank.
 
     carry: whether a plan may leave samples to the next step where not all fit under `max_tokens`.
+    nested: names of nested fields: their ids count as tokens, and cost models do not see them.
     """
 
-    def __init__(self, balance: Balance, world_size: int, *, carry: bool = False) -> None:
+    def __init__(self, balance: Balance, world_size: int, *, carry: bool = False, nested: Collection[str] = ()) -> None:
         self._balance = balance
+        self._nested = frozenset(nested)
         self._world_size = world_size
         self._carry = carry
         self._tune = AutoTune(world_size) if balance.autotune and world_size > 1 else None
@@ -113,7 +117,8 @@ class StepPlanner:
         """
         balance, tune = self._balance, self._tune
         tokens = _tokens(batch)
-        cost = np.asarray(balance.cost(batch.lengths)) if batch.lengths else tokens
+        lengths = {name: length for name, length in batch.lengths.items() if name not in self._nested}
+        cost = np.asarray(balance.cost(lengths)) if lengths else tokens
         if not cost.any():
             cost = tokens  # no histories: what is left is to give all ranks as many candidates, or samples
         _check_fits(tokens, batch, balance.max_tokens)

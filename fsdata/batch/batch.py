@@ -17,10 +17,11 @@ class StepStats:
         world_size: ranks that share the global batch.
         samples, global_samples: samples of this rank and of all ranks.
         global_items: group name -> elements of that group over all ranks ("candidates": how many candidates), where
-            known: always with one rank or with `balance`.
+            known: always with one rank or with `balance`. Also under the names of labels that a sequence has, and of
+            nested fields, whose ids are counted.
         straggler_before, straggler_after: planned share of waiting (1 - mean / max of the ranks' cost) without and
             with balancing; None without `balance`.
-        moved: share of the global batch's events that changed rank; None without `balance`.
+        moved: share of the global batch's events (and ids of nested fields) that changed rank; None without `balance`.
         carried: rows of all ranks that were read for this step and come in the next one, because with them no plan
             keeps `Balance(max_tokens=...)`. They do not count in the other fields.
     """
@@ -44,8 +45,12 @@ class Batch:
     Attributes:
         features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object.
         dense: float32 [B, D], columns in schema order.
-        labels: name -> float32 [B], or `Jagged` float32 where the label is a list aligned with the candidates.
+        labels: name -> float32 [B]; `Jagged` float32 where the label is a list aligned with the candidates; `Jagged`
+            float32 or int64 with the offsets of its sequence, for its `labels` and `id_labels`.
         jagged: name -> `Jagged` float32, the `floats` of the schema's sequences.
+        nested: sequence name -> KeyedJaggedTensor, int64, of the sequence's `nested` fields. Its batch are the E events
+            of this rank: `lengths()` [keys * E] says how many ids every event has. Which events belong to which sample
+            is said by the offsets of the sequence's other fields.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
     """
@@ -56,6 +61,7 @@ class Batch:
     jagged: dict[str, Jagged]
     origin: torch.Tensor
     stats: StepStats
+    nested: dict[str, Any] = field(default_factory=dict)
 
     @property
     def loss_weight(self) -> float:
@@ -76,13 +82,15 @@ class Batch:
         return self._map(lambda value: value.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for value in (self.features, self.dense, self.origin, *self.labels.values(), *self.jagged.values()):
+        named = (*self.nested.values(), *self.labels.values(), *self.jagged.values())
+        for value in (self.features, self.dense, self.origin, *named):
             value.record_stream(stream)
 
     def _map(self, function: Any) -> "Batch":
         return replace(
             self,
             features=function(self.features),
+            nested={name: function(value) for name, value in self.nested.items()},
             dense=function(self.dense),
             labels={name: function(value) for name, value in self.labels.items()},
             jagged={name: function(value) for name, value in self.jagged.items()},

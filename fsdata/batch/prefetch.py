@@ -4,8 +4,10 @@ The root node never raises: what goes wrong travels as an item and is raised, un
 batch concerned (torchdata would rebuild it from its text).
 """
 
+import copy
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -90,3 +92,27 @@ class Ahead(Generic[ItemT]):
         """Begin no further item. `make` may still be running in one of `threads`."""
         self._root.stopped = True
         self._node = None
+
+
+def pinned(value: Any) -> Any:
+    """A batch in pinned memory: by its own `pin_memory`, else through mappings, lists, tuples and dataclasses.
+
+    What holds no tensors of these kinds stays as it is.
+    """
+    if callable(getattr(value, "pin_memory", None)):
+        return value.pin_memory()
+    if isinstance(value, MutableMapping):
+        moved: Any = copy.copy(value)
+        for key, item in value.items():
+            moved[key] = pinned(item)
+        return moved
+    if isinstance(value, list | tuple):
+        items = [pinned(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        moved = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(moved, field.name, pinned(getattr(value, field.name)))
+        return moved
+    return value

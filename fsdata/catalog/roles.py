@@ -8,7 +8,7 @@ import pyarrow as pa
 from fsdata.schema import Schema
 
 Number = Literal["id", "value", "time"]
-Shape = Literal["scalar", "list", "either"]
+Shape = Literal["scalar", "list", "nested", "either"]
 
 _TEXT = (
     pa.types.is_string,
@@ -26,7 +26,7 @@ class WantedField:
     """One field of a sample, or a column that only reading needs (time, join keys).
 
     `id` fields become int64 and take no floats; `value` fields become float32; `time` becomes int64, nanoseconds if
-    the column is a timestamp or date. `either` is a label: a list where the column is one.
+    the column is a timestamp or date. `either` is a label: a list where the column is one. `nested` is a list of lists.
     """
 
     name: str
@@ -40,7 +40,10 @@ def wanted_fields(schema: Schema) -> tuple[WantedField, ...]:
     wanted = [WantedField(name, "id", "scalar", "context") for name in schema.context]
     for group in schema.groups:
         wanted += [WantedField(name, "id", "list", f"ids of {group.name!r}") for name in group.fields]
+        wanted += [WantedField(name, "id", "nested", f"ids of every event of {group.name!r}") for name in group.nested]
         wanted += [WantedField(name, "value", "list", f"floats of {group.name!r}") for name in group.floats]
+        wanted += [WantedField(name, "id", "list", f"labels of {group.name!r}") for name in group.id_labels]
+        wanted += [WantedField(name, "value", "list", f"labels of {group.name!r}") for name in group.labels]
     wanted += [WantedField(name, "value", "scalar", "dense") for name in schema.dense]
     shape: Shape = "scalar" if schema.candidates is None else "either"
     wanted += [WantedField(name, "value", shape, "label") for name in schema.labels]
@@ -71,11 +74,23 @@ def plain(arrow_type: pa.DataType) -> pa.DataType:
 def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
     """Why a column of this type cannot serve the field, and what to do; None if it can."""
     outer = plain(arrow_type)
-    if is_list(outer):
+    item = plain(outer.value_type) if is_list(outer) else None
+    if field.shape == "nested":
+        if item is None or not is_list(item):
+            return f"is {arrow_type}, where a list of lists is needed. One id per event belongs to Sequence(fields=...)"
+        return _number_objection(field, plain(item.value_type), arrow_type)
+    if item is not None:
         if field.shape == "scalar":
-            hint = " (a list label needs Schema(candidates=...))" if field.role == "label" else ""
+            hint = ""
+            if field.role == "label":
+                hint = (
+                    " (a list label needs Schema(candidates=...); labels along a sequence belong to "
+                    "Sequence(labels=...))"
+                )
             return f"is {arrow_type}, a list, where one value per sample is needed{hint}"
-        return _number_objection(field, plain(outer.value_type), arrow_type)
+        if is_list(item) and field.number == "id":
+            return f"is {arrow_type}, a list of lists: several ids per event belong to Sequence(nested=...)"
+        return _number_objection(field, item, arrow_type)
     if field.shape == "list":
         return f"is {arrow_type}, one value per sample, where a list is needed"
     return _number_objection(field, outer, arrow_type)
@@ -111,6 +126,8 @@ def _text_example(field: WantedField, arrow_type: pa.DataType) -> str:
         cast = "cast(pl.Float32)"
         return f"{column}.list.eval(pl.element().{cast})" if is_list(plain(arrow_type)) else f"{column}.{cast}"
     hashed = "hash(seed=1) % 2**20"
+    if field.shape == "nested":
+        return f"{column}.list.eval(pl.element().list.eval(pl.element().{hashed}))"
     if is_list(plain(arrow_type)):
         return f"{column}.list.eval(pl.element().{hashed})"
     return f"{column}.{hashed}"

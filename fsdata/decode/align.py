@@ -55,7 +55,8 @@ class Defaults:
             block = self._blocks.get(field)
             if block is None or len(block) < elements:
                 size = max(64, 1 << (elements - 1).bit_length())
-                block = self._blocks[field] = np.full(size, self._values[field.name], field.dtype)
+                value = 0 if field.kind == "counts" else self._values[field.name]  # a null list has no ids
+                block = self._blocks[field] = np.full(size, value, field.dtype)
             return block
 
 

@@ -50,7 +50,8 @@ class BatchPlan:
     Attributes:
         read: columns to decode, in the file's order.
         condition: the filter; None keeps all rows.
-        columns: the fields that the columns of a finished batch hold; None if it is the decoded batch as it is.
+        columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
+            if it is the decoded batch as it is.
         expressions: field -> the expression that makes it.
         partitions: what the file's `key=value` folders say.
     """
@@ -140,6 +141,9 @@ def _converted(
     for binding in columns:
         array = next(computed) if binding.origin == "expression" else batch.column(binding.column)
         try:
+            if binding.field.shape == "nested":
+                counts, array = widen.nested_parts(array)
+                arrays.append(counts)
             arrays.append(widen.convert(array, binding.field.number))
         except widen.OutsideInt64 as error:
             raise DataError(f"{where}, row {rows[error.row]}: {binding.field.name}: {error}") from error

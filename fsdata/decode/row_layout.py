@@ -8,16 +8,18 @@ import numpy as np
 
 from fsdata.schema import Schema, Sequence
 
-FieldKind = Literal["context", "ids", "floats", "dense", "label", "label_list"]
+FieldKind = Literal["context", "ids", "counts", "nested_ids", "floats", "dense", "label", "label_list", "event_label"]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One row of a `RowTable`.
 
-    `dense` is a single field of D elements; every other kind is one schema field. `group` is the name of the sequence
-    whose lengths the field has, or None where every sample has `width` elements. Of lists longer than `max_length` one
-    end is kept, the last if `keep_last`.
+    `dense` is a single field of D elements, and a nested field of the schema is two: `counts`, how many ids every event
+    has, which is as long as its sequence, and `nested_ids`, the ids of all events. Every other kind is one schema
+    field. `group` is the name of the sequence whose lengths the field has, for `nested_ids` the name of the schema
+    field, and None where every sample has `width` elements. Of lists longer than `max_length` one end is kept, the last
+    if `keep_last`.
     """
 
     name: str
@@ -36,10 +38,14 @@ class Field:
     def is_list(self) -> bool:
         return self.group is not None
 
+    @property
+    def schema_field(self) -> str:
+        return self.group if self.kind == "nested_ids" and self.group else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fields of a sample: first the keys of `Batch.features` (int64), then everything float32.
+    """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then everything float32.
 
     `dense` names the columns of the dense block.
     """
@@ -70,13 +76,29 @@ class Layout:
         return first
 
     @property
+    def event_labels(self) -> dict[str, str]:
+        """Label that a sequence declares -> the sequence whose lengths it has."""
+        return {field.name: field.group for field in self.fields if field.kind == "event_label" and field.group}
+
+    @property
+    def nested(self) -> dict[str, tuple[slice, slice]]:
+        """Sequence -> where the counts of its nested fields stand, and where their ids stand, in the same order."""
+        found: dict[str, tuple[slice, slice]] = {}
+        rows = range(len(self.fields))
+        for sequence in dict.fromkeys(field.group for field in self.fields if field.kind == "counts"):
+            counts = [row for row in rows if self.fields[row].kind == "counts" and self.fields[row].group == sequence]
+            size = len(counts)
+            found[str(sequence)] = slice(counts[0], counts[0] + size), slice(counts[0] + size, counts[0] + 2 * size)
+        return found
+
+    @property
     def slots(self) -> dict[str, int]:
         """Schema field -> its row of a `RowTable`; without the dense fields."""
         return {field.name: row for row, field in enumerate(self.fields) if field.kind != "dense"}
 
     def only(self, names: Collection[str]) -> "Layout":
         """The layout of some schema fields. Its dense fields are in no `RowTable`."""
-        fields = [field for field in self.fields if field.kind != "dense" and field.name in names]
+        fields = [field for field in self.fields if field.kind != "dense" and field.schema_field in names]
         num_keys = sum(field.name in names for field in self.fields[: self.num_keys])
         return Layout(tuple(fields), num_keys, tuple(name for name in self.dense if name in names))
 
@@ -85,7 +107,12 @@ def layout_of(schema: Schema, list_labels: frozenset[str] = frozenset()) -> Layo
     """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates."""
     keys = [Field(name, "context", 8, None) for name in schema.context]
     keys += [_list_field(name, "ids", 8, group) for group in schema.groups for name in group.fields]
-    rest = [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
+    rest = []
+    for group in schema.groups:
+        rest += [_list_field(name, "counts", 8, group) for name in group.nested]
+        rest += [Field(ids_of(name), "nested_ids", 8, name) for name in group.nested]
+    rest += [_list_field(name, "event_label", 8, group) for group in schema.groups for name in group.id_labels]
+    rest += [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
     if schema.dense:
         rest.append(Field("dense", "dense", 4, None, len(schema.dense)))
     for name in schema.labels:
@@ -94,7 +121,13 @@ def layout_of(schema: Schema, list_labels: frozenset[str] = frozenset()) -> Layo
             rest.append(_list_field(name, "label_list", 4, schema.candidates))
         else:
             rest.append(Field(name, "label", 4, None))
+    rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
     return Layout((*keys, *rest), len(keys), schema.dense)
+
+
+def ids_of(nested: str) -> str:
+    """The name of the `nested_ids` of a nested field."""
+    return f"ids of {nested}"
 
 
 def _list_field(name: str, kind: FieldKind, itemsize: int, group: Sequence) -> Field:

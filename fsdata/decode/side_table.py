@@ -142,6 +142,8 @@ def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
         if is_list != field.is_list:
             raise SchemaError(f"{where}: {field.name} is a list in one source and a scalar in another; all must agree")
         missing = (0, -1) if is_list else (side.defaults[field.name].ctypes.data, 1)
+        if field.kind == "nested_ids":
+            missing = (0, 0)
         table.address[to] = _choose(found, side.table.address[of], at, missing[0])
         table.length[to] = _choose(found, side.table.length[of], at, missing[1])
     table.owners.append(side)

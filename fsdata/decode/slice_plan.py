@@ -1,7 +1,8 @@
 """From bindings to what the decode kernels take: which columns to read, and one record per field."""
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow as pa
 from fsdata.catalog.bind import FieldBinding, FileKind
 from fsdata.catalog.roles import is_list, plain
 from fsdata.decode.record_batches import BatchPlan
-from fsdata.decode.row_layout import Field, Layout
+from fsdata.decode.row_layout import Field, Layout, ids_of
 from fsdata.decode.widen import is_native
 from fsdata.errors import SchemaError
 from fsdata.kernels import index
@@ -26,8 +27,9 @@ class SlicePlan:
         layout: which fields the table has.
         batches: how the record batches are made.
         fields: FIELD of `fsdata.kernels.index`; packed: the same in order of falling item size.
+        nested: NESTED of `fsdata.kernels.index`.
         dense: DENSE_FIELD of `fsdata.kernels.index`.
-        bindings, dense_bindings: what `fields` and `dense` were made from.
+        bindings, dense_bindings: what `fields` and `dense` were made from; a nested field made two of `fields`.
         arrays: time and keys, each with its column of the batch, -1 if all rows have one value.
         drops_all: a partition value is null under the policy `drop`.
         defaults: memory that `fields` points to.
@@ -37,6 +39,7 @@ class SlicePlan:
     batches: BatchPlan
     fields: np.ndarray
     packed: np.ndarray
+    nested: np.ndarray
     dense: np.ndarray
     bindings: tuple[FieldBinding, ...]
     dense_bindings: tuple[FieldBinding, ...]
@@ -62,18 +65,21 @@ def plan_slices(
         position = {name: number for number, name in enumerate(batches.read)}
         column = {each.field: position[each.column] for each in kind.bindings if each.origin == "column"}  # type: ignore[index]
     else:
-        column = {binding.field: number for number, binding in enumerate(batches.columns)}
+        widths = [2 if binding.field.shape == "nested" else 1 for binding in batches.columns]
+        column = dict(zip((each.field for each in batches.columns), (np.cumsum(widths) - widths).tolist(), strict=True))
     arrays = [each for each in kind.bindings if each.field.role in ("time", "join key")]
     dense = [each for each in kind.bindings if each.field.role == "dense"]
     rest = [each for each in kind.bindings if each.field.role not in ("time", "join key", "dense")]
-    fields, defaults = _field_records(rest, [column.get(each.field, -1) for each in rest], layout)
+    parts = [part for each in rest for part in _parts(each, column.get(each.field, -1), layout)]
+    fields, defaults = _field_records(parts, layout)
     return SlicePlan(
         layout=layout,
         batches=batches,
         fields=fields,
         packed=fields[np.argsort(-fields["itemsize"], kind="stable")],
+        nested=_nested_records(parts, layout),
         dense=_dense_records(dense, [column.get(each.field, -1) for each in dense], layout),
-        bindings=tuple(rest),
+        bindings=tuple(part.binding for part in parts),
         dense_bindings=tuple(dense),
         arrays=tuple((each, column.get(each.field, -1)) for each in arrays),
         drops_all=any(each.origin == "partition" and each.value is None for each in kind.bindings),
@@ -97,19 +103,35 @@ def _plan_batches(kind: FileKind, condition: Expression | None, expressions: Map
     )
 
 
-def _field_records(
-    bindings: Sequence[FieldBinding], columns: Sequence[int], layout: Layout
-) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one column of a finished batch fills: `slot` of the layout. `column` is -1 without one."""
+
+    binding: FieldBinding
+    slot: int
+    column: int
+
+
+def _parts(binding: FieldBinding, column: int, layout: Layout) -> list[_Part]:
+    """One part; of a nested field its counts, whose default is 0, and then its ids."""
+    name = binding.field.name
+    if binding.field.shape != "nested":
+        return [_Part(binding, layout.slots[name], column)]
+    counts = _Part(replace(binding, value=0), layout.slots[name], column)
+    return [counts, _Part(binding, layout.slots[ids_of(name)], column if column < 0 else column + 1)]
+
+
+def _field_records(parts: Sequence[_Part], layout: Layout) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """FIELD [K], and the defaults that it points to."""
-    slots = [layout.slots[binding.field.name] for binding in bindings]
-    fields = [layout.fields[slot] for slot in slots]
-    shapes = [_shape(*each) for each in zip(bindings, fields, columns, strict=True)]
+    bindings = [part.binding for part in parts]
+    fields = [layout.fields[part.slot] for part in parts]
+    shapes = [_shape(part.binding, field, part.column) for part, field in zip(parts, fields, strict=True)]
     defaults = tuple(
         np.full(1, binding.value or 0, field.dtype) for binding, field in zip(bindings, fields, strict=True)
     )
-    records = np.zeros(len(bindings), index.FIELD)
-    records["slot"] = slots
-    records["column"] = columns
+    records = np.zeros(len(parts), index.FIELD)
+    records["slot"] = [part.slot for part in parts]
+    records["column"] = [part.column for part in parts]
     records["shape"] = [shape for shape, _ in shapes]
     records["width"] = [width for _, width in shapes]
     records["itemsize"] = [field.itemsize for field in fields]
@@ -121,6 +143,19 @@ def _field_records(
     records["max_length"] = [field.max_length or -1 for field in fields]
     records["keep_last"] = [field.keep_last for field in fields]
     return records, defaults
+
+
+def _nested_records(parts: Sequence[_Part], layout: Layout) -> np.ndarray:
+    """NESTED [n]: of the fields that come from this table."""
+    pairs = [
+        (part.slot, ids.slot) for part, ids in itertools.pairwise(parts) if layout.fields[part.slot].kind == "counts"
+    ]
+    records = np.zeros(len(pairs), index.NESTED)
+    records["counts"] = [counts for counts, _ in pairs]
+    records["ids"] = [ids for _, ids in pairs]
+    records["max_length"] = [layout.fields[counts].max_length or -1 for counts, _ in pairs]
+    records["keep_last"] = [layout.fields[counts].keep_last for counts, _ in pairs]
+    return records
 
 
 def _dense_records(bindings: Sequence[FieldBinding], columns: Sequence[int], layout: Layout) -> np.ndarray:
@@ -136,7 +171,9 @@ def _dense_records(bindings: Sequence[FieldBinding], columns: Sequence[int], lay
 def _shape(binding: FieldBinding, field: Field, column: int) -> tuple[int, int]:
     """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.widen`."""
     if column < 0:
-        return index.CONSTANT, -1 if field.is_list else 1
+        return index.CONSTANT, 0 if field.kind == "nested_ids" else -1 if field.is_list else 1
+    if field.kind in ("counts", "nested_ids"):
+        return index.LIST64, 0
     if binding.is_list != field.is_list:
         raise SchemaError(
             f"{binding.field.name}: a {'list' if binding.is_list else 'scalar'} in this source and not in another; "

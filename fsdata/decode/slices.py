@@ -111,6 +111,8 @@ class _SliceBuilder:
         if self._refill.any():
             batch = self._filled(batch)
             self._index(batch)
+        if len(self._plan.nested):
+            index.cut_nested(self._plan.nested, self._added, len(rows), table.references)
         for binding, column in self._plan.arrays:
             values, null = table.arrays[binding.field.name]
             if column < 0:
@@ -146,7 +148,7 @@ class _SliceBuilder:
             return
         what = {
             index.NULL: "null",
-            index.NULL_ELEMENT: f"null at position {detail} of the list",
+            index.NULL_ELEMENT: f"null at {self._place(line, row, detail)}",
             index.NOT_FINITE: "NaN or infinite" + (f" at position {detail} of the list" if detail else ""),
         }[code]
         name = bindings[line].field.name
@@ -154,6 +156,17 @@ class _SliceBuilder:
             f"{self._where}, row {self._table.row(row)}: {name} is {what}. Give "
             f"ParquetSource(defaults={{{name!r}: ...}}) or nulls={{{name!r}: 'drop'}}"
         )
+
+    def _place(self, line: int, row: int, detail: int) -> str:
+        """Where an element of a list stands; the counts of a nested list come one line before its ids."""
+        fields, table = self._plan.fields, self._table
+        if self._plan.layout.fields[fields[line]["slot"]].kind != "nested_ids":
+            return f"position {detail} of the list"
+        slot = fields[line - 1]["slot"]
+        counts = (ctypes.c_int64 * int(table.length[slot, row])).from_address(int(table.address[slot, row]))
+        stops = np.cumsum(counts)
+        event = int(np.searchsorted(stops, detail, side="right"))
+        return f"position {detail - stops[event] + counts[event]} of the ids of event {event}"
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with defaults in place of null and non-finite elements."""

@@ -36,6 +36,21 @@ def convert(array: pa.Array, number: Number) -> pa.Array:
     return _with_values(array, values)
 
 
+def nested_parts(array: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """(counts, ids) of lists of lists: how many ids every event has, int64, and the ids of all events in order.
+
+    Both are one list per row, null where the row is. An event that is null is a null among the counts, and has no ids.
+    """
+    array = unwrap(array)
+    events = unwrap(array.flatten())
+    counts = pc.list_value_length(events).cast(pa.int64())
+    null = array.is_null() if array.null_count else None
+    first = _starts(pc.list_value_length(array))
+    start = _starts(counts)[first]
+    make = pa.LargeListArray.from_arrays
+    return make(pa.array(first), counts, mask=null), make(pa.array(start), events.flatten(), mask=null)
+
+
 def fill_elements(array: pa.Array, default: float) -> pa.Array:
     """A list array whose null and non-finite elements are `default`."""
     values = pc.fill_null(array.values, pa.scalar(default, array.values.type))
@@ -70,6 +85,12 @@ def unwrap(array: pa.Array) -> pa.Array:
             array = array.dictionary_decode()
         else:
             return array
+
+
+def _starts(lengths: pa.Array) -> np.ndarray:
+    """int64 [n + 1]: the offsets of lists of these lengths; a null has none."""
+    known = pc.fill_null(lengths, 0).cast(pa.int64())
+    return np.concatenate([[0], np.cumsum(known.to_numpy())]).astype(np.int64)
 
 
 def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:

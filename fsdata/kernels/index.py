@@ -45,6 +45,9 @@ DENSE_FIELD = np.dtype(
     [("slot", np.int64), ("column", np.int64), ("policy", np.int64), ("default", np.float32)], align=True
 )
 
+# A nested list: the lines of its counts and of its ids; the rest as in FIELD, for its events.
+NESTED = np.dtype([(name, np.int64) for name in ("counts", "ids", "max_length", "keep_last")])
+
 # Fields that share their lengths: members[first:stop] of them; the rest as in FIELD.
 GROUP = np.dtype([(name, np.int64) for name in ("first", "stop", "max_length", "keep_last")])
 
@@ -264,6 +267,34 @@ def fill_dense(batch, count, fields, at, block, drop, fault):
 def _kept(field, elements):
     """How many of so many elements truncation keeps."""
     return elements if field.max_length < 0 else min(elements, field.max_length)
+
+
+@njit(nogil=True, cache=True)
+def cut_nested(fields, at, count, table):
+    """Leave of the ids of rows [at, at + count) those of the events that truncation keeps.
+
+    fields: NESTED [K], each list of counts int64; table: References, whose ids are changed in place. The counts
+    themselves stay whole, for `align_groups` to compare and cut. Where they are null, the row has no ids.
+    """
+    address, length = table.address, table.length
+    for k in range(len(fields)):
+        field = fields[k]
+        for n in range(at, at + count):
+            events = length[field.counts, n]
+            if table.drop[n] or events < 0:
+                length[field.ids, n] = 0
+                continue
+            kept = _kept(field, events)
+            skip = events - kept if field.keep_last else 0
+            counts = carray(pointer(address[field.counts, n]), (events,), np.int64)
+            before = np.int64(0)
+            for i in range(skip):
+                before += counts[i]
+            inside = np.int64(0)
+            for i in range(skip, skip + kept):
+                inside += counts[i]
+            address[field.ids, n] += before * 8
+            length[field.ids, n] = inside
 
 
 @njit(nogil=True, cache=True)

@@ -1,5 +1,7 @@
 """From references to tensors: one copy of every value to its final place in a `Batch`."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,29 +16,23 @@ from fsdata.kernels.copy import gather_fields
 
 def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: StepStats, pool: Pool) -> Batch:
     """Copy the rows of `table` into a Batch in buffers of `pool`; `origin` is int64 [N, 2]."""
-    counts = table.length.sum(axis=1)
-    num_keys = layout.num_keys
-    values = pool.tensor(int(counts[:num_keys].sum()), torch.int64)
-    rest = [pool.tensor(int(count), torch.float32) for count in counts[num_keys:]]
-    target = np.empty(len(counts), np.int64)
-    target[:num_keys] = values.data_ptr() + 8 * (np.cumsum(counts[:num_keys]) - counts[:num_keys])
-    target[num_keys:] = [tensor.data_ptr() for tensor in rest]
-    gather_fields(table.address, table.length, table.itemsize, target)
-
+    flat = _gathered(table, layout, pool)
+    values = flat[0] if layout.num_keys else torch.empty(0, dtype=torch.int64)
     register_pipelineable(Batch)
-    lengths = torch.from_numpy(table.length[:num_keys].reshape(-1))
+    lengths = torch.from_numpy(table.length[: layout.num_keys].reshape(-1))
     labels: dict[str, torch.Tensor | Jagged] = {}
     jagged: dict[str, Jagged] = {}
     dense = torch.empty((table.num_rows, 0), dtype=torch.float32)
-    for index, field in enumerate(layout.fields[num_keys:]):
-        tensor = rest[index]
+    for row, field in enumerate(layout.fields[layout.num_keys :], layout.num_keys):
+        if field.kind in ("counts", "nested_ids"):
+            continue
         if field.kind == "dense":
-            dense = tensor.view(table.num_rows, field.width)
+            dense = flat[row].view(table.num_rows, field.width)
         elif field.kind == "label":
-            labels[field.name] = tensor
+            labels[field.name] = flat[row]
         else:
-            rows = Jagged.from_lengths(tensor, torch.from_numpy(table.length[num_keys + index]))
-            (labels if field.kind == "label_list" else jagged)[field.name] = rows
+            rows = Jagged.from_lengths(flat[row], torch.from_numpy(table.length[row]))
+            (jagged if field.kind == "floats" else labels)[field.name] = rows
     return Batch(
         features=keyed_jagged_tensor(layout.keys, values, lengths, table.num_rows),
         dense=dense,
@@ -44,4 +40,31 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
         jagged=jagged,
         origin=torch.from_numpy(np.ascontiguousarray(origin)),
         stats=stats,
+        nested={name: _nested(layout, flat, *where) for name, where in layout.nested.items()},
     )
+
+
+def _gathered(table: RowTable, layout: Layout, pool: Pool) -> dict[int, torch.Tensor]:
+    """First field of a tensor -> the values of all its fields, field after field."""
+    counts = table.length.sum(axis=1)
+    together = [slice(0, layout.num_keys), *(each for pair in layout.nested.values() for each in pair)]
+    inside = {row for some in together for row in range(some.start, some.stop)}
+    together += [slice(row, row + 1) for row in range(len(counts)) if row not in inside]
+    flat: dict[int, torch.Tensor] = {}
+    target = np.empty(len(counts), np.int64)
+    for some in together:
+        if some.start == some.stop:
+            continue  # no keys
+        itemsize = layout.fields[some.start].itemsize
+        tensor = pool.tensor(int(counts[some].sum()), torch.int64 if itemsize == 8 else torch.float32)
+        target[some] = tensor.data_ptr() + itemsize * (np.cumsum(counts[some]) - counts[some])
+        flat[some.start] = tensor
+    gather_fields(table.address, table.length, table.itemsize, target)
+    return flat
+
+
+def _nested(layout: Layout, flat: dict[int, torch.Tensor], counts: slice, ids: slice) -> Any:
+    """A KeyedJaggedTensor whose batch are the events."""
+    keys = tuple(field.name for field in layout.fields[counts])
+    lengths = flat[counts.start]
+    return keyed_jagged_tensor(keys, flat[ids.start], lengths, len(lengths) // len(keys))

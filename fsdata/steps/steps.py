@@ -53,6 +53,8 @@ class Share:
 class Steps(ABC):
     """An iterator over (batch, progress after it)."""
 
+    _exchange: StepExchange | None = None
+
     def __init__(self, share: Share, reader: Reader, layout: Layout, pool: Pool) -> None:
         self.share = share
         self.reader = reader
@@ -66,6 +68,15 @@ class Steps(ABC):
     @abstractmethod
     def next(self) -> tuple[Batch, Progress] | None:
         """The next batch, None at the end of the epoch. Blocks on decoding and, where there are any, on peers."""
+
+    def fail(self, error: Exception) -> None:
+        """Tell the other ranks, if they meet once more in this epoch, that this rank failed after the step in hand.
+
+        Blocks until they come to that meeting. Returns; the caller raises its own error.
+        """
+        if self._exchange is not None and not self.over:
+            self.over = True
+            self._exchange.fail(error, self._status())
 
     def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, StatusWord]:
         """This rank's rows of the step in hand; an error in reading them is told to the other ranks, then raised."""
@@ -102,13 +113,16 @@ class Steps(ABC):
             tuning=tuning,
         )
 
-    def _stats(self, samples: int, global_samples: int, **known: object) -> StepStats:
+    def _stats(self, samples: int, global_samples: int, *, global_items: dict[str, int], **known: object) -> StepStats:
+        along = self.layout.event_labels.items()
+        items = {label: global_items[group] for label, group in along if group in global_items}
         return StepStats(
             epoch=self.share.progress.epoch,
             step=self.share.progress.step + self.step,
             world_size=self.share.world_size,
             samples=samples,
             global_samples=global_samples,
+            global_items={**global_items, **items},
             **known,  # type: ignore[arg-type]
         )
 
@@ -179,6 +193,8 @@ class BalancedSteps(Steps):
 
     Rows that the plan carries over to the next step go back to the reader, as if they had not been read.
     """
+
+    _exchange: StepExchange
 
     def __init__(
         self,

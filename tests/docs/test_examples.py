@@ -29,6 +29,10 @@ def here(tmp_path, monkeypatch):
     rows = {
         "item_id": [rng.integers(0, 99, n).tolist() for n in lengths],
         "action": [rng.integers(0, 5, n).tolist() for n in lengths],
+        "watch_time": [rng.random(n).tolist() for n in lengths],
+        "weight": [[1.0] * n for n in lengths],
+        "next_item": [rng.integers(0, 99, n).tolist() for n in lengths],
+        "categories": [[[n, i] for i in range(n)] for n in lengths],
         "user_id": rng.integers(0, 50, 300),
         "country": rng.integers(0, 9, 300),
         "click": rng.integers(0, 2, 300),
@@ -106,7 +110,7 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    (declared,) = python("docs/sources-and-schema.md")
+    declared, labelled, nested, adapted = python("docs/sources-and-schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -116,6 +120,15 @@ def test_sources_and_schema(here):
     schema, sources = fsdata.Schema.from_toml("data.toml"), fsdata.sources_from_toml("data.toml")
     with fsdata.FreeScaleDataLoader(sources, schema, batch_size=32) as loader:
         assert sum(len(batch) for batch in loader) == 300
+    exec(labelled, scope)
+    assert scope["batch"].labels["next_item"].values.dtype == torch.int64
+    assert scope["per_event"].item() > 0
+    assert scope["per_weight"].item() == pytest.approx(scope["per_event"].item())  # all weights are 1
+    exec(nested, scope)
+    assert scope["pooled"].shape == (len(scope["history"].values()), 16)
+    exec(adapted, scope)
+    assert type(scope["batch"]) is scope["Clicks"]
+    assert scope["loss"].item() > 0
 
 
 def test_balancing(training, capsys):

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from fsdata.catalog.bind import FieldBinding
 from fsdata.catalog.roles import is_list
-from fsdata.decode.widen import OutsideInt64, convert, unwrap
+from fsdata.decode.widen import OutsideInt64, convert, nested_parts, unwrap
 from fsdata.errors import DataError
 
 _MAX_INT64 = 2**63 - 1
@@ -53,6 +53,9 @@ def check_fields(columns: Sequence[tuple[FieldBinding, pa.Array]], rows: int) ->
     """Check each field by itself: nulls, null and non-finite elements, ids outside int64."""
     checked = Checked([], np.zeros(rows, bool), {}, {})
     for binding, array in columns:
+        counts = None
+        if binding.field.shape == "nested":
+            counts, array = nested_parts(array)
         outside = _outside_int64(binding, array)
         if outside is not None:
             checked.faults.append(outside)
@@ -64,7 +67,7 @@ def check_fields(columns: Sequence[tuple[FieldBinding, pa.Array]], rows: int) ->
         except DataError as error:
             checked.faults.append(Fault(kind="range", field=binding.field.name, rows=np.arange(rows), what=str(error)))
             continue
-        _check_field(binding, converted, checked)
+        _check_field(binding, converted, checked, counts)
     return checked
 
 
@@ -86,7 +89,8 @@ def check_groups(checked: Checked, groups: Mapping[str, Sequence[str]]) -> Itera
             )
 
 
-def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked) -> None:
+def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked, counts: pa.Array | None) -> None:
+    """`counts`: of a nested field, whose ids are `array`: how many ids every event has."""
     field, role = binding.field.name, binding.field.role
     null = ~_mask(array.is_valid())
     if role == "join key":
@@ -97,12 +101,13 @@ def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked) -> No
         return
     bad = [("null", null, "is null")]
     if is_list(array.type):
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), -1).cast(pa.int64()))
+        lengths, row_of, elements = _elements(array)
+        absent = _any(row_of, ~_mask(elements.is_valid()), len(array))
+        if counts is not None:
+            lengths, event_of, per_event = _elements(counts)
+            absent |= _any(event_of, ~_mask(per_event.is_valid()), len(array))
         checked.lengths[field] = lengths
-        elements = array.flatten()
-        row_of = np.repeat(np.arange(len(array)), np.maximum(lengths, 0))
-        absent = ~_mask(elements.is_valid())
-        bad.append(("null element", _any(row_of, absent, len(array)), "holds a null"))
+        bad.append(("null element", absent, "holds a null"))
         if binding.field.number == "value":
             bad.append(("not finite", _any(row_of, _not_finite(elements), len(array)), "holds NaN or infinity"))
     elif binding.field.number == "value":
@@ -112,6 +117,12 @@ def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked) -> No
             _note(checked, kind, field, where, what)
         elif binding.policy == "drop":
             checked.dropped |= where
+
+
+def _elements(array: pa.Array) -> tuple[np.ndarray, np.ndarray, pa.Array]:
+    """Lengths of lists, int64 [N], -1 for a null; the list that each element belongs to; the elements."""
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(array), -1).cast(pa.int64()))
+    return lengths, np.repeat(np.arange(len(array)), np.maximum(lengths, 0)), array.flatten()
 
 
 def _note(checked: Checked, kind: str, field: str, where: np.ndarray, what: str) -> None:

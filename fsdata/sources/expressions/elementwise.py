@@ -139,9 +139,11 @@ class _Walk:
             return ["cast", self.node(value["expr"], in_list=in_list), _type(value["dtype"]), value["options"]]
         if kind == "Function":
             return self._function(value["input"], value["function"], in_list)
-        if kind == "Eval" and not in_list:
+        if kind == "Eval":
+            if "Cumulative" in value["variant"]:
+                raise _refused("cumulative_eval")
             inner = self.node(value["evaluation"], in_list=True)
-            return ["each", self.node(value["expr"], in_list=False), inner, _options(value["variant"])]
+            return ["each", self.node(value["expr"], in_list=in_list), inner, _options(value["variant"])]
         if in_list and kind == "Agg":
             return self._aggregate(value)
         if in_list and kind in _IN_LIST_NODES:

@@ -107,6 +107,11 @@ def same(one, two) -> bool:
     for name in one.labels:
         a, b = one.labels[name], two.labels[name]
         pairs += [(a.values, b.values), (a.offsets, b.offsets)] if isinstance(a, Jagged) else [(a, b)]
+    for name in one.nested:
+        pairs += [
+            (one.nested[name].values(), two.nested[name].values()),
+            (one.nested[name].lengths(), two.nested[name].lengths()),
+        ]
     for name in one.jagged:
         pairs += [
             (one.jagged[name].values, two.jagged[name].values),

@@ -111,5 +111,5 @@ def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(ValueError, match="can be counted over candidates, click, rated, samples"):
         global_mean(torch.ones(2), batch, over="clicks")
     unknown = StepStats(epoch=0, step=0, world_size=2, samples=2, global_samples=4)
-    with pytest.raises(ValueError, match="the number of candidates on all ranks is unknown"):
+    with pytest.raises(ValueError, match="the number of its items on all ranks is unknown"):
         global_mean(torch.ones(3), Batch(unknown, batch.labels), over="click")

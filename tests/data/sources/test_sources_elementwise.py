@@ -116,6 +116,9 @@ def test_whatever_is_let_through_gives_row_by_row_what_it_gives_at_once():
         LIST.list.eval(pl.element().unique()),
         LIST.list.eval(pl.element().map_batches(lambda series: series)),
         LIST.list.eval(pl.element() + A),
+        LIST.list.eval(pl.element().list.eval(pl.element().shuffle())),
+        LIST.list.eval(pl.element().list.eval(pl.element() + A)),
+        A.cumulative_eval(pl.element().sum()),
         pl.col("a", "b"),
         pl.all(),
         pl.col("^a.*$"),
@@ -128,6 +131,14 @@ def test_whatever_is_let_through_gives_row_by_row_what_it_gives_at_once():
 def test_refused(expression):
     with pytest.raises(SchemaError, match=r"^here"):
         expressions.checked(expression, "here")
+
+
+def test_lists_in_lists():
+    expression = pl.col("n").list.eval(pl.element().list.eval(pl.element() * 2))
+    expressions.checked(expression, "here")
+    frame = pl.DataFrame({"n": [[[1, 2], []], [[1, 2], []], [], None, [None, [3, None]]]})
+    found = results(expression, frame)
+    assert found[0].equals(pl.concat(found[1:]), null_equal=True)
 
 
 @pytest.mark.parametrize("count", [400, 20_000])

@@ -1,6 +1,7 @@
 """A dry run of sources against a schema: everything wrong is listed, exactly, and what is right passes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -204,6 +205,19 @@ def test_candidates_and_list_labels_are_one_group(tmp_path):
     write(tmp_path / "a.parquet", made)
     found = find(ParquetSource(str(tmp_path)), schema=schema)
     assert places(found) == [("null", "at", "a.parquet", 0, [1]), ("ragged", "candidates", "a.parquet", 0, [2])]
+
+
+def test_labels_along_a_sequence_are_checked_with_it(tmp_path):
+    labelled = replace(SCHEMA.sequences[0], labels=("watched",), id_labels=("next",))
+    schema = replace(SCHEMA, sequences=(labelled,))
+    made = columns()
+    made["watched"] = pa.array([[0.5, 1.5][: n % 3] if n != 5 else [0.5, None] for n in range(12)])
+    made["next"] = pa.array([[7, 8, 9][: (n % 3) + (n == 7)] for n in range(12)])
+    path = write(tmp_path / "a.parquet", made)
+    assert places(find(ParquetSource(path), schema=schema)) == [
+        ("null element", "watched", "a.parquet", 1, [1]),
+        ("ragged", "uih", "a.parquet", 1, [3]),
+    ]
 
 
 def test_labels_must_have_one_form_in_all_sources(tmp_path):

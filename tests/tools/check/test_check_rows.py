@@ -15,7 +15,10 @@ from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError
 
 SCHEMA = Schema(
-    sequences=(Sequence("uih", ("item",), floats=("price",)), Sequence("other", ("seen",))),
+    sequences=(
+        Sequence("uih", ("item",), floats=("price",), labels=("watched",), id_labels=("next",), nested=("tags",)),
+        Sequence("other", ("seen",)),
+    ),
     candidates=Sequence("candidates", ("ad",)),
     context=("user",),
     dense=("age",),
@@ -31,7 +34,8 @@ def some(rng, values):
 
 def faulty(rng):
     """Rows of which most have something wrong, one to a row group."""
-    lists = {"item": [1, 2**63, None], "price": [0.5, NAN, None], "seen": [3, None], "ad": [4], "click": [0.0, None]}
+    lists = {"item": [1, 2**63, None], "price": [0.5, NAN, None], "seen": [3, None], "ad": [4], "click": [0.0, None],
+             "tags": [[1, 2], [2**63], [None, 3], None], "watched": [1.5, NAN], "next": [6, None]}  # fmt: skip
     counts = rng.integers(0, 3, ROWS)
     made = {
         name: [some(rng, [*[[values[0]] * n] * 9, [some(rng, values)] * n, [values[0]], None]) for n in counts]
@@ -40,6 +44,7 @@ def faulty(rng):
     for name, values in {"user": [1, None, 2**63], "age": [1.0, NAN, None], "bought": [0.0, 1.0]}.items():
         made[name] = [some(rng, [*values[:1] * 12, *values]) for _ in range(ROWS)]
     kinds = {"item": pa.list_(pa.uint64()), "price": pa.list_(pa.float64()), "seen": pa.large_list(pa.int32()),
+             "tags": pa.list_(pa.list_(pa.uint64())), "watched": pa.list_(pa.float64()), "next": pa.list_(pa.int8()),
              "ad": pa.list_(pa.int64()), "click": pa.list_(pa.float32()), "user": pa.uint64()}  # fmt: skip
     return pa.table({name: pa.array(values, kinds.get(name)) for name, values in made.items()})
 
@@ -56,7 +61,7 @@ def test_scan_and_loader_reject_the_same_rows(tmp_path, policy):
         source = ParquetSource(str(tmp_path / "a.parquet"), nulls=policies, defaults=defaults)
         opened = open_source(source, SCHEMA)
         layout = layout_of(SCHEMA, opened.list_labels)
-        groups = {"uih": ("item", "price"), "other": ("seen",), "candidates": ("ad", *SCHEMA.labels)}
+        groups = {"uih": SCHEMA.sequences[0].all_fields, "other": ("seen",), "candidates": ("ad", *SCHEMA.labels)}
         table = Table(source, wanted_fields(SCHEMA), groups=groups, label="source 0")
         for number, group in itertools.product([0], range(ROWS)):
             found = table.scan(number, group)

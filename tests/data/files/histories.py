@@ -1,0 +1,109 @@
+"""Histories with labels and nested ids along them, and what a batch of them holds, sample by sample."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fsdata import Jagged, Schema, Sequence
+
+UIH = Sequence(
+    "uih",
+    ("item",),
+    floats=("price",),
+    max_length=5,
+    labels=("watched", "weight"),
+    id_labels=("next_item",),
+    nested=("categories", "tags"),
+)
+RECENT = Sequence("recent", ("seen",), max_length=3, keep="first", labels=("liked",), nested=("shops",))
+SCHEMA = Schema(
+    sequences=(UIH, RECENT),
+    candidates=Sequence("candidates", ("candidate",), labels=("click",)),
+    context=("row",),
+    labels=("bought",),
+)
+ROWS = 45
+LARGE = 2**53 + 1  # no float64, let alone float32, holds it
+
+
+def values(row: int) -> dict[str, object]:
+    """One sample as the files hold it; every value says where it belongs. Every fourth history is empty."""
+    rng = np.random.default_rng(row)
+    events, seen, candidates = (0 if row % 4 == 0 else int(rng.integers(1, 12))), row % 5, row % 3
+    mark = 1000 * row
+    return {
+        "row": row,
+        "item": [mark + i for i in range(events)],
+        "price": [mark + i + 0.5 for i in range(events)],
+        "watched": [mark + i + 0.25 for i in range(events)],
+        "weight": [-i for i in range(events)],
+        "next_item": [LARGE + mark + i for i in range(events)],
+        "categories": [[mark + 16 * i + j for j in range((row + i) % 4)] for i in range(events)],
+        "tags": [list(range(i % 3)) for i in range(events)],
+        "seen": [mark + i for i in range(seen)],
+        "shops": [[mark + 16 * i + j for j in range((row + 2 * i) % 3)] for i in range(seen)],
+        "liked": [i % 2 == 1 for i in range(seen)],
+        "candidate": [mark + i for i in range(candidates)],
+        "click": [mark + i + 0.75 for i in range(candidates)],
+        "bought": float(row % 2),
+    }
+
+
+TYPES = {
+    "watched": pa.list_(pa.float64()),
+    "weight": pa.large_list(pa.int16()),
+    "next_item": pa.list_(pa.uint64()),
+    "liked": pa.list_(pa.bool_()),
+    "categories": pa.list_(pa.list_(pa.int64())),
+    "tags": pa.large_list(pa.list_(pa.uint16())),
+}
+
+
+def table_of(rows: range, without: tuple[str, ...] = ()) -> pa.Table:
+    samples = [values(row) for row in rows]
+    names = [name for name in samples[0] if name not in without]
+    return pa.table({name: pa.array([sample[name] for sample in samples], TYPES.get(name)) for name in names})
+
+
+def write(folder: Path) -> str:
+    """`ROWS` samples in two files of small row groups."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, rows in enumerate((range(25), range(25, ROWS))):
+        pq.write_table(table_of(rows), folder / f"part-{file}.parquet", row_group_size=6)
+    return str(folder)
+
+
+def expected(row: int) -> dict[str, object]:
+    """One sample as a batch holds it: cut as the schema says."""
+    sample = values(row)
+    for group in (UIH, RECENT):
+        for name in group.all_fields:
+            some = slice(group.max_length) if group.keep == "first" else slice(-group.max_length, None)
+            sample[name] = sample[name][some]
+    return sample
+
+
+def samples_of(batch) -> list[dict[str, object]]:
+    """A batch taken apart into plain rows; the offsets of labels are compared with those of their sequence."""
+    features = batch.features.to_dict()
+    for group in SCHEMA.groups:
+        for name in group.labels + group.id_labels:
+            assert batch.labels[name].offsets.tolist() == features[group.fields[0]].offsets().tolist()
+    parts = {name: Jagged(part.values(), part.offsets().long()) for name, part in features.items()}
+    parts |= {**batch.labels, **batch.jagged}
+    samples = [{name: part[row].tolist() for name, part in parts.items()} for row in range(len(batch))]
+    for group in (UIH, RECENT):
+        assert batch.nested[group.name].keys() == list(group.nested)
+        assert batch.nested[group.name].stride() == len(parts[group.fields[0]].values)
+        for name, part in batch.nested[group.name].to_dict().items():
+            events = [ids.tolist() for ids in Jagged(part.values(), part.offsets().long())]
+            for sample, start, count in zip(samples, *_places(parts[group.fields[0]]), strict=True):
+                sample[name] = events[start : start + count]
+    return [{**sample, "row": sample["row"][0]} for sample in samples]
+
+
+def _places(part: Jagged) -> tuple[list[int], list[int]]:
+    """First event and number of events of every sample."""
+    return part.offsets[:-1].tolist(), part.lengths.tolist()
