@@ -104,8 +104,8 @@ class RowExchange:
         self, gradients: Gradients, group: int, send: SendGradients, apply: Apply, received: torch.Tensor
     ) -> Iterator[AllToAll]:
         if group in gradients.by_group:
-            pieces = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
-            mine = pieces.index_select(0, send.index)
+            strips = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
+            mine = strips.index_select(0, send.index)
         else:
             mine = self._rows_of(group, len(send.index)).zero_()
         return self._parts(gradients.number, group, "gradients", received, mine, apply.splits, send.splits)

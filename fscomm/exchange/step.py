@@ -24,7 +24,7 @@ class GroupAhead:
     Attributes:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, exclusive, collision: how the rows of the step travel.
-        buffer: [E + C, D] pieces received, exclusive ones first; written by the exclusive and the collision worker.
+        buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
         colliding: ids on shared rows that this owner serves.
         rows: distinct rows that it serves, and how many of them are shared.
         id_bytes: sent to and received from other ranks to learn all this.

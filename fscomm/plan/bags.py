@@ -7,7 +7,7 @@ gradient for the other rows, which are updated with the exclusive class.
 
 Row-wise, a bag here is the part of it that one owner has. The requester adds parts up as plain training would.
 
-All tensors are in host memory. N ids, U bags, Q pieces, W peers, F features of an owner, P pieces of a sample.
+All tensors are in host memory. N ids, U bags, Q strips, W peers, F features of an owner, P strips of a sample.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class Bags:
         ids: int64[N]. weights: float32[N] or None.
         starts: int64[U + 1] where each bag begins.
         features, samples: int64[U] numbers of the owner's feature and of the requester's sample.
-        widths: int64[U] pieces.
-        by_peer: [W] bags. pieces: [W] their pieces.
+        widths: int64[U] strips.
+        by_peer: [W] bags. strips: [W] their strips.
     """
 
     ids: torch.Tensor
@@ -40,10 +40,10 @@ class Bags:
     samples: torch.Tensor
     widths: torch.Tensor
     by_peer: list[int]
-    pieces: list[int]
+    strips: list[int]
 
-    def pieces_per_peer(self, chosen: torch.Tensor) -> list[int]:
-        """[W] pieces of the bags `chosen`, bool[U]."""
+    def strips_per_peer(self, chosen: torch.Tensor) -> list[int]:
+        """[W] strips of the bags `chosen`, bool[U]."""
         before = torch.zeros(len(chosen) + 1, dtype=torch.int64)
         torch.cumsum(chosen * self.widths, 0, out=before[1:])
         return before[torch.tensor([0, *self.by_peer]).cumsum(0)].diff().tolist()
@@ -52,7 +52,7 @@ class Bags:
 def bags(
     lengths: Sequence[torch.Tensor], widths: Sequence[Sequence[int]], ids: torch.Tensor, weights: torch.Tensor | None
 ) -> Bags:
-    """lengths: [W] int64[F, B] ids of each bag; widths: [W][F] pieces of each feature."""
+    """lengths: [W] int64[F, B] ids of each bag; widths: [W][F] strips of each feature."""
     found = [of_peer.nonzero() for of_peer in lengths]
     features, samples = torch.cat(found).unbind(1)
     sizes = torch.cat([of_peer.flatten() for of_peer in lengths])
@@ -67,7 +67,7 @@ def bags(
         samples=samples,
         widths=torch.cat(of_bags),
         by_peer=[len(at) for at in found],
-        pieces=[int(of_peer.sum()) for of_peer in of_bags],
+        strips=[int(of_peer.sum()) for of_peer in of_bags],
     )
 
 
@@ -79,7 +79,7 @@ class BagRequest:
         bags: peers are the owners.
         counts: [W] ids. lengths: [W] int32[F, B].
         samples: B.
-        local: int64[Q] where each piece belongs among the B * P pieces of the output.
+        local: int64[Q] where each strip belongs among the B * P strips of the output.
     """
 
     bags: Bags
@@ -93,9 +93,9 @@ def request(ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | No
     """lengths: [F of all owners, B] in wire order."""
     pooling = pooled(layout)
     of_owner = list(lengths.long().split(layout.features_to))
-    found = bags(of_owner, pooling.pieces, ids, weights)
+    found = bags(of_owner, pooling.strips, ids, weights)
     start, starts = 0, []
-    for of_features in pooling.pieces:
+    for of_features in pooling.strips:
         starts.append(np.cumsum([start, *of_features])[:-1])
         start += 0 if pooling.parts else sum(of_features)
     columns = torch.cat(
@@ -109,7 +109,7 @@ def request(ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | No
         counts=[int(each.sum()) for each in of_owner],
         lengths=[each.to(torch.int32) for each in of_owner],
         samples=lengths.shape[1],
-        local=spread(found.samples * row_pieces(layout) + columns, found.widths),
+        local=spread(found.samples * row_strips(layout) + columns, found.widths),
     )
 
 
@@ -140,7 +140,7 @@ def serve(
     runs = layout.runs[layout.rank]
     table_of = torch.arange(len(runs)).repeat_interleave(torch.tensor(runs, dtype=torch.int64))
     found = bags(
-        [each.long() for each in lengths], [pooled(layout).pieces[layout.rank]] * layout.world_size, ids, weights
+        [each.long() for each in lengths], [pooled(layout).strips[layout.rank]] * layout.world_size, ids, weights
     )
     tables = table_of[found.features].repeat_interleave(found.starts.diff())
     rows = torch.tensor(layout.rows, dtype=torch.int64)
@@ -159,8 +159,8 @@ class BagLookup(Lookup):
     Attributes:
         ids, offsets: int64[n], int64[F * B + 1], by feature. Offsets stay in host memory.
         weights: float32[n] or None.
-        index: int64[q] which pieces of the B * P that the kernels give go on the wire.
-        splits: [chunks][W] pieces to each requester.
+        index: int64[q] which strips of the B * P that the kernels give go on the wire.
+        splits: [chunks][W] strips to each requester.
     """
 
     weights: torch.Tensor | None
@@ -171,11 +171,11 @@ class BagApply(Apply):
     """Owner: the gradients of one class, and the rows that they update.
 
     Attributes:
-        splits: [chunks][W] pieces from each requester.
+        splits: [chunks][W] strips from each requester.
         ids, offsets, weights: as in `BagLookup`; of a bag, only the rows of this class.
         shares: float32[n] 1 / the number of ids of the whole bag; None where no table averages.
-        index: int64[B * P] the piece of the gradient: of the collision pieces kept, then of those received with this
-            class, then a piece of zeros.
+        index: int64[B * P] the strip of the gradient: of the collision strips kept, then of those received with this
+            class, then a strip of zeros.
     """
 
     weights: torch.Tensor | None
@@ -184,12 +184,12 @@ class BagApply(Apply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagMerge(Merge):
-    """Requester: how the pieces received in both classes become the local output.
+    """Requester: how the strips received in both classes become the local output.
 
     Attributes:
-        exclusive, collision: [chunks][W] pieces from each owner, which fill one buffer in this order; a piece of zeros
+        exclusive, collision: [chunks][W] strips from each owner, which fill one buffer in this order; a strip of zeros
             follows.
-        index: int64[A, B * P] the piece of the buffer, for each of A parts that are added up.
+        index: int64[A, B * P] the strip of the buffer, for each of A parts that are added up.
         samples: B.
         added: how parts are added up; None where there is one.
     """
@@ -212,9 +212,9 @@ class BagMerge(Merge):
 
 
 def send_gradients(request: BagRequest, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
-    """`chosen`: bool[U] which bags; `largest`: the most pieces between any two ranks."""
+    """`chosen`: bool[U] which bags; `largest`: the most strips between any two ranks."""
     index = request.local[chosen.repeat_interleave(request.bags.widths)]
-    cut = chunks(request.bags.pieces_per_peer(chosen), largest, chunk_rows)
+    cut = chunks(request.bags.strips_per_peer(chosen), largest, chunk_rows)
     return SendGradients(index=index if cut.order is None else index[cut.order], splits=cut.splits)
 
 
@@ -222,12 +222,12 @@ def lookup(served: ServedBags, chosen: torch.Tensor, largest: int | None, layout
     """`chosen`: bool[U] which bags."""
     found = served.bags
     call = _kernel_call(found, chosen, None, layout)
-    cut = chunks(found.pieces_per_peer(chosen), largest, layout.chunk_rows)
+    cut = chunks(found.strips_per_peer(chosen), largest, layout.chunk_rows)
     return BagLookup(
         ids=found.ids[call.ids],
         offsets=call.offsets,
         weights=None if found.weights is None else found.weights[call.ids],
-        index=call.pieces if cut.order is None else call.pieces[cut.order],
+        index=call.strips if cut.order is None else call.strips[cut.order],
         splits=cut.splits,
     )
 
@@ -235,20 +235,20 @@ def lookup(served: ServedBags, chosen: torch.Tensor, largest: int | None, layout
 def apply(served: ServedBags, shared: torch.Tensor, largest: int, layout: GroupLayout, *, collision: bool) -> BagApply:
     """`shared`: bool[N] which ids lie on shared rows."""
     found, urgent = served.bags, served.shared_bags(shared)
-    kept = chunks(found.pieces_per_peer(urgent), None, layout.chunk_rows)
-    cut = kept if collision else chunks(found.pieces_per_peer(~urgent), largest, layout.chunk_rows)
+    kept = chunks(found.strips_per_peer(urgent), None, layout.chunk_rows)
+    cut = kept if collision else chunks(found.strips_per_peer(~urgent), largest, layout.chunk_rows)
     taken = shared if collision else ~shared
     call = _kernel_call(found, _any(taken, found), taken, layout)
     is_urgent = urgent.repeat_interleave(found.widths)
-    came = torch.empty(len(is_urgent), dtype=torch.int64)  # where the gradient of each piece is
+    came = torch.empty(len(is_urgent), dtype=torch.int64)  # where the gradient of each strip is
     came[is_urgent] = torch.arange(sum(kept.splits[0]))
     total = sum(kept.splits[0])
     if not collision:
         deferred = torch.arange(len(is_urgent) - total)
         came[~is_urgent] = total + (deferred if cut.order is None else inverse(cut.order))
         total = len(is_urgent)
-    index = torch.full((call.samples * sum(pooled(layout).pieces[layout.rank]),), total)
-    index[call.pieces] = came[call.bags.repeat_interleave(found.widths)]
+    index = torch.full((call.samples * sum(pooled(layout).strips[layout.rank]),), total)
+    index[call.strips] = came[call.bags.repeat_interleave(found.widths)]
     shares = None
     if pooled(layout).mean:
         lengths = found.starts.diff()
@@ -266,23 +266,23 @@ def apply(served: ServedBags, shared: torch.Tensor, largest: int, layout: GroupL
 def merge(request: BagRequest, shared: torch.Tensor, largest: int, layout: GroupLayout) -> BagMerge:
     """`shared`: bool[U] which bags are in the collision class."""
     found, parts = request.bags, pooled(layout).parts
-    cut = chunks(found.pieces_per_peer(~shared), largest, layout.chunk_rows)
-    collision = found.pieces_per_peer(shared)
+    cut = chunks(found.strips_per_peer(~shared), largest, layout.chunk_rows)
+    collision = found.strips_per_peer(shared)
     urgent = shared.repeat_interleave(found.widths)
     total = len(urgent) - sum(collision)
     place = torch.empty(len(urgent), dtype=torch.int64)
     place[~urgent] = torch.arange(total) if cut.order is None else inverse(cut.order)
     place[urgent] = torch.arange(total, len(urgent))
-    pieces = request.samples * row_pieces(layout)
-    index = torch.full((layout.world_size if parts else 1, pieces), len(urgent))
+    strips = request.samples * row_strips(layout)
+    index = torch.full((layout.world_size if parts else 1, strips), len(urgent))
     if parts:
-        owners = torch.arange(layout.world_size).repeat_interleave(torch.tensor(found.pieces))
+        owners = torch.arange(layout.world_size).repeat_interleave(torch.tensor(found.strips))
         index[owners, request.local] = place
     else:
         index[0, request.local] = place
     added = None
     if parts and layout.world_size > 1:
-        added = regions(layout.rank, pieces * layout.dim, layout.world_size, layout.dtype.itemsize)
+        added = regions(layout.rank, strips * layout.dim, layout.world_size, layout.dtype.itemsize)
     return BagMerge(exclusive=cut.splits, collision=[collision], index=index, samples=request.samples, added=added)
 
 
@@ -291,10 +291,10 @@ def pooled(layout: GroupLayout) -> Pooling:
     return layout.pooling
 
 
-def row_pieces(layout: GroupLayout) -> int:
-    """P of a requester: pieces of a sample in the output."""
+def row_strips(layout: GroupLayout) -> int:
+    """P of a requester: strips of a sample in the output."""
     pooling = pooled(layout)
-    return sum(pooling.pieces[0]) if pooling.parts else sum(map(sum, pooling.pieces))
+    return sum(pooling.strips[0]) if pooling.parts else sum(map(sum, pooling.strips))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,19 +303,19 @@ class _KernelCall:
 
     Attributes:
         ids: int64[n] which ids, by feature. offsets: int64[F * B + 1]. samples: B.
-        bags: bool[U] which bags. pieces: int64[q] where their pieces are among B * P, in wire order.
+        bags: bool[U] which bags. strips: int64[q] where their strips are among B * P, in wire order.
     """
 
     ids: torch.Tensor
     offsets: torch.Tensor
     samples: int
     bags: torch.Tensor
-    pieces: torch.Tensor
+    strips: torch.Tensor
 
 
 def _kernel_call(found: Bags, chosen: torch.Tensor, taken: torch.Tensor | None, layout: GroupLayout) -> _KernelCall:
     """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""
-    widths = pooled(layout).pieces[layout.rank]
+    widths = pooled(layout).strips[layout.rank]
     numbers = chosen.nonzero().squeeze(1)
     features = found.features[numbers]
     by_feature = torch.argsort(features, stable=True)
@@ -340,7 +340,7 @@ def _kernel_call(found: Bags, chosen: torch.Tensor, taken: torch.Tensor | None, 
         offsets=offsets,
         samples=samples,
         bags=chosen,
-        pieces=spread(row * sum(widths) + columns, found.widths[numbers]),
+        strips=spread(row * sum(widths) + columns, found.widths[numbers]),
     )
 
 

@@ -33,7 +33,7 @@ class WayBack(NamedTuple):
 
 class GroupPlan(ABC):
     """Of the group of `layout`. `shared`: bool[N] which ids that this owner serves lie on shared rows. `mine`: bool[U]
-    which units that this rank asked for are in the collision class. `largest`: the most exclusive pieces between any
+    which units that this rank asked for are in the collision class. `largest`: the most exclusive strips between any
     two ranks."""
 
     def __init__(self, layout: GroupLayout) -> None:
@@ -73,11 +73,11 @@ class GroupPlan(ABC):
 
     @abstractmethod
     def largest_ahead(self, served: Any, shared: torch.Tensor) -> int:
-        """The most exclusive pieces that this owner sends one requester."""
+        """The most exclusive strips that this owner sends one requester."""
 
     @abstractmethod
     def largest_back(self, served: Any, shared: torch.Tensor) -> int:
-        """The most exclusive pieces of gradient that one requester sends this owner."""
+        """The most exclusive strips of gradient that one requester sends this owner."""
 
     @abstractmethod
     def ahead(self, request: Any, served: Any, shared: torch.Tensor, mine: torch.Tensor, largest: int) -> RowsAhead:
@@ -196,7 +196,7 @@ class BagPlan(GroupPlan):
         return served.shared_bags(shared)
 
     def largest_ahead(self, served: ServedBags, shared: torch.Tensor) -> int:
-        return max(served.bags.pieces_per_peer(~served.shared_bags(shared)))
+        return max(served.bags.strips_per_peer(~served.shared_bags(shared)))
 
     def largest_back(self, served: ServedBags, shared: torch.Tensor) -> int:
         return self.largest_ahead(served, shared)

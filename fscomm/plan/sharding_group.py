@@ -22,12 +22,12 @@ class Pooling:
     """Of a group that gives out one vector for each *bag*: the ids of one feature of one sample.
 
     Attributes:
-        pieces: [W][F] how many pieces of `GroupLayout.dim` columns the vectors of each feature of an owner have.
+        strips: [W][F] how many strips of `GroupLayout.dim` columns the vectors of each feature of an owner have.
         parts: every owner has a part of each vector, and parts are added up (row-wise). Else a vector has one owner.
         mean: vectors are averages over the ids of a bag, for some tables.
     """
 
-    pieces: tuple[tuple[int, ...], ...]
+    strips: tuple[tuple[int, ...], ...]
     parts: bool
     mean: bool
 
@@ -39,7 +39,7 @@ class GroupLayout:
     Attributes:
         module: name of the sharded module inside the model.
         sharding: TorchRec's sharding type, such as `row_wise`.
-        dim: columns of a row as it travels (those of one shard if column-wise), or of a piece of a pooled vector.
+        dim: columns of a row as it travels (those of one shard if column-wise), or of a strip of a pooled vector.
         dtype: of a row as it travels.
         runs: [W][T] for every owner and each of its tables, in the order in which ids are sent to it, the number of
             consecutive features that read the table.

@@ -1,7 +1,7 @@
 """How the rows, or the pooled vectors, of one class travel: what is sent, what is read and what is updated.
 
-A *piece* is what has one place on the wire: a row, or the columns of a pooled vector that are as many as a row of the
-narrowest table has. Letters: n pieces or ids of the class, W peers, F features of an owner, D columns of a piece.
+A *strip* is what has one place on the wire: a row; or, of a pooled vector, as many columns as divide the width of every
+table of the group. Letters: n strips or ids of the class, W peers, F features of an owner, D columns of a strip.
 """
 
 import math
@@ -73,7 +73,7 @@ class Apply:
 
     @property
     def total(self) -> int:
-        """Pieces that come."""
+        """Strips that come."""
         return sum(map(sum, self.splits))
 
 
@@ -115,7 +115,7 @@ class Merge:
         return sum(map(sum, self.collision))
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
-        """[E + C, D] to be filled with what is received, exclusive pieces first."""
+        """[E + C, D] to be filled with what is received, exclusive strips first."""
         total = self.exclusive_total + self.collision_total
         return torch.empty(total, layout.dim, dtype=layout.dtype, device=where)
 

@@ -56,7 +56,7 @@ def bind(name: str, module: Any) -> Binding:
 
 def _pooling(widths: list[list[int]], dim: int, kind: str, configs: list[list[Any]]) -> Pooling:
     return Pooling(
-        pieces=tuple(tuple(width // dim for width in of_rank) for of_rank in widths),
+        strips=tuple(tuple(width // dim for width in of_rank) for of_rank in widths),
         parts=kind == "row_wise",
         mean=any(config.pooling == PoolingType.MEAN for of_rank in configs for config in of_rank),
     )

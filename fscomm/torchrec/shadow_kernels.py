@@ -107,7 +107,7 @@ class TableUpdate(NamedTuple):
 
 
 class GroupTables(ABC):
-    """The fused kernels of one sharding group on this rank, for one thread. D columns of a row, or of a piece of one.
+    """The fused kernels of one sharding group on this rank, for one thread. D columns of a row, or of a strip of one.
 
     Attributes:
         where: the device of the tables, and so of the rows.

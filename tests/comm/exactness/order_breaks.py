@@ -11,7 +11,7 @@ from fscomm.engine import engine, forward_modes
 from fscomm.engine.announced import AnnouncedSteps
 from fscomm.engine.pending_gradients import PendingGradients
 from fscomm.engine.table_access import TableAccess
-from fscomm.engine.table_order import Rows, TableOrder
+from fscomm.engine.table_order import Rows, TableOrder, collision
 from fscomm.engine.updates import Updates
 from fscomm.torchrec import plain_kernels
 from fscomm.torchrec.shadow_kernels import Shadow, read_hyper
@@ -128,3 +128,11 @@ def plain_updates_use_the_rate_of_their_backward() -> Any:
         return make_update
 
     return mock.patch.object(plain_kernels.KernelProxy, "_backward", backward)
+
+
+@order_break
+def collision_bags_wait_for_collision_rows_only() -> Any:
+    """They hold other rows, too."""
+    return mock.patch.object(
+        TableAccess, "_read_with_collision_rows", lambda self, step, m: collision(step.number, step.follows)
+    )
