@@ -130,9 +130,8 @@ def plain_updates_use_the_rate_of_their_backward() -> Any:
     return mock.patch.object(plain_kernels.KernelProxy, "_backward", backward)
 
 
-@order_break
 def collision_bags_wait_for_collision_rows_only() -> Any:
-    """They hold other rows, too."""
+    """They hold other rows, too. Seen in three steps that are served one after the other."""
     return mock.patch.object(
         TableAccess, "_read_with_collision_rows", lambda self, step, m: collision(step.number, step.follows)
     )

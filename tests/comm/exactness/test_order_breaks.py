@@ -4,16 +4,21 @@ from typing import Any
 
 import pytest
 from exact_configs import configs
-from exact_model import Config
+from exact_model import Config, Table
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from order_breaks import BREAKS
+from order_breaks import BREAKS, collision_bags_wait_for_collision_rows_only
 from programs import Operation, programs
 from test_programs import played
 from worlds import WorldError, shared_world
 
 WITHIN = 300
 SIZE = 1
+POOLED = Config(
+    modules={"a": (Table(name="t", rows=41, sharding="table", features=("t0", "t1"), pooling="sum"),)},
+    spread=1.0,
+    steps=12,
+)
 EASY = ("nothing_waits_for_updates", "plain_updates_at_once", "stale_exclusive_rows_are_used")
 
 
@@ -56,3 +61,19 @@ def test_a_break_of_the_order_is_found(name: str, record_property: Any) -> None:
     count = programs_until_found(name)
     record_property("summary", f"{name}: found by program {count}")
     assert count is not None
+
+
+@pytest.mark.parametrize("broken_order", [False, True])
+def test_a_break_of_the_order_of_bags_is_found(broken_order: bool) -> None:
+    """By the law alone: one rank is too fast for other results."""
+    program = POOLED, [Operation("train_next", 0)] * POOLED.steps, 1
+    if broken_order:
+        answers = shared_world(SIZE).run(broken_bags, *program)
+    else:
+        answers = shared_world(SIZE).run(played, *program)
+    assert [bool(law) for _, law, *_ in answers] == [broken_order] * SIZE
+
+
+def broken_bags(rank: int, size: int, *program: Any) -> tuple[list[str], list[str], int, int]:
+    with collision_bags_wait_for_collision_rows_only():
+        return played(rank, size, *program)
