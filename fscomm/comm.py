@@ -339,8 +339,10 @@ class _Listener(Generic[T]):
 
     def resume(self, epoch: Any) -> bool:
         resumed, self._comm._epoch = self._comm._epoch is not epoch, epoch
-        if resumed and (engine := self._comm._engine) is not None:
-            engine.steps.restart()
+        if (engine := self._comm._engine) is not None:
+            engine.resume()
+            if resumed:
+                engine.steps.restart()
         return resumed
 
     def announce(self, batch: T, *, draws: bool) -> None:

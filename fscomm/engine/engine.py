@@ -84,6 +84,14 @@ class Engine:
             for number, make in enumerate(self.modules[m].proxies(g - self._served.groups[m].start))
         ]
 
+    def resume(self) -> None:
+        """The user asks for a batch: whatever backward pass was running is over. Does not block.
+
+        Without this, a rank that waits in the next step for another one's batch may keep that one waiting for what a
+        backward pass that raised had reached.
+        """
+        self._updates.end_failed_pass()
+
     def hold(self) -> None:
         """The user is about to get the oldest announced batch. Blocks until all ranks have theirs."""
         if (left := self.steps.held) is not None:

@@ -76,12 +76,16 @@ ONCE_WRONG = {
     "what backward brought for one forward waits while another one updates at once": [
         Operation("forward", 0), Operation("next_forward", 5), Operation("leave", 0), Operation("backward_of_sum", 0),
     ],
+    "one rank reads the state after a backward pass that raised, the other one asks for a batch": [
+        Operation("next", 7), Operation("new_loop", 0), Operation("backward_fails", 9), Operation("state", 8),
+        Operation("backward_fails", 0),
+    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("operations", ONCE_WRONG.values(), ids=list(ONCE_WRONG))
-def test_programs_that_differed_once(operations: list[Operation], size: int) -> None:
+def test_programs_that_went_wrong_once(operations: list[Operation], size: int) -> None:
     for found, broken, *_ in shared_world(size).run(played, CONFIGS["several"], operations, 1):
         assert (found, broken) == ([], [])
 
