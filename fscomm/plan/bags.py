@@ -5,9 +5,13 @@ in the collision class of a step if any of its rows is shared with the step next
 urgently, and so does its gradient: once, for all of its rows. The owner updates the shared rows at once, and keeps the
 gradient for the other rows, which are updated with the exclusive class.
 
+Bags of one id that are asked for more than once by a rank have the same vector. It travels once, as a *distinct* bag;
+their gradients all travel, because to add them up before they travel would change the order of additions.
+
 Row-wise, a bag here is the part of it that one owner has. The requester adds parts up as plain training would.
 
-All tensors are in host memory. N ids, U bags, Q strips, W peers, F features of an owner, P strips of a sample.
+All tensors are in host memory. N ids, U bags, V distinct bags, Q strips, W peers, F features of an owner, P strips of a
+sample.
 """
 
 from collections.abc import Sequence
@@ -18,7 +22,10 @@ import torch
 
 from fscomm.plan.gloo_order import Region, add, regions
 from fscomm.plan.sharding_group import GroupLayout, Pooling
+from fscomm.plan.shared_rows import first_occurrences
 from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, chunks, inverse, spread
+
+_UNIQUE = 1 << 62  # above all ids: the key of a bag that is like no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,8 @@ class Bags:
         features, samples: int64[U] numbers of the owner's feature and of the requester's sample.
         widths: int64[U] strips.
         by_peer: [W] bags. strips: [W] their strips.
+        positions: int64[V] where each distinct bag is first. slots: int64[U] the distinct bag of each bag.
+        distinct: [W] distinct bags.
     """
 
     ids: torch.Tensor
@@ -41,6 +50,15 @@ class Bags:
     widths: torch.Tensor
     by_peer: list[int]
     strips: list[int]
+    positions: torch.Tensor
+    slots: torch.Tensor
+    distinct: list[int]
+
+    def first(self, chosen: torch.Tensor) -> torch.Tensor:
+        """bool[U] the first bags of the distinct bags `chosen`, bool[V]."""
+        found = torch.zeros(len(self.slots), dtype=torch.bool)
+        found[self.positions[chosen]] = True
+        return found
 
     def strips_per_peer(self, chosen: torch.Tensor) -> list[int]:
         """[W] strips of the bags `chosen`, bool[U]."""
@@ -59,6 +77,13 @@ def bags(
     starts = torch.zeros(len(features) + 1, dtype=torch.int64)
     torch.cumsum(sizes[sizes > 0], 0, out=starts[1:])
     of_bags = [torch.tensor(each, dtype=torch.int64)[at[:, 0]] for each, at in zip(widths, found, strict=True)]
+    keys = _UNIQUE + torch.arange(len(features))
+    if weights is None:
+        alone = (starts.diff() == 1).nonzero().squeeze(1)
+        keys[alone] = ids[starts[alone]]
+    of_feature = [int(count) for of_peer in lengths for count in (of_peer > 0).sum(1)]
+    same = first_occurrences(keys, of_feature)
+    per_feature = torch.tensor(same.counts, dtype=torch.int64).split([len(of_peer) for of_peer in lengths])
     return Bags(
         ids=ids,
         weights=weights,
@@ -68,6 +93,9 @@ def bags(
         widths=torch.cat(of_bags),
         by_peer=[len(at) for at in found],
         strips=[int(of_peer.sum()) for of_peer in of_bags],
+        positions=same.positions,
+        slots=same.slots,
+        distinct=[int(counts.sum()) for counts in per_feature],
     )
 
 
@@ -219,8 +247,9 @@ def send_gradients(request: BagRequest, chosen: torch.Tensor, largest: int | Non
 
 
 def lookup(served: ServedBags, chosen: torch.Tensor, largest: int | None, layout: GroupLayout) -> BagLookup:
-    """`chosen`: bool[U] which bags."""
+    """`chosen`: bool[V] which distinct bags."""
     found = served.bags
+    chosen = found.first(chosen)
     call = _kernel_call(found, chosen, None, layout)
     cut = chunks(found.strips_per_peer(chosen), largest, layout.chunk_rows)
     return BagLookup(
@@ -264,17 +293,19 @@ def apply(served: ServedBags, shared: torch.Tensor, largest: int, layout: GroupL
 
 
 def merge(request: BagRequest, shared: torch.Tensor, largest: int, layout: GroupLayout) -> BagMerge:
-    """`shared`: bool[U] which bags are in the collision class."""
+    """`shared`: bool[V] which distinct bags are in the collision class."""
     found, parts = request.bags, pooled(layout).parts
-    cut = chunks(found.strips_per_peer(~shared), largest, layout.chunk_rows)
-    collision = found.strips_per_peer(shared)
-    urgent = shared.repeat_interleave(found.widths)
-    total = len(urgent) - sum(collision)
-    place = torch.empty(len(urgent), dtype=torch.int64)
-    place[~urgent] = torch.arange(total) if cut.order is None else inverse(cut.order)
-    place[urgent] = torch.arange(total, len(urgent))
+    deferred, urgent = found.first(~shared), found.first(shared)
+    cut = chunks(found.strips_per_peer(deferred), largest, layout.chunk_rows)
+    collision = found.strips_per_peer(urgent)
+    total = int(found.widths[deferred].sum())
+    place = torch.full((int(found.widths.sum()),), -1)  # in the buffer, of the strips of first bags
+    place[deferred.repeat_interleave(found.widths)] = torch.arange(total) if cut.order is None else inverse(cut.order)
+    place[urgent.repeat_interleave(found.widths)] = total + torch.arange(sum(collision))
+    strip_starts = torch.cumsum(found.widths, 0) - found.widths
+    place = place[spread(strip_starts[found.positions[found.slots]], found.widths)]
     strips = request.samples * row_strips(layout)
-    index = torch.full((layout.world_size if parts else 1, strips), len(urgent))
+    index = torch.full((layout.world_size if parts else 1, strips), total + sum(collision))
     if parts:
         owners = torch.arange(layout.world_size).repeat_interleave(torch.tensor(found.strips))
         index[owners, request.local] = place

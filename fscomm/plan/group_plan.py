@@ -1,7 +1,7 @@
 """What the exchange of ids wants to know of a sharding group: whether each id gets its row, or bags are pooled.
 
 What is told before a step, in three rounds: some numbers, then words of 8 bytes, then one bit for each *unit* that an
-owner serves a requester, a row or a bag: whether the step shares it with the one next to it.
+owner serves a requester, a distinct row or bag: whether the step shares it with the one next to it.
 """
 
 from abc import ABC, abstractmethod
@@ -187,24 +187,24 @@ class BagPlan(GroupPlan):
         )
 
     def asked_units(self, request: BagRequest) -> list[int]:
-        return request.bags.by_peer
+        return request.bags.distinct
 
     def served_units(self, served: ServedBags) -> list[int]:
-        return served.bags.by_peer
+        return served.bags.distinct
 
     def shared_units(self, served: ServedBags, shared: torch.Tensor) -> torch.Tensor:
-        return served.shared_bags(shared)
+        return served.shared_bags(shared)[served.bags.positions]
 
     def largest_ahead(self, served: ServedBags, shared: torch.Tensor) -> int:
-        return max(served.bags.strips_per_peer(~served.shared_bags(shared)))
+        return max(served.bags.strips_per_peer(served.bags.first(~self.shared_units(served, shared))))
 
     def largest_back(self, served: ServedBags, shared: torch.Tensor) -> int:
-        return self.largest_ahead(served, shared)
+        return max(served.bags.strips_per_peer(~served.shared_bags(shared)))
 
     def ahead(
         self, request: BagRequest, served: ServedBags, shared: torch.Tensor, mine: torch.Tensor, largest: int
     ) -> RowsAhead:
-        urgent = served.shared_bags(shared)
+        urgent = self.shared_units(served, shared)
         return RowsAhead(
             bags.merge(request, mine, largest, self.layout),
             bags.lookup(served, ~urgent, largest, self.layout),
@@ -218,11 +218,11 @@ class BagPlan(GroupPlan):
     def back(
         self, request: BagRequest, served: ServedBags, shared: torch.Tensor, mine: torch.Tensor, largest: int
     ) -> WayBack:
-        rows = self.layout.chunk_rows
+        urgent, rows = mine[request.bags.slots], self.layout.chunk_rows
         return WayBack(
-            bags.send_gradients(request, mine, None, rows),
+            bags.send_gradients(request, urgent, None, rows),
             bags.apply(served, shared, largest, self.layout, collision=True),
-            bags.send_gradients(request, ~mine, largest, rows),
+            bags.send_gradients(request, ~urgent, largest, rows),
             bags.apply(served, shared, largest, self.layout, collision=False),
         )
 
