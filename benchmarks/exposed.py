@@ -34,6 +34,12 @@ WARM = 4  # steps at the start of a block in which nothing was fetched ahead yet
 TAIL = 2  # steps at its end after which pipelines have nothing to fetch
 USUAL = Shape(sharding=("row", "row"), rows=100_000, width=128, samples=32, ids_per_sample=112)
 MIXED = Shape(sharding=("row", "row", "table", "column"), rows=60_000, width=64, samples=16, ids_per_sample=100)
+# One-hot features; cardinalities of a public advertising data set, cut at 200,000. See `pooled.py` for the bytes.
+ONE_HOT = (
+    1_460, 583, 200_000, 200_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 200_000, 3_194, 27, 14_992, 200_000, 10,
+    5_652, 2_173, 4, 200_000, 18, 15, 200_000, 105, 142_572,
+)  # fmt: skip
+BAGS = Shape(sharding=("table",) * 26, rows=0, width=64, samples=128, ids_per_sample=1, pooled=ONE_HOT)
 WIDE = replace(USUAL, dense_parameters=20_000_000)
 
 
@@ -72,6 +78,13 @@ def plan(rounds: int, steps: int) -> list[Section]:
         Section(
             name="8 ranks, 3 groups, skewed ids", ranks=8, shape=MIXED, skew=0.8,
             modes=("compute", "plain", "sparse dist", "fscomm"), rounds=few, steps=steps,
+        ),
+        *(
+            Section(
+                name=f"26 one-hot features, {kind}-wise", shape=replace(BAGS, sharding=(kind,) * 26), skew=1.05,
+                modes=("compute", "plain", "sparse dist", "fscomm"), rounds=few, steps=steps,
+            )
+            for kind in ("table", "row")
         ),
         Section(name="20 M under DDP, 1 Gbit", shape=WIDE, rate_mbit=1000, modes=loops, rounds=1, steps=4),
     ]  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from common.ranks import run_ranks
 from common.table import emit
+from exposed import ONE_HOT
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
@@ -28,11 +29,6 @@ import fscomm
 RANKS, SAMPLES, WIDTH = 4, 128, 64
 WARM = 4  # steps until everything is fetched ahead
 COLLISION = 0.12
-# Cardinalities of a public advertising data set, cut at 200,000.
-ONE_HOT = (
-    1_460, 583, 200_000, 200_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 200_000, 3_194, 27, 14_992, 200_000, 10,
-    5_652, 2_173, 4, 200_000, 18, 15, 200_000, 105, 142_572,
-)  # fmt: skip
 SKEW = 1.05
 GOALS = {
     ("1 ids a bag", "table-wise"): 0.13,

@@ -38,6 +38,13 @@ def chain(*, rows: int, ids: int, rate: float, skew: float, seed: int) -> Iterat
         batch = random.permutation(np.concatenate([again, fresh]))
 
 
+def independent(*, rows: int, ids: int, skew: float, seed: int) -> Iterator[np.ndarray]:
+    """Global batches without end, int64[ids] each, every id drawn for itself with Zipf weights k ** -skew."""
+    random = np.random.default_rng(seed)
+    while True:
+        yield _draw(random, np.arange(rows), ids, skew)
+
+
 def rates(batch: np.ndarray, following: np.ndarray) -> tuple[float, float]:
     """Collision rate of `following` against `batch`: by occurrence, and by distinct row."""
     distinct = np.unique(following)

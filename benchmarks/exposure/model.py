@@ -13,12 +13,13 @@ import torch.distributed as dist
 from exposure.shape import Shape
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -124,7 +125,8 @@ class Dense(nn.Module):
         self.last = nn.Linear(HIDDEN, 1)
 
     def forward(self, values: list[torch.Tensor], labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        size = (self.shape.samples, self.shape.ids_per_sample, self.shape.width)
+        ids = 1 if self.shape.pooled else self.shape.ids_per_sample
+        size = (self.shape.samples, ids, self.shape.width)
         rows = compute(torch.cat(values)).view(len(values), *size)
         means = rows.mean(2).transpose(0, 1).reshape(self.shape.samples, -1)
         logits = self.last(self.wide(torch.relu(self.first(means)))).squeeze(1)
@@ -139,10 +141,14 @@ class Model(nn.Module):
         self.embeddings = embeddings
         self.dense = Dense(shape)
         self.features = shape.features
+        self.pooled = bool(shape.pooled)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self.embeddings(batch.features)
-        return self.dense([rows[name].values() for name in self.features], batch.labels)
+        found = self.embeddings(batch.features)
+        if self.pooled:
+            vectors = found.to_dict()
+            return self.dense([vectors[name] for name in self.features], batch.labels)
+        return self.dense([found[name].values() for name in self.features], batch.labels)
 
 
 class Constant(nn.Module):
@@ -151,7 +157,8 @@ class Constant(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.dense = Dense(shape)
-        self._rows = [torch.randn(shape.ids, shape.width, requires_grad=True) for _ in shape.sharding]
+        size = (shape.samples if shape.pooled else shape.ids, shape.width)
+        self._rows = [torch.randn(*size, requires_grad=True) for _ in shape.sharding]
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return self.dense(self._rows, batch.labels)
@@ -164,19 +171,18 @@ def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.
     collection, as its pipeline wants it.
     """
     torch.manual_seed(0)
-    collection: Any = EmbeddingCollection(
-        tables=[
-            EmbeddingConfig(
-                name=f"t{table}", num_embeddings=shape.rows, embedding_dim=shape.width, feature_names=[f"f{table}"]
-            )
-            for table in range(len(shape.sharding))
-        ]
-    )
+    config = EmbeddingBagConfig if shape.pooled else EmbeddingConfig
+    tables: Any = [
+        config(name=f"t{table}", num_embeddings=rows, embedding_dim=shape.width, feature_names=[f"f{table}"])
+        for table, rows in enumerate(shape.table_rows)
+    ]
+    collection: Any = EmbeddingBagCollection(tables) if shape.pooled else EmbeddingCollection(tables)
     # A layer below the tables starts from the same weights, however large the tables are.
     torch.manual_seed(1)
     apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": 0.02})
-    sharder: Any = PECEmbeddingCollectionSharder() if pec else EmbeddingCollectionSharder()
+    sharder: Any = EmbeddingBagCollectionSharder() if shape.pooled else EmbeddingCollectionSharder()
     if pec:
+        sharder = PECEmbeddingCollectionSharder()
         collection = PECEmbeddingCollection(collection)
     ranks = dist.get_world_size()
     plan = construct_module_sharding_plan(

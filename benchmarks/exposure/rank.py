@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from exposure.ids import chain, collision_bytes, rates
+from exposure.ids import chain, collision_bytes, independent, rates
 from exposure.model import Batch, alone, clock, products_per_s, sharded
 from exposure.modes import MODES, Trained
 from exposure.shape import Shape
@@ -27,7 +27,10 @@ class Stream:
         self._shape = shape
         ids = shape.ids * dist.get_world_size()
         self._chains = [
-            chain(rows=shape.rows, ids=ids, rate=rate, skew=skew, seed=table) for table in range(len(shape.sharding))
+            independent(rows=rows, ids=ids, skew=skew, seed=table)
+            if shape.pooled
+            else chain(rows=rows, ids=ids, rate=rate, skew=skew, seed=table)
+            for table, rows in enumerate(shape.table_rows)
         ]
         self._made: list[Batch] = []
         self._before: list[np.ndarray] | None = None
@@ -61,14 +64,17 @@ class Stream:
         self.rates += [rates(*pair) for pair in pairs]
         ranks, row_bytes = dist.get_world_size(), 4 * self._shape.width
         counted = np.array(
-            [collision_bytes(*pair, ranks=ranks, rows=self._shape.rows, row_bytes=row_bytes) for pair in pairs]
+            [
+                collision_bytes(*pair, ranks=ranks, rows=rows, row_bytes=row_bytes)
+                for pair, rows in zip(pairs, self._shape.table_rows, strict=True)
+            ]
         )
         self.collision_bytes.append(tuple(counted.sum(0)))
 
 
 def prepare(state: dict[str, Any], *, shape: dict[str, Any], modes: list[str]) -> None:
     """Build one model per mode, all with the same weights."""
-    state["shape"] = made = Shape(**{**shape, "sharding": tuple(shape["sharding"])})
+    state["shape"] = made = Shape(**{**shape, "sharding": tuple(shape["sharding"]), "pooled": tuple(shape["pooled"])})
     state["models"] = models = {}
     for mode in modes:
         model, optimizer = alone(made) if mode == "compute" else sharded(made, pec=mode == "pec")

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """Sizes of the model. One table and one feature per entry of `sharding`: "row", "table" or "column"."""
+    """Sizes of the model. One table and one feature per entry of `sharding`: "row", "table" or "column".
+
+    pooled: rows of each table, in place of `rows`, of an EmbeddingBagCollection; empty: of an EmbeddingCollection.
+    """
 
     sharding: tuple[str, ...]
     rows: int
@@ -13,10 +16,15 @@ class Shape:
     samples: int
     ids_per_sample: int
     dense_parameters: int = 0
+    pooled: tuple[int, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
         return tuple(f"f{table}" for table in range(len(self.sharding)))
+
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        return self.pooled or (self.rows,) * len(self.sharding)
 
     @property
     def ids(self) -> int:
