@@ -218,11 +218,12 @@ class BagMerge(Merge):
         exclusive, collision: [chunks][W] strips from each owner, which fill one buffer in this order; a strip of zeros
             follows.
         index: int64[A, B * P] the strip of the buffer, for each of A parts that are added up.
-        samples: B.
+        samples, strips: B, P.
         added: how parts are added up; None where there is one.
     """
 
     samples: int
+    strips: int
     added: list[Region] | None
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
@@ -234,9 +235,8 @@ class BagMerge(Merge):
     def output(self, buffer: torch.Tensor) -> torch.Tensor:
         """[B, P * D] the vectors of all features."""
         parts = [buffer.index_select(0, index) for index in self.index]
-        if self.added is None:
-            return parts[0].view(self.samples, -1)
-        return add([part.flatten() for part in parts], self.added).view(self.samples, -1)
+        total = parts[0] if self.added is None else add([part.flatten() for part in parts], self.added)
+        return total.view(self.samples, self.strips * buffer.shape[1])
 
 
 def send_gradients(request: BagRequest, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
@@ -304,8 +304,9 @@ def merge(request: BagRequest, shared: torch.Tensor, largest: int, layout: Group
     place[urgent.repeat_interleave(found.widths)] = total + torch.arange(sum(collision))
     strip_starts = torch.cumsum(found.widths, 0) - found.widths
     place = place[spread(strip_starts[found.positions[found.slots]], found.widths)]
-    strips = request.samples * row_strips(layout)
-    index = torch.full((layout.world_size if parts else 1, strips), total + sum(collision))
+    strips = row_strips(layout)
+    size = request.samples * strips
+    index = torch.full((layout.world_size if parts else 1, size), total + sum(collision))
     if parts:
         owners = torch.arange(layout.world_size).repeat_interleave(torch.tensor(found.strips))
         index[owners, request.local] = place
@@ -313,8 +314,15 @@ def merge(request: BagRequest, shared: torch.Tensor, largest: int, layout: Group
         index[0, request.local] = place
     added = None
     if parts and layout.world_size > 1:
-        added = regions(layout.rank, strips * layout.dim, layout.world_size, layout.dtype.itemsize)
-    return BagMerge(exclusive=cut.splits, collision=[collision], index=index, samples=request.samples, added=added)
+        added = regions(layout.rank, size * layout.dim, layout.world_size, layout.dtype.itemsize)
+    return BagMerge(
+        exclusive=cut.splits,
+        collision=[collision],
+        index=index,
+        samples=request.samples,
+        strips=strips,
+        added=added,
+    )
 
 
 def pooled(layout: GroupLayout) -> Pooling:

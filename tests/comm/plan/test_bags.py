@@ -1,0 +1,296 @@
+"""What travels where of pooled tables, up to four ranks in one process: vectors reach the outputs, gradients the rows.
+
+Numbers are small integers, so that sums are exact in any order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fscomm.plan import bags
+from fscomm.plan.bags import BagRequest, ServedBags
+from fscomm.plan.group_plan import BagPlan, RowsAhead, WayBack
+from fscomm.plan.sharding_group import GroupLayout, Pooling
+
+DIM = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    layouts: list[GroupLayout]
+    tables: list[list[torch.Tensor]]  # [W][T] rows of each owner
+    requests: list[BagRequest]
+    served: list[ServedBags]
+    lengths: list[torch.Tensor]  # [W] [features of all owners, B]
+    ids: list[list[torch.Tensor]]  # [W][bag, feature by feature]
+    weights: list[torch.Tensor | None]
+
+    @property
+    def plans(self) -> list[BagPlan]:
+        return [BagPlan(layout) for layout in self.layouts]
+
+
+def world(size: int, parts: bool, weighted: bool, chunk: int, seed: int) -> World:
+    """Owners with tables of one to three strips; row-wise every owner has the same ones."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=draw))
+
+    shapes = [[(number(1, 2), number(1, 3), number(2, 9)) for _ in range(number(1, 2))] for _ in range(size)]
+    shapes = [shapes[0]] * size if parts else [[] if number(0, 4) == 0 else shape for shape in shapes]
+    if not any(shapes):
+        shapes[0] = [(1, 1, 4)]
+    pieces = tuple(tuple(width for features, width, _ in shape for _ in range(features)) for shape in shapes)
+    layouts = [
+        GroupLayout(
+            module="m", sharding="row_wise" if parts else "table_wise", rank=rank, world_size=size, dim=DIM,
+            dtype=torch.float32, runs=tuple(tuple(features for features, _, _ in shape) for shape in shapes),
+            rows=tuple(rows for _, _, rows in shapes[rank]), chunk_bytes=chunk * 4 * DIM,
+            pooling=Pooling(strips=pieces, parts=parts, mean=True),
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    tables = [
+        [torch.randint(-9, 10, (rows, width * DIM), generator=draw).float() for _, width, rows in shape]
+        for shape in shapes
+    ]
+    rows_of = [rows for shape in shapes for features, _, rows in shape for _ in range(features)]
+    samples = number(1, 4)
+    lengths, ids, weights, requests = [], [], [], []
+    for rank in range(size):
+        mine = samples if parts else number(0, 4)
+        of_rank = torch.randint(0, 4, (len(rows_of), mine), generator=draw)
+        drawn = [
+            torch.randint(0, rows, (int(length),), generator=draw)
+            for rows, row in zip(rows_of, of_rank, strict=True)
+            for length in row
+        ]
+        values = torch.cat([*drawn, torch.empty(0, dtype=torch.int64)])
+        given_weights = torch.randint(1, 4, (len(values),), generator=draw).float() if weighted else None
+        lengths.append(of_rank)
+        ids.append(drawn)
+        weights.append(given_weights)
+        requests.append(bags.request(values, of_rank, given_weights, layouts[rank]))
+    served = []
+    for owner, layout in enumerate(layouts):
+        plan = BagPlan(layout)
+        numbers = [plan.numbers(request, owner) for request in requests]
+        words = [plan.words(request)[owner] for request in requests]
+        assert [plan.words_of(each) for each in numbers] == [len(each) for each in words]
+        served.append(plan.serve(words, numbers))
+        assert not served[-1].irregular
+    return World(
+        layouts=layouts, tables=tables, requests=requests, served=served, lengths=lengths, ids=ids, weights=weights
+    )
+
+
+def planned(found: World, shared: list[torch.Tensor], *, back: bool) -> list[Any]:
+    """[W] `RowsAhead` or `WayBack`; shared: [W] bool[N] by owner."""
+    plans = found.plans
+    units = [plan.shared_units(*each) for plan, *each in zip(plans, found.served, shared, strict=True)]
+    told = [
+        torch.cat(
+            [
+                of_owner.split(plan.served_units(served))[rank]
+                for of_owner, plan, served in zip(units, plans, found.served, strict=True)
+            ]
+        )
+        for rank in range(len(plans))
+    ]
+    largest = max(
+        (plan.largest_back if back else plan.largest_ahead)(*each)
+        for plan, *each in zip(plans, found.served, shared, strict=True)
+    )
+    ways = [plan.back if back else plan.ahead for plan in plans]
+    return [way(*each, largest) for way, *each in zip(ways, found.requests, found.served, shared, told, strict=True)]
+
+
+def exchanged(sent: list[torch.Tensor], out: list[list[list[int]]], into: list[list[list[int]]]) -> list[torch.Tensor]:
+    """What every rank receives, chunk by chunk; all ranks have equally many chunks."""
+    size = len(sent)
+    assert len({len(chunks) for chunks in (*out, *into)}) == 1
+    parts = [mine.split([count for chunk in chunks for count in chunk]) for mine, chunks in zip(sent, out, strict=True)]
+    received = []
+    for rank in range(size):
+        pieces = []
+        for chunk, counts in enumerate(into[rank]):
+            for peer in range(size):
+                piece = parts[peer][chunk * size + rank]
+                assert len(piece) == counts[peer]
+                pieces.append(piece)
+        received.append(torch.cat(pieces))
+    return received
+
+
+def looked_up(found: World, rank: int, lookup: Any) -> torch.Tensor:
+    """[n, DIM] as the fused kernels and `PooledTables` do."""
+    layout = found.layouts[rank]
+    table_of = [t for t, features in enumerate(layout.runs[rank]) for _ in range(features)]
+    samples = (len(lookup.offsets) - 1) // max(len(table_of), 1)
+    columns = [
+        torch.stack([pooled(found, rank, t, lookup, f * samples + b) for b in range(samples)])
+        for f, t in enumerate(table_of)
+        if samples
+    ]
+    vectors = torch.cat(columns, 1).view(-1, DIM) if columns else torch.empty(0, DIM)
+    return vectors.index_select(0, lookup.index)
+
+
+def pooled(found: World, rank: int, table: int, lookup: Any, bag: int) -> torch.Tensor:
+    here = slice(int(lookup.offsets[bag]), int(lookup.offsets[bag + 1]))
+    rows = found.tables[rank][table][lookup.ids[here]]
+    return (rows if lookup.weights is None else rows * lookup.weights[here, None]).sum(0)
+
+
+def expected(found: World, rank: int) -> torch.Tensor:
+    """[B, all columns] straight from the tables: feature by feature of one owner after another."""
+    layout, lengths = found.layouts[rank], found.lengths[rank]
+    weights = None if found.weights[rank] is None else list(found.weights[rank].split(lengths.flatten().tolist()))
+    vectors: dict[int, list[torch.Tensor]] = {}
+    bag = feature = 0
+    for owner, runs in enumerate(layout.runs):
+        for table, features in enumerate(runs):
+            for _ in range(features):
+                column = []
+                for _ in range(lengths.shape[1]):
+                    rows = found.tables[owner][table][found.ids[rank][bag]]
+                    column.append((rows if weights is None else rows * weights[bag][:, None]).sum(0))
+                    bag += 1
+                width = found.tables[owner][table].shape[1]
+                vectors.setdefault(owner, []).append(torch.stack(column) if column else torch.empty(0, width))
+                feature += 1
+    of_owners = [torch.cat(each, 1) for each in vectors.values()]
+    return torch.stack(of_owners).sum(0) if layout.pooling.parts else torch.cat(of_owners, 1)
+
+
+CASES = st.builds(
+    world, st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([1, 3, 1000]), st.integers(0, 10**6)
+)
+
+
+def drawn_shared(found: World, share: float) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(5)
+    rows = [torch.rand(sum(layout.rows), generator=draw) < share for layout in found.layouts]
+    return [of_owner[served.keys] for of_owner, served in zip(rows, found.served, strict=True)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
+def test_vectors_reach_the_outputs(found: World, share: float) -> None:
+    ahead: list[RowsAhead] = planned(found, drawn_shared(found, share), back=False)
+    buffers = [
+        plan.merge.new_buffer(layout, torch.device("cpu")) for plan, layout in zip(ahead, found.layouts, strict=True)
+    ]
+    for kind, start in (("exclusive", 0), ("collision", 1)):
+        lookups = [getattr(plan, kind) for plan in ahead]
+        sent = [looked_up(found, rank, lookup) for rank, lookup in enumerate(lookups)]
+        received = exchanged(sent, [each.splits for each in lookups], [getattr(plan.merge, kind) for plan in ahead])
+        for plan, buffer, rows in zip(ahead, buffers, received, strict=True):
+            first = plan.merge.exclusive_total * start
+            buffer[first : first + len(rows)] = rows
+    for rank, (plan, buffer) in enumerate(zip(ahead, buffers, strict=True)):
+        assert torch.equal(plan.merge.output(buffer), expected(found, rank))
+
+
+@settings(max_examples=150, deadline=None)
+@given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
+def test_gradients_reach_the_rows(found: World, share: float) -> None:
+    """Every row once with the gradient of every bag that holds it, and shared rows with the collision class."""
+    shared = drawn_shared(found, share)
+    ways: list[WayBack] = planned(found, shared, back=True)
+    gradients = [
+        torch.randint(-9, 10, (request.samples * bags.row_strips(layout), DIM)).float()
+        for request, layout in zip(found.requests, found.layouts, strict=True)
+    ]
+    kept = None
+    updates: list[list[tuple[int, int, torch.Tensor]]] = [[] for _ in found.layouts]  # (feature, id, vector)
+    for kind in ("collision", "exclusive"):
+        sends, applies = ([getattr(way, f"{kind}_{what}") for way in ways] for what in ("send", "apply"))
+        sent = [gradient[send.index] for gradient, send in zip(gradients, sends, strict=True)]
+        received = exchanged(sent, [each.splits for each in sends], [each.splits for each in applies])
+        for rank, (apply, came) in enumerate(zip(applies, received, strict=True)):
+            before = kept[rank] if kept is not None else came[:0]
+            updates[rank] += applied(found, rank, apply, torch.cat([before, came, torch.zeros(1, DIM)]))
+            allowed = set(found.served[rank].keys[shared[rank] == (kind == "collision")].tolist())
+            assert set(keys_of(found, rank, apply)) <= allowed
+        kept = received
+    for rank, of_rank in enumerate(updates):
+        assert sorted(map(str, of_rank)) == sorted(map(str, wanted(found, rank, gradients)))
+
+
+def applied(found: World, rank: int, apply: Any, came: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+    widths = found.layouts[rank].pooling.strips[rank]
+    samples = (len(apply.offsets) - 1) // max(len(widths), 1)
+    vectors = came[apply.index].view(samples, sum(widths) * DIM) if samples else came[:0]
+    starts = torch.tensor([0, *widths]).cumsum(0) * DIM
+    return [
+        (f, row, vectors[b, starts[f] : starts[f + 1]].tolist())
+        for f in range(len(widths))
+        for b in range(samples)
+        for row in apply.ids[apply.offsets[f * samples + b] : apply.offsets[f * samples + b + 1]].tolist()
+    ]  # type: ignore[misc]
+
+
+def keys_of(found: World, rank: int, apply: Any) -> list[int]:
+    runs, rows = found.layouts[rank].runs[rank], found.layouts[rank].rows
+    table_of = [t for t, features in enumerate(runs) for _ in range(features)]
+    samples = (len(apply.offsets) - 1) // max(len(table_of), 1)
+    return [
+        sum(rows[: table_of[f]]) + row
+        for f in range(len(table_of))
+        for row in apply.ids[apply.offsets[f * samples] : apply.offsets[(f + 1) * samples]].tolist()
+    ]
+
+
+def wanted(found: World, owner: int, gradients: list[torch.Tensor]) -> list[tuple[int, int, torch.Tensor]]:
+    layout = found.layouts[owner]
+    strips = layout.pooling.strips
+    before = 0 if layout.pooling.parts else sum(map(sum, strips[:owner]))
+    first = sum(map(len, strips[:owner]))
+    result = []
+    for rank, gradient in enumerate(gradients):
+        samples = found.requests[rank].samples
+        vectors = gradient.view(samples, -1) if samples else gradient
+        start = before * DIM
+        for f, width in enumerate(strips[owner]):
+            for b in range(samples):
+                for row in found.ids[rank][(first + f) * samples + b].tolist():
+                    result.append((f, row, vectors[b, start : start + width * DIM].tolist()))
+            start += width * DIM
+    return result
+
+
+def test_equal_bags_of_one_id_travel_once() -> None:
+    layout = GroupLayout(
+        module="m", sharding="table_wise", rank=0, world_size=1, dim=DIM, dtype=torch.float32, runs=((2,),),
+        rows=(9,), pooling=Pooling(strips=((1, 1),), parts=False, mean=False),
+    )  # fmt: skip
+    lengths = torch.tensor([[1, 1, 2, 2], [1, 0, 1, 1]])
+    asking = bags.request(torch.tensor([5, 5, 5, 5, 5, 5, 5, 3, 5]), lengths, None, layout)
+    assert asking.bags.distinct == [5]  # 5; 5, 5; 5, 5; of the other feature 5; 3
+    weighted = bags.request(torch.tensor([5, 5, 5, 5, 5, 5, 5, 3, 5]), lengths, torch.rand(9), layout)
+    assert weighted.bags.distinct == [7]
+
+
+@pytest.mark.parametrize("problem", ["weights of one rank only", "other batch sizes", "an id outside"])
+def test_what_does_not_fit_is_irregular(problem: str) -> None:
+    layouts = [
+        GroupLayout(
+            module="m", sharding="row_wise", rank=rank, world_size=2, dim=DIM, dtype=torch.float32, runs=((1,), (1,)),
+            rows=(4,), pooling=Pooling(strips=((1,), (1,)), parts=True, mean=False),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    samples = 3 if problem == "other batch sizes" else 2
+    given_ids = torch.tensor([7 if problem == "an id outside" else 3, 1])
+    weights = torch.rand(2) if problem == "weights of one rank only" else None
+    one = bags.request(given_ids, torch.tensor([[1, 0], [0, 1]]), weights, layouts[0])
+    other = bags.request(torch.tensor([2]), torch.tensor([[1] + [0] * (samples - 1), [0] * samples]), None, layouts[1])
+    plan = BagPlan(layouts[0])
+    numbers = [plan.numbers(each, 0) for each in (one, other)]
+    assert plan.serve([plan.words(each)[0] for each in (one, other)], numbers).irregular
