@@ -26,7 +26,7 @@ from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
 from fscomm.transports.sum_order import unknown_orders
 from fsranks.meeting import Meeting
-from fsranks.rank_context import RankContext, resolve
+from fsranks.rank_context import resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
@@ -39,7 +39,6 @@ DREW_EARLY = (
     "a batch that was pulled early drew from the global random numbers of the training step, for the first time in "
     "this loop: from here on results may differ from those of the loop without fscomm. Pass rng='own' to lookahead()"
 )
-_MOST_MODULES = 62  # a status word has one bit for each
 
 
 class enable:
@@ -132,10 +131,10 @@ class Comm:
         with meeting() as all_ranks:
             compile_kernels()
             found = _sharded_modules(model)
-            here = _problems(found, context)
+            here = servable.problems(found, context)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}
             told = all_ranks.agree(same, tell=json.dumps(here))
-        problems = _of_all_ranks([json.loads(of_rank) for of_rank in told])
+        problems = servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
         with meeting() as all_ranks:
             adding = {
                 name: module._env.process_group
@@ -143,7 +142,7 @@ class Comm:
                 if name not in problems and servable.adds_parts(module)
             }
             told = all_ranks.agree({}, tell=json.dumps(unknown_orders(adding, timeout_s=timeout_s)))
-        problems |= _of_all_ranks([json.loads(of_rank) for of_rank in told])
+        problems |= servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
         _note_fallbacks(recorder, problems, strict=strict)
         with meeting() as all_ranks:
             modules = [bind.bind(name, module) for name, module in found.items() if name not in problems]
@@ -401,35 +400,6 @@ def _sharded_modules(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _problems(found: Mapping[str, Any], context: RankContext) -> dict[str, str]:
-    """Why modules cannot be served, as far as this rank can see."""
-    problems: dict[str, str] = {}
-    served: list[str] = []
-    whole = servable.version_problem()
-    for name, module in found.items():
-        why = whole or servable.problem(module) or servable.problem_here(module) or _elsewhere(module, context)
-        device = servable.where(module)
-        if why is None and len(served) == _MOST_MODULES:
-            why = f"{_MOST_MODULES} modules are served already"
-        if why is None and served and (of_first := servable.where(found[served[0]])) != device:
-            why = f"its tables are on {device}, those of {served[0]} on {of_first}"
-        if why is None:
-            served.append(name)
-        else:
-            problems[name] = why
-    return problems
-
-
-def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
-    """A module runs plainly on all ranks if one rank cannot serve it."""
-    merged: dict[str, str] = {}
-    for rank, of_rank in enumerate(problems):
-        for name, why in of_rank.items():
-            everywhere = all(other.get(name) == why for other in problems)
-            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
-    return merged
-
-
 def _count_plain(recorder: Recorder, name: str, why: str, module: Any, inputs: tuple[Any, ...]) -> None:
     if torch.is_grad_enabled() and inputs:
         recorder.forward(name, *binding.asked(module, inputs[0]), why)
@@ -442,13 +412,6 @@ def _note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: 
         log.warning("fscomm: %s runs plainly: %s", name, why)
     if strict and problems:
         raise NotServedError("; ".join(f"{name}: {why}" for name, why in problems.items()))
-
-
-def _elsewhere(module: Any, context: RankContext) -> str | None:
-    group = module._env.process_group
-    if group.size() == context.world_size and group.rank() == context.rank:
-        return None
-    return f"it is sharded over {group.size()} of {context.world_size} ranks"
 
 
 def _layout(module: binding.Binding) -> str:

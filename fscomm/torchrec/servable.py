@@ -1,6 +1,6 @@
 """Finds the sharded modules of a model, and says which of them can be served exactly."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fsranks.rank_context import RankContext
+
 TESTED = ("1.9",)
+MOST_MODULES = 62  # a status word has one bit for each
 HOST = torch.device("cpu")
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
 OF_WHOLE_TABLES = (WeightDecayMode.COUNTER, WeightDecayMode.COWCLIP, WeightDecayMode.DECOUPLE_GLOBAL)
@@ -121,6 +124,42 @@ def problem_here(module: Any) -> str | None:
     ):
         return "it is compiled"
     return None
+
+
+def problems(found: Mapping[str, Any], context: RankContext) -> dict[str, str]:
+    """Why modules cannot be served, as far as this rank can see."""
+    said: dict[str, str] = {}
+    served: list[str] = []
+    whole = version_problem()
+    for name, module in found.items():
+        why = whole or problem(module) or problem_here(module) or _elsewhere(module, context)
+        device = where(module)
+        if why is None and len(served) == MOST_MODULES:
+            why = f"{MOST_MODULES} modules are served already"
+        if why is None and served and (of_first := where(found[served[0]])) != device:
+            why = f"its tables are on {device}, those of {served[0]} on {of_first}"
+        if why is None:
+            served.append(name)
+        else:
+            said[name] = why
+    return said
+
+
+def of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
+    """A module runs plainly on all ranks if one rank cannot serve it."""
+    merged: dict[str, str] = {}
+    for rank, of_rank in enumerate(problems):
+        for name, why in of_rank.items():
+            everywhere = all(other.get(name) == why for other in problems)
+            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
+    return merged
+
+
+def _elsewhere(module: Any, context: RankContext) -> str | None:
+    group = module._env.process_group
+    if group.size() == context.world_size and group.rank() == context.rank:
+        return None
+    return f"it is sharded over {group.size()} of {context.world_size} ranks"
 
 
 def features_problem(features: Any) -> str | None:
