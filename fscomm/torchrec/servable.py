@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import fbgemm_gpu
 import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -15,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fsranks.rank_context import RankContext
 
-TESTED = ("1.9",)
+TESTED: dict[Any, str] = {torchrec: "1.9", fbgemm_gpu: "1.8"}
 MOST_MODULES = 62  # a status word has one bit for each
 HOST = torch.device("cpu")
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
@@ -40,12 +41,14 @@ METHODS: dict[type, tuple[str, ...]] = {  # what a forward of a served module go
 
 
 def version_problem() -> str | None:
-    """Why this version of torchrec is not trusted, if so."""
-    if torchrec.__version__.startswith(TESTED):
-        return None
-    return (
-        f"torchrec {torchrec.__version__} was not tested; its sharded modules may work differently (tested: {TESTED})"
-    )
+    """Why these versions of torchrec and fbgemm are not trusted, if so."""
+    for package, tested in TESTED.items():
+        if not package.__version__.startswith(tested):
+            return (
+                f"{package.__name__} {package.__version__} was not tested; its modules may work differently (tested: "
+                f"{tested}.*)"
+            )
+    return None
 
 
 def sharded_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -1,5 +1,6 @@
 """Bad use: a clear error, or the plain path with its reason in the report; never other results."""
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torchrec
 from exact import Run, compare, differences, flat, new_run, plain, raw_state, train
 from exact_kinds import TWO, ids_made
 from exact_loops import LOOPS, base
@@ -146,10 +146,10 @@ def not_found(rank: int, size: int) -> tuple[list[str], str]:
     return found, said["fallbacks"]["embeddings.b"]
 
 
-def untested_version(rank: int, size: int) -> tuple[list[str], dict[str, str]]:
-    with mock.patch.object(torchrec, "__version__", "7.0"):
+def untested_version(rank: int, size: int, package: str) -> tuple[list[str], dict[str, str]]:
+    with mock.patch.object(importlib.import_module(package), "__version__", "7.0"):
         model, _ = build(CONFIG, size)
-        with pytest.raises(NotServedError, match=r"torchrec 7\.0 was not tested"):
+        with pytest.raises(NotServedError, match=rf"{package} 7\.0 was not tested"):
             fscomm.enable(model, strict=True).__enter__()
         found, said = compare(rank, size, CONFIG, LOOPS["base"])
     return found, said["fallbacks"]
@@ -235,11 +235,12 @@ def test_features_that_are_nowhere() -> None:
         assert "features={'embeddings.b': lambda batch: ...}" in reason
 
 
-def test_untested_torchrec() -> None:
-    for found, fallbacks in on_two(untested_version):
+@pytest.mark.parametrize("package", ["torchrec", "fbgemm_gpu"])
+def test_an_untested_version(package: str) -> None:
+    for found, fallbacks in on_two(untested_version, package):
         assert found == []
         assert fallbacks.keys() == {"embeddings.a", "embeddings.b"}
-        assert all("torchrec 7.0 was not tested" in reason for reason in fallbacks.values())
+        assert all(f"{package} 7.0 was not tested" in reason for reason in fallbacks.values())
 
 
 def test_a_module_replaced_inside_the_block() -> None:
