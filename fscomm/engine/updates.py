@@ -52,6 +52,7 @@ class Updates:
         self._connections.peers.begin()
         number = torch._C._current_graph_task_id()
         if number != self._pass:
+            self._gathering.send_rest()  # of a pass that raised: another rank may wait for it, and this one for that
             self._pass = number
             _at_end_of_pass(self._end_pass)
         if step is not None:
