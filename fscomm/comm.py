@@ -349,9 +349,9 @@ class _Listener(Generic[T]):
             return
         if self._in_turn:
             modules = len(engine.modules)
-            engine.steps.announce([None] * modules, [IN_TURN] * modules)
+            engine.announce([None] * modules, [IN_TURN] * modules)
         else:
-            engine.steps.announce(*self._comm._finder.read(batch), draws=draws)
+            engine.announce(*self._comm._finder.read(batch), draws=draws)
 
     def draws(self) -> bool:
         if (engine := self._comm._engine) is None:

@@ -38,6 +38,7 @@ from fsranks.errors import PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
 log = logging.getLogger("fscomm")
+_UNUSED = 3  # steps without a forward, after which nothing is fetched ahead for a module until it is called again
 
 
 class Engine:
@@ -75,6 +76,7 @@ class Engine:
         self._reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
         self._called: set[int] = set()  # modules, since the user got the batch
+        self._unused = [0] * len(modules)  # steps in a row without a forward, by module
 
     def proxies(self, m: int) -> list[LookupProxy]:
         """To the tables of module m, for its own forward."""
@@ -92,10 +94,16 @@ class Engine:
         """
         self._updates.end_failed_pass()
 
+    def announce(self, given: Sequence[Any], missing: Sequence[str | None], *, draws: bool = False) -> None:
+        """The next batch, as `AnnouncedSteps.announce` has it. Nothing is fetched for modules that nobody calls."""
+        wanted = [None if self._unused[m] >= _UNUSED else kjt for m, kjt in enumerate(given)]
+        self.steps.announce(wanted, missing, draws=draws)
+
     def hold(self) -> None:
         """The user is about to get the oldest announced batch. Blocks until all ranks have theirs."""
         if (left := self.steps.held) is not None:
             for m in set(range(len(self.modules))) - self._called:
+                self._unused[m] += 1
                 self._note_plain(m, f"step {left.number}: its forward was not called")
         self._called.clear()
         self.steps.hold()
@@ -112,6 +120,7 @@ class Engine:
         self._updates.end_failed_pass()
         self._connections.check()
         self._called.add(m)
+        self._unused[m] = 0
         step, call = self.steps.held, this_call()
         if call.training and (step is None or not step.open):
             self.steps.fetch()

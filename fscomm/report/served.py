@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-WARM_UP = "warm-up: its features were not known yet"
+WARM_UP = "warm-up: nothing was fetched ahead for it yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,3 +75,23 @@ def test_a_changed_batch_runs_plainly() -> None:
     for found, said in shared_world(2).run(compare, CONFIGS["loops"], changed_in_place):
         assert found == []
         assert set(said["fallbacks"]) == {"embeddings.a", "embeddings.b"}
+
+
+def one_module_rests(run: Run) -> None:
+    """Module b is called in the first steps and in the last ones only."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader(0, 14))):
+            if 3 <= step < 10:
+                batch.extra["skip"] = ("b",)
+            run.train(step, batch)
+
+
+def test_nothing_is_fetched_for_a_module_that_rests() -> None:
+    """After three steps; when it is called again it is served from the batch after the next."""
+    for found, said in shared_world(2).run(compare, CONFIGS["loops"], one_module_rests):
+        assert found == []
+        steps = {step["step"]: step["bytes"].get("embeddings.b", {}) for step in said["report"]["steps"]}
+        fetched = [step for step, of_kind in steps.items() if "ids" in of_kind]
+        assert set(range(8, 11)).isdisjoint(fetched)
+        assert {4, 5, 13} <= set(fetched)
+        assert said["report"]["forwards"]["embeddings.b"]["served"] >= 4
