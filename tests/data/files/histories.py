@@ -1,12 +1,13 @@
 """Histories with labels and nested ids along them, and what a batch of them holds, sample by sample."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata import Jagged, Schema, Sequence
+from fsdata import FreeScaleDataLoader, Jagged, ParquetSource, Schema, Sequence
 
 UIH = Sequence(
     "uih",
@@ -73,6 +74,11 @@ def write(folder: Path) -> str:
     for file, rows in enumerate((range(25), range(25, ROWS))):
         pq.write_table(table_of(rows), folder / f"part-{file}.parquet", row_group_size=6)
     return str(folder)
+
+
+def loader_on(folder: Path, schema: Schema = SCHEMA, **options: Any) -> FreeScaleDataLoader:
+    source = options.pop("sources", None) or ParquetSource(str(folder))
+    return FreeScaleDataLoader(source, schema, **{"batch_size": 4, "timeout_s": 20, **options})
 
 
 def expected(row: int) -> dict[str, object]:

@@ -6,14 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from histories import RECENT, ROWS, SCHEMA, UIH, expected, samples_of
+from histories import RECENT, ROWS, SCHEMA, UIH, expected, loader_on, samples_of
 from sets import same
 from worlds import shared_world
 
 from fsdata import (
     Balance,
     DataError,
-    FreeScaleDataLoader,
     Join,
     ParquetSource,
     Polynomial,
@@ -27,21 +26,9 @@ from fsdata import (
 COST = Polynomial(linear=1, quadratic=1)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("histories")
-    histories.write(folder)
-    return folder
-
-
-def loader_on(folder, schema=SCHEMA, **options):
-    source = options.pop("sources", None) or ParquetSource(str(folder))
-    return FreeScaleDataLoader(source, schema, **{"batch_size": 4, "timeout_s": 20, **options})
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_every_event_keeps_its_labels(folder, shuffle):
-    with loader_on(folder, shuffle=shuffle, shuffle_window=2) as loader:
+def test_every_event_keeps_its_labels(history_folder, shuffle):
+    with loader_on(history_folder, shuffle=shuffle, shuffle_window=2) as loader:
         batches = list(loader)
     samples = [sample for batch in batches for sample in samples_of(batch)]
     assert samples == [expected(sample["row"]) for sample in samples]
@@ -98,9 +85,9 @@ def balanced(rank, world_size, folder, options):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("method", ["fbs+swap", "vbs", "repair"])
-def test_balancing_moves_labels_with_their_events(folder, world_size, method):
+def test_balancing_moves_labels_with_their_events(history_folder, world_size, method):
     options = {"balance": Balance(method, cost=COST), "shuffle": True, "shuffle_window": 2}
-    by_rank = shared_world(world_size).run(balanced, folder, options)
+    by_rank = shared_world(world_size).run(balanced, history_folder, options)
     assert sorted(row for read, _ in by_rank for step in read for row in step) == [*range(ROWS)]
     for step in range(len(by_rank[0][0])):
         rows = [row for read, _ in by_rank for row in read[step]]
@@ -127,11 +114,11 @@ def resumed(rank, world_size, folder, options):
     return states
 
 
-def test_resumed_batches_are_the_same_to_the_bit(folder):
+def test_resumed_batches_are_the_same_to_the_bit(history_folder):
     options = {"balance": Balance(cost=COST), "shuffle": True, "shuffle_window": 2}
-    one, two = shared_world(2).run(resumed, folder, options)
+    one, two = shared_world(2).run(resumed, history_folder, options)
     assert one == two
-    resumed(0, 1, folder, {"shuffle": True})
+    resumed(0, 1, history_folder, {"shuffle": True})
 
 
 def test_saved_states_know_labels_along_a_sequence_and_no_others():
@@ -186,10 +173,10 @@ def test_nulls_follow_the_policy_of_the_label(tmp_path):
     assert one_row(tmp_path, [[1, 2, 3], [4, 5]]) == [[2, 3], [4, 5]]
 
 
-def test_a_source_without_labels_takes_their_default(folder, tmp_path):
+def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
     pq.write_table(histories.table_of(range(6), without=("watched",)), tmp_path / "a.parquet")
-    sources = [ParquetSource(str(tmp_path), defaults={"watched": 0.5}), ParquetSource(str(folder))]
-    with loader_on(folder, sources=sources) as loader:
+    sources = [ParquetSource(str(tmp_path), defaults={"watched": 0.5}), ParquetSource(str(history_folder))]
+    with loader_on(history_folder, sources=sources) as loader:
         samples = [sample for batch in loader for sample in samples_of(batch)]
     assert all(sample["watched"] == [0.5] * len(sample["item"]) for sample in samples[:6])
     assert samples[6:] == [expected(row) for row in range(ROWS)]
@@ -206,7 +193,7 @@ def test_names_are_unique_and_labels_need_events():
         Sequence("uih", ("item",), labels="watched")
 
 
-def test_schema_files(folder, tmp_path):
+def test_schema_files(history_folder, tmp_path):
     (tmp_path / "job.toml").write_text(
         """
         [schema]

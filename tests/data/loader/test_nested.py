@@ -5,31 +5,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from histories import ROWS, SCHEMA, UIH, samples_of
+from histories import ROWS, UIH, loader_on, samples_of
 from sets import same
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 from fscomm.loop.kjt_paths import find, walk
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence, StateError
+from fsdata import Balance, Schema, SchemaError, Sequence, StateError
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("histories")
-    histories.write(folder)
-    return folder
-
-
-def loader_on(folder, schema=SCHEMA, **options):
-    return FreeScaleDataLoader(ParquetSource(str(folder)), schema, **{"batch_size": 4, **options})
-
-
-def test_pooled_ids_align_with_the_events(folder):
+def test_pooled_ids_align_with_the_events(history_folder):
     tables = [
         EmbeddingBagConfig(name=name, num_embeddings=97, embedding_dim=8, feature_names=[name]) for name in UIH.nested
     ]
     pooling = EmbeddingBagCollection(tables=tables)
-    with loader_on(folder) as loader:
+    with loader_on(history_folder) as loader:
         for batch in loader:
             nested = batch.nested["uih"]
             events = len(batch.features["item"].values())
@@ -69,9 +58,10 @@ class Seen:
         return "Seen()"
 
 
-def test_ids_are_tokens_and_cost_models_see_events_alone(folder):
+def test_ids_are_tokens_and_cost_models_see_events_alone(history_folder):
     cost = Seen()
-    with loader_on(folder, balance=Balance("vbs", cost=cost, max_tokens=45)) as loader:  # the events alone would fit
+    balance = Balance("vbs", cost=cost, max_tokens=45)  # the events alone would fit
+    with loader_on(history_folder, balance=balance) as loader:
         steps = []
         for batch in loader:
             items = batch.stats.global_items
@@ -84,25 +74,25 @@ def test_ids_are_tokens_and_cost_models_see_events_alone(folder):
     assert all(set(lengths) == {"uih", "recent", "candidates"} for lengths in cost.lengths)
 
 
-def test_a_batch_moves_as_a_whole(folder):
-    with loader_on(folder) as loader:
+def test_a_batch_moves_as_a_whole(history_folder):
+    with loader_on(history_folder) as loader:
         batch = next(iter(loader))
     assert same(batch.to("cpu"), batch)
     moved = batch.to("meta")
     assert {moved.nested[name].values().device.type for name in ("uih", "recent")} == {"meta"}
 
 
-def test_a_lookahead_finds_them(folder):
-    with loader_on(folder) as loader:
+def test_a_lookahead_finds_them(history_folder):
+    with loader_on(history_folder) as loader:
         batch = next(iter(loader))
     assert {str(path) for path, _ in walk(batch)} == {"batch.features", "batch.nested['uih']", "batch.nested['recent']"}
     assert str(find(batch, batch.nested["recent"])) == "batch.nested['recent']"
 
 
-def test_states_of_other_nested_fields_are_refused(folder):
+def test_states_of_other_nested_fields_are_refused(history_folder):
     plain = Schema(sequences=(Sequence("uih", ("item",)),))
     nested = Schema(sequences=(Sequence("uih", ("item",), nested=("tags",)),))
-    with loader_on(folder, plain) as one, loader_on(folder, nested) as two:
+    with loader_on(history_folder, plain) as one, loader_on(history_folder, nested) as two:
         with pytest.raises(StateError, match=r"nested=\('tags',\)"):
             two.load_state_dict(one.state_dict())
         two.load_state_dict(two.state_dict())
