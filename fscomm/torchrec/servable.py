@@ -7,22 +7,29 @@ import fbgemm_gpu
 import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import nn
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fscomm.torchrec.shadow_kernels import memory
 from fsranks.rank_context import RankContext
 
 TESTED: dict[Any, str] = {torchrec: "1.9", fbgemm_gpu: "1.8"}
 MOST_MODULES = 62  # a status word has one bit for each
 HOST = torch.device("cpu")
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
-OF_WHOLE_TABLES = (WeightDecayMode.COUNTER, WeightDecayMode.COWCLIP, WeightDecayMode.DECOUPLE_GLOBAL)
 SERVED_OUTPUTS = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
-SERVED_OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, its gradient and the step's number
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.ADAM,
+    EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    EmbOptimType.LAMB,
+    EmbOptimType.PARTIAL_ROWWISE_LAMB,
+)
 _METHODS = (
     "forward",
     "input_dist",
@@ -115,8 +122,8 @@ def problem_here(module: Any) -> str | None:
                 return f"the state of optimizer {kernel.optimizer.name} cannot be held for a pending update"
             if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision != SparseType.FP32:
                 return "updates are rounded stochastically: they do not repeat"
-            if kernel.weight_decay_mode in OF_WHOLE_TABLES:
-                return f"weight decay {kernel.weight_decay_mode.name} looks at more than the rows of the step"
+            if why := _of_whole_tables(kernel):
+                return why
             if "forward" in vars(kernel):
                 return "the forward of its kernel was replaced"
             if kernel.use_writeback_bwd_prehook or kernel.enable_raw_embedding_streaming:
@@ -126,6 +133,18 @@ def problem_here(module: Any) -> str | None:
         for submodule in module.modules()
     ):
         return "it is compiled"
+    return None
+
+
+def _of_whole_tables(kernel: Any) -> str | None:
+    """Why a row's update or look-up depends on more than the row and what it takes part in."""
+    if kernel._used_rowwise_adagrad_with_global_weight_decay:
+        return "global weight decay makes what a row gives out depend on the number of the step"
+    if kernel._max_counter_update_freq > 0:
+        return "its counters are compared with the largest one of all rows (max_counter_update_freq)"
+    for state in memory(kernel).values():
+        if state.is_floating_point() and state.dtype != torch.float32:
+            return f"its optimizer's state is {state.dtype}, which may be rounded at random"
     return None
 
 

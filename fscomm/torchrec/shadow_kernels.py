@@ -8,7 +8,7 @@ bitwise the fused update, and so are calls on disjoint rows instead of one.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +17,15 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 
 from fscomm.plan.ways import Apply, Lookup
+
+_STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
+
+
+def memory(kernel: Any, of: Iterable[str] = _STATES) -> dict[str, torch.Tensor]:
+    """The memory in use of all its tables, by name: the optimizer's states; `of`: other parts, such as "weights"."""
+    named = (f"{part}_{place}" for part in of for place in ("dev", "host", "uvm"))
+    found = ((name, getattr(kernel, name, None)) for name in named)
+    return {name: tensor for name, tensor in found if tensor is not None and tensor.numel()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,7 @@ class Shadow:
         self._kernel = kernel
         self._pooling = pooling
         self._copy = _copy(kernel, pooling)
+        self._memory = tuple(memory(kernel, ("weights", *_STATES)))
 
     @cached_property
     def adding(self) -> "Shadow":
@@ -86,7 +96,7 @@ class Shadow:
             out.grad_fn(gradient.view_as(out))
 
     def _current(self) -> Any:
-        if not all(getattr(self._copy, name, None) is getattr(self._kernel, name, None) for name in _MEMORY):
+        if not all(getattr(self._copy, name) is getattr(self._kernel, name) for name in self._memory):
             self._copy = _copy(self._kernel, self._pooling)
         return self._copy
 
@@ -173,9 +183,6 @@ class Tables(GroupTables):
             inside = (offsets[start : end + 1] - first).to(self.where, non_blocking=True)
             yield number, ids[rows], inside, rows
             start = end
-
-
-_MEMORY = ("weights_host", "momentum1_host", "weights_dev", "momentum1_dev")
 
 
 def _copy(kernel: Any, pooling: PoolingMode | None) -> Any:

@@ -18,6 +18,11 @@ from exact_kinds import BESIDE, SERVED, TWO, varying
 from exact_loops import LOOPS
 from exact_model import Config, build
 from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CounterBasedRegularizationDefinition,
+    GlobalWeightDecayDefinition,
+    WeightDecayMode,
+)
 from worlds import shared_world
 
 import fscomm
@@ -91,13 +96,23 @@ def test_batch_sizes_that_vary_by_feature(loop: Callable[[Run], None]) -> None:
 
 
 ONE = replace(BESIDE, features=("s0",))
+LARGEST_COUNTER = {
+    "weight_decay_mode": WeightDecayMode.COUNTER,
+    "counter_based_regularization": CounterBasedRegularizationDefinition(max_counter_update_freq=3),
+}
+GLOBAL_DECAY = {
+    "weight_decay_mode": WeightDecayMode.DECOUPLE_GLOBAL,
+    "global_weight_decay": GlobalWeightDecayDefinition(start_iter=0, lower_bound=0.1),
+}
 ASKED: list[tuple[str, int, Config, str]] = [
     ("dense_kernel", 2, CONFIG, "kernel dense"),
     ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
     ("compiled", 2, CONFIG, "compiled"),
     ("two_dimensional", 2, CONFIG, "2D"),
-    ("adam", 2, CONFIG, "ADAM"),
-    ("counting", 2, CONFIG, "weight decay COUNTER"),
+    ("ensemble", 2, CONFIG, "ENSEMBLE_ROWWISE_ADAGRAD"),
+    ("half_state", 2, CONFIG, "rounded at random"),
+    ("counters", 2, CONFIG.but(fused=LARGEST_COUNTER), "compared with the largest one"),
+    ("global_decay", 2, CONFIG.but(fused=GLOBAL_DECAY), "global weight decay"),
 ]
 
 

@@ -1,6 +1,14 @@
 """The models that the exactness tests train, by name; and any others."""
 
+from typing import Any
+
 from exact_model import Config, Table, mixed
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CounterBasedRegularizationDefinition,
+    CounterWeightDecayMode,
+    CowClipDefinition,
+    WeightDecayMode,
+)
 from hypothesis import strategies as st
 
 
@@ -77,6 +85,24 @@ POOLED: dict[str, Config] = {
     "pooled tiny": Config(modules={"a": _pooled("table", "mean")["a"], "b": mixed(12)}, spread=1.0),
 }
 
+OPTIONS: dict[str, dict[str, Any]] = {  # of row-wise Adagrad
+    "clipped gradients": {"gradient_clipping": True, "max_gradient": 0.003},
+    "largest norm": {"max_norm": 0.5},
+    "decoupled decay": {"weight_decay_mode": WeightDecayMode.DECOUPLE},
+    "L2 decay": {"weight_decay_mode": WeightDecayMode.L2},
+    "counters": {
+        "weight_decay_mode": WeightDecayMode.COUNTER,
+        "counter_based_regularization": CounterBasedRegularizationDefinition(
+            counter_weight_decay_mode=CounterWeightDecayMode.ADAGRADW, max_counter_update_freq=-1
+        ),
+    },
+    "cowclip": {
+        "weight_decay_mode": WeightDecayMode.COWCLIP,
+        "cowclip_regularization": CowClipDefinition(),
+    },
+}
+OF_CUDA = ("adam", "rowwise adam", "lamb", "rowwise lamb")  # trained here by stand-ins
+
 CONFIGS: dict[str, Config] = {
     **POOLED,
     "several": Config(modules={"a": mixed(), "b": _second()}, static_graph=False),
@@ -134,6 +160,13 @@ CONFIGS: dict[str, Config] = {
     "dedup": Config(modules={"a": mixed(), "b": _second()}, dedup=True, max_length=8, spread=0.2),
     "half output": Config(modules=_kinds("row"), half_output=True, weight_decay=0.01),
     "dedup and half": Config(modules=_kinds("row", half=True), dedup=True, half_output=True, optimizer="adagrad"),
+    **{optimizer: Config(modules={"a": mixed()}, optimizer=optimizer, weight_decay=0.01) for optimizer in OF_CUDA},
+    **{name: Config(modules=_kinds("row"), fused=options, weight_decay=0.1) for name, options in OPTIONS.items()},
+    "pooled clipped": Config(
+        modules=_pooled("table", "mean"), optimizer="sgd", fused=OPTIONS["clipped gradients"], max_length=2, steps=10
+    ),
+    "pooled adam": Config(modules=_pooled("row", "mean", half=True), optimizer="adam", steps=10),
+    "pooled lamb": Config(modules=_pooled("table", "mean"), optimizer="rowwise lamb", steps=10),
     "one sample": Config(modules={"a": mixed()}, max_batch=1, max_length=2),
     "uniform": Config(  # a row comes back after one step as likely as after three
         modules={
@@ -177,7 +210,7 @@ def configs(draw: st.DrawFn) -> Config:
         modules[module] = tuple(tables)
     return Config(
         modules=modules,
-        optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise"])),
+        optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise", *OF_CUDA])),
         weight_decay=draw(st.sampled_from([0.0, 0.02])),
         data_parallel=draw(st.sampled_from([True, True, False])),
         static_graph=False,

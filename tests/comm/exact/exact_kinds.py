@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from exact_model import OPTIMIZERS, RATE, WIDTH, Batch, Config, Net, Table, build_net, wrap
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -178,11 +178,6 @@ def untracked(config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, Net(config))
 
 
-def counting(config: Config, size: int) -> tuple[Any, Any]:
-    """Lookups of module b say that they regularise by a counter; on CPU none can."""
-    return _with_kernels(config, size, weight_decay_mode=WeightDecayMode.COUNTER)
-
-
 def hooked(config: Config, size: int) -> tuple[Any, Any]:
     """Hooks of the user on both modules: they run as ever."""
     model, optimizer = build_net(config, size, Net(config))
@@ -273,9 +268,13 @@ def two_dimensional(config: Config, size: int) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def adam(config: Config, size: int) -> tuple[Any, Any]:
-    """Lookups of module b say that they train by Adam; on CPU none can."""
-    return _with_kernels(config, size, optimizer=EmbOptimType.ADAM)
+def ensemble(config: Config, size: int) -> tuple[Any, Any]:
+    """Its forward swaps parts of whole tables; on CPU it cannot be made."""
+    return _with_kernels(config, size, optimizer=EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD)
+
+
+def half_state(config: Config, size: int) -> tuple[Any, Any]:
+    return _with_kernels(config, size, momentum1_host=nn.Parameter(torch.zeros(4, dtype=torch.float16)))
 
 
 def _with_kernels(config: Config, size: int, **attributes: Any) -> tuple[Any, Any]:

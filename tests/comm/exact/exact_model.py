@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cpu_ops  # noqa: F401  index dedup on the CPU
+import cpu_optimizers  # noqa: F401  Adam and others on the CPU
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -30,7 +31,7 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
-from torchrec.optim import RowWiseAdagrad
+from torchrec.optim import LAMB, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -43,6 +44,10 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rowwise": RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+    "rowwise adam": PartialRowWiseAdam,
+    "lamb": LAMB,
+    "rowwise lamb": PartialRowWiseLAMB,
 }
 
 
@@ -79,6 +84,7 @@ class Config:
     dedup: bool = False  # every rank asks for each of its rows once
     half_output: bool = False  # rows travel as float16
     weighted: bool = False  # ids of pooled modules have weights
+    fused: Mapping[str, Any] = field(default_factory=dict)  # other options of the kernels
     builder: Callable[["Config", int], tuple[Any, Any]] | None = None  # of another kind of model
 
     def but(self, **changes: Any) -> "Config":
@@ -256,7 +262,7 @@ def build_net(
 
 
 def _sharder(config: Config, tables: tuple[Table, ...]) -> Any:
-    fused = {"output_dtype": SparseType.FP16} if config.half_output else None
+    fused = {**config.fused, **({"output_dtype": SparseType.FP16} if config.half_output else {})}
     if tables[0].pooling:
         return EmbeddingBagCollectionSharder(fused_params=fused)
     return EmbeddingCollectionSharder(fused, use_index_dedup=config.dedup)

@@ -1,0 +1,198 @@
+"""Optimizers whose kernels fbgemm has for CUDA only, for the CPU, in torch: every row by itself, as the kernels do.
+
+Sums over columns and over the gradients of a row are added one after the other, so that a row's result does not depend
+on which other rows are updated with it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
+from fbgemm_gpu.split_embedding_codegen_lookup_invokers import (
+    lookup_adam,
+    lookup_lamb,
+    lookup_partial_rowwise_adam,
+    lookup_partial_rowwise_lamb,
+)
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from torchrec.distributed import batched_embedding_kernel
+
+Rows = torch.Tensor  # [n, columns], or [n, 1] of a state that has one number per row
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    rate: float
+    number: int
+    options: Any  # fbgemm's OptimizerArgs
+
+
+Update = Callable[[Rows, Rows, list[Rows], Step], None]  # writes the rows and their states
+
+
+def _adam(gradient: Rows, first: Rows, second: Rows, step: Step, *, per_row: bool) -> Rows:
+    """Moves both moments on; the corrected first one over the root of the second."""
+    options = step.options
+    squared = gradient * gradient
+    if per_row:
+        squared = _over_columns(squared) / gradient.shape[1]
+    first.mul_(options.beta1).add_(gradient * (1 - options.beta1))
+    second.mul_(options.beta2).add_(squared * (1 - options.beta2))
+    corrected = (second / (1 - options.beta2**step.number)).sqrt() + options.eps
+    return first / (1 - options.beta1**step.number) / corrected
+
+
+def adam(rows: Rows, gradient: Rows, states: list[Rows], step: Step, *, per_row: bool = False) -> None:
+    direction = _adam(gradient, *states, step, per_row=per_row) + rows * step.options.weight_decay
+    rows.sub_(direction * step.rate)
+
+
+def lamb(rows: Rows, gradient: Rows, states: list[Rows], step: Step, *, per_row: bool = False) -> None:
+    direction = _adam(gradient, *states, step, per_row=per_row) + rows * step.options.weight_decay
+    trust = _over_columns(rows * rows).sqrt() / _over_columns(direction * direction).sqrt()
+    rows.sub_(direction * trust.nan_to_num(1.0) * step.rate)
+
+
+def partial_rowwise_adam(rows: Rows, gradient: Rows, states: list[Rows], step: Step) -> None:
+    adam(rows, gradient, states, step, per_row=True)
+
+
+def partial_rowwise_lamb(rows: Rows, gradient: Rows, states: list[Rows], step: Step) -> None:
+    lamb(rows, gradient, states, step, per_row=True)
+
+
+def _over_columns(values: Rows) -> Rows:
+    total = values[:, :1].clone()
+    for column in range(1, values.shape[1]):
+        total.add_(values[:, column : column + 1])
+    return total
+
+
+ON_CPU: dict[EmbOptimType, tuple[Any, Update]] = {
+    EmbOptimType.ADAM: (lookup_adam, adam),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: (lookup_partial_rowwise_adam, partial_rowwise_adam),
+    EmbOptimType.LAMB: (lookup_lamb, lamb),
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: (lookup_partial_rowwise_lamb, partial_rowwise_lamb),
+}
+_SECOND_PER_ROW = (EmbOptimType.PARTIAL_ROWWISE_ADAM, EmbOptimType.PARTIAL_ROWWISE_LAMB)
+
+
+class KernelOnCpu(fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
+    """fbgemm's, which on the CPU refuses these optimizers when it is made, and can do all else."""
+
+    def __init__(
+        self, embedding_specs: Sequence[Any], *args: Any, optimizer: EmbOptimType = EmbOptimType.EXACT_SGD, **more: Any
+    ) -> None:
+        lent = EmbOptimType.EXACT_ADAGRAD if optimizer in ON_CPU else optimizer
+        super().__init__(embedding_specs, *args, optimizer=lent, **more)
+        self.optimizer = optimizer
+        if optimizer not in ON_CPU:
+            return
+        for name in [name for name in vars(self) | self._buffers if name.startswith("momentum2_")]:
+            delattr(self, name)
+        state = fbgemm.construct_split_state(
+            list(embedding_specs), rowwise=optimizer in _SECOND_PER_ROW, cacheable=False
+        )
+        self._apply_split(state, prefix="momentum2", dtype=torch.float32)  # type: ignore[arg-type]
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: torch.Tensor, common: Any, step: Step, moments: list[Any], update: Update) -> torch.Tensor:
+        ctx.held = (common, step, moments, update)
+        samples = (len(common.offsets) - 1) // (len(common.D_offsets) - 1)
+        nobag = common.pooling_mode == PoolingMode.NONE.value
+        found = []
+        for at, _, scale, sample in _features(common):
+            rows = common.host_weights[at].float()
+            if scale is not None:
+                rows = rows * scale[:, None]
+            if not nobag:
+                rows = rows.new_zeros(samples, rows.shape[1]).index_add_(0, sample, rows)
+            found.append(rows)
+        return torch.cat(found, dim=0 if nobag else 1).to(SparseType.from_int(common.output_dtype).as_dtype())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:
+        common, step, moments, update = ctx.held
+        (gradient,) = (each.float() for each in gradients)
+        if step.options.gradient_clipping:
+            gradient = gradient.clamp(-step.options.max_gradient, step.options.max_gradient)
+        tables: dict[int, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+        first = 0
+        for number, (_, ids, scale, sample) in enumerate(_features(common)):
+            if common.pooling_mode == PoolingMode.NONE.value:
+                of_ids = gradient[first : first + len(ids)]
+                first += len(ids)
+            else:
+                of_ids = gradient[:, slice(*common.D_offsets[number : number + 2].tolist())][sample]
+            of_ids = of_ids if scale is None else of_ids * scale[:, None]
+            tables.setdefault(int(common.weights_offsets[number]), []).append((number, ids, of_ids))
+        for start, parts in tables.items():
+            number = parts[0][0]
+            every = torch.cat([ids for _, ids, _ in parts])
+            unique, place = torch.unique(every, return_inverse=True)
+            width = parts[0][2].shape[1]
+            summed = gradient.new_zeros(len(unique), width).index_add_(
+                0, place, torch.cat([each for *_, each in parts])
+            )
+            at = _places(unique, start, width)
+            rows = common.host_weights[at].float()
+            held = []
+            for moment in moments:
+                per_row = moment.host.numel() < common.host_weights.numel()
+                held.append(_places(unique, int(moment.offsets[number]), 1 if per_row else width))
+            states = [moment.host[where] for moment, where in zip(moments, held, strict=True)]
+            update(rows, summed, states, step)
+            with torch.no_grad():
+                common.host_weights[at] = rows.to(common.host_weights.dtype)
+                for moment, where, state in zip(moments, held, states, strict=True):
+                    moment.host[where] = state
+        return (None,) * 5
+
+
+def _run_backward(self: Any, gradient: torch.Tensor) -> None:
+    self.apply(gradient)
+
+
+_Lookup._backward_cls.__call__ = _run_backward  # type: ignore[attr-defined]  # as the kernels' own, which are C++
+
+
+def _places(ids: torch.Tensor, start: int, width: int) -> torch.Tensor:
+    """[n, width] where rows stand in the memory of all tables."""
+    return start + ids[:, None] * width + torch.arange(width)
+
+
+def _features(common: Any) -> Any:
+    """Of each feature: places of its rows, its ids, their weights, their samples."""
+    features = len(common.D_offsets) - 1
+    samples = (len(common.offsets) - 1) // features
+    for number in range(features):
+        offsets = common.offsets[number * samples : (number + 1) * samples + 1]
+        inside = slice(int(offsets[0]), int(offsets[-1]))
+        ids = common.indices[inside].long()
+        lengths = offsets.diff()
+        sample = torch.repeat_interleave(torch.arange(samples), lengths)
+        scale = common.indice_weights[inside] if common.indice_weights is not None else None
+        if common.pooling_mode == PoolingMode.MEAN.value:
+            shares = 1 / lengths.float()[sample]
+            scale = shares if scale is None else scale * shares
+        width = int(common.D_offsets[number + 1] - common.D_offsets[number])
+        yield _places(ids, int(common.weights_offsets[number]), width), ids, scale, sample
+
+
+def _invoke_by(update: Update) -> Callable[..., torch.Tensor]:
+    def invoke(common: Any, options: Any, momentum1: Any, momentum2: Any, iter: int, **_: Any) -> torch.Tensor:
+        step = Step(float(common.learning_rate_tensor), iter, options)
+        placeholder = torch.zeros(1, requires_grad=True)
+        return _Lookup.apply(placeholder, common, step, [momentum1, momentum2], update)  # type: ignore[no-any-return,no-untyped-call]
+
+    return invoke
+
+
+for _of, _update in ON_CPU.values():
+    _of.invoke = _invoke_by(_update)
+batched_embedding_kernel.SplitTableBatchedEmbeddingBagsCodegen = KernelOnCpu  # type: ignore[misc]
