@@ -266,7 +266,7 @@ class Comm:
             forward = vars(module.module).get("forward")
             if not (isinstance(forward, _Forward) and forward.comm is self):
                 who = type(forward).__name__
-                engine.report_plain(m, f"its forward was replaced inside the block, by {who}: enable cannot serve that")
+                engine.report_plain(m, f"its forward was replaced in the block, by {who}. {servable.INSTEAD}")
 
     def _forward(self, m: int, features: Any) -> Any:
         engine = self._engine

@@ -19,6 +19,7 @@ from fsranks.rank_context import RankContext
 TESTED: dict[Any, str] = {torchrec: "1.9", fbgemm_gpu: "1.8"}
 MOST_MODULES = 62  # a status word has one bit for each
 HOST = torch.device("cpu")
+INSTEAD = "In the place of a train pipeline use TrainPipelineFreeScale"
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
 SERVED_OUTPUTS = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
 SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, its gradient and the step's number
@@ -111,7 +112,7 @@ def problem_here(module: Any) -> str | None:
     if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
         return "a tracker follows its lookups"
     if (replaced := vars(module).get("forward")) is not None:
-        return f"its forward was replaced by {type(replaced).__name__}, such as train pipelines do"
+        return f"its forward was replaced by {type(replaced).__name__}. {INSTEAD}"
     for lookup in module._lookups:
         if getattr(lookup, "_need_prefetch", False) or lookup.optim_state_tracker_fn is not None:
             return "a tracker or a cache follows its lookups"

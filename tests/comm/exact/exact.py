@@ -62,7 +62,8 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def enable(self) -> Iterator[Any]:
+    def enable(self, *, clean: bool = True) -> Iterator[Any]:
+        """clean: at the end the model is as it was; else what others left at it stays."""
         if self.mode == "plain":
             yield PlainComm()
             return
@@ -72,7 +73,7 @@ class Run:
                 yield comm
             finally:
                 self.reports.append(comm)
-        after = attachments(self.model, self.optimizer)
+        after = attachments(self.model, self.optimizer) if clean else before
         left = [
             f"{name}: {before.get(name)} -> {after.get(name)}"
             for name in before | after

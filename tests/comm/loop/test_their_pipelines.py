@@ -1,15 +1,14 @@
 """TorchRec's train pipelines, which replace the forward of sharded modules, before, in and after a block."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from exact import TIMEOUT_S, PlainComm, Run, compare, new_run
+from exact import Run, compare, new_run
 from exact_kinds import TWO
 from exact_model import DENSE, WIDTH, Batch, Config, Net, build_net
 from torch import nn
@@ -17,7 +16,6 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSpa
 from torchrec.streamable import Pipelineable
 from worlds import shared_world
 
-import fscomm
 from fscomm.errors import NotServedError
 from fscomm.exchange.row_exchange import RowExchange
 
@@ -71,17 +69,6 @@ def pipeline(run: Run) -> Any:
     return TrainPipelineSparseDist(run.model, run.optimizer, CPU, custom_model_fwd=forward)
 
 
-@contextmanager
-def block(run: Run) -> Iterator[Any]:
-    """Unlike `run.enable`, it does not mind what is left at the model: the pipeline leaves its own."""
-    if run.mode == "plain":
-        yield PlainComm()
-        return
-    with fscomm.enable(run.model, timeout_s=TIMEOUT_S, **run.options) as comm:
-        run.reports.append(comm)
-        yield comm
-
-
 def progress(run: Run, pipe: Any, batches: Any, steps: int) -> None:
     for _ in range(steps):
         run.record(f"output {len(run.log)}", pipe.progress(batches))
@@ -100,7 +87,7 @@ def made_before(run: Run) -> None:
 def made_inside(run: Run) -> Any:
     """And used after the block."""
     batches = iter(run.loader())
-    with block(run):
+    with run.enable(clean=False):
         pipe = pipeline(run)
         progress(run, pipe, batches, 4)
     progress(run, pipe, batches, 2)
@@ -111,14 +98,14 @@ def detached(run: Run) -> None:
     """After the block: what it puts back is not in the way of a plain step, nor of the next block."""
     made_inside(run).detach()
     run.train(20, run.loader(6, 7)[0])
-    with block(run) as comm:
+    with run.enable(clean=False) as comm:
         for step, batch in enumerate(comm.lookahead(run.loader(0, 4)), 21):
             run.train(step, batch)
 
 
 def made_in_a_loop(run: Run) -> None:
     """Fed by a lookahead."""
-    with block(run) as comm:
+    with run.enable(clean=False) as comm:
         progress(run, pipeline(run), iter(comm.lookahead(run.loader())), 5)
 
 
@@ -155,7 +142,7 @@ def test_strict_refuses_by_name(loop: str) -> None:
 def replaced_last(run: Run) -> None:
     """Nothing is left to do but to leave, when there still are updates under way."""
     module = run.model.module.embeddings["a"]
-    with suppress(NotServedError), block(run) as comm:
+    with suppress(NotServedError), run.enable(clean=False) as comm:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             run.train(step, batch)
             if step == 5:
