@@ -39,10 +39,11 @@ def _exchanged(
     assert back is not None
     kept = None
     for send, apply in ((back.collision_send, back.collision_apply), (back.exclusive_send, back.exclusive_apply)):
-        mine = torch.zeros(len(send.index), layout.dim, dtype=layout.dtype, device=tables.where)
+        codec = tables.codecs.gradients
+        mine = torch.zeros(len(send.index), layout.dim, dtype=codec.dtype, device=tables.where)
         if gradient is not None:
-            mine = gradient.reshape(-1, layout.dim).index_select(0, send.index)
-        received = torch.empty(apply.total, layout.dim, dtype=layout.dtype, device=tables.where)
+            mine = codec.encode(gradient.reshape(-1, layout.dim).index_select(0, send.index))
+        received = torch.empty(apply.total, layout.dim, dtype=codec.dtype, device=tables.where)
         _exchange(received, mine, apply.splits, send.splits, module.process_group)
         if gradient is not None:
             yield [

@@ -212,8 +212,10 @@ class Engine:
         tensors = [tensor for merge, buffer in fetched.values() for tensor in (merge.index, buffer)]
         self._device.reads(*ids.parts[m], *tensors)
         rows = [
-            GradientTap.apply(self._anchor, merge.output(buffer), partial(self._updates.take_gradient, step, g))
-            for g, (merge, buffer) in fetched.items()
+            GradientTap.apply(
+                self._anchor, codec.rows.decode(merge.output(buffer)), partial(self._updates.take_gradient, step, g)
+            )
+            for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, fetched.items(), strict=True)
         ]
         return self.modules[m].output(ids.parts[m], rows)
 

@@ -66,7 +66,7 @@ class RowExchange:
         """
         self._await_wire()
         ways = {g: _back(back, g, collision) for g in groups}
-        received = {g: self._rows_of(g, apply.total) for g, (_, apply) in ways.items()}
+        received = {g: self._new_gradients(g, apply.total) for g, (_, apply) in ways.items()}
         with self._recorder.span(f"{self._kind} gradients", step=gradients.number):
             parts = [self._gradient_parts(gradients, g, *ways[g], received[g]) for g in groups]
             exchange(self._gradients, (part for of_group in parts for part in of_group), self._wire_gate)
@@ -88,9 +88,10 @@ class RowExchange:
         if self._wire_gate is not None:
             self._wire_gate.wait()
 
-    def _rows_of(self, group: int, number: int) -> torch.Tensor:
-        layout, tables = self._layouts[group], self._tables[group]
-        return torch.empty(number, layout.dim, dtype=layout.dtype, device=tables.where)
+    def _new_gradients(self, group: int, number: int) -> torch.Tensor:
+        tables = self._tables[group]
+        shape = (number, self._layouts[group].dim)
+        return torch.empty(shape, dtype=tables.codecs.gradients.dtype, device=tables.where)
 
     def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor, collision: bool) -> Iterator[AllToAll]:
         ahead, sent = ids.ahead(group), _lookup(ids, group, collision).splits
@@ -105,9 +106,9 @@ class RowExchange:
     ) -> Iterator[AllToAll]:
         if group in gradients.by_group:
             strips = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
-            mine = strips.index_select(0, send.index)
+            mine = self._tables[group].codecs.gradients.encode(strips.index_select(0, send.index))
         else:
-            mine = self._rows_of(group, len(send.index)).zero_()
+            mine = self._new_gradients(group, len(send.index)).zero_()
         return self._parts(gradients.number, group, "gradients", received, mine, apply.splits, send.splits)
 
     def _parts(
@@ -125,7 +126,8 @@ class RowExchange:
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
-            moved = [(sum(s[number]) - s[number][layout.rank]) * layout.row_bytes for s in (sent, received)]
+            row_bytes = layout.dim * mine.element_size()
+            moved = [(sum(s[number]) - s[number][layout.rank]) * row_bytes for s in (sent, received)]
             self._recorder.bytes(layout.module, step, f"{self._kind} {what}", *moved)
             yield of_out, of_mine, received[number], sent[number]
 

@@ -40,7 +40,7 @@ class GroupLayout:
         module: name of the sharded module inside the model.
         sharding: TorchRec's sharding type, such as `row_wise`.
         dim: columns of a row as it travels (those of one shard if column-wise), or of a strip of a pooled vector.
-        dtype: of a row as it travels.
+        dtype: of a row as it travels; gradients may have another one.
         runs: [W][T] for every owner and each of its tables, in the order in which ids are sent to it, the number of
             consecutive features that read the table.
         rows: [T] rows of the tables that this rank owns.

@@ -3,24 +3,23 @@
 import math
 from typing import Any
 
-import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.modules.embedding_configs import PoolingType
 
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout, Pooling
 from fscomm.torchrec.binding import Binding
+from fscomm.torchrec.codecs import codecs
 from fscomm.torchrec.pooled_binding import PooledBinding
 from fscomm.torchrec.sequence_binding import SequenceBinding
-from fscomm.torchrec.servable import HOST, kernels, shardings, version_problem, where
+from fscomm.torchrec.servable import HOST, kernels, output_dtype, shardings, version_problem, where
 
 
 def bind(name: str, module: Any) -> Binding:
     """Describe `module`, of this `name` in the model. No collective."""
     group = module._env.process_group
     pooled = isinstance(module, ShardedEmbeddingBagCollection)
-    layouts, input_dists, of_lookups = [], [], []
+    layouts, all_codecs, input_dists, of_lookups = [], [], [], []
     for (kind, sharding), lookup in zip(shardings(module), module._lookups, strict=True):
         dist = sharding.create_input_dist(device=HOST)  # plans are made in host memory
         splits = list(dist._dist._splits)
@@ -32,6 +31,8 @@ def bind(name: str, module: Any) -> Binding:
             raise RuntimeError(f"{name}: features per rank {splits} do not fit its tables {runs}; {version_problem()}")
         widths = [[table.local_cols for table in of_rank for _ in range(table.num_features())] for of_rank in tables]
         dim = math.gcd(*(width for of_rank in widths for width in of_rank))
+        of_group = codecs(module, kind, output_dtype(config for of_rank in configs for config in of_rank))
+        all_codecs.append(of_group)
         layouts.append(
             GroupLayout(
                 module=name,
@@ -39,7 +40,7 @@ def bind(name: str, module: Any) -> Binding:
                 rank=group.rank(),
                 world_size=group.size(),
                 dim=dim if pooled else module._embedding_dim_for_sharding_type(kind),
-                dtype=_output_dtype([config for of_rank in configs for config in of_rank]),
+                dtype=of_group.rows.dtype,
                 runs=runs,
                 rows=tuple(table.local_rows for table in tables[group.rank()]),
                 chunk_bytes=CHUNK_BYTES[where(module).type],
@@ -50,7 +51,13 @@ def bind(name: str, module: Any) -> Binding:
         of_lookups.append(kernels(lookup))
     binding = PooledBinding if pooled else SequenceBinding
     return binding(
-        name=name, module=module, layouts=layouts, kernels=of_lookups, plain=module.forward, input_dists=input_dists
+        name=name,
+        module=module,
+        layouts=layouts,
+        codecs=all_codecs,
+        kernels=of_lookups,
+        plain=module.forward,
+        input_dists=input_dists,
     )
 
 
@@ -67,9 +74,3 @@ class _Keep(nn.Module):
 
     def forward(self, features: Any) -> Any:
         return features
-
-
-def _output_dtype(configs: list[Any]) -> torch.dtype:
-    """Of the rows that a group gives out."""
-    given = {(config.fused_params or {}).get("output_dtype") or SparseType.FP32 for config in configs}
-    return given.pop().as_dtype() if given else torch.float32

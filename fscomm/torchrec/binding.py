@@ -18,6 +18,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.torchrec.codecs import Codecs
 from fscomm.torchrec.plain_kernels import AccessOrder, EmptyProxy, KernelProxy, LookupProxy
 from fscomm.torchrec.pooled_tables import PooledTables
 from fscomm.torchrec.servable import where
@@ -34,6 +35,7 @@ class Binding(ABC):
     Attributes:
         name: as the user sees it.
         layouts: [G] of its sharding groups.
+        codecs: [G] how their rows and gradients travel.
         kernels: [G][...] fused kernels on this rank.
         input_dists: [G] in host memory: they bucketize, and keep what they would send.
     """
@@ -41,6 +43,7 @@ class Binding(ABC):
     name: str
     module: Any
     layouts: list[GroupLayout]
+    codecs: list[Codecs]
     kernels: list[list[Any]]
     plain: Callable[..., Any]
     input_dists: list[nn.Module]
@@ -58,7 +61,9 @@ class Binding(ABC):
         layout = self.layouts[group]
         kind: type[GroupTables] = Tables if layout.pooling is None else PooledTables
         divide_by = layout.world_size if get_gradient_division() else 1
-        return kind(self.kernels[group], dim=layout.dim, dtype=layout.dtype, divide_by=divide_by, where=self.device)
+        return kind(
+            self.kernels[group], dim=layout.dim, codecs=self.codecs[group], divide_by=divide_by, where=self.device
+        )
 
     def proxy_targets(self, group: int) -> list[Any]:
         """Whose forward reads the tables: the fused kernels, or the look-up itself where this rank has none."""

@@ -23,17 +23,17 @@ class PooledTables(GroupTables):
         self._means = [kernel.pooling_mode == PoolingMode.MEAN for kernel in kernels]
         self._columns = [sum(kernel.dims[table] for table in kernel.feature_table_map) for kernel in kernels]
 
-    def lookup(self, lookup: Lookup) -> torch.Tensor:
+    def _read(self, lookup: Lookup) -> torch.Tensor:
         assert isinstance(lookup, BagLookup)
         if not len(lookup.ids):
-            return torch.empty(0, self._dim, dtype=self._dtype, device=self.where)
+            return torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)
         vectors = [
             self.shadows[number].lookup(lookup.ids[ids], offsets, _some(lookup.weights, ids))
             for number, ids, offsets in self._by_kernel(lookup.offsets)
         ]
         return torch.cat(vectors, dim=1).view(-1, self._dim).index_select(0, lookup.index)
 
-    def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
+    def _updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
         assert isinstance(apply, BagApply)
         came = [] if kept is None else [kept]
         gradients = torch.cat([*came, received, received.new_zeros(1, self._dim)]).index_select(0, apply.index)

@@ -1,6 +1,6 @@
 """Finds the sharded modules of a model, and says which of them can be served exactly."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import fbgemm_gpu
@@ -13,6 +13,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fscomm.torchrec import codecs
 from fscomm.torchrec.shadow_kernels import memory
 from fsranks.rank_context import RankContext
 
@@ -81,8 +82,8 @@ def problem(module: Any) -> str | None:
     others = sorted(set(module._sharding_types) - set(SERVED_SHARDINGS))
     if others:
         return f"sharding {', '.join(others)} is not served"
-    if module.qcomm_codecs_registry:
-        return "communication is quantised"
+    if why := codecs.problem(module, [kind for kind, _ in shardings(module)], output_dtype(grouped_configs(module))):
+        return why
     if getattr(module, "enable_embedding_update", False) or module._enable_feature_score_weight_accumulation:
         return "tables are written by something else than gradients"
     for name, sharding in module.module_sharding_plan.items():
@@ -212,6 +213,12 @@ def shardings(module: Any) -> list[tuple[str, Any]]:
 def kernels(lookup: Any) -> list[Any]:
     """The fused kernels of one group on this rank."""
     return [embedding.emb_module for embedding in lookup._emb_modules]
+
+
+def output_dtype(configs: Iterable[Any]) -> torch.dtype:
+    """Of the rows that these tables give out."""
+    given = {(config.fused_params or {}).get("output_dtype") or SparseType.FP32 for config in configs}
+    return given.pop().as_dtype() if given else torch.float32
 
 
 def grouped_configs(module: Any) -> Iterator[Any]:

@@ -17,6 +17,7 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 
 from fscomm.plan.ways import Apply, Lookup
+from fscomm.torchrec.codecs import Codecs
 
 _STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
 
@@ -121,27 +122,33 @@ class GroupTables(ABC):
 
     Attributes:
         where: the device of the tables, and so of the rows.
+        codecs: how rows and gradients travel.
         shadows: of the kernels.
     """
 
-    def __init__(
-        self, kernels: list[Any], *, dim: int, dtype: torch.dtype, divide_by: int, where: torch.device
-    ) -> None:
+    def __init__(self, kernels: list[Any], *, dim: int, codecs: Codecs, divide_by: int, where: torch.device) -> None:
         self.where = where
+        self.codecs = codecs
         self.shadows = [Shadow(kernel) for kernel in kernels]
         self._features = [len(kernel.feature_table_map) for kernel in kernels]
         self._dim = dim
-        self._dtype = dtype
         self._divide_by = divide_by
 
-    @abstractmethod
     def lookup(self, lookup: Lookup) -> torch.Tensor:
         """[n, D] what `lookup` asks for, as it goes on the wire."""
+        return self.codecs.rows.encode(self._read(lookup))
 
-    @abstractmethod
     def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
         """For each kernel. received: [n, D] gradients as they came from the wire. kept: [k, D] those that came with
         the collision class before, if some of the rows updated now have theirs there."""
+        decode = self.codecs.gradients.decode
+        return self._updates(apply, decode(received), None if kept is None else decode(kept))
+
+    @abstractmethod
+    def _read(self, lookup: Lookup) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]: ...
 
     def apply(
         self, apply: Apply, received: torch.Tensor, hypers: list[Hyper], kept: torch.Tensor | None = None
@@ -155,15 +162,15 @@ class GroupTables(ABC):
 class Tables(GroupTables):
     """Of tables that give every id its row."""
 
-    def lookup(self, lookup: Lookup) -> torch.Tensor:
-        parts = [torch.empty(0, self._dim, dtype=self._dtype, device=self.where)]
+    def _read(self, lookup: Lookup) -> torch.Tensor:
+        parts = [torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)]
         for number, ids, offsets, _ in self._by_kernel(lookup.ids, lookup.offsets):
             if len(ids):
                 parts.append(self.shadows[number].lookup(ids, offsets).view(-1, self._dim))
         rows = parts[-1] if len(parts) == 2 else torch.cat(parts)
         return rows.index_select(0, lookup.index)
 
-    def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
+    def _updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
         del kept  # every id has a gradient of its own
         gradients = received.index_select(0, apply.index)
         if self._divide_by != 1:

@@ -35,7 +35,6 @@ TRAINED: list[tuple[str, dict[str, str]]] = [
     ("checkpointed", {"embeddings.b": "checkpointing"}),
     ("used_twice", {"embeddings.b": "more than once"}),
     ("ids_made", {"embeddings.b": "not found in the batch"}),
-    ("quantised", {"embeddings.a": "quantised", "embeddings.b": "quantised"}),
     ("converted", {}),
     ("uvm", {"embeddings.b": "kernel fused_uvm_caching"}),
     ("managed", {"embeddings.b": "ShardedManagedCollisionEmbeddingCollection"}),
@@ -104,11 +103,15 @@ GLOBAL_DECAY = {
     "weight_decay_mode": WeightDecayMode.DECOUPLE_GLOBAL,
     "global_weight_decay": GlobalWeightDecayDefinition(start_iter=0, lower_bound=0.1),
 }
+PARTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum"),)}
 ASKED: list[tuple[str, int, Config, str]] = [
     ("dense_kernel", 2, CONFIG, "kernel dense"),
     ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
     ("compiled", 2, CONFIG, "compiled"),
     ("two_dimensional", 2, CONFIG, "2D"),
+    ("in_groups", 2, CONFIG.but(quantised=("int8", "fp32")), "quantised in groups of numbers (INT8)"),
+    ("in_parts", 2, CONFIG.but(modules=PARTS, quantised=("fp16", "fp16")), "added up while they are quantised"),
+    ("half_given", 2, CONFIG.but(quantised=("fp16", "fp16"), half_output=True), "communication of torch.float16 rows"),
     ("ensemble", 2, CONFIG, "ENSEMBLE_ROWWISE_ADAGRAD"),
     ("half_state", 2, CONFIG, "rounded at random"),
     ("counters", 2, CONFIG.but(fused=LARGEST_COUNTER), "compared with the largest one"),

@@ -101,6 +101,12 @@ OPTIONS: dict[str, dict[str, Any]] = {  # of row-wise Adagrad
         "cowclip_regularization": CowClipDefinition(),
     },
 }
+QUANTISED: dict[str, dict[str, Any]] = {
+    "rows": {"quantised": ("fp16", "fp32")},
+    "gradients": {"quantised": ("fp32", "fp16")},
+    "scaled": {"quantised": ("fp16", "fp16"), "loss_scale": 1024.0},
+}
+PRECISIONS = [None, None, None, *(each["quantised"] for each in QUANTISED.values())]
 OF_CUDA = ("adam", "rowwise adam", "lamb", "rowwise lamb")  # trained here by stand-ins
 
 CONFIGS: dict[str, Config] = {
@@ -167,6 +173,12 @@ CONFIGS: dict[str, Config] = {
     ),
     "pooled adam": Config(modules=_pooled("row", "mean", half=True), optimizer="adam", steps=10),
     "pooled lamb": Config(modules=_pooled("table", "mean"), optimizer="rowwise lamb", steps=10),
+    **{
+        f"quantised {name}": Config(modules={"a": mixed(), "b": _pooled("table", "mean")["a"]}, **options)
+        for name, options in QUANTISED.items()
+    },
+    "quantised column": Config(modules=_pooled("column"), quantised=("fp16", "fp16"), steps=10),
+    "quantised dedup": Config(modules={"a": mixed()}, quantised=("fp16", "fp16"), loss_scale=64.0, dedup=True),
     "one sample": Config(modules={"a": mixed()}, max_batch=1, max_length=2),
     "uniform": Config(  # a row comes back after one step as likely as after three
         modules={
@@ -208,6 +220,10 @@ def configs(draw: st.DrawFn) -> Config:
                 )
             )
         modules[module] = tuple(tables)
+    ways = {(table.sharding, bool(table.pooling)) for tables in modules.values() for table in tables}
+    # TorchRec itself fails on ranks without a table of the group: they send empty float32.
+    half_output = {sharding for sharding, _ in ways} == {"row"} and draw(st.booleans())
+    quantised = None if half_output or ("row", True) in ways else draw(st.sampled_from(PRECISIONS))
     return Config(
         modules=modules,
         optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise", *OF_CUDA])),
@@ -217,9 +233,9 @@ def configs(draw: st.DrawFn) -> Config:
         one_kjt=draw(st.booleans()),
         dedup=draw(st.sampled_from([False, False, True])),
         weighted=draw(st.booleans()),
-        # TorchRec itself fails on ranks without a table of the group: they send empty float32.
-        half_output=all(table.sharding == "row" for tables in modules.values() for table in tables)
-        and draw(st.booleans()),
+        half_output=half_output,
+        quantised=quantised,
+        loss_scale=draw(st.sampled_from([None, 1024.0])) if quantised else None,
         max_batch=draw(st.integers(1, 6)),
         max_length=draw(st.sampled_from([3, 4, 5, 1, 0])),
         spread=draw(st.sampled_from([1.0, 0.3, 1.0, 0.05])),

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv2D, ShardingPlan
@@ -144,12 +143,6 @@ def without_gradients(config: Config, size: int) -> tuple[Any, Any]:
 
 def ids_made(config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, IdsMade(config))
-
-
-def quantised(config: Config, size: int) -> tuple[Any, Any]:
-    codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16))
-    sharder = EmbeddingCollectionSharder(qcomm_codecs_registry=codecs)
-    return build_net(config, size, Net(config), {"a": sharder, "b": sharder})
 
 
 def converted(config: Config, size: int) -> tuple[Any, Any]:

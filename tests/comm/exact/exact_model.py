@@ -20,6 +20,7 @@ from torchrec import (
 )
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -83,6 +84,8 @@ class Config:
     seed: int = 1
     dedup: bool = False  # every rank asks for each of its rows once
     half_output: bool = False  # rows travel as float16
+    quantised: tuple[str, str] | None = None  # precision of rows and of gradients on their way, such as "fp16"
+    loss_scale: float | None = None
     weighted: bool = False  # ids of pooled modules have weights
     fused: Mapping[str, Any] = field(default_factory=dict)  # other options of the kernels
     builder: Callable[["Config", int], tuple[Any, Any]] | None = None  # of another kind of model
@@ -263,9 +266,15 @@ def build_net(
 
 def _sharder(config: Config, tables: tuple[Table, ...]) -> Any:
     fused = {**config.fused, **({"output_dtype": SparseType.FP16} if config.half_output else {})}
+    codecs = None
+    if config.quantised is not None:
+        rows, gradients = (CommType(each) for each in config.quantised)
+        scale = {"forward_loss_scale": config.loss_scale, "backward_loss_scale": config.loss_scale}
+        quantised = QCommsConfig(forward_precision=rows, backward_precision=gradients, **scale)
+        codecs = get_qcomm_codecs_registry(quantised, device=torch.device("cpu"))
     if tables[0].pooling:
-        return EmbeddingBagCollectionSharder(fused_params=fused)
-    return EmbeddingCollectionSharder(fused, use_index_dedup=config.dedup)
+        return EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs)
+    return EmbeddingCollectionSharder(fused, qcomm_codecs_registry=codecs, use_index_dedup=config.dedup)
 
 
 def wrap(
