@@ -19,23 +19,25 @@ def _second() -> tuple[Table, ...]:
     )
 
 
-def _kinds(sharding: str, half: bool = False) -> dict[str, tuple[Table, ...]]:
+def _kinds(sharding: str, precision: str = "FP32") -> dict[str, tuple[Table, ...]]:
     """One sharding group of two tables, three features."""
     return {
         "a": (
-            Table(name="x", rows=41, sharding=sharding, features=("x0", "x1"), half=half),
-            Table(name="y", rows=30, sharding=sharding, features=("y0",), half=half, home=1),
+            Table(name="x", rows=41, sharding=sharding, features=("x0", "x1"), precision=precision),
+            Table(name="y", rows=30, sharding=sharding, features=("y0",), precision=precision, home=1),
         )
     }
 
 
-def _pooled(sharding: str, pooling: str = "sum", half: bool = False) -> dict[str, tuple[Table, ...]]:
+def _pooled(sharding: str, pooling: str = "sum", precision: str = "FP32") -> dict[str, tuple[Table, ...]]:
     """One sharding group of three tables, one of other columns, four features."""
     return {
         "a": (
-            Table(name="x", rows=41, sharding=sharding, features=("x0", "x1"), half=half, pooling=pooling),
-            Table(name="y", rows=30, sharding=sharding, features=("y0",), half=half, pooling=pooling, home=1),
-            Table(name="z", rows=25, sharding=sharding, features=("z0",), half=half, pooling="sum", columns=16),
+            Table(name="x", rows=41, sharding=sharding, features=("x0", "x1"), precision=precision, pooling=pooling),
+            Table(name="y", rows=30, sharding=sharding, features=("y0",), precision=precision, pooling=pooling, home=1),
+            Table(
+                name="z", rows=25, sharding=sharding, features=("z0",), precision=precision, pooling="sum", columns=16
+            ),
         )
     }
 
@@ -56,8 +58,8 @@ POOLED: dict[str, Config] = {
     "pooled row weighted mean": Config(modules=_pooled("row", "mean"), weighted=True, steps=10),
     "pooled table weighted": Config(modules=_pooled("table", "sum"), weighted=True, steps=10),
     "pooled table weighted mean": Config(modules=_pooled("table", "mean"), weighted=True, optimizer="sgd", steps=10),
-    "pooled half": Config(modules=_pooled("row", half=True), steps=10),
-    "pooled table half": Config(modules=_pooled("table", "mean", half=True), steps=10),
+    "pooled half": Config(modules=_pooled("row", precision="FP16"), steps=10),
+    "pooled table half": Config(modules=_pooled("table", "mean", precision="FP16"), steps=10),
     "pooled half output": Config(modules=_pooled("row"), half_output=True, steps=10),
     "pooled mixed": Config(
         modules={
@@ -130,13 +132,13 @@ CONFIGS: dict[str, Config] = {
     "row rowwise": Config(modules=_kinds("row"), weight_decay=0.03),
     "column adagrad": Config(modules=_kinds("column"), optimizer="adagrad", weight_decay=0.01),
     "table rowwise": Config(modules=_kinds("table"), weight_decay=0.02),
-    "half sgd": Config(modules={"a": mixed(half=True)}, optimizer="sgd"),
-    "half adagrad": Config(modules={"a": mixed(half=True)}, optimizer="adagrad"),
-    "half rowwise": Config(modules={"a": mixed(half=True)}, weight_decay=0.01),
+    "half sgd": Config(modules={"a": mixed(precision="FP16")}, optimizer="sgd"),
+    "half adagrad": Config(modules={"a": mixed(precision="FP16")}, optimizer="adagrad"),
+    "half rowwise": Config(modules={"a": mixed(precision="FP16")}, weight_decay=0.01),
     "half and full": Config(
         modules={
             "a": (
-                Table(name="h", rows=31, sharding="row", features=("h0",), half=True),
+                Table(name="h", rows=31, sharding="row", features=("h0",), precision="FP16"),
                 Table(name="f", rows=33, sharding="row", features=("f0", "f1")),
             )
         }
@@ -165,13 +167,17 @@ CONFIGS: dict[str, Config] = {
     "no ddp": Config(modules={"a": mixed()}, data_parallel=False),
     "dedup": Config(modules={"a": mixed(), "b": _second()}, dedup=True, max_length=8, spread=0.2),
     "half output": Config(modules=_kinds("row"), half_output=True, weight_decay=0.01),
-    "dedup and half": Config(modules=_kinds("row", half=True), dedup=True, half_output=True, optimizer="adagrad"),
+    "dedup and half": Config(
+        modules=_kinds("row", precision="FP16"), dedup=True, half_output=True, optimizer="adagrad"
+    ),
     **{optimizer: Config(modules={"a": mixed()}, optimizer=optimizer, weight_decay=0.01) for optimizer in OF_CUDA},
     **{name: Config(modules=_kinds("row"), fused=options, weight_decay=0.1) for name, options in OPTIONS.items()},
     "pooled clipped": Config(
         modules=_pooled("table", "mean"), optimizer="sgd", fused=OPTIONS["clipped gradients"], max_length=2, steps=10
     ),
-    "pooled adam": Config(modules=_pooled("row", "mean", half=True), optimizer="adam", steps=10),
+    "bf16": Config(modules={"a": mixed(precision="BF16")}, optimizer="rowwise adam"),  # its kernels are ours, too
+    "pooled bf16": Config(modules=_pooled("row", "mean", precision="BF16"), optimizer="adam", steps=10),
+    "pooled adam": Config(modules=_pooled("row", "mean", precision="FP16"), optimizer="adam", steps=10),
     "pooled lamb": Config(modules=_pooled("table", "mean"), optimizer="rowwise lamb", steps=10),
     **{
         f"quantised {name}": Config(modules={"a": mixed(), "b": _pooled("table", "mean")["a"]}, **options)
@@ -212,7 +218,7 @@ def configs(draw: st.DrawFn) -> Config:
                     rows=draw(st.sampled_from([12, 24, 41, 97])),
                     sharding=draw(st.sampled_from(["row", "row", "table", "column"])),
                     features=tuple(f"{name}_{feature}" for feature in range(draw(st.integers(1, 2)))),
-                    half=draw(st.booleans()) and draw(st.booleans()),
+                    precision=draw(st.sampled_from(["FP32", "FP32", "FP32", "FP16"])),
                     home=draw(st.integers(0, 3)),
                     rate=draw(st.sampled_from([1.0, 1.0, 0.5])),
                     pooling=draw(st.sampled_from(poolings)),

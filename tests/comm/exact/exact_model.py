@@ -58,7 +58,7 @@ class Table:
     rows: int
     sharding: str  # "row", "table", "column", "data"
     features: tuple[str, ...]
-    half: bool = False
+    precision: str = "FP32"  # of its rows
     home: int = 0  # first rank of a table- or column-wise table
     rate: float = 1.0  # its learning rate over that of the others
     frozen: bool = False
@@ -104,13 +104,13 @@ class Config:
         return {feature: table for tables in self.modules.values() for table in tables for feature in table.features}
 
 
-def mixed(rows: int = 40, half: bool = False) -> tuple[Table, ...]:
+def mixed(rows: int = 40, precision: str = "FP32") -> tuple[Table, ...]:
     """Three sharding groups in one module; two features share the row-wise table, two the table-wise one."""
     return (
-        Table(name="r", rows=rows, sharding="row", features=("r0", "r1"), half=half),
-        Table(name="q", rows=rows + 3, sharding="row", features=("q0",), half=half),
-        Table(name="t", rows=rows + 5, sharding="table", features=("t0", "t1"), half=half, home=1),
-        Table(name="c", rows=rows + 1, sharding="column", features=("c0",), half=half),
+        Table(name="r", rows=rows, sharding="row", features=("r0", "r1"), precision=precision),
+        Table(name="q", rows=rows + 3, sharding="row", features=("q0",), precision=precision),
+        Table(name="t", rows=rows + 5, sharding="table", features=("t0", "t1"), precision=precision, home=1),
+        Table(name="c", rows=rows + 1, sharding="column", features=("c0",), precision=precision),
     )
 
 
@@ -203,7 +203,7 @@ def _collection(tables: tuple[Table, ...], *, weighted: bool) -> EmbeddingCollec
             "num_embeddings": table.rows,
             "embedding_dim": table.columns,
             "feature_names": list(table.features),
-            "data_type": DataType.FP16 if table.half else DataType.FP32,
+            "data_type": DataType[table.precision],
         }
         for table in tables
     ]
