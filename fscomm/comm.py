@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -30,6 +31,7 @@ from fsranks.rank_context import resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
+AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 IN_TURN = (
     "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
     "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
@@ -309,11 +311,18 @@ class Comm:
             engine.close("left the fscomm block")
 
     def _end_after(self, engine: Engine, error: BaseException) -> None:
-        """The user's loop raised `error`, which the user must see."""
+        """The user's loop raised `error`, which the user must see. After Ctrl-C no rank is waited for any longer."""
+        giving_up = threading.Timer(AFTER_CTRL_C_S, engine.abort, ["ended by Ctrl-C"])
+        if isinstance(error, KeyboardInterrupt):
+            giving_up.start()
         try:
             engine.flushing.flush()
         except BaseException as lost:
             error.add_note(f"fscomm could not complete pending updates: {lost}")
+        finally:
+            giving_up.cancel()
+            if giving_up.ident is not None:
+                giving_up.join()
         engine.abort(f"raised {type(error).__name__}: {error}")
         engine.close(f"raised {type(error).__name__}")
 
