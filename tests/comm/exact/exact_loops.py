@@ -8,6 +8,7 @@ import exact_loops_blocks
 import exact_loops_graphs
 import exact_loops_loaders
 import exact_loops_passes
+import exact_loops_people
 import exact_loops_state
 from exact import Loop
 from exact_loops_blocks import base
@@ -21,4 +22,5 @@ LOOPS: dict[str, Loop] = {
     **exact_loops_state.loop,
     **exact_loops_graphs.loop,
     **exact_loops_loaders.loop,
+    **exact_loops_people.loop,
 }

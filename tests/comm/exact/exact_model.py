@@ -75,6 +75,7 @@ class Config:
     weight_decay: float = 0.0
     data_parallel: bool = True  # dense parameters under DDP
     static_graph: bool = True
+    finds_unused: bool = False  # DDP looks for parameters that a step did not use
     one_kjt: bool = False  # all modules read the same KJT, its keys in another order than theirs
     steps: int = 8
     max_batch: int = 5
@@ -289,7 +290,9 @@ def wrap(
         plan=plan,
         sharders=sharders,
         init_data_parallel=config.data_parallel,
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=config.static_graph),
+        data_parallel_wrapper=DefaultDataParallelWrapper(
+            static_graph=config.static_graph, find_unused_parameters=config.finds_unused
+        ),
     )
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),

@@ -15,6 +15,8 @@ from fscomm.plan import routes
 from fscomm.plan.sharding_group import GroupLayout
 
 PARTLY_PLAIN = {  # steps of these run plainly, and the report says so
+    "microbatches",
+    "zipped_loaders",
     "drawing",
     "drawing_on_one_rank",
     "evaluation_of_the_batch",
