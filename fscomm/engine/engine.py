@@ -30,6 +30,7 @@ from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import Step
 from fscomm.report.recorder import Recorder
 from fscomm.report.served import WARM_UP
+from fscomm.report.user_line import user_line
 from fscomm.torchrec import binding
 from fscomm.torchrec.gradient_tap import GradientTap
 from fscomm.torchrec.plain_kernels import LookupProxy, Update
@@ -245,9 +246,12 @@ class Engine:
     def _note_plain(self, m: int, why: str) -> None:
         """Module m runs plainly, at least once; said in the log the first time."""
         name = self.modules[m].name
-        if m not in self._reported:
-            log.warning("fscomm: %s is not served: %s", name, why)
+        if m in self._reported:
+            return
         self._reported.add(m)
+        line = user_line()
+        why = why if line is None else f"{why} (called at {line})"
+        log.warning("fscomm: %s is not served: %s", name, why)
         self._recorder.fallback(name, why)
 
 

@@ -5,8 +5,10 @@ with their evictions, or train tables by other optimizers than the served ones: 
 are lookups in host memory there.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -92,6 +94,16 @@ def test_batch_sizes_that_vary_by_feature(loop: Callable[[Run], None]) -> None:
         elsewhere = rank == 0 and loop is vary_on_one_rank
         assert said["fallbacks"].keys() == {"embeddings.b"}
         assert ("another rank" if elsewhere else "(VBE)") in said["fallbacks"]["embeddings.b"]
+
+
+def test_a_reason_names_the_line_that_called_the_module() -> None:
+    """Of the user's code, not of torch or TorchRec."""
+    config = CONFIG.but(builder=exact_kinds.used_twice)
+    source = Path(exact_kinds.__file__).read_text().splitlines()
+    for _, said in shared_world(2).run(compare, config, LOOPS["base"]):
+        file, line = re.findall(r"called at (\w+\.py):(\d+)", said["fallbacks"]["embeddings.b"])[0]
+        assert file == "exact_kinds.py"
+        assert 'self.embeddings["b"](other)' in source[int(line) - 1]
 
 
 ONE = replace(BESIDE, features=("s0",))
