@@ -38,9 +38,14 @@ def codecs(module: Any, sharding: str, given: torch.dtype) -> Codecs:
     """Of the tables of `module` with this sharding type."""
     quantised = _quantised(module, sharding)
     if quantised is None:
-        as_it_is = Codec(given, _same, _same)
-        return Codecs(given, as_it_is, as_it_is)
+        return as_they_are(given)
     return Codecs(given, *(_codec(each) for each in (quantised.forward, quantised.backward)))
+
+
+def as_they_are(given: torch.dtype) -> Codecs:
+    """Of what is not quantised."""
+    unchanged = Codec(given, _same, _same)
+    return Codecs(given, unchanged, unchanged)
 
 
 def problem(module: Any, shardings: list[str], given: torch.dtype) -> str | None:

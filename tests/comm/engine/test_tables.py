@@ -14,6 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor
 
 from fscomm.plan.routes import Apply, Lookup
+from fscomm.torchrec.codecs import as_they_are
 from fscomm.torchrec.shadow_kernels import Hyper, Tables, take_hyper
 
 DIM = 8
@@ -85,7 +86,8 @@ def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper
 
 
 def tables_of(*kernels: Any, divide_by: int = 1) -> Tables:
-    return Tables(list(kernels), dim=DIM, dtype=torch.float32, divide_by=divide_by, where=torch.device("cpu"))
+    codecs = as_they_are(torch.float32)
+    return Tables(list(kernels), dim=DIM, codecs=codecs, divide_by=divide_by, where=torch.device("cpu"))
 
 
 def state(target: Any) -> dict[str, Tensor]:
