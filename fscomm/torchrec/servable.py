@@ -7,6 +7,7 @@ import fbgemm_gpu
 import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from torch import nn
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -124,6 +125,8 @@ def problem_here(module: Any) -> str | None:
                 return f"the state of optimizer {kernel.optimizer.name} cannot be held for a pending update"
             if device.type == "cuda" and kernel.stochastic_rounding and kernel.weights_precision != SparseType.FP32:
                 return "updates are rounded stochastically: they do not repeat"
+            if device.type == "cuda" and kernel.pooling_mode == PoolingMode.MEAN:
+                return "how kernels on CUDA round a mean whose rows are updated in parts was never measured"
             if why := _of_whole_tables(kernel):
                 return why
             if "forward" in vars(kernel):

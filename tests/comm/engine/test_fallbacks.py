@@ -16,6 +16,7 @@ import exact_kinds
 import pytest
 import torch
 from exact import Run, compare
+from exact_configs import CONFIGS
 from exact_kinds import BESIDE, SERVED, TWO, varying
 from exact_loops import LOOPS
 from exact_model import Config, build
@@ -174,6 +175,21 @@ def rounded(rank: int, size: int) -> list[str | None]:
             with mock.patch.object(servable, "where", return_value=torch.device(device)):
                 said.append(servable.problem_here(module))
     return said
+
+
+def on_cuda(rank: int, size: int) -> str | None:
+    """What would be said of a mean of table-wise bags if its tables were on CUDA."""
+    model, _ = build(CONFIGS["pooled table mean"], size)
+    module = model.module.embeddings["a"]
+    assert servable.problem_here(module) is None
+    with mock.patch.object(servable, "where", return_value=torch.device("cuda")):
+        return servable.problem_here(module)
+
+
+def test_means_on_cuda_wait_for_a_measurement() -> None:
+    why = shared_world(1).run(on_cuda)[0]
+    assert why is not None
+    assert "never measured" in why
 
 
 def test_rounding_by_chance_does_not_repeat() -> None:

@@ -106,10 +106,10 @@ class _Lookup(torch.autograd.Function):
         samples = (len(common.offsets) - 1) // (len(common.D_offsets) - 1)
         nobag = common.pooling_mode == PoolingMode.NONE.value
         found = []
-        for at, _, scale, sample in _features(common):
+        for at, _, weights, shares, sample in _features(common):
             rows = common.host_weights[at].float()
-            if scale is not None:
-                rows = rows * scale[:, None]
+            for scale in (weights, shares):
+                rows = rows if scale is None else rows * scale[:, None]
             if not nobag:
                 rows = rows.new_zeros(samples, rows.shape[1]).index_add_(0, sample, rows)
             found.append(rows)
@@ -123,7 +123,8 @@ class _Lookup(torch.autograd.Function):
             gradient = gradient.clamp(-step.options.max_gradient, step.options.max_gradient)
         tables: dict[int, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
         first = 0
-        for number, (_, ids, scale, sample) in enumerate(_features(common)):
+        for number, (_, ids, weights, shares, sample) in enumerate(_features(common)):
+            scale = shares if weights is None else weights  # weighted means are not divided here, as by fbgemm's own
             if common.pooling_mode == PoolingMode.NONE.value:
                 of_ids = gradient[first : first + len(ids)]
                 first += len(ids)
@@ -167,7 +168,7 @@ def _places(ids: torch.Tensor, start: int, width: int) -> torch.Tensor:
 
 
 def _features(common: Any) -> Any:
-    """Of each feature: places of its rows, its ids, their weights, their samples."""
+    """Of each feature: places of its rows, its ids, their weights, their shares of a mean, their samples."""
     features = len(common.D_offsets) - 1
     samples = (len(common.offsets) - 1) // features
     for number in range(features):
@@ -176,12 +177,10 @@ def _features(common: Any) -> Any:
         ids = common.indices[inside].long()
         lengths = offsets.diff()
         sample = torch.repeat_interleave(torch.arange(samples), lengths)
-        scale = common.indice_weights[inside] if common.indice_weights is not None else None
-        if common.pooling_mode == PoolingMode.MEAN.value:
-            shares = 1 / lengths.float()[sample]
-            scale = shares if scale is None else scale * shares
+        weights = common.indice_weights[inside] if common.indice_weights is not None else None
+        shares = 1 / lengths.float()[sample] if common.pooling_mode == PoolingMode.MEAN.value else None
         width = int(common.D_offsets[number + 1] - common.D_offsets[number])
-        yield _places(ids, int(common.weights_offsets[number]), width), ids, scale, sample
+        yield _places(ids, int(common.weights_offsets[number]), width), ids, weights, shares, sample
 
 
 def _invoke_by(update: Update) -> Callable[..., torch.Tensor]:

@@ -178,6 +178,9 @@ CONFIGS: dict[str, Config] = {
     "bf16": Config(modules={"a": mixed(precision="BF16")}, optimizer="rowwise adam"),  # its kernels are ours, too
     "pooled bf16": Config(modules=_pooled("row", "mean", precision="BF16"), optimizer="adam", steps=10),
     "pooled adam": Config(modules=_pooled("row", "mean", precision="FP16"), optimizer="adam", steps=10),
+    "pooled adam weighted mean": Config(
+        modules=_pooled("table", "mean"), optimizer="adam", weighted=True, spread=0.3, steps=10
+    ),
     "pooled lamb": Config(modules=_pooled("table", "mean"), optimizer="rowwise lamb", steps=10),
     **{
         f"quantised {name}": Config(modules={"a": mixed(), "b": _pooled("table", "mean")["a"]}, **options)

@@ -146,6 +146,7 @@ def copied(state: Any) -> Any:
 @loop
 def read_by_another_thread(run: Run) -> None:
     """As an asynchronous checkpoint does: all the time, while the training thread goes on."""
+    run.set_rate(0)  # adds an entry to the optimizer's state, which nobody may read meanwhile
     with run.enable() as comm:
         stop = _again_and_again(comm.flush, run.model.state_dict, run.model.fused_optimizer.state_dict)
         try:
