@@ -25,7 +25,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import fscomm
 
-ITEMS, LENGTH, WIDTH = 20_000, 32, 64
+ITEMS, LENGTH, WIDTH = 6_000, 32, 64
 MASK = ITEMS  # the id of a masked item
 
 

@@ -1,13 +1,19 @@
-"""The programs in `examples/`, as a user starts them: with fscomm they print the losses of the plain loop."""
+"""The programs in `examples/`: with fscomm they print the losses of the plain loop. One is started as a user does."""
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from pages import ROOT
+from worlds import shared_world
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 SMALL = {
@@ -19,7 +25,7 @@ SMALL = {
 LONGEST = 150
 
 
-def printed(program: Path, *options: str) -> str:
+def by_torchrun(program: Path, *options: str) -> str:
     """What rank 0 of two printed."""
     done = subprocess.run(
         [
@@ -41,10 +47,28 @@ def printed(program: Path, *options: str) -> str:
     return done.stdout
 
 
+def ran(rank: int, size: int, program: Path, *options: str) -> str:
+    """What the program printed on a rank whose process group is there already."""
+    out = io.StringIO()
+    with (
+        mock.patch.object(dist, "init_process_group"),
+        mock.patch.object(dist, "destroy_process_group"),
+        mock.patch.object(sys, "argv", [str(program), *options]),
+        contextlib.redirect_stdout(out),
+    ):
+        runpy.run_path(str(program), run_name="__main__")
+    return out.getvalue()
+
+
+def in_this_world(program: Path, *options: str) -> str:
+    return str(shared_world(2).run(ran, program, *options, timeout_s=150)[0])
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_served_and_the_same_losses(program: Path) -> None:
     small = SMALL[program.stem]
-    served, plain = printed(program, *small), printed(program, *small, "--plain")
+    start = by_torchrun if program.stem == "hstu" else in_this_world
+    served, plain = start(program, *small), in_this_world(program, *small, "--plain")
     losses = re.findall(r"loss.*", plain)
     assert losses
     assert losses == re.findall(r"loss.*", served)
