@@ -21,7 +21,7 @@ from programs import LONG, SHORT, Operation, play, programs
 from table_law import watch
 from worlds import shared_world
 
-EXAMPLES = {1: 60, 2: 36, 3: 16, 4: 14}
+EXAMPLES = {1: 40, 2: 24, 3: 12, 4: 10}
 MANY = {1: 1250, 2: 1750, 3: 1000, 4: 1000}
 LEAST_SERVED = 0.3  # of the forwards that a backward may come back to; a block begins with two plain steps
 SETTINGS = {
