@@ -29,11 +29,12 @@ $(READY): pyproject.toml requirements/torchrec.txt
 demo: $(READY)
 	$(BIN)/freescale demo $(DEMO_ARGS)
 
+# Three processes on two cores: many tests wait, for a rank that was stopped or a time limit, while others compute.
 test: $(READY)
-	$(BIN)/pytest -n 2 -m 'not full'
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not full'
 
 test-all: $(READY)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check .
