@@ -21,7 +21,7 @@ from programs import LONG, SHORT, Operation, play, programs
 from table_law import watch
 from worlds import shared_world
 
-EXAMPLES = {1: 40, 2: 24, 3: 12, 4: 10}
+EXAMPLES = {1: 220, 2: 46, 3: 18, 4: 16}
 MANY = {1: 1250, 2: 1750, 3: 1000, 4: 1000}
 LEAST_SERVED = 0.3  # of the forwards that a backward may come back to; a block begins with two plain steps
 SETTINGS = {
