@@ -108,7 +108,8 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
         key = said, (metadata.metadata or {}).get(b"ARROW:schema")
         schema = schemas.get(key)
         if schema is None:
-            schema = schemas[key] = metadata.schema.to_arrow_schema().remove_metadata()
+            made = metadata.schema.to_arrow_schema().remove_metadata()
+            schema = schemas.setdefault(key, made)  # another thread may have made it meanwhile
     except CorruptFileError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
