@@ -232,21 +232,15 @@ def compare(
     rank: int, size: int, config: Config, loop: Loop, mode: Mode = "fscomm", options: dict[str, Any] | None = None
 ) -> tuple[list[str], dict[str, Any]]:
     """What differs on this rank between the plain run and the run in `mode`, and what fscomm said of itself."""
-    _set_aside_what_stays()
     expected = plain(rank, size, config, loop)
     run = train(rank, size, config, loop, mode, options)
     said = summary(run)
     found = differences(expected, run.log)
     del run
     gc.collect()
+    gc.freeze()  # what stays is not walked over again: imported modules first of all, half the time of a short run
     dist.barrier()
     return found, said
-
-
-@functools.cache
-def _set_aside_what_stays() -> None:
-    """Once in a process: the objects of all imported modules, to walk over which is half the time of a short run."""
-    gc.freeze()
 
 
 def summary(run: Run) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from exact import Loop, Run
 from exact_loops_state import copied
-from exact_model import Batch, given_out, ids_of
+from exact_model import Batch, Config, given_out, ids_of
+from hypothesis import assume
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
@@ -23,7 +24,7 @@ EPOCH = 9  # batches until a loader ends
 HIDDEN = 5  # every so many batches hide their ids
 MOST_HELD = 3
 VARIANTS = 12
-SHORT, LONG = 9, 12  # operations of a program
+SHORT, LONG = 7, 12  # operations of a program
 OUTSIDE = 2  # operations after a block was left, until the next one is entered
 
 
@@ -39,7 +40,6 @@ class Operation:
 WARM_UP = [  # until features are known, steps run plainly
     Operation("train_next", 0),
     Operation("train_next", 0),
-    Operation("load", 0),
 ]
 
 
@@ -63,7 +63,8 @@ class Player:
         with contextlib.ExitStack() as last:
             last.callback(lambda: self._block.close())
             self.enter()
-            for operation in WARM_UP + operations:
+            loads = any(operation.name == "load" for operation in operations)
+            for operation in WARM_UP + [Operation("load", 0)] * loads + operations:
                 self._count += 1
                 getattr(self, operation.name)(operation.n)
                 self._outside = 0 if self.comm is not None else self._outside + 1
@@ -251,13 +252,15 @@ class Player:
             self.run.record(f"{self._count} {name}", part.state_dict())
 
     def load(self, n: int) -> None:
-        """Keep the state the first time, then go back to it."""
+        """Keep the state the first time, then go back to it; mostly between two steps."""
         if self._kept is None:
             self._kept = [copied(part.state_dict()) for part in (self.run.model, self.run.optimizer)]
         else:
             self.held.clear()  # their graphs have saved what is overwritten
             self.run.model.load_state_dict(copied(self._kept[0]))  # TorchRec changes what it is given
             self.run.optimizer.load_state_dict(copied(self._kept[1]))
+            if n % 3:
+                self.train_next(0)
 
     def flush(self, n: int) -> None:
         if self.comm is not None and (n % 2 or n % self.run.size == self.run.rank):
@@ -347,3 +350,20 @@ def programs(length: int = SHORT) -> st.SearchStrategy[list[Operation]]:
 
 def without_nothing(operations: list[Operation]) -> list[Operation]:
     return [operation for operation in operations if operation.name != "nothing"]
+
+
+class Different:
+    """Hypothesis plays variations of what it drew before: half of its programs. Here each one is new, until one fails.
+
+    Those are then varied to find the smallest.
+    """
+
+    def __init__(self) -> None:
+        self._played: set[str] = set()
+        self.failed = False
+
+    def check(self, config: Config, operations: list[Operation]) -> None:
+        """Reject a model or a list of operations that was played before."""
+        parts = {str(config.modules), str([operation.name for operation in operations])}
+        assume(self.failed or parts.isdisjoint(self._played))
+        self._played |= parts
