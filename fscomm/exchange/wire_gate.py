@@ -11,8 +11,8 @@ from fscomm.exchange.wire_priority import WirePriority
 class WireGate:
     """Collision exchanges `enter` and `leave`; exclusive ones `wait`, or go chunk by chunk.
 
-    A wait ends with the collision exchanges, which have deadlines of their own, or by `settle` or `stop`. A chunk is
-    let go by `try_exclusive`, and `exclusive_done` follows; see `parts.exchange`.
+    A wait ends with the collision exchanges, by `settle` or `stop`, or by itself after `STARVED_S`. A chunk is let go
+    by `try_exclusive`, and `exclusive_done` follows; see `parts.exchange`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, schedule: WirePriority | None = None) -> None:
@@ -22,7 +22,7 @@ class WireGate:
 
     def enter(self) -> None:
         with self._changed:
-            self._schedule.begin_collision()
+            self._schedule.begin_collision(self._clock())
 
     def leave(self, *, expecting: bool = False) -> None:
         """The collision exchange is over; `expecting` that a control word follows soon."""
@@ -43,8 +43,9 @@ class WireGate:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Block until collision exchanges are over."""
-        self._wait(self._schedule.opens_at)
+        """Block until collision exchanges are over, or have held this back for long enough."""
+        since = self._clock()
+        self._wait(lambda: self._schedule.opens_at(since))
 
     def try_exclusive(self, nbytes: int) -> bool:
         """Whether a chunk may go now; if so it counts as under way until `exclusive_done`. Does not block."""

@@ -2,14 +2,16 @@
 
 Separate process groups give no priority on the wire, as all connections share it. So exclusive exchanges are held
 back before they are issued: no exclusive chunk starts while a collision exchange runs, nor in the short time after it
-in which the next step's first control word is expected. An issued exchange cannot be called back. So exclusive rows go
+in which the next step's first control word is expected. A collision exchange that does not end may wait for the very
+work that it holds back (one rank flushes between two backward passes, say, and another one does not): so it holds it
+back for `STARVED_S` at most. An issued exchange cannot be called back. So exclusive rows go
 in chunks, and few bytes of them are under way at a time: a collision exchange waits for those at most.
 """
 
 import math
 
 GRACE_S = 0.025  # how long exclusive rows stay off the wire for a control word that does not come
-STARVED_S = 1.0  # collision exchanges that never pause let one chunk pass in this time
+STARVED_S = 1.0  # how long collision exchanges that do not pause, or one that does not end, hold exclusive work back
 BUDGET_BYTES = 1 << 20
 
 
@@ -30,17 +32,21 @@ class WirePriority:
         self._grace_s = grace_s
         self._starved_s = starved_s
         self._collision = 0
+        self._moved_at = -math.inf  # the last end of a collision exchange, or begin of one while no other ran
         self._quiet_until = -math.inf
         self._in_flight_bytes = 0
         self._kept_off_since: float | None = None
         self._stopped = False
 
-    def begin_collision(self) -> None:
+    def begin_collision(self, now_s: float) -> None:
+        if not self._collision:
+            self._moved_at = now_s
         self._collision += 1
 
     def end_collision(self, now_s: float, *, expecting: bool) -> None:
         """A collision exchange is over; `expecting` that a control word follows soon."""
         self._collision -= 1
+        self._moved_at = now_s
         if expecting:
             self._quiet_until = now_s + self._grace_s
 
@@ -52,11 +58,9 @@ class WirePriority:
         """Everything may go from now on."""
         self._stopped = True
 
-    def opens_at(self) -> float:
-        """The time from which collision exchanges hold nothing back; infinity if only another call can change that."""
-        if self._stopped:
-            return -math.inf
-        return math.inf if self._collision else self._quiet_until
+    def opens_at(self, since_s: float) -> float:
+        """The time from which work that waits since `since_s` is held back no longer."""
+        return min(self._opens_at(), since_s + self._starved_s)
 
     def ask(self, nbytes: int, now_s: float) -> float:
         """The time from which the next chunk may go; infinity if only another call can change that.
@@ -67,7 +71,7 @@ class WirePriority:
         alone = self._in_flight_bytes == 0
         if not (self._stopped or alone or self._in_flight_bytes + nbytes <= self._budget_bytes):
             return math.inf
-        opens_at = self.opens_at()
+        opens_at = self._opens_at()
         if opens_at <= now_s:
             return opens_at
         if self._kept_off_since is None:
@@ -82,3 +86,9 @@ class WirePriority:
     def done(self, nbytes: int) -> None:
         """A chunk that was issued is no longer under way."""
         self._in_flight_bytes -= nbytes
+
+    def _opens_at(self) -> float:
+        """The time from which collision exchanges hold nothing back, if none begins or ends before."""
+        if self._stopped:
+            return -math.inf
+        return self._moved_at + self._starved_s if self._collision else self._quiet_until

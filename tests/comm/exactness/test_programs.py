@@ -90,6 +90,10 @@ ONCE_WRONG = {
         Operation("next_forward", 8), Operation("forward", 11), Operation("backward_fails", 2), Operation("state", 5),
         Operation("backward_of_sum", 6),
     ],
+    "one rank flushes between two backward passes, the other one goes on to the second": [
+        Operation("next_forward", 0), Operation("backward_kept", 1), Operation("flush", 0),
+        Operation("backward_kept", 0),
+    ],
 }  # fmt: skip
 
 

@@ -203,7 +203,10 @@ def test_what_is_under_way_ends_while_collision_traffic_runs(clock: Clock) -> No
 
 def test_starved_parts_go_one_at_a_time(clock: Clock) -> None:
     def time_passes(gate: Scripted) -> None:
-        clock.now_s += STARVED_S
+        clock.now_s += STARVED_S / 2
+        gate.enter()  # collision exchanges go on
+        gate.leave()
+        clock.now_s += STARVED_S / 2
 
     wire = Wire()
     gate = Scripted(clock, *[time_passes] * 3)

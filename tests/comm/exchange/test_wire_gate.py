@@ -8,7 +8,7 @@ import pytest
 
 from fscomm.exchange import wire_gate as gate_of_threads
 from fscomm.exchange.wire_gate import WireGate
-from fscomm.exchange.wire_priority import GRACE_S
+from fscomm.exchange.wire_priority import GRACE_S, STARVED_S
 
 DEADLINE_S = 20
 
@@ -104,7 +104,8 @@ def test_stopped_for_good(gate: WireGate) -> None:
     gate.wait()
 
 
-def test_the_quiet_time_is_waited_for_and_no_longer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[float]:
     """With a condition that lets the clock advance instead of waiting."""
     waits: list[float] = []
 
@@ -116,11 +117,24 @@ def test_the_quiet_time_is_waited_for_and_no_longer(monkeypatch: pytest.MonkeyPa
             return False
 
     monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Advancing))
+    return waits
+
+
+def test_the_quiet_time_is_waited_for_and_no_longer(waits: list[float], clock: Clock) -> None:
     gate = WireGate(clock)
     gate.enter()
     gate.leave(expecting=True)
     gate.wait()
     assert waits == pytest.approx([GRACE_S, GRACE_S / 2])
+
+
+def test_a_collision_exchange_that_waits_for_exclusive_work_holds_it_back_for_a_while_only(
+    waits: list[float], clock: Clock
+) -> None:
+    gate = WireGate(clock)
+    gate.enter()
+    gate.wait()
+    assert waits == pytest.approx([STARVED_S, STARVED_S / 2])
 
 
 def settles(gate: WireGate) -> None:

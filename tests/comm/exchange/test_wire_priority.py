@@ -27,6 +27,7 @@ class Account:
         self.schedule = WirePriority(budget_bytes=BUDGET)
         self.now = 5.0
         self.collision = 0
+        self.moved_at = 0.0  # something of the collision class began or ended
         self.quiet_until = 0.0
         self.in_flight: list[int] = []
         self.next: int | None = None  # the chunk whose turn it will be
@@ -34,10 +35,12 @@ class Account:
 
     def act(self, action: str, value: float | int | None) -> None:
         if action == "begin":
+            self.moved_at = self.moved_at if self.collision else self.now
             self.collision += 1
-            self.schedule.begin_collision()
+            self.schedule.begin_collision(self.now)
         elif action in ("end", "expect") and self.collision:
             self.collision -= 1
+            self.moved_at = self.now
             if action == "expect":
                 self.quiet_until = self.now + GRACE_S
             self.schedule.end_collision(self.now, expecting=action == "expect")
@@ -59,7 +62,7 @@ class Account:
         """Check the answer for the next chunk, and issue it if it may go."""
         assert self.next is not None
         has_room = not self.in_flight_bytes or self.in_flight_bytes + self.next <= BUDGET
-        is_open = not self.collision and self.now >= self.quiet_until
+        is_open = self.now >= (self.moved_at + STARVED_S if self.collision else self.quiet_until)
         if has_room and not is_open and self.kept_off_since is None:
             self.kept_off_since = self.now
         starved = self.kept_off_since is not None and self.now >= self.kept_off_since + STARVED_S
@@ -131,7 +134,7 @@ def test_everything_passes_once_stopped(
         if not action.startswith("ask"):
             account.act(action, value)
     for _ in range(3):
-        assert account.schedule.opens_at() <= account.now
+        assert account.schedule.opens_at(account.now) <= account.now
         assert account.schedule.ask(chunk, account.now) <= account.now
         account.schedule.issue(chunk)
 
@@ -151,19 +154,28 @@ def test_a_chunk_that_waits_for_the_budget_does_not_starve() -> None:
     schedule = WirePriority(budget_bytes=100)
     schedule.issue(100)
     assert schedule.ask(100, 0.0) == math.inf
-    schedule.begin_collision()
+    schedule.begin_collision(5.0)
     schedule.done(100)
     assert schedule.ask(100, 5.0) == 5.0 + STARVED_S
 
 
 def test_each_starved_chunk_waits_its_own_time() -> None:
     schedule = WirePriority(budget_bytes=100)
-    schedule.begin_collision()
+
+    def moves(now: float) -> None:
+        schedule.begin_collision(now)
+        schedule.end_collision(now, expecting=False)
+
+    schedule.begin_collision(0.0)
     assert schedule.ask(10, 0.0) == STARVED_S
+    moves(0.9 * STARVED_S)
+    assert schedule.ask(10, 0.9 * STARVED_S) == STARVED_S
     schedule.issue(10)
-    assert schedule.ask(10, STARVED_S) == math.inf, "alone: first the one before has to be over"
+    assert schedule.ask(10, STARVED_S) == 1.9 * STARVED_S, "alone: first the one before has to be over"
     schedule.done(10)
-    assert schedule.ask(10, 1.5 * STARVED_S) == 2 * STARVED_S
+    assert schedule.ask(10, 1.5 * STARVED_S) == 1.9 * STARVED_S
+    moves(1.8 * STARVED_S)
+    assert schedule.ask(10, 1.8 * STARVED_S) == 2 * STARVED_S
 
 
 @pytest.mark.parametrize("name", ["budget_bytes", "grace_s", "starved_s"])
@@ -207,7 +219,7 @@ def collision(
     for _ in range(50):
         yield every_s
         start = clock.now
-        schedule.begin_collision()
+        schedule.begin_collision(clock.now)
         yield from wire.copy(nbytes)
         schedule.end_collision(clock.now, expecting=False)
         took.append(clock.now - start)
@@ -229,11 +241,30 @@ def test_collision_traffic_waits_for_the_budget_at_most_and_exclusive_loses_noth
     assert over[-1] <= wire.busy_s + 50 * (alone + 1e-9), "the wire was idle while a chunk could have gone"
 
 
+def endless(clock: Clock, schedule: WirePriority, every_s: float, times: int) -> Process:
+    """One exchange begins before the one before it ends."""
+    schedule.begin_collision(clock.now)
+    for _ in range(times):
+        yield every_s
+        schedule.begin_collision(clock.now)
+        schedule.end_collision(clock.now, expecting=False)
+
+
 def test_endless_collision_traffic_lets_a_chunk_pass_now_and_then() -> None:
     clock, schedule = Clock(), WirePriority(budget_bytes=200, starved_s=1.0)
     wire = Engine(clock, bytes_per_s=1000)
     over: list[float] = []
-    schedule.begin_collision()
+    clock.spawn(endless(clock, schedule, 0.3, 40))
     clock.spawn(exclusive(clock, schedule, wire, over, 5, 100))
     assert clock.run()
     assert over == pytest.approx([n * 1.0 + 0.1 for n in range(1, 6)])
+
+
+def test_a_collision_exchange_that_does_not_end_holds_back_nothing_after_a_while() -> None:
+    clock, schedule = Clock(), WirePriority(budget_bytes=200, starved_s=1.0)
+    wire = Engine(clock, bytes_per_s=1000)
+    over: list[float] = []
+    schedule.begin_collision(clock.now)
+    clock.spawn(exclusive(clock, schedule, wire, over, 5, 100))
+    assert clock.run()
+    assert over == pytest.approx([1.1 + n * 0.1 for n in range(5)])
