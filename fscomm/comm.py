@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -15,6 +15,7 @@ from torch import nn
 
 from fscomm.device import device_of
 from fscomm.engine.engine import Engine
+from fscomm.engine.forward_modes import in_backward
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead, Rng
@@ -31,6 +32,8 @@ from fsranks.rank_context import resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
+Features = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
+MOST_CALLS = 8
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 IN_TURN = (
     "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
@@ -55,7 +58,10 @@ class enable:
     plainly under `auto`: serving them has not been run on a GPU yet and must be asked for by a name.
 
     features: for modules whose input is not found in the batch by itself, a function from the batch to the
-    KeyedJaggedTensor that the module will get, by the module's name in the model.
+    KeyedJaggedTensor that the module will get, by the module's name in the model; a list of functions for the calls of
+    a module that is called more than once.
+
+    calls: how often in a step the model calls a module, at most. Calls after those run plainly.
 
     Entering is collective over all ranks and blocks until they are there; `timeout_s` bounds that and every exchange,
     over gloo also those of TorchRec and DDP in a forward or backward pass. Leaving completes all updates.
@@ -73,15 +79,18 @@ class enable:
         *,
         transport: str = "auto",
         strict: bool = False,
-        features: Mapping[str, Callable[[Any], Any]] | None = None,
+        features: Mapping[str, Features] | None = None,
+        calls: int = 1,
         timeout_s: float = 300,
     ) -> None:
         if transport != "auto":
             split_name(transport)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
+        if not 1 <= calls <= MOST_CALLS:
+            raise ValueError(f"calls must be a number from 1 to {MOST_CALLS}, got {calls!r}")
         self._enter = partial(
-            Comm.enter, model, dict(features or {}), transport=transport, strict=strict, timeout_s=timeout_s
+            Comm.enter, model, dict(features or {}), calls, transport=transport, strict=strict, timeout_s=timeout_s
         )
         self._comm: Comm | None = None
 
@@ -116,7 +125,8 @@ class Comm:
     def enter(
         cls,
         model: nn.Module,
-        features: Mapping[str, Callable[[Any], Any]],
+        features: Mapping[str, Features],
+        calls: int,
         *,
         transport: str,
         strict: bool,
@@ -134,7 +144,7 @@ class Comm:
             compile_kernels()
             found = _sharded_modules(model)
             here = servable.problems(found, context)
-            same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict)}
+            same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict), "calls": str(calls)}
             told = all_ranks.agree(same, tell=json.dumps(here))
         problems = servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
         with meeting() as all_ranks:
@@ -147,7 +157,8 @@ class Comm:
         problems |= servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
         _note_fallbacks(recorder, problems, strict=strict)
         with meeting() as all_ranks:
-            modules = [bind.bind(name, module) for name, module in found.items() if name not in problems]
+            served = [(name, module) for name, module in found.items() if name not in problems]
+            modules = [bind.bind(name, module) for name, module in served for _ in range(calls)]
             finder = FeatureFinder(
                 [module.name for module in modules],
                 features,
@@ -177,8 +188,8 @@ class Comm:
             )
             comm = cls(finder, recorder, engine)
             failed.push(comm._give_up)
-            for m, module in enumerate(modules):
-                comm._take_over(m, module)
+            for m in range(0, len(modules), calls):
+                comm._take_over(m, modules[m])
             all_ranks.agree({})
             failed.pop_all()
         return comm._with_counts(found, problems)
@@ -275,7 +286,8 @@ class Comm:
         assert engine is not None
         if self._over:
             return engine.modules[m].plain(features)
-        if self._batch is not None and torch.is_grad_enabled():
+        m = engine.call(m)
+        if self._batch is not None and torch.is_grad_enabled() and not in_backward():
             why = self._finder.learn(m, self._batch, features)
             if why is not None:
                 engine.report_plain(m, why)

@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import nn
 
-from fscomm.comm import Comm, enable
+from fscomm.comm import Comm, Features, enable
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class TrainPipelineFreeScale(Generic[T]):
 
     model: holds sharded modules, gives (losses, output). optimizer: of its dense parameters, or a CombinedOptimizer.
     custom_model_fwd: runs the model in its place, from a batch to (losses, output).
-    transport, strict, features, timeout_s: of `fscomm.enable`, and so are the errors.
+    transport, strict, features, calls, timeout_s: of `fscomm.enable`, and so are the errors.
 
     Raises:
         ValueError: `execute_all_batches=False` or `apply_jit=True`, which are not supported.
@@ -45,7 +45,8 @@ class TrainPipelineFreeScale(Generic[T]):
         async_inplace_copy: bool = False,
         transport: str = "auto",
         strict: bool = False,
-        features: Mapping[str, Callable[[Any], Any]] | None = None,
+        features: Mapping[str, Features] | None = None,
+        calls: int = 1,
         timeout_s: float = 300,
     ) -> None:
         if not execute_all_batches or apply_jit:
@@ -58,7 +59,9 @@ class TrainPipelineFreeScale(Generic[T]):
         self._model = model
         self._run = custom_model_fwd or model
         self._optimizer = optimizer
-        self._enabled = enable(model, transport=transport, strict=strict, features=features, timeout_s=timeout_s)
+        self._enabled = enable(
+            model, transport=transport, strict=strict, features=features, calls=calls, timeout_s=timeout_s
+        )
         self.comm: Comm = self._enabled.__enter__()
         self._source: _Source[T] = _Source()
         self._batches = self.comm.lookahead(self._source, device)

@@ -116,9 +116,9 @@ class AnnouncedSteps:
     def drop_fetched(self, modules: Iterable[int]) -> None:
         """The tables of `modules` were written by hand: what was fetched ahead of a forward to come is stale."""
         for step in (*self._announced, self.held):
-            for m in modules:
-                if step is not None and not step.modules[m].used:
-                    step.modules[m].exclusive = step.modules[m].collision = None
+            for each in {call for m in modules for call in self._served.calls[m]}:
+                if step is not None and not step.modules[each].used:
+                    step.modules[each].exclusive = step.modules[each].collision = None
 
     def to_come(self, number: int | None) -> Step | None:
         """The step of this number, if the user holds it or will get it."""

@@ -10,7 +10,9 @@ Nothing waits for a worker inside backward, except a forward that is called ther
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,6 +79,7 @@ class Engine:
         self._reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
         self._called: set[int] = set()  # modules, since the user got the batch
+        self._made = Counter[int]()  # calls in training of each module, since then
         self._unused = [0] * len(modules)  # steps in a row without a forward, by module
 
     def proxies(self, m: int) -> list[LookupProxy]:
@@ -105,8 +108,10 @@ class Engine:
         if (left := self.steps.held) is not None:
             for m in set(range(len(self.modules))) - self._called:
                 self._unused[m] += 1
-                self._note_plain(m, f"step {left.number}: its forward was not called")
+                if m == self._served.calls[m].start:
+                    self._note_plain(m, f"step {left.number}: its forward was not called")
         self._called.clear()
+        self._made.clear()
         self.steps.hold()
 
     def finish(self) -> None:
@@ -115,8 +120,16 @@ class Engine:
         self.flushing.flush()
         self.steps.await_end()
 
+    def call(self, m: int) -> int:
+        """Module m is called: which of its calls this is, as far as calls are known ahead."""
+        calls, call = self._served.calls[m], this_call()
+        if not call.training or call.inside_backward:
+            return m
+        self._made[m] += 1
+        return calls[min(self._made[m], len(calls)) - 1]
+
     def forward(self, m: int, features: Any) -> Any:
-        """The output of module m, bitwise that of its own forward."""
+        """The output of module m, bitwise that of its own forward; m: as `call` gave it."""
         self._updates.training_thread = threading.get_ident()
         self._updates.end_failed_pass()
         self._connections.check()
@@ -176,6 +189,8 @@ class Engine:
             self.report_plain(m, decision.why)
         elif decision.why is not None and step is not None:
             self._note_plain(m, f"step {step.number}: {decision.why}")
+        if call.training and not served and len(self._served.calls[m]) > 1:
+            return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
         return decision
 
     def _exchange_modes(self, m: int, mode: Mode) -> list[Mode]:

@@ -62,7 +62,7 @@ def decide(m: int, step: Step | None, call: Call, *, served: bool, foreign: bool
     other = "it got other features than the batch holds"
     rules = (
         (call.inside_backward, Decision(mode=plain, why=again, lasting=True)),
-        (module.used, Decision(mode=plain, why="it is used more than once in a forward", lasting=True)),
+        (module.used, Decision(mode=plain, why="it is called more often in a step than `calls` says", lasting=True)),
         (call.tensors_hooked, Decision(mode=plain, why=hooked, lasting=True)),
         (module.missing is not None, Decision(mode=Mode.PLAIN, why=module.missing, lasting=True)),
         (module.features is None, Decision(mode=Mode.PLAIN)),

@@ -15,7 +15,7 @@ from fscomm.exchange.step import ExchangedIds, Gradients, Step
 from fscomm.exchange.worker import Pending
 from fscomm.torchrec.plain_kernels import Update
 
-Fetch = tuple[Step, bool]  # the bool: whether of the collision class
+Fetch = tuple[Step, int, bool]  # for a module; the bool: whether of the collision class
 
 
 class TableAccess:
@@ -28,7 +28,8 @@ class TableAccess:
         def is_done(update: Pending[None]) -> bool:
             return update.done() and device.is_done(update.mark)
 
-        self._order: list[TableOrder[Fetch]] = [TableOrder(is_done) for _ in served.modules]
+        orders: list[TableOrder[Fetch]] = [TableOrder(is_done) for _ in served.modules]
+        self._order = [orders[calls.start] for calls in served.calls]
 
     def fetch_exclusive(self, step: Step, modules: Sequence[int]) -> None:
         """Look the exclusive rows of `modules` up and send them. Sets `step.exclusive`."""
@@ -43,7 +44,7 @@ class TableAccess:
         done = self._connections.submit("exclusive", work, after=self._before(modules, rows))
         for m in modules:
             step.modules[m].exclusive = done
-            self._order[m].fetched((step, False), rows)
+            self._order[m].fetched((step, m, False), rows)
 
     def fetch_collision(self, step: Step, m: int) -> None:
         """Look the collision rows of module m up and send them. Sets `step.collision`."""
@@ -101,8 +102,8 @@ class TableAccess:
     def forget(self, step: Step, modules: Iterable[int]) -> None:
         """The forward of `step` has come for `modules`, or will never come."""
         for m in modules:
-            self._order[m].forget((step, False))
-            self._order[m].forget((step, True))
+            self._order[m].forget((step, m, False))
+            self._order[m].forget((step, m, True))
 
     def wait(self, m: int) -> None:
         """Block until the tables of module m have all updates so far. From any thread."""
@@ -130,18 +131,18 @@ class TableAccess:
 
     def _fetched(self, step: Step, m: int, rows: Rows, done: Pending[None]) -> None:
         step.modules[m].collision = done
-        self._order[m].fetched((step, True), rows)
+        self._order[m].fetched((step, m, True), rows)
 
     def _read_with_collision_rows(self, step: Step, m: int) -> Rows:
         """What a fetch of the collision class reads: of a pooled table all rows of the bags that hold such a row."""
         return whole(step.number) if self._served.pooled(m) else collision(step.number, step.follows)
 
     def _updated(self, m: int, rows: Rows, update: Pending[None]) -> None:
-        for step, of_collision in self._order[m].updated(rows, update):
+        for step, call, of_collision in self._order[m].updated(rows, update):
             if of_collision:
-                step.modules[m].collision = None
+                step.modules[call].collision = None
             else:
-                step.modules[m].exclusive = None
+                step.modules[call].exclusive = None
 
 
 def result(pending: Pending[Any] | None) -> Any:

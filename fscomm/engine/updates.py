@@ -27,7 +27,7 @@ class Updates:
         self._connections = connections
         self._tables = tables
         self._steps = steps
-        self._gathering = PendingGradients(served.module_of, self._send)
+        self._gathering = PendingGradients(served, self._send)
         self._reached: list[Step] = []  # by the backward pass that runs
         self._pass = -1  # its number; -1 if no pass has reached anything
         self._over: str | None = None  # why the block ended; empty if it was left without an error
@@ -86,10 +86,11 @@ class Updates:
         if self._over is None:
             self._steps.fetch()
 
-    def _send(self, step: Step, by_group: dict[int, torch.Tensor]) -> None:
-        """Update the tables with what a backward pass brought for the forward of `step`."""
+    def _send(self, step: Step, call: int, by_group: dict[int, torch.Tensor]) -> None:
+        """Update the tables with what a backward pass brought for the forward of `step`, the calls of this number."""
         # A copy: another module's forward may come before a worker gets to it.
-        gradients = Gradients(number=step.number, by_group=by_group, hypers=dict(sorted(step.hypers.items())))
+        hypers = {g: step.hypers[g] for g in sorted(step.hypers) if self._served.number_of_call(g) == call}
+        gradients = Gradients(number=step.number, by_group=by_group, hypers=hypers)
         modules = self._served.modules_of(gradients.groups)
         for m in modules:
             step.modules[m].backwards += 1
@@ -98,11 +99,19 @@ class Updates:
             return
         self._connections.check()
         successor = self._steps.to_come(step.next)
-        to_fetch = [m for m in modules if successor is not None and not successor.modules[m].used]
+        to_fetch = [each for m in modules for each in self._to_fetch(m, step, successor)]
         awaited = successor if to_fetch else self._steps.forwarded
         self._tables.update(
             step, gradients, successor, to_fetch, expecting=lambda: self._steps.forwarded is not awaited
         )
+
+    def _to_fetch(self, m: int, step: Step, successor: Step | None) -> list[int]:
+        """The calls of module m whose collision rows `successor` needs now that all calls of `step` had a backward."""
+        calls = self._served.calls[m]
+        awaited = [c for c in calls if self._served.groups[c].start in step.hypers and not step.modules[c].backwards]
+        if successor is None or awaited:
+            return []
+        return [call for call in calls if not successor.modules[call].used]
 
     def _update_after_the_block(self, step: Step, gradients: Gradients, modules: list[int]) -> None:
         if self._over:

@@ -73,7 +73,7 @@ class Connections:
             self.control_words = ControlWords(control, recorder)
             self.peers = LostPeers([module.process_group for module in served.modules], device.where, control.group)
             opened.callback(self.peers.close)
-            self.ids = IdExchange(ids, self.wire_gate, layouts, served.module_of, device.where)
+            self.ids = IdExchange(ids, self.wire_gate, served, device.where)
             self.collision, self.exclusive = (
                 RowExchange(
                     kind,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan import row_masks
 from fscomm.plan.group_plan import GroupPlan, WayBack, group_plan
-from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import RowSet
 from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients
 from fscomm.transports.gloo import Channel
@@ -64,7 +64,7 @@ Pair = tuple[_Side | None, _Side | None]  # of the step before, and of the new s
 class IdExchange:
     """Runs in the ids worker, once per announced batch, in order.
 
-    `modules[g]` is the module of group g. Ids and plans are worked on in host memory; what indexes rows goes `where`
+    Ids and plans are worked on in host memory; what indexes rows goes `where`
     those are.
     """
 
@@ -72,17 +72,17 @@ class IdExchange:
         self,
         channel: Channel,
         wire_gate: WireGate,
-        layouts: Sequence[GroupLayout],
-        modules: Sequence[int],
+        served: ServedModules,
         where: torch.device,
     ) -> None:
         self._channel = channel
         self._wire_gate = wire_gate
-        self._plans = [group_plan(layout) for layout in layouts]
-        self._modules = modules
+        self._plans = [group_plan(layout) for layout in served.layouts]
+        self._modules = served.module_of
+        self._same_tables = [served.same_tables(g) for g in range(len(self._plans))]
         self._where = where
-        self._rank = layouts[0].rank
-        self._world_size = layouts[0].world_size
+        self._rank = served.layouts[0].rank
+        self._world_size = served.layouts[0].world_size
 
     def run(self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any]) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
@@ -99,7 +99,7 @@ class IdExchange:
         self._wire_gate.enter()
         try:
             served, moved = self._ids(given, numbers)
-            pairs = [self._compare(g, before, goes_on, given[g], served[g]) for g in range(len(given))]
+            pairs = [self._compare(g, before, goes_on, given, served) for g in range(len(given))]
             told, irregular = self._tell(pairs)
         finally:
             self._wire_gate.leave()
@@ -163,22 +163,30 @@ class IdExchange:
         """Between this rank and others."""
         return sum(each.nbytes for peer, each in enumerate(words) if peer != self._rank)
 
-    def _compare(self, group: int, before: ExchangedIds | None, goes_on: bool, request: Any, served: Any) -> Pair:
+    def _compare(
+        self,
+        group: int,
+        before: ExchangedIds | None,
+        goes_on: bool,
+        requests: Sequence[Any],
+        all_served: Sequence[Any],
+    ) -> Pair:
         """Both steps of a group; None where a step is not served. Looks at this owner's rows only.
 
-        The rows of a step that is not served are not known: all rows of its neighbours count as shared with it.
+        A row is shared if any call of the module in the other step uses it. The rows of a step in which no call is
+        served are not known: all rows of its neighbours count as shared with it.
         """
-        plan = self._plans[group]
+        plan, request, served = self._plans[group], requests[group], all_served[group]
         ahead = before.groups[group] if before is not None else None
         old = new = None
         if ahead is not None:
-            keys = ahead.served.keys
-            shared = torch.full((len(keys),), goes_on) if served is None else RowSet(served.keys).contains(keys)
+            keys, after = ahead.served.keys, [all_served[g] for g in self._same_tables[group]]
+            shared = _in_any(keys, after, otherwise=goes_on)
             largest = plan.largest_back(ahead.served, shared)
             old = _Side(plan=plan, request=ahead.request, served=ahead.served, shared=shared, largest=largest)
         if served is not None and request is not None:
-            keys, known = served.keys, before is not None
-            shared = torch.full((len(keys),), known) if ahead is None else RowSet(ahead.served.keys).contains(keys)
+            aheads = [before.groups[g] for g in self._same_tables[group]] if before is not None else []
+            shared = _in_any(served.keys, [each and each.served for each in aheads], otherwise=before is not None)
             largest = plan.largest_ahead(served, shared)
             new = _Side(plan=plan, request=request, served=served, shared=shared, largest=largest)
         return old, new
@@ -238,6 +246,14 @@ class IdExchange:
             if isinstance(value := getattr(planned, each.name), torch.Tensor) and each.name != "offsets"
         }
         return replace(planned, **tensors)
+
+
+def _in_any(keys: torch.Tensor, served: Sequence[Any], *, otherwise: bool) -> torch.Tensor:
+    """bool[N] which `keys` are among those of what was `served`, None left out; `otherwise` if that is nothing."""
+    others = [each.keys for each in served if each is not None]
+    if not others:
+        return torch.full((len(keys),), otherwise)
+    return RowSet(others[0] if len(others) == 1 else torch.cat(others)).contains(keys)
 
 
 def judge(words: np.ndarray) -> Verdict:

@@ -14,13 +14,14 @@ TRIES = 3  # batches in which features are looked for before a module is given u
 class FeatureFinder:
     """For each module, where the next batch has its features.
 
-    `names`: of the served modules; `given`: functions from a batch to the KJT of a module, by name.
+    `names`: of the served modules, once for each call; `given`: functions from a batch to the KJT of a module, by name;
+    a list of them for its calls.
     """
 
     def __init__(
         self,
         names: Sequence[str],
-        given: Mapping[str, Reader],
+        given: Mapping[str, Reader | Sequence[Reader]],
         *,
         problem: Callable[[Any], str | None],
         make: Make,
@@ -31,7 +32,15 @@ class FeatureFinder:
                 f"features= names {', '.join(unknown)}, but the modules served are {', '.join(names) or 'none'}"
             )
         self._names = names
-        self._given = [given.get(name) for name in names]
+        self._given: list[Reader | None] = [None] * len(names)
+        for name, readers in given.items():
+            of_calls, first = [readers] if callable(readers) else list(readers), names.index(name)
+            if len(of_calls) > names.count(name):
+                raise ValueError(
+                    f"features= has {len(of_calls)} functions for {name}, which is called {names.count(name)} times in "
+                    "a step: say calls="
+                )
+            self._given[first : first + len(of_calls)] = of_calls
         self._found: list[Path | Recipe | None] = [None] * len(names)
         self._problem = problem
         self._make = make

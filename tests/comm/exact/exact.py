@@ -68,7 +68,7 @@ class Run:
             yield PlainComm()
             return
         before = attachments(self.model, self.optimizer)
-        with fscomm.enable(self.model, timeout_s=TIMEOUT_S, **self.options) as comm:
+        with fscomm.enable(self.model, calls=self.config.calls, timeout_s=TIMEOUT_S, **self.options) as comm:
             try:
                 yield comm
             finally:

@@ -188,6 +188,10 @@ CONFIGS: dict[str, Config] = {
     },
     "quantised column": Config(modules=_pooled("column"), quantised=("fp16", "fp16"), steps=10),
     "quantised dedup": Config(modules={"a": mixed()}, quantised=("fp16", "fp16"), loss_scale=64.0, dedup=True),
+    "called twice": Config(modules={"a": mixed(), "b": _second()}, calls=2, static_graph=False, max_batch=8),
+    "pooled called twice": Config(
+        modules={"a": _pooled("table", "mean")["a"], "b": mixed(60)}, calls=2, optimizer="adam", static_graph=False
+    ),
     "one sample": Config(modules={"a": mixed()}, max_batch=1, max_length=2),
     "uniform": Config(  # a row comes back after one step as likely as after three
         modules={
@@ -241,6 +245,7 @@ def configs(draw: st.DrawFn) -> Config:
         static_graph=False,
         one_kjt=draw(st.booleans()),
         dedup=draw(st.sampled_from([False, False, True])),
+        calls=draw(st.sampled_from([1, 1, 2])),
         weighted=draw(st.booleans()),
         half_output=half_output,
         quantised=quantised,

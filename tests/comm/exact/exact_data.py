@@ -1,7 +1,7 @@
 """Data for exactness tests: seeded batches with collisions, duplicates, empty features, empty ranks, uneven sizes."""
 
 import torch
-from exact_model import DENSE, Batch, Config, Table
+from exact_model import AGAIN, DENSE, Batch, Config, Table
 from torchrec import KeyedJaggedTensor
 
 
@@ -15,25 +15,28 @@ def batch(config: Config, rank: int, size: int, step: int) -> Batch:
     samples = 1 + int(torch.randint(0, config.max_batch, (1,), generator=random))
     samples = samples if config.uneven else config.max_batch
     empty = size > 1 and (rank + step) % 7 == 6  # samples, but not one id
-    ids: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
-    for module, tables in config.modules.items():
-        for table in tables:
-            for feature in table.features:
-                longest = 0 if empty or (step + len(ids)) % 5 == 4 else config.max_length
-                lengths = torch.randint(0, longest + 1, (samples,), generator=random)
-                values = _values(table, config, step, int(lengths.sum()), random)
-                ids.setdefault(module, {})[feature] = (lengths, values)
-    if config.one_kjt:
-        features = {feature: ids[module][feature] for module in ids for feature in ids[module]}
-        kjts = {"all": _kjt(dict(reversed(features.items())), samples)}
-    else:
-        kjts = {module: _kjt(features, samples) for module, features in ids.items()}
-        for module, kjt in kjts.items():
+    kjts: dict[str, KeyedJaggedTensor] = {}
+    for call in range(config.calls):
+        ids: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
+        for module, tables in config.modules.items():
+            for table in tables:
+                for feature in table.features:
+                    longest = 0 if empty or (step + len(ids)) % 5 == 4 else config.max_length
+                    lengths = torch.randint(0, longest + 1, (samples,), generator=random)
+                    values = _values(table, config, step, int(lengths.sum()), random)
+                    ids.setdefault(module, {})[feature] = (lengths, values)
+        if config.one_kjt:
+            features = {feature: ids[module][feature] for module in ids for feature in ids[module]}
+            kjts["all" + AGAIN * call] = _kjt(dict(reversed(features.items())), samples)
+            continue
+        for module, of_module in ids.items():
+            kjt = _kjt(of_module, samples)
             if config.weighted and config.modules[module][0].pooling:
                 weights = torch.rand(kjt.values().numel(), generator=random) - 0.3
-                kjts[module] = KeyedJaggedTensor(
+                kjt = KeyedJaggedTensor(
                     keys=kjt.keys(), values=kjt.values(), lengths=kjt.lengths(), weights=weights, stride=samples
                 )
+            kjts[module + AGAIN * call] = kjt
     return Batch(
         ids=kjts,
         dense=torch.randn(samples, DENSE, generator=random),

@@ -58,7 +58,7 @@ class UsedTwice(Net):
         kjt = batch.ids["b"]
         other = type(kjt)(keys=kjt.keys(), values=(kjt.values() + 1) % 33, lengths=kjt.lengths(), stride=kjt.stride())
         for name, jagged in self.embeddings["b"](other).items():
-            found[name] = _Rows(found[name].values() + 0.5 * jagged.values(), jagged.lengths())
+            found[name] = [*found[name], jagged]
         return found
 
 

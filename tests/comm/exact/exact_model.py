@@ -39,6 +39,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 META = torch.device("meta")
 WIDTH = 8
+AGAIN = " again"  # added to the name of a module: what it gets in its second call
 DENSE = 3
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -87,6 +88,7 @@ class Config:
     half_output: bool = False  # rows travel as float16
     quantised: tuple[str, str] | None = None  # precision of rows and of gradients on their way, such as "fp16"
     loss_scale: float | None = None
+    calls: int = 1  # of every module in a step
     weighted: bool = False  # ids of pooled modules have weights
     fused: Mapping[str, Any] = field(default_factory=dict)  # other options of the kernels
     builder: Callable[["Config", int], tuple[Any, Any]] | None = None  # of another kind of model
@@ -124,7 +126,7 @@ class Batch:
     target: torch.Tensor
     weight: torch.Tensor
     extra: dict[str, Any] = field(default_factory=dict)
-    hidden: dict[str, KeyedJaggedTensor] = field(default_factory=dict)  # in place of `ids`
+    hidden: dict[str, KeyedJaggedTensor] = field(default_factory=dict)  # where fscomm does not look for them
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         return self
@@ -154,27 +156,35 @@ class Net(nn.Module):
 
     def find(self, batch: Batch) -> dict[str, Any]:
         asked = [
-            module(ids_of(batch, name))
+            module(ids_of(batch, name, call))
+            for call in range(1 if "once" in batch.extra else self.config.calls)
             for name, module in self.embeddings.items()
             if name not in batch.extra.get("skip", ())
         ]
-        found = {feature: jagged for answer in asked for feature, jagged in _by_feature(answer).items()}
+        found: dict[str, Any] = {}
+        for answer in asked:
+            for feature, jagged in _by_feature(answer).items():
+                found[feature] = [*found.get(feature, []), jagged]
         for feature in self.config.features:
             if feature not in found or feature in batch.extra.get("unused", ()):
                 found[feature] = None
         return found
 
 
-def ids_of(batch: Batch, module: str) -> KeyedJaggedTensor:
-    """What a module gets."""
-    ids = batch.ids or batch.hidden
-    return ids[module] if module in ids else ids["all"]
+def ids_of(batch: Batch, module: str, call: int = 0) -> KeyedJaggedTensor:
+    """What a module gets in its first or second call."""
+    ids, again = batch.ids | batch.hidden, AGAIN * call
+    return ids[module + again] if module in ids else ids["all" + again]
 
 
-def _pool(jagged: Any, gate: torch.Tensor) -> torch.Tensor:
+def _pool(found: Any, gate: torch.Tensor) -> torch.Tensor:
+    """What a module gave for a feature, in one call or in a list of them, added up: [B, WIDTH]."""
+    calls = found if isinstance(found, list) else [found]
+    return sum((_pool_one(each, gate) for each in calls if each is not None), torch.zeros_like(gate))
+
+
+def _pool_one(jagged: Any, gate: torch.Tensor) -> torch.Tensor:
     """Sum over a sample's occurrences, each weighted by its place and the sample's gate: [B, WIDTH]."""
-    if jagged is None:
-        return torch.zeros_like(gate)
     if isinstance(jagged, torch.Tensor):  # [B, columns], pooled already
         folded = jagged.float().repeat(1, max(WIDTH // jagged.shape[1], 1)).unflatten(1, (-1, WIDTH)).sum(1)
         return folded * (1 + gate) * 0.3

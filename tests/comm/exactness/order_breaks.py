@@ -13,6 +13,7 @@ from fscomm.engine.pending_gradients import PendingGradients
 from fscomm.engine.table_access import TableAccess
 from fscomm.engine.table_order import Rows, TableOrder, collision
 from fscomm.engine.updates import Updates
+from fscomm.exchange.served_modules import ServedModules
 from fscomm.torchrec import plain_kernels
 from fscomm.torchrec.shadow_kernels import Shadow, read_hyper
 
@@ -53,11 +54,11 @@ def plain_forwards_do_not_wait() -> Any:
 @order_break
 def forwards_of_one_pass_are_updated_in_the_order_of_the_forwards() -> Any:
     def take(self: PendingGradients, step: Any, group: int, gradient: torch.Tensor) -> None:
-        self._came.setdefault(step, {})[group] = gradient
+        self._came.setdefault((step, self._served.number_of_call(group)), {})[group] = gradient
 
     def send_rest(self: PendingGradients) -> None:
-        for step in sorted(self._came, key=lambda step: step.number):
-            self._send_one(step)
+        for forward in sorted(self._came, key=lambda forward: (forward[0].number, forward[1])):
+            self._send_one(forward)
 
     return mock.patch.multiple(PendingGradients, take=take, send_rest=send_rest)
 
@@ -71,7 +72,7 @@ def _without_stale(of_collision: bool) -> Any:
     updated = TableOrder.updated
 
     def changed(self: Any, rows: Rows, update: Any) -> Any:
-        return [fetch for fetch in updated(self, rows, update) if fetch[1] != of_collision]
+        return [fetch for fetch in updated(self, rows, update) if fetch[2] != of_collision]
 
     return mock.patch.object(TableOrder, "updated", changed)
 
@@ -128,6 +129,38 @@ def plain_updates_use_the_rate_of_their_backward() -> Any:
         return make_update
 
     return mock.patch.object(plain_kernels.KernelProxy, "_backward", backward)
+
+
+@order_break
+def calls_of_a_module_do_not_share_rows() -> Any:
+    return mock.patch.object(ServedModules, "same_tables", lambda self, group: [group])
+
+
+@order_break
+def calls_of_a_module_have_orders_of_their_own() -> Any:
+    made = TableAccess.__init__
+
+    def changed(self: Any, connections: Any, served: Any, device: Any) -> None:
+        made(self, connections, served, device)
+        self._order = [TableOrder(order._is_done) for order in self._order]
+
+    return mock.patch.object(TableAccess, "__init__", changed)
+
+
+@order_break
+def calls_of_a_module_are_updated_together() -> Any:
+    return mock.patch.object(ServedModules, "number_of_call", return_value=0)
+
+
+@order_break
+def calls_that_are_not_served_read_what_served_ones_read() -> Any:
+    def changed(self: Any, m: int, step: Any, call: Any, features: Any) -> Any:
+        whole = self._served.calls
+        with mock.patch.object(self._served, "calls", [range(number, number + 1) for number in range(len(whole))]):
+            return decide(self, m, step, call, features)
+
+    decide = engine.Engine._decide
+    return mock.patch.object(engine.Engine, "_decide", changed)
 
 
 def collision_bags_wait_for_collision_rows_only() -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from exact import Loop, Run
 from exact_loops_state import copied
-from exact_model import Batch, Config, given_out, ids_of
+from exact_model import AGAIN, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -107,11 +107,17 @@ class Player:
             self.new_loop()
 
     def _loader(self, number: int) -> list[Batch]:
-        """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids."""
+        """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids, or those of one call."""
         batches = self.run.loader(self._consumed, self._consumed + number)
         for i, batch in enumerate(batches, self._consumed):
             if i % HIDDEN == HIDDEN - 1 and (i % 2 or i % self.run.size == self.run.rank):
-                batch.ids, batch.hidden = {}, batch.ids
+                number = (
+                    i // HIDDEN % 3
+                )  # of the call whose ids are hidden; those of all calls, if there is no such call
+                hidden = (
+                    {name for name in batch.ids if number == name.endswith(AGAIN)} if number < 2 else set(batch.ids)
+                )
+                batch.hidden = {name: batch.ids.pop(name) for name in hidden or set(batch.ids)}
         return batches
 
     # Forwards
@@ -288,7 +294,14 @@ class Player:
         modules = self.run.config.modules
         last = list(modules)[-1]
         features = [feature for table in modules[last] for feature in table.features]
-        extra = [{}, {}, {"skip": (last,)}, {"unused": features[:1]}, {"unused": features}, {"unused": features}][n % 6]
+        extra = [
+            {},
+            {"once": True},
+            {"skip": (last,)},
+            {"unused": features[:1]},
+            {"unused": features},
+            {"unused": features},
+        ][n % 6]
         return replace(batch, extra=extra)
 
     def _module_name(self, n: int) -> str:

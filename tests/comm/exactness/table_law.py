@@ -46,7 +46,7 @@ class Access:
 class Watch:
     device: Clocks
     accesses: dict[int, list[Access]] = field(default_factory=dict)  # by kernel
-    fetched: dict[tuple[int, Any, bool], Access] = field(default_factory=dict)  # last look-up ahead
+    fetched: dict[tuple[int, int, Any, bool], Access] = field(default_factory=dict)  # by group: last look-up ahead
     places: dict[Any, int] = field(default_factory=dict)  # of the updates, by their work
     count: int = 0
     served: int = 0
@@ -95,11 +95,11 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor, *weights: Any) -> torch.Tensor:
         begin = device.now()
         found = lookup(self, ids, offsets, *weights)
-        of_step, collision = own.fetching
+        of_step, collision, groups = own.fetching
         rows = _rows(self._kernel, ids, offsets)
         what = f"{'collision' if collision else 'exclusive'} rows of step {of_step.number}"
         access = seen.note(self._kernel, what, rows, begin, None, update=False)
-        seen.fetched[id(self._kernel), of_step, collision] = access
+        seen.fetched[groups[id(self)], id(self._kernel), of_step, collision] = access
         return found
 
     def was_updated(self: Any, hyper: Any, gradient: torch.Tensor, *args: Any, **options: Any) -> None:
@@ -111,7 +111,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         seen.note(self._kernel, "update", _rows(self._kernel, ids, offsets), begin, place, update=True, work=work)
 
     def sent_rows(self: Any, of_step: Any, groups: Any, *, collision: bool) -> None:
-        own.fetching = of_step, collision
+        own.fetching = of_step, collision, {id(shadow): g for g in groups for shadow in self._tables[g].shadows}
         send_rows(self, of_step, groups, collision=collision)
 
     def ran(self: Any, future: Any, *rest: Any) -> Any:
@@ -151,7 +151,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         for g in self._served.groups[m]:
             for kernel in self._served.kernels[g]:
                 for collision in (False, True):
-                    if (access := seen.fetched.get((id(kernel), step.ids, collision))) is not None:
+                    if (access := seen.fetched.get((g, id(kernel), step.ids, collision))) is not None:
                         access.place = place
         return found
 

@@ -1,9 +1,10 @@
 """The exchange of ids on threads: what all ranks agree on, and that the plans of all ranks fit one another."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange, judge
+from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import ExchangedIds, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.sharding_group import GroupLayout
@@ -87,6 +89,12 @@ class CountingGate(WireGate):
         self.inside -= 1
 
 
+def _served(layouts: Sequence[GroupLayout], modules: list[int]) -> ServedModules:
+    of_module = [[layouts[g] for g, m in enumerate(modules) if m == number] for number in range(max(modules) + 1)]
+    bindings: list[Any] = [SimpleNamespace(module=object(), layouts=each, kernels=[]) for each in of_module]
+    return ServedModules(bindings)
+
+
 class Ranks:
     """The `IdExchange` of all ranks with groups `shapes`, of which group g belongs to `modules[g]`."""
 
@@ -100,7 +108,7 @@ class Ranks:
         self.gates = [CountingGate() for _ in self.layouts]
         self.channels = [FakeChannel(self.wires, rank) for rank in range(self.world_size)]
         self.exchanges = [
-            IdExchange(channel, gate, of_rank, modules, torch.device("cpu"))
+            IdExchange(channel, gate, _served(of_rank, modules), torch.device("cpu"))
             for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
         ]
 
