@@ -34,6 +34,7 @@ log = logging.getLogger("fscomm")
 T = TypeVar("T")
 Features = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
 MOST_CALLS = 8
+MOST_SERVED = 62  # calls of modules: a bit for each travels in one number
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 IN_TURN = (
     "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
@@ -159,6 +160,10 @@ class Comm:
         with meeting() as all_ranks:
             served = [(name, module) for name, module in found.items() if name not in problems]
             modules = [bind.bind(name, module) for name, module in served for _ in range(calls)]
+            if len(modules) > MOST_SERVED:
+                raise ValueError(
+                    f"{len(modules)} calls of modules in a step (calls={calls} each): {MOST_SERVED} can be served"
+                )
             finder = FeatureFinder(
                 [module.name for module in modules],
                 features,

@@ -184,12 +184,13 @@ class Engine:
         served = step is not None and all(step.ids.groups[g] is not None for g in self._served.groups[m])
         announced = step.modules[m].features if step is not None else None
         foreign = call.training and served and (announced is None or not announced.matches(features))
-        decision = decide(m, step, call, served=served, foreign=foreign, explicit=m in self._explicit)
+        calls = len(self._served.calls[m])
+        decision = decide(m, step, call, calls=calls, served=served, foreign=foreign, explicit=m in self._explicit)
         if decision.why is not None and decision.lasting:
             self.report_plain(m, decision.why)
         elif decision.why is not None and step is not None:
             self._note_plain(m, f"step {step.number}: {decision.why}")
-        if call.training and not served and len(self._served.calls[m]) > 1:
+        if call.training and not served and calls > 1:
             return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
         return decision
 

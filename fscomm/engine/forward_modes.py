@@ -44,8 +44,12 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def decide(m: int, step: Step | None, call: Call, *, served: bool, foreign: bool, explicit: bool) -> Decision:
+def decide(
+    m: int, step: Step | None, call: Call, *, calls: int, served: bool, foreign: bool, explicit: bool
+) -> Decision:
     """For a forward of module m while the user holds `step`: the first of the rules that holds.
+
+    calls: how often the user said that a module is called.
 
     served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
     explicit: the user said where its features are.
@@ -60,9 +64,10 @@ def decide(m: int, step: Step | None, call: Call, *, served: bool, foreign: bool
     again = "it is called again inside backward (activation checkpointing)"
     hooked = "hooks on saved tensors are active (activation checkpointing)"
     other = "it got other features than the batch holds"
+    often = f"it is called more often for one batch than enable(calls={calls}) says"
     rules = (
         (call.inside_backward, Decision(mode=plain, why=again, lasting=True)),
-        (module.used, Decision(mode=plain, why="it is called more often in a step than `calls` says", lasting=True)),
+        (module.used, Decision(mode=plain, why=often, lasting=True)),
         (call.tensors_hooked, Decision(mode=plain, why=hooked, lasting=True)),
         (module.missing is not None, Decision(mode=Mode.PLAIN, why=module.missing, lasting=True)),
         (module.features is None, Decision(mode=Mode.PLAIN)),

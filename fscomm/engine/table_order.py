@@ -5,9 +5,9 @@ backward pass updates them when autograd reaches the forward's node. Two accesse
 row and one of them is an update. The law: **conflicting accesses happen in program order.** Accesses that do not
 conflict may run at the same time, in any thread.
 
-R_n are the rows that all ranks use in step n. They are known before the step runs, and so is which of them the steps
-before and after it use, too. The rows of an access are given by the steps that they all lie *within*, and by the steps
-that they are *without*, because none of the rows lies in those:
+R_n are the rows that all ranks use in step n, in all calls of the module that are known ahead. They are known before
+the step runs, and so is which of them the steps before and after it use, too. The rows of an access are given by the
+steps that they all lie *within*, and by the steps that they are *without*, because none of the rows lies in those:
 
 | access | place in program order | rows | runs in |
 |---|---|---|---|
@@ -27,7 +27,7 @@ From this follows all else:
   their place in program order are right if no conflicting update comes between the fetch and that place. Otherwise they
   are *stale*: `updated` returns them, and that forward reads again.
 - Every wait is for something that was submitted earlier, and all ranks submit in program order. So no wait goes in a
-  circle.
+  circle. (The wire may hold work back for what was submitted later: for a while only, see `wire_priority.py`.)
 
 A bag of a pooled table is fetched whole, with its collision rows: so that fetch reads other rows of n, too. Exclusive
 bags have exclusive rows only, and updates go row by row, as they do without pooling.

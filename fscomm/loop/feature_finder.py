@@ -29,7 +29,8 @@ class FeatureFinder:
         unknown = sorted(set(given) - set(names))
         if unknown:
             raise ValueError(
-                f"features= names {', '.join(unknown)}, but the modules served are {', '.join(names) or 'none'}"
+                f"features= names {', '.join(unknown)}, but the modules served are "
+                f"{', '.join(dict.fromkeys(names)) or 'none'}"
             )
         self._names = names
         self._given: list[Reader | None] = [None] * len(names)
@@ -37,8 +38,8 @@ class FeatureFinder:
             of_calls, first = [readers] if callable(readers) else list(readers), names.index(name)
             if len(of_calls) > names.count(name):
                 raise ValueError(
-                    f"features= has {len(of_calls)} functions for {name}, which is called {names.count(name)} times in "
-                    "a step: say calls="
+                    f"features= has {len(of_calls)} functions for {name}, one for each call, but calls="
+                    f"{names.count(name)} says how often it is called"
                 )
             self._given[first : first + len(of_calls)] = of_calls
         self._found: list[Path | Recipe | None] = [None] * len(names)

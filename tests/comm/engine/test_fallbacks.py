@@ -36,7 +36,7 @@ CONFIG = Config(modules=TWO, static_graph=False, even=True)
 
 TRAINED: list[tuple[str, dict[str, str]]] = [
     ("checkpointed", {"embeddings.b": "checkpointing"}),
-    ("used_twice", {"embeddings.b": "more often in a step than `calls` says"}),
+    ("used_twice", {"embeddings.b": "more often for one batch"}),
     ("ids_made", {"embeddings.b": "not found in the batch"}),
     ("converted", {}),
     ("uvm", {"embeddings.b": "kernel fused_uvm_caching"}),

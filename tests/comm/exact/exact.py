@@ -68,7 +68,8 @@ class Run:
             yield PlainComm()
             return
         before = attachments(self.model, self.optimizer)
-        with fscomm.enable(self.model, calls=self.config.calls, timeout_s=TIMEOUT_S, **self.options) as comm:
+        options = {"calls": self.config.calls, "timeout_s": TIMEOUT_S, **self.options}
+        with fscomm.enable(self.model, **options) as comm:
             try:
                 yield comm
             finally:

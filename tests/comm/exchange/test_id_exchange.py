@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange, judge
-from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import ExchangedIds, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.sharding_group import GroupLayout
@@ -89,10 +88,9 @@ class CountingGate(WireGate):
         self.inside -= 1
 
 
-def _served(layouts: Sequence[GroupLayout], modules: list[int]) -> ServedModules:
-    of_module = [[layouts[g] for g, m in enumerate(modules) if m == number] for number in range(max(modules) + 1)]
-    bindings: list[Any] = [SimpleNamespace(module=object(), layouts=each, kernels=[]) for each in of_module]
-    return ServedModules(bindings)
+def _served(layouts: Sequence[GroupLayout], modules: list[int]) -> Any:
+    """As `ServedModules` has it, with groups of a module in any place."""
+    return SimpleNamespace(layouts=layouts, module_of=modules, same_tables=lambda group: [group])
 
 
 class Ranks:
