@@ -33,8 +33,6 @@ from fsranks.rank_context import resolve
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
 Features = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
-MOST_CALLS = 8
-MOST_SERVED = 62  # calls of modules: a bit for each travels in one number
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 IN_TURN = (
     "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
@@ -88,8 +86,8 @@ class enable:
             split_name(transport)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
-        if not 1 <= calls <= MOST_CALLS:
-            raise ValueError(f"calls must be a number from 1 to {MOST_CALLS}, got {calls!r}")
+        if not 1 <= calls <= servable.MOST_CALLS:
+            raise ValueError(f"calls must be a number from 1 to {servable.MOST_CALLS}, got {calls!r}")
         self._enter = partial(
             Comm.enter, model, dict(features or {}), calls, transport=transport, strict=strict, timeout_s=timeout_s
         )
@@ -144,7 +142,7 @@ class Comm:
         with meeting() as all_ranks:
             compile_kernels()
             found = _sharded_modules(model)
-            here = servable.problems(found, context)
+            here = servable.problems(found, context, calls)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict), "calls": str(calls)}
             told = all_ranks.agree(same, tell=json.dumps(here))
         problems = servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
@@ -160,10 +158,6 @@ class Comm:
         with meeting() as all_ranks:
             served = [(name, module) for name, module in found.items() if name not in problems]
             modules = [bind.bind(name, module) for name, module in served for _ in range(calls)]
-            if len(modules) > MOST_SERVED:
-                raise ValueError(
-                    f"{len(modules)} calls of modules in a step (calls={calls} each): {MOST_SERVED} can be served"
-                )
             finder = FeatureFinder(
                 [module.name for module in modules],
                 features,

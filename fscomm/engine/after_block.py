@@ -40,10 +40,10 @@ def _exchanged(
     kept = None
     for send, apply in ((back.collision_send, back.collision_apply), (back.exclusive_send, back.exclusive_apply)):
         codec = tables.codecs.gradients
-        mine = torch.zeros(len(send.index), layout.dim, dtype=codec.dtype, device=tables.where)
+        mine = torch.zeros(len(send.index), codec.width, dtype=codec.dtype, device=tables.where)
         if gradient is not None:
             mine = codec.encode(gradient.reshape(-1, layout.dim).index_select(0, send.index))
-        received = torch.empty(apply.total, layout.dim, dtype=codec.dtype, device=tables.where)
+        received = torch.empty(apply.total, codec.width, dtype=codec.dtype, device=tables.where)
         _exchange(received, mine, apply.splits, send.splits, module.process_group)
         if gradient is not None:
             yield [

@@ -90,8 +90,8 @@ class RowExchange:
 
     def _new_gradients(self, group: int, number: int) -> torch.Tensor:
         tables = self._tables[group]
-        shape = (number, self._layouts[group].dim)
-        return torch.empty(shape, dtype=tables.codecs.gradients.dtype, device=tables.where)
+        codec = tables.codecs.gradients
+        return torch.empty(number, codec.width, dtype=codec.dtype, device=tables.where)
 
     def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor, collision: bool) -> Iterator[AllToAll]:
         ahead, sent = ids.ahead(group), _lookup(ids, group, collision).splits
@@ -126,7 +126,7 @@ class RowExchange:
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
-            row_bytes = layout.dim * mine.element_size()
+            row_bytes = mine.shape[1] * mine.element_size()
             moved = [(sum(s[number]) - s[number][layout.rank]) * row_bytes for s in (sent, received)]
             self._recorder.bytes(layout.module, step, f"{self._kind} {what}", *moved)
             yield of_out, of_mine, received[number], sent[number]

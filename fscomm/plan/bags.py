@@ -228,7 +228,7 @@ class BagMerge(Merge):
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
         total = self.exclusive_total + self.collision_total
-        buffer = torch.empty(total + 1, layout.dim, dtype=layout.dtype, device=where)
+        buffer = torch.empty(total + 1, layout.row_width, dtype=layout.dtype, device=where)
         buffer[total] = 0
         return buffer
 

@@ -39,8 +39,9 @@ class GroupLayout:
     Attributes:
         module: name of the sharded module inside the model.
         sharding: TorchRec's sharding type, such as `row_wise`.
-        dim: columns of a row as it travels (those of one shard if column-wise), or of a strip of a pooled vector.
+        dim: columns of a row (those of one shard if column-wise), or of a strip of a pooled vector.
         dtype: of a row as it travels; gradients may have another one.
+        width: numbers of that dtype that a row travels as; None if `dim`.
         runs: [W][T] for every owner and each of its tables, in the order in which ids are sent to it, the number of
             consecutive features that read the table.
         rows: [T] rows of the tables that this rank owns.
@@ -58,6 +59,7 @@ class GroupLayout:
     rows: tuple[int, ...]
     chunk_bytes: int = CHUNK_BYTES["cpu"]
     pooling: Pooling | None = None
+    width: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):
@@ -72,8 +74,12 @@ class GroupLayout:
         return [sum(runs) for runs in self.runs]
 
     @property
+    def row_width(self) -> int:
+        return self.dim if self.width is None else self.width
+
+    @property
     def row_bytes(self) -> int:
-        return self.dim * self.dtype.itemsize
+        return self.row_width * self.dtype.itemsize
 
     @property
     def chunk_rows(self) -> int:

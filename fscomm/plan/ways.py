@@ -115,9 +115,9 @@ class Merge:
         return sum(map(sum, self.collision))
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
-        """[E + C, D] to be filled with what is received, exclusive strips first."""
+        """[E + C, row width] to be filled with what is received, exclusive strips first."""
         total = self.exclusive_total + self.collision_total
-        return torch.empty(total, layout.dim, dtype=layout.dtype, device=where)
+        return torch.empty(total, layout.row_width, dtype=layout.dtype, device=where)
 
     def output(self, buffer: torch.Tensor) -> torch.Tensor:
         """[N, D] the rows in the order of the ids that asked for them."""

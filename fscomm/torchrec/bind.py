@@ -1,6 +1,5 @@
 """Makes the binding of a sharded module: the layout of its groups, read from TorchRec's shardings."""
 
-import math
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,7 @@ from fscomm.torchrec.binding import Binding
 from fscomm.torchrec.codecs import codecs
 from fscomm.torchrec.pooled_binding import PooledBinding
 from fscomm.torchrec.sequence_binding import SequenceBinding
-from fscomm.torchrec.servable import HOST, kernels, output_dtype, shardings, version_problem, where
+from fscomm.torchrec.servable import HOST, columns, kernels, output_dtype, shardings, version_problem, where
 
 
 def bind(name: str, module: Any) -> Binding:
@@ -30,8 +29,8 @@ def bind(name: str, module: Any) -> Binding:
         if [sum(run) for run in runs] != splits:
             raise RuntimeError(f"{name}: features per rank {splits} do not fit its tables {runs}; {version_problem()}")
         widths = [[table.local_cols for table in of_rank for _ in range(table.num_features())] for of_rank in tables]
-        dim = math.gcd(*(width for of_rank in widths for width in of_rank))
-        of_group = codecs(module, kind, output_dtype(config for of_rank in configs for config in of_rank))
+        dim = columns(configs)
+        of_group = codecs(module, kind, output_dtype(config for of_rank in configs for config in of_rank), dim)
         all_codecs.append(of_group)
         layouts.append(
             GroupLayout(
@@ -39,8 +38,9 @@ def bind(name: str, module: Any) -> Binding:
                 sharding=kind,
                 rank=group.rank(),
                 world_size=group.size(),
-                dim=dim if pooled else module._embedding_dim_for_sharding_type(kind),
+                dim=dim,
                 dtype=of_group.rows.dtype,
+                width=of_group.rows.width,
                 runs=runs,
                 rows=tuple(table.local_rows for table in tables[group.rank()]),
                 chunk_bytes=CHUNK_BYTES[where(module).type],

@@ -1,10 +1,11 @@
 """How rows and gradients are encoded to travel: quantised communication, by the codecs of TorchRec's output dists.
 
-Served are codecs that encode every number by itself (fp16, bf16, loss scale). Then it makes no difference in which
-parts rows travel: decoded, they are the bits of TorchRec's own exchange.
+Served are codecs that encode every number by itself (fp16, bf16, loss scale), or groups of numbers that lie inside
+one row (int8). Then it makes no difference in which parts rows travel: decoded, they are the bits of TorchRec's own
+exchange.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,19 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import CommOp
 
 _NUMBER_BY_NUMBER = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
+_IN_GROUPS = (SparseType.INT8,)
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """encode: to what travels, of `dtype`. decode: back. Both keep the shape."""
+    """How rows, or strips of pooled vectors, of D columns travel.
+
+    dtype, width: of what travels, and how many numbers of it stand for a row. encode: [n, k D] -> [n, k width].
+    decode: back.
+    """
 
     dtype: torch.dtype
+    width: int
     encode: Callable[[torch.Tensor], torch.Tensor]
     decode: Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,23 +41,23 @@ class Codecs:
     gradients: Codec
 
 
-def codecs(module: Any, sharding: str, given: torch.dtype) -> Codecs:
-    """Of the tables of `module` with this sharding type."""
+def codecs(module: Any, sharding: str, given: torch.dtype, dim: int) -> Codecs:
+    """Of the tables of `module` with this sharding type, whose rows have `dim` columns."""
     quantised = _quantised(module, sharding)
     if quantised is None:
-        return as_they_are(given)
-    return Codecs(given, *(_codec(each) for each in (quantised.forward, quantised.backward)))
+        return as_they_are(given, dim)
+    return Codecs(given, *(_codec(each, dim) for each in (quantised.forward, quantised.backward)))
 
 
-def as_they_are(given: torch.dtype) -> Codecs:
+def as_they_are(given: torch.dtype, dim: int) -> Codecs:
     """Of what is not quantised."""
-    unchanged = Codec(given, _same, _same)
+    unchanged = Codec(given, dim, _same, _same)
     return Codecs(given, unchanged, unchanged)
 
 
-def problem(module: Any, shardings: list[str], given: torch.dtype) -> str | None:
-    """Why what `module` sends quantised cannot be sent in other parts, or None."""
-    for sharding in shardings:
+def problem(module: Any, dims: Mapping[str, int], given: torch.dtype) -> str | None:
+    """Why what `module` sends quantised cannot be sent in other parts, or None. dims: of rows, by sharding type."""
+    for sharding, dim in dims.items():
         quantised = _quantised(module, sharding)
         if quantised is None:
             continue
@@ -60,8 +67,13 @@ def problem(module: Any, shardings: list[str], given: torch.dtype) -> str | None
             return f"communication of {given} rows is quantised"
         for codec in (quantised.forward, quantised.backward):
             precision = getattr(codec, "_comm_precision", None)
-            if precision not in _NUMBER_BY_NUMBER:
-                return f"communication is quantised in groups of numbers ({getattr(precision, 'name', codec)})"
+            if precision not in (*_NUMBER_BY_NUMBER, *_IN_GROUPS):
+                name = getattr(precision, "name", codec)
+                return f"communication is quantised in a way that was never measured here ({name})"
+            if precision in _IN_GROUPS and dim % _group(codec):
+                return (
+                    f"communication is quantised in groups of {_group(codec)} numbers, which do not cut {dim} columns"
+                )
     return None
 
 
@@ -77,8 +89,25 @@ def _quantised(module: Any, sharding: str) -> Any:
     return (module.qcomm_codecs_registry or {}).get(_operation(module, sharding).name)
 
 
-def _codec(theirs: Any) -> Codec:
-    return Codec(theirs.quantized_dtype, theirs.encode, theirs.decode)
+def _codec(theirs: Any, dim: int) -> Codec:
+    if theirs._comm_precision not in _IN_GROUPS:
+        return Codec(theirs.quantized_dtype, dim, theirs.encode, theirs.decode)
+    context = theirs.create_context()
+    context.row_dim_quant = theirs.calc_quantized_size(_group(theirs), context)
+    width = theirs.calc_quantized_size(dim, context)
+
+    def encode(values: torch.Tensor) -> torch.Tensor:
+        return theirs.encode(values.contiguous(), context).view(len(values), values.shape[1] // dim * width)
+
+    def decode(came: torch.Tensor) -> torch.Tensor:
+        return theirs.decode(came.contiguous(), context).view(len(came), came.shape[1] // width * dim)
+
+    return Codec(theirs.quantized_dtype, width, encode, decode)
+
+
+def _group(theirs: Any) -> int:
+    """Numbers that are encoded together."""
+    return int(theirs.create_context().row_dim)
 
 
 def _same(values: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Finds the sharded modules of a model, and says which of them can be served exactly."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from fscomm.torchrec.shadow_kernels import memory
 from fsranks.rank_context import RankContext
 
 TESTED: dict[Any, str] = {torchrec: "1.9", fbgemm_gpu: "1.8"}
-MOST_MODULES = 62  # a status word has one bit for each
+MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 HOST = torch.device("cpu")
 INSTEAD = "In the place of a train pipeline use TrainPipelineFreeScale"
 SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
@@ -83,7 +84,8 @@ def problem(module: Any) -> str | None:
     others = sorted(set(module._sharding_types) - set(SERVED_SHARDINGS))
     if others:
         return f"sharding {', '.join(others)} is not served"
-    if why := codecs.problem(module, [kind for kind, _ in shardings(module)], output_dtype(grouped_configs(module))):
+    dims = {kind: columns(sharding._grouped_embedding_configs_per_rank) for kind, sharding in shardings(module)}
+    if why := codecs.problem(module, dims, output_dtype(grouped_configs(module))):
         return why
     if getattr(module, "enable_embedding_update", False) or module._enable_feature_score_weight_accumulation:
         return "tables are written by something else than gradients"
@@ -153,16 +155,16 @@ def _of_whole_tables(kernel: Any) -> str | None:
     return None
 
 
-def problems(found: Mapping[str, Any], context: RankContext) -> dict[str, str]:
-    """Why modules cannot be served, as far as this rank can see."""
+def problems(found: Mapping[str, Any], context: RankContext, calls: int) -> dict[str, str]:
+    """Why modules cannot be served, as far as this rank can see. calls: of each in a step, at most."""
     said: dict[str, str] = {}
     served: list[str] = []
     whole = version_problem()
     for name, module in found.items():
         why = whole or problem(module) or problem_here(module) or _elsewhere(module, context)
         device = where(module)
-        if why is None and len(served) == MOST_MODULES:
-            why = f"{MOST_MODULES} modules are served already"
+        if why is None and (len(served) + 1) * calls > MOST_CALLS:
+            why = f"{len(served)} modules are served already, {calls} calls of each: at most {MOST_CALLS} calls can be"
         if why is None and served and (of_first := where(found[served[0]])) != device:
             why = f"its tables are on {device}, those of {served[0]} on {of_first}"
         if why is None:
@@ -211,6 +213,13 @@ def shardings(module: Any) -> list[tuple[str, Any]]:
     if isinstance(module, ShardedEmbeddingBagCollection):
         return list(zip(module._sharding_types, module._embedding_shardings, strict=True))
     return list(module._sharding_type_to_sharding.items())
+
+
+def columns(configs: list[list[Any]]) -> int:
+    """Of the rows of tables that are configured so on the ranks; of pooled ones the most that divides all of them."""
+    return math.gcd(
+        *(table.local_cols for of_rank in configs for config in of_rank for table in config.embedding_tables)
+    )
 
 
 def kernels(lookup: Any) -> list[Any]:

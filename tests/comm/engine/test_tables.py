@@ -86,7 +86,7 @@ def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper
 
 
 def tables_of(*kernels: Any, divide_by: int = 1) -> Tables:
-    codecs = as_they_are(torch.float32)
+    codecs = as_they_are(torch.float32, DIM)
     return Tables(list(kernels), dim=DIM, codecs=codecs, divide_by=divide_by, where=torch.device("cpu"))
 
 

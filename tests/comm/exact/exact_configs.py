@@ -87,6 +87,16 @@ POOLED: dict[str, Config] = {
     "pooled tiny": Config(modules={"a": _pooled("table", "mean")["a"], "b": mixed(12)}, spread=1.0),
 }
 
+
+def _wide(sharding: str, pooling: str = "") -> tuple[Table, ...]:
+    """Of which every row, and every part of one, has whole groups of 32 numbers."""
+    shared = {"sharding": sharding, "pooling": pooling, "columns": 64}
+    return (
+        Table(name=f"{sharding}x", rows=41, features=(f"{sharding}x0", f"{sharding}x1"), **shared),
+        Table(name=f"{sharding}y", rows=30, features=(f"{sharding}y0",), home=1, **shared),
+    )
+
+
 OPTIONS: dict[str, dict[str, Any]] = {  # of row-wise Adagrad
     "clipped gradients": {"gradient_clipping": True, "max_gradient": 0.003},
     "largest norm": {"max_norm": 0.5},
@@ -185,6 +195,14 @@ CONFIGS: dict[str, Config] = {
     **{
         f"quantised {name}": Config(modules={"a": mixed(), "b": _pooled("table", "mean")["a"]}, **options)
         for name, options in QUANTISED.items()
+    },
+    **{
+        f"quantised in groups, {kind}": Config(modules=modules, quantised=("int8", "int8"), steps=10, **options)
+        for kind, modules, options in (
+            ("rows", {"a": _wide("row"), "b": _wide("column")}, {}),
+            ("bags", {"a": _wide("table", "mean"), "b": _wide("column", "sum")}, {"optimizer": "adagrad"}),
+            ("dedup", {"a": _wide("row")}, {"dedup": True, "calls": 2, "static_graph": False}),
+        )
     },
     "quantised column": Config(modules=_pooled("column"), quantised=("fp16", "fp16"), steps=10),
     "quantised dedup": Config(modules={"a": mixed()}, quantised=("fp16", "fp16"), loss_scale=64.0, dedup=True),

@@ -189,6 +189,7 @@ def _pool_one(jagged: Any, gate: torch.Tensor) -> torch.Tensor:
         folded = jagged.float().repeat(1, max(WIDTH // jagged.shape[1], 1)).unflatten(1, (-1, WIDTH)).sum(1)
         return folded * (1 + gate) * 0.3
     values = jagged.values().float()
+    values = values if values.shape[1] == WIDTH else values.unflatten(1, (-1, WIDTH)).sum(1)
     sample = torch.repeat_interleave(torch.arange(len(gate)), jagged.lengths().long())
     weight = 1 + 0.1 * torch.sin(torch.arange(len(values), dtype=torch.float32) + 1)
     return torch.zeros_like(gate).index_add(0, sample, values * weight[:, None] * (1 + gate[sample]) * 0.3)
