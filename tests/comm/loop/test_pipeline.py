@@ -196,6 +196,7 @@ def by_the_arguments_of_torchrec(run: Run) -> None:
             enqueue_batch_after_forward=True,
             transport="gloo",
             strict=True,
+            calls=run.config.calls,
             timeout_s=20,
         )
         run.reports.append(pipe.comm)
@@ -203,11 +204,14 @@ def by_the_arguments_of_torchrec(run: Run) -> None:
     pipe.close()
 
 
-def test_it_takes_the_arguments_of_torchrec_s_pipeline() -> None:
-    for found, said in shared_world(2).run(compare, CONFIGS["loops"], by_the_arguments_of_torchrec):
+@pytest.mark.parametrize("name", ["loops", "called twice"])
+def test_it_takes_the_arguments_of_torchrec_s_pipeline(name: str) -> None:
+    config = CONFIGS[name]
+    for found, said in shared_world(2).run(compare, config, by_the_arguments_of_torchrec):
         assert found == []
         assert said["report"]["transport"] == "gloo"
-        assert sum(each["served"] for each in said["report"]["forwards"].values()) == 2 * (CONFIGS["loops"].steps - 1)
+        forwards = sum(each["served"] for each in said["report"]["forwards"].values())
+        assert forwards == 2 * config.calls * (config.steps - 1)
 
 
 @pytest.mark.parametrize("option", [{"execute_all_batches": False}, {"apply_jit": True}])
