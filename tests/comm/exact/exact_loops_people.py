@@ -102,6 +102,31 @@ def zipped_loaders(run: Run) -> None:
 
 
 @loop
+def zipped_in_one_lookahead(run: Run) -> None:
+    """The same with one look-ahead over both, a backward through both forwards: all calls are served."""
+    run.options["calls"] = 2
+    with run.enable() as comm:
+        both = zip(run.loader(), run.loader(30, 30 + run.steps), strict=True)
+        for step, (batch, other) in enumerate(comm.lookahead(both)):
+            run.set_rate(step)
+            run.optimizer.zero_grad()
+            (run.loss(f"{step} first", batch) + run.loss(f"{step} second", other)).backward()
+            run.optimizer.step()
+
+
+@loop
+def microbatches_in_one_lookahead(run: Run) -> None:
+    """Three batches are pulled together; each has a forward and a backward before the one step."""
+    run.options["calls"] = 3
+    with run.enable() as comm:
+        for step, three in enumerate(comm.lookahead(zip(*[iter(run.loader(0, 9))] * 3, strict=True))):
+            run.optimizer.zero_grad()
+            for number, batch in enumerate(three):
+                (run.loss(f"{step} {number}", batch) / 3).backward()
+            run.optimizer.step()
+
+
+@loop
 def two_models_in_a_step(run: Run) -> None:
     """A teacher, which is looked up without gradients, beside the model."""
     teacher = build_again(run)
