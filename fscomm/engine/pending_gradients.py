@@ -7,14 +7,14 @@ import torch
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import Step
 
-Forward = tuple[Step, int]  # the step, and the number of the call
+Forward = tuple[Step, int]  # the step, and which calls in it: see `ServedModules.sent_with`
 
 
 class PendingGradients:
     """Gradients of one forward are sent together: when all of its groups have theirs, or when they must wait no longer.
 
     Gradients of one module are sent in the order in which autograd reaches its forwards, which is the order in which
-    the plain loop updates its tables. The first calls of all modules in a step are one forward, the second calls too.
+    the plain loop updates its tables. The first calls of all modules in a step are one forward, each later call is one.
     """
 
     def __init__(self, served: ServedModules, send: Callable[[Step, int, dict[int, torch.Tensor]], None]) -> None:
@@ -24,14 +24,13 @@ class PendingGradients:
 
     def take(self, step: Step, group: int, gradient: torch.Tensor) -> None:
         """Autograd has reached a group of the forward of `step`."""
-        call = self._served.number_of_call(group)
-        forward = step, call
+        forward = step, self._served.sent_with(group)
         self.send_before(self._served.module_of[group], but=forward)
         if group in self._came.get(forward, ()):
             self._send_one(forward)
         came = self._came.setdefault(forward, {})
         came[group] = gradient
-        if len(came) == sum(self._served.number_of_call(g) == call for g in step.hypers):
+        if len(came) == sum(self._served.sent_with(g) == forward[1] for g in step.hypers):
             self._send_one(forward)
 
     def send_before(self, m: int, *, but: Forward | None = None) -> None:

@@ -86,10 +86,10 @@ class Updates:
         if self._over is None:
             self._steps.fetch()
 
-    def _send(self, step: Step, call: int, by_group: dict[int, torch.Tensor]) -> None:
-        """Update the tables with what a backward pass brought for the forward of `step`, the calls of this number."""
+    def _send(self, step: Step, calls: int, by_group: dict[int, torch.Tensor]) -> None:
+        """Update the tables with what a backward pass brought for these calls of `step`."""
         # A copy: another module's forward may come before a worker gets to it.
-        hypers = {g: step.hypers[g] for g in sorted(step.hypers) if self._served.number_of_call(g) == call}
+        hypers = {g: step.hypers[g] for g in sorted(step.hypers) if self._served.sent_with(g) == calls}
         gradients = Gradients(number=step.number, by_group=by_group, hypers=hypers)
         modules = self._served.modules_of(gradients.groups)
         for m in modules:

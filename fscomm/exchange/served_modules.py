@@ -40,9 +40,10 @@ class ServedModules:
         """Whether the tables of module m are pooled."""
         return self.layouts[self.groups[m].start].pooling is not None
 
-    def number_of_call(self, group: int) -> int:
+    def sent_with(self, group: int) -> int:
+        """The same number for groups whose gradients are sent together: of all first calls, or of one later call."""
         m = self.module_of[group]
-        return m - self.calls[m].start
+        return m if m != self.calls[m].start else 0
 
     def same_tables(self, group: int) -> list[int]:
         """This group, in all calls of its module."""

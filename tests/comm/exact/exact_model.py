@@ -155,12 +155,15 @@ class Net(nn.Module):
         return self.after(torch.tanh(self.hidden(pooled)) + gate).squeeze(1) + beside
 
     def find(self, batch: Batch) -> dict[str, Any]:
-        asked = [
-            module(ids_of(batch, name, call))
+        calls = [
+            (name, call)
             for call in range(1 if "once" in batch.extra else self.config.calls)
-            for name, module in self.embeddings.items()
+            for name in self.embeddings
             if name not in batch.extra.get("skip", ())
         ]
+        if self.config.seed % 2:
+            calls.sort()  # module by module
+        asked = [self.embeddings[name](ids_of(batch, name, call)) for name, call in calls]
         found: dict[str, Any] = {}
         for answer in asked:
             for feature, jagged in _by_feature(answer).items():

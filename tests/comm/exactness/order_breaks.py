@@ -54,7 +54,7 @@ def plain_forwards_do_not_wait() -> Any:
 @order_break
 def forwards_of_one_pass_are_updated_in_the_order_of_the_forwards() -> Any:
     def take(self: PendingGradients, step: Any, group: int, gradient: torch.Tensor) -> None:
-        self._came.setdefault((step, self._served.number_of_call(group)), {})[group] = gradient
+        self._came.setdefault((step, self._served.sent_with(group)), {})[group] = gradient
 
     def send_rest(self: PendingGradients) -> None:
         for forward in sorted(self._came, key=lambda forward: (forward[0].number, forward[1])):
@@ -149,7 +149,7 @@ def calls_of_a_module_have_orders_of_their_own() -> Any:
 
 @order_break
 def calls_of_a_module_are_updated_together() -> Any:
-    return mock.patch.object(ServedModules, "number_of_call", return_value=0)
+    return mock.patch.object(ServedModules, "sent_with", return_value=0)
 
 
 @order_break
