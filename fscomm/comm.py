@@ -86,7 +86,7 @@ class enable:
             split_name(transport)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
-        if not 1 <= calls <= servable.MOST_CALLS:
+        if not (isinstance(calls, int) and 1 <= calls <= servable.MOST_CALLS):
             raise ValueError(f"calls must be a number from 1 to {servable.MOST_CALLS}, got {calls!r}")
         self._enter = partial(
             Comm.enter, model, dict(features or {}), calls, transport=transport, strict=strict, timeout_s=timeout_s

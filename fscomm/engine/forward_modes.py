@@ -49,8 +49,7 @@ def decide(
 ) -> Decision:
     """For a forward of module m while the user holds `step`: the first of the rules that holds.
 
-    calls: how often the user said that a module is called.
-
+    calls: how often in a step the user said that a module is called.
     served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
     explicit: the user said where its features are.
     """

@@ -29,7 +29,7 @@ def bind(name: str, module: Any) -> Binding:
         if [sum(run) for run in runs] != splits:
             raise RuntimeError(f"{name}: features per rank {splits} do not fit its tables {runs}; {version_problem()}")
         widths = [[table.local_cols for table in of_rank for _ in range(table.num_features())] for of_rank in tables]
-        dim = columns(configs)
+        dim = columns(configs) if pooled else module._embedding_dim_for_sharding_type(kind)
         of_group = codecs(module, kind, output_dtype(config for of_rank in configs for config in of_rank), dim)
         all_codecs.append(of_group)
         layouts.append(

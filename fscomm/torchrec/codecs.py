@@ -5,7 +5,7 @@ one row (int8). Then it makes no difference in which parts rows travel: decoded,
 exchange.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +55,9 @@ def as_they_are(given: torch.dtype, dim: int) -> Codecs:
     return Codecs(given, unchanged, unchanged)
 
 
-def problem(module: Any, dims: Mapping[str, int], given: torch.dtype) -> str | None:
-    """Why what `module` sends quantised cannot be sent in other parts, or None. dims: of rows, by sharding type."""
-    for sharding, dim in dims.items():
+def problem(module: Any, dims: Iterable[tuple[str, int]], given: torch.dtype) -> str | None:
+    """Why what `module` sends quantised cannot be sent in other parts, or None. dims: of rows, by sharding."""
+    for sharding, dim in dims:
         quantised = _quantised(module, sharding)
         if quantised is None:
             continue

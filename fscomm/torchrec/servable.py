@@ -84,7 +84,7 @@ def problem(module: Any) -> str | None:
     others = sorted(set(module._sharding_types) - set(SERVED_SHARDINGS))
     if others:
         return f"sharding {', '.join(others)} is not served"
-    dims = {kind: columns(sharding._grouped_embedding_configs_per_rank) for kind, sharding in shardings(module)}
+    dims = [(kind, columns(sharding._grouped_embedding_configs_per_rank)) for kind, sharding in shardings(module)]
     if why := codecs.problem(module, dims, output_dtype(grouped_configs(module))):
         return why
     if getattr(module, "enable_embedding_update", False) or module._enable_feature_score_weight_accumulation:

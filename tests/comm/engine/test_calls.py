@@ -62,9 +62,9 @@ def test_features_of_the_calls_by_functions(functions: Any) -> None:
 
 def refused(rank: int, size: int) -> None:
     model, _ = build(CONFIG, size)
-    for calls in (0, 63):
-        with pytest.raises(ValueError, match=f"calls must be a number from 1 to 62, got {calls}"):
-            fscomm.enable(model, calls=calls)
+    for calls in (0, 63, 2.5, "2"):
+        with pytest.raises(ValueError, match=f"calls must be a number from 1 to 62, got {calls!r}"):
+            fscomm.enable(model, calls=calls)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"features= has 2 functions for embeddings\.a, .*calls=1"):
         fscomm.enable(model, features={"embeddings.a": [first_of_a, second_of_a]}, timeout_s=20).__enter__()
 
