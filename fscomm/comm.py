@@ -147,11 +147,7 @@ class Comm:
             told = all_ranks.agree(same, tell=json.dumps(here))
         problems = servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
         with meeting() as all_ranks:
-            adding = {
-                name: module._env.process_group
-                for name, module in found.items()
-                if name not in problems and servable.adds_parts(module)
-            }
+            adding = {name: servable.adds_parts(module) for name, module in found.items() if name not in problems}
             told = all_ranks.agree({}, tell=json.dumps(unknown_orders(adding, timeout_s=timeout_s)))
         problems |= servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
         _note_fallbacks(recorder, problems, strict=strict)

@@ -8,7 +8,8 @@ gradient for the other rows, which are updated with the exclusive class.
 Bags of one id that are asked for more than once by a rank have the same vector. It travels once, as a *distinct* bag;
 their gradients all travel, because to add them up before they travel would change the order of additions.
 
-Row-wise, a bag here is the part of it that one owner has. The requester adds parts up as plain training would.
+Row-wise, a bag here is the part of it that one owner has. The requester adds parts up as plain training would:
+table-row-wise and grid, host by host, each of which has columns of its own in the output.
 
 All tensors are in host memory. N ids, U bags, V distinct bags, Q strips, W peers, F features of an owner, P strips of a
 sample.
@@ -16,6 +17,7 @@ sample.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -123,9 +125,9 @@ def request(ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | No
     of_owner = list(lengths.long().split(layout.features_to))
     found = bags(of_owner, pooling.strips, ids, weights)
     start, starts = 0, []
-    for of_features in pooling.strips:
-        starts.append(np.cumsum([start, *of_features])[:-1])
-        start += 0 if pooling.parts else sum(of_features)
+    for of_host in pooling.of_hosts:
+        starts += [np.cumsum([start, *of_host])[:-1]] * pooling.owners
+        start += sum(of_host)
     columns = torch.cat(
         [
             torch.from_numpy(of_features)[of_bags].long()
@@ -210,6 +212,13 @@ class BagApply(Apply):
     shares: torch.Tensor | None
 
 
+class Added(NamedTuple):
+    """How `columns` of the output, of all samples, are added up."""
+
+    columns: int
+    regions: list[Region]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagMerge(Merge):
     """Requester: how the strips received in both classes become the local output.
@@ -219,12 +228,12 @@ class BagMerge(Merge):
             follows.
         index: int64[A, B * P] the strip of the buffer, for each of A parts that are added up.
         samples, strips: B, P.
-        added: how parts are added up; None where there is one.
+        added: how parts are added up, columns by columns; None where there is one.
     """
 
     samples: int
     strips: int
-    added: list[Region] | None
+    added: list[Added] | None
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
         total = self.exclusive_total + self.collision_total
@@ -234,9 +243,16 @@ class BagMerge(Merge):
 
     def output(self, buffer: torch.Tensor) -> torch.Tensor:
         """[B, P * D] the vectors of all features."""
-        parts = [buffer.index_select(0, index) for index in self.index]
-        total = parts[0] if self.added is None else add([part.flatten() for part in parts], self.added)
-        return total.view(self.samples, self.strips * buffer.shape[1])
+        shape = self.samples, self.strips * buffer.shape[1]
+        parts = [buffer.index_select(0, index).view(shape) for index in self.index]
+        if self.added is None:
+            return parts[0]
+        given = [each.split([added.columns for added in self.added], dim=1) for each in parts]
+        totals = [
+            add([part.flatten() for part in columns], added.regions).view(self.samples, added.columns)
+            for added, *columns in zip(self.added, *given, strict=True)
+        ]
+        return totals[0] if len(totals) == 1 else torch.cat(totals, dim=1)
 
 
 def send_gradients(request: BagRequest, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
@@ -294,7 +310,7 @@ def apply(served: ServedBags, shared: torch.Tensor, largest: int, layout: GroupL
 
 def merge(request: BagRequest, shared: torch.Tensor, largest: int, layout: GroupLayout) -> BagMerge:
     """`shared`: bool[V] which distinct bags are in the collision class."""
-    found, parts = request.bags, pooled(layout).parts
+    found, owners = request.bags, pooled(layout).owners
     deferred, urgent = found.first(~shared), found.first(shared)
     cut = chunks(found.strips_per_peer(deferred), largest, layout.chunk_rows)
     collision = found.strips_per_peer(urgent)
@@ -305,24 +321,28 @@ def merge(request: BagRequest, shared: torch.Tensor, largest: int, layout: Group
     strip_starts = torch.cumsum(found.widths, 0) - found.widths
     place = place[spread(strip_starts[found.positions[found.slots]], found.widths)]
     strips = row_strips(layout)
-    size = request.samples * strips
-    index = torch.full((layout.world_size if parts else 1, size), total + sum(collision))
-    if parts:
-        owners = torch.arange(layout.world_size).repeat_interleave(torch.tensor(found.strips))
-        index[owners, request.local] = place
-    else:
-        index[0, request.local] = place
-    added = None
-    if parts and layout.world_size > 1:
-        added = regions(layout.rank, size * layout.dim, layout.world_size, layout.dtype.itemsize)
+    index = torch.full((owners, request.samples * strips), total + sum(collision))
+    part = torch.arange(layout.world_size) % owners
+    index[part.repeat_interleave(torch.tensor(found.strips)), request.local] = place
     return BagMerge(
         exclusive=cut.splits,
         collision=[collision],
         index=index,
         samples=request.samples,
         strips=strips,
-        added=added,
+        added=None if owners == 1 else _sums(request.samples, layout),
     )
+
+
+def _sums(samples: int, layout: GroupLayout) -> list[Added]:
+    pooling = pooled(layout)
+    sums = []
+    for of_host in pooling.of_hosts:
+        columns = sum(of_host) * layout.dim
+        mine, all_ranks = samples * columns, samples * columns * layout.world_size
+        first = pooling.turns[layout.rank] * mine
+        sums.append(Added(columns, regions(first, mine, all_ranks, pooling.owners, layout.dtype.itemsize)))
+    return sums
 
 
 def pooled(layout: GroupLayout) -> Pooling:
@@ -332,8 +352,7 @@ def pooled(layout: GroupLayout) -> Pooling:
 
 def row_strips(layout: GroupLayout) -> int:
     """P of a requester: strips of a sample in the output."""
-    pooling = pooled(layout)
-    return sum(pooling.strips[0]) if pooling.parts else sum(map(sum, pooling.strips))
+    return sum(map(sum, pooled(layout).of_hosts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,10 +373,12 @@ class _KernelCall:
 
 def _kernel_call(found: Bags, chosen: torch.Tensor, taken: torch.Tensor | None, layout: GroupLayout) -> _KernelCall:
     """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""
-    widths = pooled(layout).strips[layout.rank]
+    pooling = pooled(layout)
+    widths = pooling.strips[layout.rank]
     numbers = chosen.nonzero().squeeze(1)
     features = found.features[numbers]
-    by_feature = torch.argsort(features, stable=True)
+    turns = torch.tensor(pooling.turns).repeat_interleave(torch.tensor(found.by_peer))[numbers]
+    by_feature = torch.argsort(features * layout.world_size + turns, stable=True)
     counts = torch.bincount(features, minlength=len(widths))
     samples = int(counts.max()) if len(widths) else 0
     row = torch.empty_like(by_feature)

@@ -14,21 +14,20 @@ _SEGMENT = 1 << 20  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """Elements `start` to `end` of one rank's result are added in this `order` of ranks."""
+    """Elements `start` to `end` of those asked for are added in this `order` of ranks."""
 
     start: int
     end: int
     order: tuple[int, ...]
 
 
-def regions(rank: int, elements: int, world_size: int, itemsize: int) -> list[Region]:
-    """Of the result of `rank`, which has `elements`, as every rank's has."""
+def regions(first: int, elements: int, total: int, world_size: int, itemsize: int) -> list[Region]:
+    """Of `elements` from the `first` on, among the `total` elements of the tensor that each rank gives."""
     if not elements:
         return []
-    total = elements * world_size * itemsize
-    segments = _round_up(max(math.ceil(total / _SEGMENT), 2 * world_size), world_size)
-    chunk = _round_up(math.ceil(total / segments), itemsize) * segments // world_size // itemsize
-    first, last = rank * elements, (rank + 1) * elements
+    nbytes, last = total * itemsize, first + elements
+    segments = _round_up(max(math.ceil(nbytes / _SEGMENT), 2 * world_size), world_size)
+    chunk = _round_up(math.ceil(nbytes / segments), itemsize) * segments // world_size // itemsize
     return [
         Region(
             start=max(c * chunk, first) - first,

@@ -177,7 +177,7 @@ class BagPlan(GroupPlan):
             ids.append(given[len(given) - number :])
             if weighted:
                 weights.append(_numbers(given[first : len(given) - number], torch.float32, number))
-        samples_alike = len({samples for samples, _, _ in numbers}) == 1 or not bags.pooled(self.layout).parts
+        samples_alike = len({samples for samples, _, _ in numbers}) == 1 or bags.pooled(self.layout).owners == 1
         return bags.serve(
             torch.cat(ids),
             lengths,

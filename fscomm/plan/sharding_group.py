@@ -23,13 +23,26 @@ class Pooling:
 
     Attributes:
         strips: [W][F] how many strips of `GroupLayout.dim` columns the vectors of each feature of an owner have.
-        parts: every owner has a part of each vector, and parts are added up (row-wise). Else a vector has one owner.
+        owners: of each vector: one, or so many consecutive ranks, of which each has a part, and parts are added up:
+            row-wise all ranks, table-row-wise and grid those of a host. W is a multiple of it.
         mean: vectors are averages over the ids of a bag, for some tables.
     """
 
     strips: tuple[tuple[int, ...], ...]
-    parts: bool
+    owners: int
     mean: bool
+
+    @property
+    def of_hosts(self) -> tuple[tuple[int, ...], ...]:
+        """`strips` of the features of each set of owners: what it gives has so many columns of strips."""
+        return self.strips[:: self.owners]
+
+    @property
+    def turns(self) -> list[int]:
+        """[W] when each rank's samples come, in what a kernel reads and in what hosts add up: the first ranks of all
+        sets of owners, then the second ones."""
+        world_size, sets = len(self.strips), len(self.of_hosts)
+        return [rank % self.owners * sets + rank // self.owners for rank in range(world_size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,17 @@ from fscomm.torchrec.binding import Binding
 from fscomm.torchrec.codecs import codecs
 from fscomm.torchrec.pooled_binding import PooledBinding
 from fscomm.torchrec.sequence_binding import SequenceBinding
-from fscomm.torchrec.servable import HOST, columns, kernels, output_dtype, shardings, version_problem, where
+from fscomm.torchrec.servable import (
+    HOST,
+    IN_PARTS,
+    columns,
+    kernels,
+    output_dtype,
+    owners,
+    shardings,
+    version_problem,
+    where,
+)
 
 
 def bind(name: str, module: Any) -> Binding:
@@ -44,7 +54,7 @@ def bind(name: str, module: Any) -> Binding:
                 runs=runs,
                 rows=tuple(table.local_rows for table in tables[group.rank()]),
                 chunk_bytes=CHUNK_BYTES[where(module).type],
-                pooling=_pooling(widths, dim, kind, configs) if pooled else None,
+                pooling=_pooling(widths, dim, _owners(module, kind, sharding), configs) if pooled else None,
             )
         )
         input_dists.append(dist)
@@ -61,10 +71,14 @@ def bind(name: str, module: Any) -> Binding:
     )
 
 
-def _pooling(widths: list[list[int]], dim: int, kind: str, configs: list[list[Any]]) -> Pooling:
+def _owners(module: Any, kind: str, sharding: Any) -> int:
+    return owners(module, kind, sharding).size() if kind in IN_PARTS else 1
+
+
+def _pooling(widths: list[list[int]], dim: int, owners: int, configs: list[list[Any]]) -> Pooling:
     return Pooling(
         strips=tuple(tuple(width // dim for width in of_rank) for of_rank in widths),
-        parts=kind == "row_wise",
+        owners=owners,
         mean=any(config.pooling == PoolingType.MEAN for of_rank in configs for config in of_rank),
     )
 

@@ -60,7 +60,9 @@ class Binding(ABC):
     def tables(self, group: int) -> GroupTables:
         layout = self.layouts[group]
         kind: type[GroupTables] = Tables if layout.pooling is None else PooledTables
-        divide_by = layout.world_size if get_gradient_division() else 1
+        owners = 1 if layout.pooling is None else layout.pooling.owners
+        # What is added up on hosts is divided twice, the last time on the host: the bits are not those of one division.
+        divide_by = (layout.world_size // owners, owners) if get_gradient_division() else ()
         return kind(
             self.kernels[group], dim=layout.dim, codecs=self.codecs[group], divide_by=divide_by, where=self.device
         )

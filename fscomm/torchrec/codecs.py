@@ -61,8 +61,9 @@ def problem(module: Any, dims: Iterable[tuple[str, int]], given: torch.dtype) ->
         quantised = _quantised(module, sharding)
         if quantised is None:
             continue
-        if _operation(module, sharding) == CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER:
-            return "the parts of its vectors are added up while they are quantised (row-wise pooling)"
+        operations = _operations(module, sharding)
+        if len(operations) > 1:
+            return f"its vectors are quantised twice, inside a host and between hosts ({sharding})"
         if given != torch.float32:
             return f"communication of {given} rows is quantised"
         for codec in (quantised.forward, quantised.backward):
@@ -70,6 +71,8 @@ def problem(module: Any, dims: Iterable[tuple[str, int]], given: torch.dtype) ->
             if precision not in (*_NUMBER_BY_NUMBER, *_IN_GROUPS):
                 name = getattr(precision, "name", codec)
                 return f"communication is quantised in a way that was never measured here ({name})"
+            if precision in _IN_GROUPS and CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER in operations:
+                return f"the parts of its vectors are added up as {precision.name} (row-wise pooling)"
             if precision in _IN_GROUPS and dim % _group(codec):
                 return (
                     f"communication is quantised in groups of {_group(codec)} numbers, which do not cut {dim} columns"
@@ -77,16 +80,24 @@ def problem(module: Any, dims: Iterable[tuple[str, int]], given: torch.dtype) ->
     return None
 
 
-def _operation(module: Any, sharding: str) -> CommOp:
+def _operations(module: Any, sharding: str) -> list[CommOp]:
+    """What rows go through on their way, one after the other."""
     if not isinstance(module, ShardedEmbeddingBagCollection):
-        return CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL
-    return CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER if sharding == "row_wise" else CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
+        return [CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL]
+    match sharding:
+        case "row_wise":
+            return [CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER]
+        case "table_row_wise" | "grid_shard":
+            return [CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER, CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL]
+    return [CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL]
 
 
 def _quantised(module: Any, sharding: str) -> Any:
+    """The codecs of the first operation that has any."""
     if module._env.process_group.size() == 1:
         return None  # TorchRec sends nothing then
-    return (module.qcomm_codecs_registry or {}).get(_operation(module, sharding).name)
+    registry = module.qcomm_codecs_registry or {}
+    return next((found for each in _operations(module, sharding) if (found := registry.get(each.name))), None)
 
 
 def _codec(theirs: Any, dim: int) -> Codec:

@@ -37,8 +37,8 @@ class PooledTables(GroupTables):
         assert isinstance(apply, BagApply)
         came = [] if kept is None else [kept]
         gradients = torch.cat([*came, received, received.new_zeros(1, self._dim)]).index_select(0, apply.index)
-        if self._divide_by != 1:
-            gradients.div_(self._divide_by)
+        for ranks in self._divide_by:
+            gradients.div_(ranks)
         by_kernel = gradients.view(-1, sum(self._columns)).split(self._columns, dim=1) if self._columns else ()
         for gradient, (number, ids, offsets) in zip(by_kernel, self._by_kernel(apply.offsets), strict=True):
             averages = self._means[number] and apply.weights is None

@@ -23,7 +23,9 @@ TESTED: dict[Any, str] = {torchrec: "1.9", fbgemm_gpu: "1.8"}
 MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 HOST = torch.device("cpu")
 INSTEAD = "In the place of a train pipeline use TrainPipelineFreeScale"
-SERVED_SHARDINGS = ("row_wise", "table_wise", "column_wise")
+OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, lies on the ranks of one host
+IN_PARTS = ("row_wise", *OF_HOSTS)  # vectors of pooled tables are added up from parts that several ranks have
+SERVED_SHARDINGS = ("table_wise", "column_wise", *IN_PARTS)
 SERVED_OUTPUTS = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
 SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, its gradient and the step's number
     EmbOptimType.EXACT_SGD,
@@ -203,9 +205,16 @@ def features_problem(features: Any) -> str | None:
     return None
 
 
-def adds_parts(module: Any) -> bool:
-    """Whether vectors are added up from parts that several ranks have."""
-    return isinstance(module, ShardedEmbeddingBagCollection) and "row_wise" in module._sharding_types
+def adds_parts(module: Any) -> list[Any]:
+    """The process groups whose ranks add up the parts that they have of vectors."""
+    if not isinstance(module, ShardedEmbeddingBagCollection):
+        return []
+    return [owners(module, kind, sharding) for kind, sharding in shardings(module) if kind in IN_PARTS]
+
+
+def owners(module: Any, kind: str, sharding: Any) -> Any:
+    """The process group of the ranks among which a vector of such pooled tables lies in parts."""
+    return sharding._intra_pg if kind in OF_HOSTS else module._env.process_group
 
 
 def shardings(module: Any) -> list[tuple[str, Any]]:

@@ -8,7 +8,7 @@ bitwise the fused update, and so are calls on disjoint rows instead of one.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -126,13 +126,15 @@ class GroupTables(ABC):
         shadows: of the kernels.
     """
 
-    def __init__(self, kernels: list[Any], *, dim: int, codecs: Codecs, divide_by: int, where: torch.device) -> None:
+    def __init__(
+        self, kernels: list[Any], *, dim: int, codecs: Codecs, divide_by: Sequence[int], where: torch.device
+    ) -> None:
         self.where = where
         self.codecs = codecs
         self.shadows = [Shadow(kernel) for kernel in kernels]
         self._features = [len(kernel.feature_table_map) for kernel in kernels]
         self._dim = dim
-        self._divide_by = divide_by
+        self._divide_by = [ranks for ranks in divide_by if ranks != 1]  # one after the other
 
     def lookup(self, lookup: Lookup) -> torch.Tensor:
         """[n, D] what `lookup` asks for, as it goes on the wire."""
@@ -173,8 +175,8 @@ class Tables(GroupTables):
     def _updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
         del kept  # every id has a gradient of its own
         gradients = received.index_select(0, apply.index)
-        if self._divide_by != 1:
-            gradients.div_(self._divide_by)
+        for ranks in self._divide_by:
+            gradients.div_(ranks)
         for number, ids, offsets, rows in self._by_kernel(apply.ids, apply.offsets):
             yield TableUpdate(number, ids, offsets, gradients[rows])
 

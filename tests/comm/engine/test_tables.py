@@ -4,6 +4,7 @@ The plain side is the kernel as TorchRec makes it: one forward and one backward 
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper
     assert torch.equal(received, before)
 
 
-def tables_of(*kernels: Any, divide_by: int = 1) -> Tables:
+def tables_of(*kernels: Any, divide_by: Sequence[int] = ()) -> Tables:
     codecs = as_they_are(torch.float32, DIM)
     return Tables(list(kernels), dim=DIM, codecs=codecs, divide_by=divide_by, where=torch.device("cpu"))
 
@@ -236,12 +237,14 @@ def test_several_kernels_side_by_side() -> None:
     assert torch.equal(tables.lookup(everything), torch.cat(rows).flip(0))
 
 
-def test_gradients_are_divided_by_the_ranks_where_torchrec_does() -> None:
+@pytest.mark.parametrize("divide_by", [(3, 1), (3, 3)])
+def test_gradients_are_divided_by_the_ranks_where_torchrec_does(divide_by: tuple[int, int]) -> None:
+    """One after the other: by 3 and 3 gives other bits than by 9."""
     plain, served = kernel(), kernel()
     ids = draw(1)
     gradients = gradients_of(ids, 2)
-    plain_update(plain, ids, [gradient / 3 for gradient in gradients])
-    update(tables_of(served, divide_by=3), ids, gradients, [take_hyper(served)])
+    plain_update(plain, ids, [gradient / divide_by[0] / divide_by[1] for gradient in gradients])
+    update(tables_of(served, divide_by=divide_by), ids, gradients, [take_hyper(served)])
     assert torch.equal(state(plain)["weights_host"], state(served)["weights_host"])
 
 

@@ -52,8 +52,26 @@ POOLED: dict[str, Config] = {
             ("table", "mean", "rowwise"),
             ("column", "sum", "sgd"),
             ("column", "mean", "rowwise"),
+            ("host", "sum", "rowwise"),
+            ("host", "mean", "adagrad"),
+            ("grid", "sum", "adagrad"),
+            ("grid", "mean", "sgd"),  # TorchRec then gives sums
         )
     },
+    "pooled host weighted mean": Config(modules=_pooled("host", "mean"), weighted=True, steps=10),
+    "pooled host half": Config(modules=_pooled("host", "mean", "FP16"), half_output=True, steps=10),
+    "pooled hosts": Config(
+        modules={
+            "a": (
+                *_pooled("host", "mean")["a"],
+                Table(name="g", rows=37, sharding="grid", features=("g0", "g1"), pooling="sum", columns=16),
+                Table(name="r", rows=36, sharding="row", features=("r0",), pooling="mean"),
+            ),
+            "b": mixed(60),
+        },
+        weight_decay=0.01,
+        static_graph=False,
+    ),
     "pooled row weighted": Config(modules=_pooled("row", "sum"), weighted=True, steps=10),
     "pooled row weighted mean": Config(modules=_pooled("row", "mean"), weighted=True, steps=10),
     "pooled table weighted": Config(modules=_pooled("table", "sum"), weighted=True, steps=10),
@@ -204,6 +222,10 @@ CONFIGS: dict[str, Config] = {
             ("dedup", {"a": _wide("row")}, {"dedup": True, "calls": 2, "static_graph": False}),
         )
     },
+    **{
+        f"quantised sums {name}": Config(modules=_pooled("row", "mean"), steps=10, **options)
+        for name, options in QUANTISED.items()
+    },
     "quantised column": Config(modules=_pooled("column"), quantised=("fp16", "fp16"), steps=10),
     "quantised dedup": Config(modules={"a": mixed()}, quantised=("fp16", "fp16"), loss_scale=64.0, dedup=True),
     "called twice": Config(modules={"a": mixed(), "b": _second()}, calls=2, static_graph=False, max_batch=8),
@@ -235,13 +257,14 @@ def configs(draw: st.DrawFn) -> Config:
     for module in ("a", "b")[: draw(st.integers(1, 2))]:
         tables = []
         poolings = draw(st.sampled_from([[""], [""], ["sum"], ["mean", "sum"]]))
+        shardings = ["row", "row", "table", "column", *(["host", "grid"] if poolings != [""] else [])]
         for number in range(draw(st.integers(1, 3))):
             name = f"{module}{number}"
             tables.append(
                 Table(
                     name=name,
                     rows=draw(st.sampled_from([12, 24, 41, 97])),
-                    sharding=draw(st.sampled_from(["row", "row", "table", "column"])),
+                    sharding=draw(st.sampled_from(shardings)),
                     features=tuple(f"{name}_{feature}" for feature in range(draw(st.integers(1, 2)))),
                     precision=draw(st.sampled_from(["FP32", "FP32", "FP32", "FP16"])),
                     home=draw(st.integers(0, 3)),
@@ -251,10 +274,10 @@ def configs(draw: st.DrawFn) -> Config:
                 )
             )
         modules[module] = tuple(tables)
-    ways = {(table.sharding, bool(table.pooling)) for tables in modules.values() for table in tables}
+    ways = {table.sharding for tables in modules.values() for table in tables}
     # TorchRec itself fails on ranks without a table of the group: they send empty float32.
-    half_output = {sharding for sharding, _ in ways} == {"row"} and draw(st.booleans())
-    quantised = None if half_output or ("row", True) in ways else draw(st.sampled_from(PRECISIONS))
+    half_output = ways == {"row"} and draw(st.booleans())
+    quantised = None if half_output or ways & {"host", "grid"} else draw(st.sampled_from(PRECISIONS))
     return Config(
         modules=modules,
         optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise", *OF_CUDA])),

@@ -1,8 +1,12 @@
 """Models for exactness tests: an ordinary `DistributedModelParallel` on CPU, built by a plan given by hand."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import cpu_ops  # noqa: F401  index dedup on the CPU
 import cpu_optimizers  # noqa: F401  Adam and others on the CPU
@@ -18,6 +22,7 @@ from torchrec import (
     KeyedJaggedTensor,
     KeyedTensor,
 )
+from torchrec.distributed import comm, sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
@@ -28,6 +33,7 @@ from torchrec.distributed.sharding_plan import (
     construct_module_sharding_plan,
     data_parallel,
     row_wise,
+    table_row_wise,
     table_wise,
 )
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -57,7 +63,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 class Table:
     name: str
     rows: int
-    sharding: str  # "row", "table", "column", "data"
+    sharding: str  # "row", "table", "column", "data", "host" (table-row-wise), "grid"
     features: tuple[str, ...]
     precision: str = "FP32"  # of its rows
     home: int = 0  # first rank of a table- or column-wise table
@@ -89,6 +95,7 @@ class Config:
     quantised: tuple[str, str] | None = None  # precision of rows and of gradients on their way, such as "fp16"
     loss_scale: float | None = None
     calls: int = 1  # of every module in a step
+    host: int = 2  # ranks of a host, where that divides their number
     weighted: bool = False  # ids of pooled modules have weights
     fused: Mapping[str, Any] = field(default_factory=dict)  # other options of the kernels
     builder: Callable[["Config", int], tuple[Any, Any]] | None = None  # of another kind of model
@@ -100,7 +107,7 @@ class Config:
     def uneven(self) -> bool:
         """TorchRec's row-wise pooling fails on gloo where ranks have batches of different sizes."""
         pooled = [table for tables in self.modules.values() for table in tables if table.pooling]
-        return not self.even and all(table.sharding != "row" for table in pooled)
+        return not self.even and all(table.sharding in ("table", "column") for table in pooled)
 
     @property
     def features(self) -> dict[str, Table]:
@@ -229,9 +236,13 @@ def _collection(tables: tuple[Table, ...], *, weighted: bool) -> EmbeddingCollec
     return EmbeddingBagCollection(tables=bags, device=META, is_weighted=weighted)
 
 
-def sharding_of(table: Table, size: int, kernel: str | None = None) -> ParameterShardingGenerator:
-    home = table.home % size
+def sharding_of(table: Table, size: int, host: int, kernel: str | None = None) -> ParameterShardingGenerator:
+    home, hosts = table.home % size, size // host
     match table.sharding:
+        case "host":
+            return table_row_wise(host_index=table.home % hosts)
+        case "grid":
+            return grid(sorted({table.home % hosts, (table.home + 1) % hosts}, reverse=table.home > 0), table.columns)
         case "row":
             return row_wise(compute_kernel=kernel)
         case "table":
@@ -241,6 +252,17 @@ def sharding_of(table: Table, size: int, kernel: str | None = None) -> Parameter
         case "data":
             return data_parallel()
     raise ValueError(table.sharding)
+
+
+def grid(hosts: list[int], columns: int) -> ParameterShardingGenerator:
+    """As many columns on each of the `hosts`; TorchRec's own function cuts narrow tables at 128 columns."""
+    cut = partial(sharding_plan._get_parameter_size_offsets, col_wise_shard_dim=columns // len(hosts))
+
+    def generate(*args: Any) -> Any:
+        with mock.patch.object(sharding_plan, "_get_parameter_size_offsets", cut):
+            return sharding_plan.grid_shard(host_indexes=hosts)(*args)
+
+    return generate
 
 
 RATE = 0.05
@@ -258,7 +280,7 @@ def build_net(
     config: Config, size: int, net: Net, sharders: Mapping[str, Any] | None = None, **kernels: str
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """`net` sharded as `config` says; `sharders`: of some modules; `kernels`: compute kernel of some tables."""
-    plan = {}
+    plan, host = {}, config.host if size % config.host == 0 else size
     found = {name: (sharders or {}).get(name) or _sharder(config, tables) for name, tables in config.modules.items()}
     for name, tables in config.modules.items():
         collection = net.embeddings[name]
@@ -270,13 +292,27 @@ def build_net(
             parameter.requires_grad_(not table.frozen)
         plan[f"embeddings.{name}"] = construct_module_sharding_plan(
             collection,
-            {table.name: sharding_of(table, size, kernels.get(table.name)) for table in tables},
+            {table.name: sharding_of(table, size, host, kernels.get(table.name)) for table in tables},
             sharder=found[name],
-            local_size=size,
+            local_size=host,
             world_size=size,
             device_type="cpu",
         )
-    return wrap(config, net, ShardingPlan(plan), list({type(each): each for each in found.values()}.values()))
+    with on_hosts(host):
+        return wrap(config, net, ShardingPlan(plan), list({type(each): each for each in found.values()}.values()))
+
+
+_GROUPS: dict[int, tuple[Any, Any]] = {}  # of TorchRec, by ranks of a host: inside it, and between hosts
+
+
+@contextlib.contextmanager
+def on_hosts(ranks: int) -> Iterator[None]:
+    """So many ranks share a host: TorchRec looks at the environment, once, and keeps the groups."""
+    comm._INTRA_PG, comm._CROSS_PG = _GROUPS.get(ranks, (None, None))
+    with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(ranks)):
+        yield
+    _GROUPS[ranks] = comm._INTRA_PG, comm._CROSS_PG
+    comm._INTRA_PG = comm._CROSS_PG = None
 
 
 def _sharder(config: Config, tables: tuple[Table, ...]) -> Any:

@@ -9,7 +9,7 @@ from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
 from exact_model import Config
-from worlds import shared_world
+from worlds import World, shared_world
 
 from fscomm.plan import routes
 from fscomm.plan.sharding_group import GroupLayout
@@ -65,7 +65,13 @@ def test_several_modules_and_sharding_groups(size: int) -> None:
     check(size, CONFIGS["several"], "base")
 
 
-MODELS_AT = {"row": (3,), "column": (3,), "table": (4,), "shared kjt": (2, 4)}  # static graphs; by default 2 ranks
+MODELS_AT = {  # by default 2 ranks
+    "row": (3,),  # a static graph, as the next three
+    "column": (3,),
+    "table": (4,),
+    "shared kjt": (2, 4),
+    **dict.fromkeys((name for name in CONFIGS if "host" in name or "grid" in name), (4,)),
+}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,16 @@ MODELS_AT = {"row": (3,), "column": (3,), "table": (4,), "shared kjt": (2, 4)}  
 )
 def test_models(name: str, size: int) -> None:
     check(size, CONFIGS[name], "base")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["pooled hosts", "pooled host weighted mean", "pooled grid mean"])
+def test_three_hosts_of_three_ranks(name: str) -> None:
+    """Sums of three depend on their order, and a division by three and three is not one by nine."""
+    with World(9) as world:
+        for found, said in world.run(compare, CONFIGS[name].but(host=3, max_batch=16), LOOPS["base"], timeout_s=120):
+            assert found == []
+            assert not said["fallbacks"]
 
 
 LOOPS_AT = {  # by default 2 ranks

@@ -34,24 +34,26 @@ class World:
         return [BagPlan(layout) for layout in self.layouts]
 
 
-def world(size: int, parts: bool, weighted: bool, chunk: int, seed: int) -> World:
-    """Owners with tables of one to three strips; row-wise every owner has the same ones."""
+def world(hosts: int, owners: int, weighted: bool, chunk: int, seed: int) -> World:
+    """Owners with tables of one to three strips; in parts, all `owners` of a host have the same ones."""
+    size = hosts * owners
     draw = torch.Generator().manual_seed(seed)
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (1,), generator=draw))
 
     shapes = [[(number(1, 2), number(1, 3), number(2, 9)) for _ in range(number(1, 2))] for _ in range(size)]
-    shapes = [shapes[0]] * size if parts else [[] if number(0, 4) == 0 else shape for shape in shapes]
+    shapes = [[] if number(0, 4) == 0 else shape for shape in shapes[:hosts]]
     if not any(shapes):
         shapes[0] = [(1, 1, 4)]
+    shapes = [shape for shape in shapes for _ in range(owners)]
     pieces = tuple(tuple(width for features, width, _ in shape for _ in range(features)) for shape in shapes)
     layouts = [
         GroupLayout(
-            module="m", sharding="row_wise" if parts else "table_wise", rank=rank, world_size=size, dim=DIM,
+            module="m", sharding="table_row_wise", rank=rank, world_size=size, dim=DIM,
             dtype=torch.float32, runs=tuple(tuple(features for features, _, _ in shape) for shape in shapes),
             rows=tuple(rows for _, _, rows in shapes[rank]), chunk_bytes=chunk * 4 * DIM,
-            pooling=Pooling(strips=pieces, parts=parts, mean=True),
+            pooling=Pooling(strips=pieces, owners=owners, mean=True),
         )
         for rank in range(size)
     ]  # fmt: skip
@@ -63,7 +65,7 @@ def world(size: int, parts: bool, weighted: bool, chunk: int, seed: int) -> Worl
     samples = number(1, 4)
     lengths, ids, weights, requests = [], [], [], []
     for rank in range(size):
-        mine = samples if parts else number(0, 4)
+        mine = samples if owners > 1 else number(0, 4)
         of_rank = torch.randint(0, 4, (len(rows_of), mine), generator=draw)
         drawn = [
             torch.randint(0, rows, (int(length),), generator=draw)
@@ -164,13 +166,17 @@ def expected(found: World, rank: int) -> torch.Tensor:
                 width = found.tables[owner][table].shape[1]
                 vectors.setdefault(owner, []).append(torch.stack(column) if column else torch.empty(0, width))
                 feature += 1
-    of_owners = [torch.cat(each, 1) for each in vectors.values()]
-    return torch.stack(of_owners).sum(0) if layout.pooling.parts else torch.cat(of_owners, 1)
+    of_owners = {owner: torch.cat(each, 1) for owner, each in vectors.items()}
+    count = layout.pooling.owners
+    hosts = [range(first, first + count) for first in range(0, layout.world_size, count) if first in of_owners]
+    return torch.cat([torch.stack([of_owners[owner] for owner in host]).sum(0) for host in hosts], 1)
 
 
 CASES = st.builds(
-    world, st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([1, 3, 1000]), st.integers(0, 10**6)
-)
+    lambda shape, *others: world(*shape, *others),
+    st.sampled_from([(hosts, owners) for hosts in range(1, 5) for owners in range(1, 5) if hosts * owners <= 6]),
+    st.booleans(), st.sampled_from([1, 3, 1000]), st.integers(0, 10**6),
+)  # fmt: skip
 
 
 def drawn_shared(found: World, share: float) -> list[torch.Tensor]:
@@ -250,7 +256,7 @@ def keys_of(found: World, rank: int, apply: Any) -> list[int]:
 def wanted(found: World, owner: int, gradients: list[torch.Tensor]) -> list[tuple[int, int, torch.Tensor]]:
     layout = found.layouts[owner]
     strips = layout.pooling.strips
-    before = 0 if layout.pooling.parts else sum(map(sum, strips[:owner]))
+    before = sum(map(sum, strips[: owner - owner % layout.pooling.owners : layout.pooling.owners]))
     first = sum(map(len, strips[:owner]))
     result = []
     for rank, gradient in enumerate(gradients):
@@ -268,7 +274,7 @@ def wanted(found: World, owner: int, gradients: list[torch.Tensor]) -> list[tupl
 def test_equal_bags_of_one_id_travel_once() -> None:
     layout = GroupLayout(
         module="m", sharding="table_wise", rank=0, world_size=1, dim=DIM, dtype=torch.float32, runs=((2,),),
-        rows=(9,), pooling=Pooling(strips=((1, 1),), parts=False, mean=False),
+        rows=(9,), pooling=Pooling(strips=((1, 1),), owners=1, mean=False),
     )  # fmt: skip
     lengths = torch.tensor([[1, 1, 2, 2], [1, 0, 1, 1]])
     asking = bags.request(torch.tensor([5, 5, 5, 5, 5, 5, 5, 3, 5]), lengths, None, layout)
@@ -282,7 +288,7 @@ def test_what_does_not_fit_is_irregular(problem: str) -> None:
     layouts = [
         GroupLayout(
             module="m", sharding="row_wise", rank=rank, world_size=2, dim=DIM, dtype=torch.float32, runs=((1,), (1,)),
-            rows=(4,), pooling=Pooling(strips=((1,), (1,)), parts=True, mean=False),
+            rows=(4,), pooling=Pooling(strips=((1,), (1,)), owners=2, mean=False),
         )
         for rank in range(2)
     ]  # fmt: skip

@@ -25,12 +25,12 @@ def added(rank: int, size: int, samples: int, columns: int, dtype: torch.dtype) 
     dist.reduce_scatter_tensor(result, given[rank].clone())
     mine = [each[rank * elements : (rank + 1) * elements] for each in given]
     whole = [Region(start=0, end=elements, order=tuple((rank - 1 - k) % size for k in range(size)))]
-    of = regions(rank, elements, size, dtype.itemsize)
+    of = regions(rank * elements, elements, size * elements, size, dtype.itemsize)
     return int((add(mine, of) != result).sum()), int((add(mine, whole) != result).sum())
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_order_of_gloo(size: int, dtype: torch.dtype) -> None:
     for samples, columns in SHAPES:
         for wrong, _ in shared_world(size).run(added, samples, columns, dtype):
@@ -44,7 +44,7 @@ def test_chunks_are_not_the_shares_of_the_ranks() -> None:
 
 def checked(rank: int, size: int) -> dict[str, str]:
     group: Any = dist.group.WORLD
-    return sum_order.unknown_orders({"a": group, "b": group}, timeout_s=20)
+    return sum_order.unknown_orders({"a": [group], "b": [group, group]}, timeout_s=20)
 
 
 def checked_wrong(rank: int, size: int) -> dict[str, str]:
@@ -52,7 +52,7 @@ def checked_wrong(rank: int, size: int) -> dict[str, str]:
         return checked(rank, size)
 
 
-def in_the_order_of_ranks(rank: int, elements: int, size: int, itemsize: int) -> list[Region]:
+def in_the_order_of_ranks(first: int, elements: int, total: int, size: int, itemsize: int) -> list[Region]:
     return [Region(start=0, end=elements, order=tuple(range(size)))]
 
 
@@ -68,4 +68,4 @@ def test_another_order_is_seen() -> None:
 
 
 def test_no_elements() -> None:
-    assert gloo_order.regions(0, 0, 4, 4) == []
+    assert gloo_order.regions(0, 0, 0, 4, 4) == []
