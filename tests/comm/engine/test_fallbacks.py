@@ -15,6 +15,7 @@ from unittest import mock
 import exact_kinds
 import pytest
 import torch
+from device_thread import compare_in_one_thread
 from exact import Run, compare
 from exact_configs import CONFIGS
 from exact_kinds import BESIDE, SERVED, TWO, varying
@@ -54,11 +55,12 @@ def test_plain_beside_served(kind: str, reasons: dict[str, str]) -> None:
     config = CONFIG.but(builder=getattr(exact_kinds, kind))
     if kind == "pooled":
         config = config.but(modules={"a": (SERVED,)})
-    for found, said in shared_world(2).run(compare, config, LOOPS["base"]):
-        assert found == []
-        assert said["fallbacks"].keys() == reasons.keys()
-        for module, reason in reasons.items():
-            assert reason in said["fallbacks"][module]
+    for comparing in (compare, compare_in_one_thread):
+        for found, said in shared_world(2).run(comparing, config, LOOPS["base"]):
+            assert found == []
+            assert said["fallbacks"].keys() == reasons.keys()
+            for module, reason in reasons.items():
+                assert reason in said["fallbacks"][module]
 
 
 def vary(run: Run, chosen: Callable[[int], bool]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from device_thread import compare_in_one_thread
 from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
@@ -103,6 +104,9 @@ LOOPS_AT = {  # by default 2 ranks
 @pytest.mark.parametrize(("loop", "size"), at_any(LOOPS, lambda loop: LOOPS_AT.get(loop, (2,))))
 def test_loops(loop: str, size: int) -> None:
     check(size, CONFIGS["loops"], loop)
+    if size == 2:
+        for found, _ in shared_world(size).run(compare_in_one_thread, CONFIGS["loops"], LOOPS[loop]):
+            assert found == []
 
 
 def chunked(rank: int, size: int, config: Config) -> tuple[list[str], int]:
