@@ -1,8 +1,10 @@
 """Loops over parts of what the model gives: outputs unused, modules skipped or alone, graphs run twice, two models."""
 
+import torch
 from exact import Run, build_again, raw_state
-from exact_model import given_out, ids_of
+from exact_model import Batch, given_out, ids_of
 from exact_registry import Loops
+from torch.utils.checkpoint import checkpoint
 
 loop = Loops()
 
@@ -35,6 +37,24 @@ def skipped_module(run: Run) -> None:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             batch.extra["skip"] = (last,) if step in (2, 5, 6) else ()
             run.train(step, batch)
+
+
+@loop
+def recomputed_after_its_update(run: Run) -> None:
+    """Backward comes to a served module, and then calls it again (activation checkpointing): a look-up in the middle
+    of a pass, behind the update that this pass has just brought."""
+    name = list(run.config.modules)[0]
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.set_rate(step)
+            run.optimizer.zero_grad()
+
+            def again(scale: torch.Tensor, batch: Batch = batch) -> torch.Tensor:
+                return given_out(run.model.module.embeddings[name](ids_of(batch, name))) * scale
+
+            beside = checkpoint(again, torch.ones(1, requires_grad=True), use_reentrant=True)
+            (run.loss(step, batch) + (beside**2).mean()).backward()
+            run.optimizer.step()
 
 
 @loop

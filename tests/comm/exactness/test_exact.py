@@ -25,6 +25,7 @@ PARTLY_PLAIN = {  # steps of these run plainly, and the report says so
     "load_state_dict",
     "module_alone",
     "other_features",
+    "recomputed_after_its_update",
     "same_batch_twice",
     "two_forwards_one_backward",
     "without_lookahead",
