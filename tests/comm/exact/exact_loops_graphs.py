@@ -43,7 +43,7 @@ def skipped_module(run: Run) -> None:
 def recomputed_after_its_update(run: Run) -> None:
     """Backward comes to a served module, and then calls it again (activation checkpointing): a look-up in the middle
     of a pass, behind the update that this pass has just brought."""
-    name = list(run.config.modules)[0]
+    name = next(iter(run.config.modules))
     with run.enable() as comm:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             run.set_rate(step)
