@@ -1,8 +1,9 @@
 """fscomm: prioritized, overlapped embedding communication for TorchRec models, exact to the bit.
 
 `comm` is the `with` block, `pipeline` the same as a train pipeline. The `loop` over batches announces ids; the `engine`
-runs forwards and updates in order; `exchange` sends what `plan` says over `transports`; `torchrec` is all that knows
-TorchRec. `device` orders work on a GPU; `report` and `meter` say how the time was spent; `errors` are its errors.
+runs forwards and updates in order; `exchange` sends what `plan` says over `transports`; `tables` are those of this
+rank, and all that knows TorchRec. `device` orders work on a GPU; `report` and `meter` say how the time was spent;
+`errors` are its errors.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -16,14 +16,15 @@ from torch import nn
 from fscomm.device import device_of
 from fscomm.engine.engine import Engine
 from fscomm.engine.forward_modes import in_backward
-from fscomm.errors import NotServedError
+from fscomm.errors import INSTEAD, NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead, Rng
 from fscomm.plan.hash_tables import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
-from fscomm.torchrec import bind, binding, servable
-from fscomm.torchrec.state_hooks import install
+from fscomm.tables.binding import Binding
+from fscomm.tables.library import MOST_CALLS, Library
+from fscomm.tables.state_hooks import install
 from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
 from fscomm.transports.sum_order import unknown_orders
@@ -82,14 +83,23 @@ class enable:
         calls: int = 1,
         timeout_s: float = 300,
     ) -> None:
+        from fscomm.tables.torchrec import library
+
         if transport != "auto":
             split_name(transport)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
-        if not (isinstance(calls, int) and 1 <= calls <= servable.MOST_CALLS):
-            raise ValueError(f"calls must be a number from 1 to {servable.MOST_CALLS}, got {calls!r}")
+        if not (isinstance(calls, int) and 1 <= calls <= MOST_CALLS):
+            raise ValueError(f"calls must be a number from 1 to {MOST_CALLS}, got {calls!r}")
         self._enter = partial(
-            Comm.enter, model, dict(features or {}), calls, transport=transport, strict=strict, timeout_s=timeout_s
+            Comm.enter,
+            library,
+            model,
+            dict(features or {}),
+            calls,
+            transport=transport,
+            strict=strict,
+            timeout_s=timeout_s,
         )
         self._comm: Comm | None = None
 
@@ -123,6 +133,7 @@ class Comm:
     @classmethod
     def enter(
         cls,
+        library: Library,
         model: nn.Module,
         features: Mapping[str, Features],
         calls: int,
@@ -141,33 +152,33 @@ class Comm:
         meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
         with meeting() as all_ranks:
             compile_kernels()
-            found = _sharded_modules(model)
-            here = servable.problems(found, context, calls)
+            found = _sharded_modules(library, model)
+            here = library.problems(found, context, calls)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict), "calls": str(calls)}
             told = all_ranks.agree(same, tell=json.dumps(here))
-        problems = servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
+        problems = _of_all_ranks([json.loads(of_rank) for of_rank in told])
         with meeting() as all_ranks:
-            adding = {name: servable.adds_parts(module) for name, module in found.items() if name not in problems}
+            adding = {name: library.adds_parts(module) for name, module in found.items() if name not in problems}
             told = all_ranks.agree({}, tell=json.dumps(unknown_orders(adding, timeout_s=timeout_s)))
-        problems |= servable.of_all_ranks([json.loads(of_rank) for of_rank in told])
+        problems |= _of_all_ranks([json.loads(of_rank) for of_rank in told])
         _note_fallbacks(recorder, problems, strict=strict)
         with meeting() as all_ranks:
             served = [(name, module) for name, module in found.items() if name not in problems]
-            modules = [bind.bind(name, module) for name, module in served for _ in range(calls)]
+            modules = [library.bind(name, module) for name, module in served for _ in range(calls)]
             finder = FeatureFinder(
                 [module.name for module in modules],
                 features,
-                problem=servable.features_problem,
-                make=binding.make_features,
+                problem=library.features_problem,
+                make=library.make_features,
             )
             all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
         if not modules:
-            return cls(finder, recorder, None)._with_counts(found, problems)
+            return cls(finder, recorder, None)._with_counts(library, found, problems)
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
         if choice.name is None:
             refused = {module.name: choice.line() for module in modules}
             _note_fallbacks(recorder, refused, strict=strict)
-            return cls(finder, recorder, None)._with_counts(found, problems | refused)
+            return cls(finder, recorder, None)._with_counts(library, found, problems | refused)
         agreed = choice.name if transport == "auto" else transport
         recorder.travels_by(agreed)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
@@ -187,7 +198,7 @@ class Comm:
                 comm._take_over(m, modules[m])
             all_ranks.agree({})
             failed.pop_all()
-        return comm._with_counts(found, problems)
+        return comm._with_counts(library, found, problems)
 
     def lookahead(
         self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared"
@@ -225,10 +236,10 @@ class Comm:
         """The batch that the newest look-ahead had fetched and never handed out, or None."""
         return None if self._newest_lookahead is None else self._newest_lookahead.unconsumed
 
-    def _with_counts(self, found: Mapping[str, Any], unserved: Mapping[str, str]) -> "Comm":
+    def _with_counts(self, library: Library, found: Mapping[str, Any], unserved: Mapping[str, str]) -> "Comm":
         """Count the forwards of modules that are not served."""
         for name, why in unserved.items():
-            counted = found[name].register_forward_pre_hook(partial(_count_plain, self._recorder, name, why))
+            counted = found[name].register_forward_pre_hook(partial(_count_plain, self._recorder, library, name, why))
             self._undo.callback(counted.remove)
         return self
 
@@ -241,7 +252,7 @@ class Comm:
         self._engine.abort(f"could not enter the fscomm block: {error}")
         self._engine.close("could not enter the fscomm block")
 
-    def _take_over(self, m: int, module: binding.Binding) -> None:
+    def _take_over(self, m: int, module: Binding) -> None:
         assert self._engine is not None
         engine, target = self._engine, module.module
         ours = target.forward = _Forward(self, m)
@@ -256,7 +267,7 @@ class Comm:
             self._undo.callback(proxy.remove)
         for undo in install(
             target,
-            binding.fused_optimizers(target),
+            module.optimizers,
             lambda: engine.flushing.flush([m]),
             lambda: engine.steps.drop_fetched([m]),
         ):
@@ -274,7 +285,7 @@ class Comm:
             forward = vars(module.module).get("forward")
             if not (isinstance(forward, _Forward) and forward.comm is self):
                 who = type(forward).__name__
-                engine.report_plain(m, f"its forward was replaced in the block, by {who}. {servable.INSTEAD}")
+                engine.report_plain(m, f"its forward was replaced in the block, by {who}. {INSTEAD}")
 
     def _forward(self, m: int, features: Any) -> Any:
         engine = self._engine
@@ -401,8 +412,8 @@ class _Listener(Generic[T]):
             engine.finish()
 
 
-def _sharded_modules(model: nn.Module) -> dict[str, Any]:
-    found = dict(servable.sharded_modules(model))
+def _sharded_modules(library: Library, model: nn.Module) -> dict[str, Any]:
+    found = dict(library.sharded_modules(model))
     if not found:
         raise ValueError(
             f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
@@ -416,9 +427,21 @@ def _sharded_modules(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _count_plain(recorder: Recorder, name: str, why: str, module: Any, inputs: tuple[Any, ...]) -> None:
+def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
+    """A module runs plainly on all ranks if one rank cannot serve it."""
+    merged: dict[str, str] = {}
+    for rank, of_rank in enumerate(problems):
+        for name, why in of_rank.items():
+            everywhere = all(other.get(name) == why for other in problems)
+            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
+    return merged
+
+
+def _count_plain(
+    recorder: Recorder, library: Library, name: str, why: str, module: Any, inputs: tuple[Any, ...]
+) -> None:
     if torch.is_grad_enabled() and inputs:
-        recorder.forward(name, *binding.asked(module, inputs[0]), why)
+        recorder.forward(name, *library.asked(module, inputs[0]), why)
 
 
 def _note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:
@@ -430,7 +453,7 @@ def _note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: 
         raise NotServedError("; ".join(f"{name}: {why}" for name, why in problems.items()))
 
 
-def _layout(module: binding.Binding) -> str:
+def _layout(module: Binding) -> str:
     return str([(each.sharding, each.dim, each.runs, each.pooling) for each in module.layouts])
 
 

@@ -4,6 +4,8 @@ from fsranks.errors import FreeScaleError, MismatchError, PeerError
 
 __all__ = ["AnnouncementError", "FreeScaleError", "MismatchError", "NotServedError", "PeerError"]
 
+INSTEAD = "In the place of a train pipeline use TrainPipelineFreeScale"
+
 
 class AnnouncementError(FreeScaleError, ValueError):
     """A module got other features than `features=` had announced for it."""

@@ -107,7 +107,7 @@ IN_ORDER = {
     "fscomm": (
         ("errors", "device", "report", "plan"),
         ("transports", "meter", "loop"),
-        ("torchrec",),
+        ("tables",),
         ("exchange",),
         ("engine",),
         ("comm",),
@@ -167,7 +167,7 @@ def test_cost_models_know_only_arrays():
     assert violations([ROOT / "fsdata/balance/cost.py"], forbidden=(*OURS, "torch"), allowed=("fsdata.errors",)) == []
 
 
-@pytest.mark.parametrize(("package", "where"), [("fsdata", "batch/torchrec_binding.py"), ("fscomm", "torchrec")])
+@pytest.mark.parametrize(("package", "where"), [("fsdata", "batch/torchrec_binding.py"), ("fscomm", "tables/torchrec")])
 def test_torchrec_is_imported_in_one_place(package, where):
     theirs = {"torchrec", "fbgemm_gpu"}
     inside = [path for path in files(package) if any(name.split(".")[0] in theirs for name in imports(path))]

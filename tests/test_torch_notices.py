@@ -22,7 +22,7 @@ def errors(code):
     [
         "from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor\n"
         "keyed_jagged_tensor(('a',), torch.tensor([1]), torch.tensor([1]), 1)",
-        "import fscomm.torchrec.binding",
+        "import fscomm.tables.torchrec.binding",
     ],
     ids=["fsdata", "fscomm"],
 )

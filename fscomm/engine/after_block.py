@@ -12,14 +12,12 @@ import torch.distributed as dist
 
 from fscomm.exchange.step import Gradients
 from fscomm.plan.group_plan import WayBack
-from fscomm.torchrec import binding
-from fscomm.torchrec.plain_kernels import Update, nothing, update_in_turn
-from fscomm.torchrec.shadow_kernels import Hyper, Shadow, TableUpdate
+from fscomm.tables.binding import Binding
+from fscomm.tables.plain_kernels import Update, nothing, update_in_turn
+from fscomm.tables.shadow_kernels import Hyper, Shadow, TableUpdate
 
 
-def update(
-    gradients: Gradients, back: Sequence[WayBack | None], module: binding.Binding, groups: Sequence[int]
-) -> None:
+def update(gradients: Gradients, back: Sequence[WayBack | None], module: Binding, groups: Sequence[int]) -> None:
     """Send the gradients of `groups`, which are those of `module`, and apply what comes; blocks for all ranks.
 
     Tables that are in another block now are updated in its order.
@@ -32,7 +30,7 @@ def update(
 
 
 def _exchanged(
-    gradients: Gradients, g: int, back: WayBack | None, module: binding.Binding, number: int
+    gradients: Gradients, g: int, back: WayBack | None, module: Binding, number: int
 ) -> Iterator[list[Update]]:
     """The updates of all kernels of a group, for one class after the other."""
     layout, tables, gradient = module.layouts[number], module.tables(number), gradients.by_group.get(g)

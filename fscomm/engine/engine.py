@@ -33,10 +33,10 @@ from fscomm.exchange.step import Step
 from fscomm.report.recorder import Recorder
 from fscomm.report.served import WARM_UP
 from fscomm.report.user_line import user_line
-from fscomm.torchrec import binding
-from fscomm.torchrec.gradient_tap import GradientTap
-from fscomm.torchrec.plain_kernels import LookupProxy, Update
-from fscomm.torchrec.shadow_kernels import take_hyper
+from fscomm.tables.binding import Binding
+from fscomm.tables.gradient_tap import GradientTap
+from fscomm.tables.plain_kernels import LookupProxy, Update
+from fscomm.tables.shadow_kernels import take_hyper
 from fsranks.errors import PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        modules: Sequence[binding.Binding],
+        modules: Sequence[Binding],
         context: RankContext,
         recorder: Recorder,
         *,
@@ -157,7 +157,7 @@ class Engine:
     def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
         """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
         if call.training and not call.inside_backward:
-            self._recorder.forward(self.modules[m].name, *binding.asked(self.modules[m].module, features), why)
+            self._recorder.forward(self.modules[m].name, *self.modules[m].asked(features), why)
 
     def report_plain(self, m: int, why: str) -> None:
         """Module m cannot be served. Raises NotServedError if `strict`."""
@@ -248,10 +248,10 @@ class Engine:
                 output = self.modules[m].plain(features)
         finally:
             self._reading = outside
-        binding.around_wait(output, self._connections.peers.within)
+        self.modules[m].around_wait(output, self._connections.peers.within)
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
-            binding.on_gradient(output, lambda: self._updates.reach_plain(m, step))
+            self.modules[m].on_gradient(output, lambda: self._updates.reach_plain(m, step))
         return output
 
     def _may_read(self, group: int) -> Rows:

@@ -13,7 +13,7 @@ from fscomm.exchange.connections import Connections
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import ExchangedIds, Gradients, Step
 from fscomm.exchange.worker import Pending
-from fscomm.torchrec.plain_kernels import Update
+from fscomm.tables.plain_kernels import Update
 
 Fetch = tuple[Step, int, bool]  # for a module; the bool: whether of the collision class
 

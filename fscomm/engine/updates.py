@@ -14,7 +14,7 @@ from fscomm.engine.table_order import ANY, Rows
 from fscomm.exchange.connections import Connections
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import Gradients, Step
-from fscomm.torchrec.plain_kernels import Update
+from fscomm.tables.plain_kernels import Update
 
 
 class Updates:

@@ -16,8 +16,8 @@ from fscomm.plan.group_plan import WayBack
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.ways import Apply, Lookup, SendGradients
 from fscomm.report.recorder import Recorder
-from fscomm.torchrec.plain_kernels import Update
-from fscomm.torchrec.shadow_kernels import GroupTables
+from fscomm.tables.plain_kernels import Update
+from fscomm.tables.shadow_kernels import GroupTables
 from fscomm.transports.transport import Transport
 from fsranks.control_group import AllToAll
 

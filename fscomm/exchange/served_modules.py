@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from fscomm.torchrec.binding import Binding
-from fscomm.torchrec.shadow_kernels import GroupTables
+from fscomm.tables.binding import Binding
+from fscomm.tables.shadow_kernels import GroupTables
 
 
 class ServedModules:

@@ -14,7 +14,7 @@ from fscomm.exchange.worker import Pending
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.plan.group_plan import WayBack
 from fscomm.plan.ways import Lookup, Merge
-from fscomm.torchrec.shadow_kernels import Hyper
+from fscomm.tables.shadow_kernels import Hyper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

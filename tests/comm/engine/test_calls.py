@@ -12,7 +12,7 @@ from exact_model import AGAIN, Batch, build
 from worlds import shared_world
 
 import fscomm
-from fscomm.torchrec import servable
+from fscomm.tables.torchrec import servable
 
 CONFIG = CONFIGS["called twice"]
 

@@ -26,7 +26,7 @@ from fscomm.engine.updates import Updates
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.exchange.worker import Worker
-from fscomm.torchrec.gradient_tap import GradientTap
+from fscomm.tables.gradient_tap import GradientTap
 
 DEADLINE_S = 20
 

@@ -18,7 +18,7 @@ from worlds import World, shared_world
 import fscomm
 from fscomm import comm
 from fscomm.exchange import connections
-from fscomm.torchrec import bind, binding
+from fscomm.tables.torchrec import bind, binding
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
 LIMIT_S = 6.0

@@ -31,7 +31,7 @@ from worlds import shared_world
 
 import fscomm
 from fscomm.errors import NotServedError
-from fscomm.torchrec import servable
+from fscomm.tables.torchrec import servable
 
 CONFIG = Config(modules=TWO, static_graph=False, even=True)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fscomm.torchrec.state_hooks import FlushedState, install
+from fscomm.tables.state_hooks import FlushedState, install
 
 
 class Recorded:

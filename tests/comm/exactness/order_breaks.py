@@ -14,8 +14,8 @@ from fscomm.engine.table_access import TableAccess
 from fscomm.engine.table_order import Rows, TableOrder, collision
 from fscomm.engine.updates import Updates
 from fscomm.exchange.served_modules import ServedModules
-from fscomm.torchrec import plain_kernels
-from fscomm.torchrec.shadow_kernels import Shadow, read_hyper
+from fscomm.tables import plain_kernels
+from fscomm.tables.shadow_kernels import Shadow, read_hyper
 
 Break = Callable[[], contextlib.AbstractContextManager[Any]]
 BREAKS: dict[str, Break] = {}

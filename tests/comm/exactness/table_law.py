@@ -21,7 +21,7 @@ from fscomm.engine.forward_modes import in_backward
 from fscomm.engine.table_access import TableAccess
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.exchange.worker import Pending, Worker
-from fscomm.torchrec import plain_kernels, shadow_kernels
+from fscomm.tables import plain_kernels, shadow_kernels
 
 Row = tuple[int, int]  # table, id
 

@@ -17,8 +17,8 @@ from fscomm.engine import engine
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.plan import bags
-from fscomm.torchrec.pooled_tables import PooledTables
-from fscomm.torchrec.shadow_kernels import GroupTables, Hyper, Tables
+from fscomm.tables.pooled_tables import PooledTables
+from fscomm.tables.shadow_kernels import GroupTables, Hyper, Tables
 
 CONFIG = Config(
     modules={

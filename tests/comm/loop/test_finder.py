@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.loop.feature_finder import TRIES, FeatureFinder
 from fscomm.loop.kjt_paths import same
-from fscomm.torchrec.binding import make_features
+from fscomm.tables.torchrec.binding import make_features
 
 
 def kjt(first: int, *, weights: torch.Tensor | None = None) -> KeyedJaggedTensor:

@@ -5,8 +5,7 @@ one row (int8). Then it makes no difference in which parts rows travel: decoded,
 exchange.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,31 +13,10 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import CommOp
 
+from fscomm.tables.codec import Codec, Codecs, as_they_are
+
 _NUMBER_BY_NUMBER = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
 _IN_GROUPS = (SparseType.INT8,)
-
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """How rows, or strips of pooled vectors, of D columns travel.
-
-    dtype, width: of what travels, and how many numbers of it stand for a row. encode: [n, k D] -> [n, k width].
-    decode: back.
-    """
-
-    dtype: torch.dtype
-    width: int
-    encode: Callable[[torch.Tensor], torch.Tensor]
-    decode: Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Codecs:
-    """given: dtype of rows as the tables give them, before they are encoded."""
-
-    given: torch.dtype
-    rows: Codec
-    gradients: Codec
 
 
 def codecs(module: Any, sharding: str, given: torch.dtype, dim: int) -> Codecs:
@@ -47,12 +25,6 @@ def codecs(module: Any, sharding: str, given: torch.dtype, dim: int) -> Codecs:
     if quantised is None:
         return as_they_are(given, dim)
     return Codecs(given, *(_codec(each, dim) for each in (quantised.forward, quantised.backward)))
-
-
-def as_they_are(given: torch.dtype, dim: int) -> Codecs:
-    """Of what is not quantised."""
-    unchanged = Codec(given, dim, _same, _same)
-    return Codecs(given, unchanged, unchanged)
 
 
 def problem(module: Any, dims: Iterable[tuple[str, int]], given: torch.dtype) -> str | None:
@@ -119,7 +91,3 @@ def _codec(theirs: Any, dim: int) -> Codec:
 def _group(theirs: Any) -> int:
     """Numbers that are encoded together."""
     return int(theirs.create_context().row_dim)
-
-
-def _same(values: torch.Tensor) -> torch.Tensor:
-    return values

@@ -7,11 +7,11 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.modules.embedding_configs import PoolingType
 
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout, Pooling
-from fscomm.torchrec.binding import Binding
-from fscomm.torchrec.codecs import codecs
-from fscomm.torchrec.pooled_binding import PooledBinding
-from fscomm.torchrec.sequence_binding import SequenceBinding
-from fscomm.torchrec.servable import (
+from fscomm.tables.binding import Binding
+from fscomm.tables.torchrec.codecs import codecs
+from fscomm.tables.torchrec.pooled_binding import PooledBinding
+from fscomm.tables.torchrec.sequence_binding import SequenceBinding
+from fscomm.tables.torchrec.servable import (
     HOST,
     IN_PARTS,
     columns,

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fscomm.torchrec.gradient_tap import GradientTap
-from fscomm.torchrec.shadow_kernels import Shadow, own_forward, read_hyper
+from fscomm.tables.gradient_tap import GradientTap
+from fscomm.tables.shadow_kernels import Shadow, own_forward, read_hyper
 
 Update = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
 

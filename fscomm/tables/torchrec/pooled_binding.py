@@ -14,12 +14,12 @@ from torchrec.distributed.types import NoWait
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.plan.bags import BagRequest, request
-from fscomm.torchrec.binding import Binding
-from fscomm.torchrec.servable import HOST
+from fscomm.tables.torchrec.binding import TorchRecBinding
+from fscomm.tables.torchrec.servable import HOST
 
 
 @dataclass(slots=True, kw_only=True)
-class PooledBinding(Binding):
+class PooledBinding(TorchRecBinding):
     def prepare(self, features: KeyedJaggedTensor) -> tuple[list[Any], list[BagRequest]]:
         """The first is what the sums of row-wise tables are divided by: [B, D of the output], or None."""
         module = self.module

@@ -15,14 +15,14 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.torchrec import codecs
-from fscomm.torchrec.shadow_kernels import memory
+from fscomm.errors import INSTEAD
+from fscomm.tables.library import MOST_CALLS
+from fscomm.tables.shadow_kernels import memory
+from fscomm.tables.torchrec import codecs
 from fsranks.rank_context import RankContext
 
 TESTED: dict[Any, str] = {torchrec: "1.9", fbgemm_gpu: "1.8"}
-MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 HOST = torch.device("cpu")
-INSTEAD = "In the place of a train pipeline use TrainPipelineFreeScale"
 OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, lies on the ranks of one host
 IN_PARTS = ("row_wise", *OF_HOSTS)  # vectors of pooled tables are added up from parts that several ranks have
 SERVED_SHARDINGS = ("table_wise", "column_wise", *IN_PARTS)
@@ -174,16 +174,6 @@ def problems(found: Mapping[str, Any], context: RankContext, calls: int) -> dict
         else:
             said[name] = why
     return said
-
-
-def of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
-    """A module runs plainly on all ranks if one rank cannot serve it."""
-    merged: dict[str, str] = {}
-    for rank, of_rank in enumerate(problems):
-        for name, why in of_rank.items():
-            everywhere = all(other.get(name) == why for other in problems)
-            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
-    return merged
 
 
 def _elsewhere(module: Any, context: RankContext) -> str | None:

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 
 from fscomm.plan.bags import BagApply, BagLookup
 from fscomm.plan.ways import Apply, Lookup
-from fscomm.torchrec.shadow_kernels import GroupTables, TableUpdate
+from fscomm.tables.shadow_kernels import GroupTables, TableUpdate
 
 
 class PooledTables(GroupTables):
@@ -20,7 +19,7 @@ class PooledTables(GroupTables):
 
     def __init__(self, kernels: list[Any], **options: Any) -> None:
         super().__init__(kernels, **options)
-        self._means = [kernel.pooling_mode == PoolingMode.MEAN for kernel in kernels]
+        self._means = [kernel.pooling_mode.name == "MEAN" for kernel in kernels]
         self._columns = [sum(kernel.dims[table] for table in kernel.feature_table_map) for kernel in kernels]
 
     def _read(self, lookup: Lookup) -> torch.Tensor:

@@ -8,12 +8,12 @@ from torchrec.distributed.embedding import EmbeddingCollectionAwaitable
 from torchrec.distributed.types import NoWait
 
 from fscomm.plan.routes import Request, request
-from fscomm.torchrec.binding import Binding
-from fscomm.torchrec.servable import HOST
+from fscomm.tables.torchrec.binding import TorchRecBinding
+from fscomm.tables.torchrec.servable import HOST
 
 
 @dataclass(slots=True, kw_only=True)
-class SequenceBinding(Binding):
+class SequenceBinding(TorchRecBinding):
     def prepare(self, features: Any) -> tuple[list[Any], list[Request]]:
         """What `output` needs, and what is asked of the owners. No collective.
 

@@ -14,10 +14,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 
 from fscomm.plan.ways import Apply, Lookup
-from fscomm.torchrec.codecs import Codecs
+from fscomm.tables.codec import Codecs
 
 _STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
 
@@ -69,7 +68,7 @@ class Shadow:
     pooling: of the copy; None: that of the kernel.
     """
 
-    def __init__(self, kernel: Any, pooling: PoolingMode | None = None) -> None:
+    def __init__(self, kernel: Any, pooling: Any = None) -> None:
         self._kernel = kernel
         self._pooling = pooling
         self._copy = _copy(kernel, pooling)
@@ -78,7 +77,7 @@ class Shadow:
     @cached_property
     def adding(self) -> "Shadow":
         """The same tables; ids of a bag are added up, in place of their mean."""
-        return Shadow(self._kernel, PoolingMode.SUM)
+        return Shadow(self._kernel, type(self._kernel.pooling_mode).SUM)
 
     def lookup(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         with torch.no_grad():
@@ -194,7 +193,7 @@ class Tables(GroupTables):
             start = end
 
 
-def _copy(kernel: Any, pooling: PoolingMode | None) -> Any:
+def _copy(kernel: Any, pooling: Any) -> Any:
     copied = copy.copy(kernel)
     copied.__dict__.pop("forward", None)  # what stands in for the kernel's forward does not stand in for the copy's
     for name, value in vars(kernel).items():

@@ -1,0 +1,99 @@
+"""What fscomm asks of a module that it serves.
+
+Nothing is wrapped: a binding keeps its own copies of what a prefetch needs (input bucketizing), so the module itself,
+its parameter names and its process group stay as they are.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from fscomm.plan.sharding_group import GroupLayout
+from fscomm.tables.codec import Codecs
+from fscomm.tables.plain_kernels import AccessOrder, EmptyProxy, KernelProxy, LookupProxy
+from fscomm.tables.pooled_tables import PooledTables
+from fscomm.tables.shadow_kernels import GroupTables, Tables
+
+
+@dataclass(slots=True, kw_only=True)
+class Binding(ABC):
+    """A served module: its groups, and what stands in for its forward.
+
+    Attributes:
+        name: as the user sees it.
+        layouts: [G] of its sharding groups.
+        codecs: [G] how their rows and gradients travel.
+        kernels: [G][...] fused kernels on this rank, with the interface of fbgemm's.
+        plain: its own forward.
+    """
+
+    name: str
+    module: Any
+    layouts: list[GroupLayout]
+    codecs: list[Codecs]
+    kernels: list[list[Any]]
+    plain: Callable[..., Any]
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the tables of this rank lie."""
+
+    @property
+    @abstractmethod
+    def process_group(self) -> Any:
+        """Of the ranks that share the tables."""
+
+    @property
+    @abstractmethod
+    def optimizers(self) -> list[Any]:
+        """Whose state lies in the fused kernels."""
+
+    @abstractmethod
+    def divide_by(self, group: int) -> Sequence[int]:
+        """What the gradients of the group are divided by before they update rows, one number after the other."""
+
+    @abstractmethod
+    def proxy_targets(self, group: int) -> list[Any]:
+        """Whose forward reads the tables: the fused kernels, or what looks up nothing where this rank has none."""
+
+    @abstractmethod
+    def prepare(self, features: Any) -> tuple[list[Any], list[Any]]:
+        """What `output` needs, and [G] what is asked of the owners. No collective. In the ids worker."""
+
+    @abstractmethod
+    def output(self, parts: list[Any], rows: list[torch.Tensor]) -> Any:
+        """What the module's forward returns, from what `prepare` gave and the output rows of each group."""
+
+    @abstractmethod
+    def asked(self, features: Any) -> tuple[int, int]:
+        """How many ids a forward looks up, and the bytes of the embeddings that it gives for them."""
+
+    @abstractmethod
+    def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
+        """Call `then` whenever backward comes to one of the tensors of `output`, which the module's forward gave."""
+
+    @abstractmethod
+    def around_wait(self, output: Any, guard: Callable[[], AbstractContextManager[None]]) -> None:
+        """Let a `guard()` be around the wait for what the module's forward gave, if it is to be waited for."""
+
+    def tables(self, group: int) -> GroupTables:
+        layout = self.layouts[group]
+        kind: type[GroupTables] = Tables if layout.pooling is None else PooledTables
+        return kind(
+            self.kernels[group],
+            dim=layout.dim,
+            codecs=self.codecs[group],
+            divide_by=self.divide_by(group),
+            where=self.device,
+        )
+
+    def proxies(self, group: int) -> list[Callable[[AccessOrder], LookupProxy]]:
+        """What makes the proxies of the group's kernels."""
+        kind = KernelProxy if self.kernels[group] else EmptyProxy
+        return [partial(kind, target, where=self.device) for target in self.proxy_targets(group)]
