@@ -18,7 +18,8 @@ from worlds import World, shared_world
 import fscomm
 from fscomm import comm
 from fscomm.exchange import connections
-from fscomm.tables.torchrec import bind, binding
+from fscomm.tables.binding import Binding
+from fscomm.tables.torchrec import library
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
 LIMIT_S = 6.0
@@ -26,9 +27,9 @@ SLACK_S = 5.0
 ODD = 1
 
 PLACES = {  # where it fails, and in which call
-    "tables": (bind, "bind", 1),
+    "tables": (library, "bind", 1),
     "workers": (connections, "Worker", 2),
-    "proxies": (binding.Binding, "proxies", 2),
+    "proxies": (Binding, "proxies", 2),
     "flush points": (comm, "install", 2),
 }
 TOGETHER = {  # while the others wait for it where no word reaches them; a job cannot go on after that

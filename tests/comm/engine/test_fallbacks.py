@@ -119,6 +119,7 @@ GLOBAL_DECAY = {
     "global_weight_decay": GlobalWeightDecayDefinition(start_iter=0, lower_bound=0.1),
 }
 PARTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum"),)}
+ON_HOSTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum", sharding="host"),)}
 ASKED: list[tuple[str, int, Config, str]] = [
     ("dense_kernel", 2, CONFIG, "kernel dense"),
     ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
@@ -126,7 +127,8 @@ ASKED: list[tuple[str, int, Config, str]] = [
     ("two_dimensional", 2, CONFIG, "2D"),
     ("in_groups", 2, CONFIG.but(quantised=("int8", "fp32")), "groups of 32 numbers, which do not cut 8 columns"),
     ("in_four_bits", 2, CONFIG.but(quantised=("mx4", "fp32")), "never measured here (MX4)"),
-    ("in_parts", 2, CONFIG.but(modules=PARTS, quantised=("fp16", "fp16")), "added up while they are quantised"),
+    ("in_parts", 2, CONFIG.but(modules=PARTS, quantised=("int8", "int8")), "added up as INT8"),
+    ("on_hosts", 2, CONFIG.but(modules=ON_HOSTS, quantised=("fp16", "fp16")), "quantised twice"),
     ("half_given", 2, CONFIG.but(quantised=("fp16", "fp16"), half_output=True), "communication of torch.float16 rows"),
     ("ensemble", 2, CONFIG, "ENSEMBLE_ROWWISE_ADAGRAD"),
     ("half_state", 2, CONFIG, "rounded at random"),

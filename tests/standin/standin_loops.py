@@ -1,0 +1,243 @@
+"""Training loops over stand-in tables, with and without fscomm: whatever they leave must be the same to the bit."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from standin_rows import HOST, Ids, ShardedRows, enabled
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fscomm.report.served import together
+
+STEPS, DIM, RATE = 9, 8, 0.05
+OPTIMIZERS = ("sgd", "row-wise adagrad")
+MODULES: dict[str, dict[str, tuple[int, list[str]]]] = {
+    "a": {"r": (40, ["r0", "r1"]), "q": (33, ["q0"])},
+    "b": {"s": (25, ["s0"])},
+}
+
+
+@dataclass
+class Batch:
+    a: Ids
+    b: Ids
+    target: torch.Tensor
+
+    def to(self, where: torch.device, non_blocking: bool = False) -> "Batch":
+        return Batch(self.a.to(where), self.b.to(where), self.target.to(where))
+
+
+class Model(nn.Module):
+    def __init__(self, optimizer: str, where: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.tables = nn.ModuleDict(
+            {name: ShardedRows(tables, DIM, optimizer, RATE, where) for name, tables in MODULES.items()}
+        )
+        self.dense = nn.Linear(DIM, 1).to(where)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return sum(self.look_up(name, batch) for name in MODULES)  # type: ignore[return-value]
+
+    def look_up(self, name: str, batch: Batch) -> torch.Tensor:
+        rows = self.tables[name](getattr(batch, name))
+        place = torch.arange(len(rows), device=rows.device)
+        return self.dense(torch.tanh(rows * (1 + 0.1 * torch.sin(place + 1.0))[:, None])).sum() / 30
+
+
+class Plainly:
+    """In the place of `Comm`."""
+
+    def lookahead(self, loader: Any, device: torch.device | None = None) -> Iterator[Batch]:
+        return (batch if device is None else batch.to(device) for batch in loader)
+
+    def flush(self) -> None:
+        pass
+
+
+@dataclass
+class Run:
+    """mode: "plain", or the transport."""
+
+    mode: str
+    model: Model
+    where: torch.device
+    log: dict[str, torch.Tensor] = field(default_factory=dict)
+    served: float = 0.0
+    optimizer: Any = None
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.SGD(self.model.dense.parameters(), lr=RATE)
+
+    @contextlib.contextmanager
+    def enable(self) -> Iterator[Any]:
+        if self.mode == "plain":
+            yield Plainly()
+            return
+        with enabled(self.model, transport=self.mode) as comm:
+            yield comm
+        self.served = together(comm.report().forwards.values()).ids_share
+
+    def loader(self, start: int = 0, stop: int = STEPS) -> list[Batch]:
+        rank = dist.get_rank()
+        return [batch(rank, step, self.where) for step in range(start, stop)]
+
+    def loss(self, step: int, given: Batch) -> torch.Tensor:
+        for tables in self.model.tables.values():
+            tables.kernel.learning_rate_tensor.fill_(RATE * (1 + step * 7 % 5 / 4))
+        loss = (self.model(given) - given.target) ** 2
+        self.log[f"loss {len(self.log)}"] = loss.detach().to(HOST)
+        return loss
+
+    def train(self, step: int, given: Batch) -> None:
+        self.optimizer.zero_grad()
+        self.loss(step, given).backward()
+        self.optimizer.step()
+
+    def note_state(self) -> None:
+        for name, tables in self.model.tables.items():
+            for part in ("weights_dev", "momentum1_dev", "iter"):
+                self.log[f"{len(self.log)} {name} {part}"] = getattr(tables.kernel, part).detach().to(HOST).clone()
+
+
+def batch(rank: int, step: int, where: torch.device) -> Batch:
+    draw = torch.Generator().manual_seed(step * 64 + rank)
+    parts = []
+    samples = int(torch.randint(1, 5, (1,), generator=draw))
+    for tables in MODULES.values():
+        names = [name for _, features in tables.values() for name in features]
+        rows = [rows for rows, features in tables.values() for _ in features]
+        sizes = torch.randint(0, 5, (len(names), samples), generator=draw)
+        ids = [
+            torch.randint(0, most, (int(size.sum()),), generator=draw) for most, size in zip(rows, sizes, strict=True)
+        ]
+        parts.append(Ids(names, torch.cat(ids), sizes.flatten(), samples))
+    return Batch(*parts, torch.rand((), generator=draw)).to(where)
+
+
+def base(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            run.train(step, given)
+
+
+def without_backward(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            loss = run.loss(step, given)
+            if step % 3 != 1:
+                loss.backward()
+
+
+def without_forward(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            if step not in (2, 5, 6):
+                run.train(step, given)
+
+
+def two_backwards(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            loss = run.loss(step, given)
+            loss.backward(retain_graph=True)
+            (loss * 0.5).backward()
+
+
+def two_forwards_one_backward(run: Run) -> None:
+    with run.enable() as comm:
+        held = []
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            held.append(run.loss(step, given))
+            if step % 2:
+                sum(held).backward()  # type: ignore[union-attr]
+                held.clear()
+
+
+def early_stop_and_again(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            if step == 4:
+                break
+            run.train(step, given)
+        for step, given in enumerate(comm.lookahead(run.loader(3)), 3):
+            run.train(step, given)
+
+
+def evaluation(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            run.train(step, given)
+            with torch.no_grad():
+                run.loss(step, run.loader(20 + step, 21 + step)[0])
+
+
+def state_in_mid_run(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            run.train(step, given)
+            if step in (3, 6):
+                comm.flush()
+                run.note_state()
+
+
+def other_batch(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            run.train(step, run.loader(30 + step, 31 + step)[0] if step in (4, 5) else given)
+
+
+def recomputed(run: Run) -> None:
+    """Behind the update that the same backward pass has brought."""
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader())):
+            anchor = torch.ones((), requires_grad=True, device=run.where)
+            beside = checkpoint(lambda scale, it=given: run.model.look_up("a", it) * scale, anchor, use_reentrant=True)
+            (run.loss(step, given) + beside**2).backward()
+
+
+def backward_after_the_block(run: Run) -> None:
+    with run.enable() as comm:
+        for step, given in enumerate(comm.lookahead(run.loader(0, 5))):
+            loss = run.loss(step, given)
+            if step < 4:
+                loss.backward()
+    loss.backward()
+
+
+LOOPS: dict[str, Callable[[Run], None]] = {
+    each.__name__: each
+    for each in (
+        base,
+        without_backward,
+        without_forward,
+        two_backwards,
+        two_forwards_one_backward,
+        early_stop_and_again,
+        evaluation,
+        state_in_mid_run,
+        other_batch,
+        recomputed,
+        backward_after_the_block,
+    )
+}
+
+
+def trained(loop: str, optimizer: str, mode: str, where: torch.device) -> Run:
+    run = Run(mode, Model(optimizer, where), where)
+    LOOPS[loop](run)
+    run.note_state()
+    run.log |= {f"dense {name}": each.detach().to(HOST) for name, each in run.model.dense.named_parameters()}
+    return run
+
+
+def compare(rank: int, size: int, loop: str, optimizer: str, transport: str, device: str) -> tuple[list[str], float]:
+    """What differs on this rank from the plain loop, and the share of forwards served."""
+    where = torch.device(device)
+    plain, served = (trained(loop, optimizer, mode, where) for mode in ("plain", transport))
+    assert plain.log.keys() == served.log.keys()
+    return [name for name, value in plain.log.items() if not torch.equal(value, served.log[name])], served.served
