@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 from common.ranks import run_ranks
-from common.table import emit
+from common.table import add_results_option, emit
 
 from fscomm.device import Cuda
 from fscomm.transports.choice.capabilities import read
@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mib", type=int, default=64, help="what every rank sends at a time")
     parser.add_argument("--transfers", type=int, default=20, help="how often in one turn")
+    add_results_option(parser)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("contention.py times compute on a GPU, and there is none here: nothing measured, nothing written")
@@ -256,6 +257,7 @@ def main() -> None:
             "The paper: about 10 % under NCCL, growing with sequence length.",
         ],
         extra={"hardware": asdict(hardware), "cuda": torch.version.cuda, "turns": [asdict(turn) for turn in turns]},
+        results=arguments.results,
     )
 
 

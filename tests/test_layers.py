@@ -236,6 +236,12 @@ def test_gpu_tests_are_collected_on_a_machine_that_has_only_torch_and_pytest():
     assert [path for path in paths if f"{path.relative_to(ROOT)}::" not in shown] == [], shown
 
 
+def test_what_make_gpu_runs_imports_on_a_machine_that_has_only_torch_and_numba():
+    names = "contention, gpu, gpu_probe, kernels, gpu_environment, pytest_outcomes"
+    code = f"sys.path += ['benchmarks', 'benchmarks/parts']\nimport {names}"
+    assert run_without(NOT_ON_A_BARE_GPU_MACHINE, code) == ""
+
+
 @pytest.mark.parametrize("package", ["fsdata", "fscomm"])
 def test_names_of_a_package_are_there_on_first_use(package):
     module = importlib.import_module(package)
