@@ -120,6 +120,10 @@ def probe_stalls(checks: Checks) -> None:
         with torch.cuda.stream(entered[name]):
             device[name].add_(1)
 
+    for name in queues:  # what the driver loads and makes at first use is there
+        copy(name)
+        kernel(name)
+    torch.cuda.synchronize()
     word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
     stalls(checks, streams, queues, {"copies from the host": copy, "kernels": kernel}, word)
 

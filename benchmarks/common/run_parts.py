@@ -131,10 +131,18 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         name, checks = outcome.part.name, outcome.checks
         lines += [f"{name}: {each.name}: {each.told}" for each in checks if each.status == PASSED and each.told]
+        lines += [
+            f"{name}: {note}" for each in outcome.ended for found in each.found.values() for note in _notes(found)
+        ]
         skipped = Counter(check.told for check in checks if check.status == SKIPPED)
         lines += [f"{name}: {count} skipped: {why}" for why, count in skipped.items()]
         lines += [f"{name} FAILED: {text}" for text in outcome.failures]
     return "\n".join(lines)
+
+
+def _notes(found: Mapping[str, Any]) -> list[str]:
+    """What a benchmark says below its table."""
+    return [str(note) for note in found.get("notes", [])]
 
 
 def _ended(step: Step) -> Ended:
@@ -201,7 +209,12 @@ def _documents(scratch: Path) -> tuple[dict[str, Any], list[Check], list[str]]:
     for path in sorted(scratch.glob("*.json")):
         try:
             document = json.loads(path.read_text())
-            checks += [Check(**check) for check in document.get("checks", [])]
+            of_it = [Check(**check) for check in document.get("checks", [])]
+            if not all(isinstance(value, str) for check in of_it for value in asdict(check).values()):
+                raise TypeError("name, status and told of a check must be texts")
+            if not all(isinstance(document.get(name, []), list) for name in ("rows", "notes")):
+                raise TypeError("rows and notes must be lists")
+            checks += of_it
             found[path.stem] = document
         except (ValueError, TypeError, AttributeError) as error:
             broken.append(f"{path.name} is no result: {error}")

@@ -53,7 +53,8 @@ def main() -> None:
     checks.put("a CUDA device", "passed", _device_text(gpu()))
     for name, consequence in LACKING.items():
         _package(checks, name, consequence)
-    _transports(checks)
+    with checks.of("what transports lack"):
+        _transports(checks)
 
 
 def _device_text(found: dict[str, object]) -> str:
@@ -64,7 +65,7 @@ def _device_text(found: dict[str, object]) -> str:
 def _package(checks: Checks, name: str, consequence: str) -> None:
     try:
         importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of it does not fit to this machine
         checks.put(name, "skipped", f"no {name}: {consequence} ({error})")
     else:
         checks.put(name, "passed")

@@ -43,7 +43,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-PASSES = part("passes", f"write('a.json', checks=[{CHECK.format('one', 'passed', 'seen')}], rows=[1, 2])")
+PASSES = part(
+    "passes", f"write('a.json', checks=[{CHECK.format('one', 'passed', 'seen')}], rows=[1, 2], notes=['twice'])"
+)
 FAILS = part(
     "fails",
     "print('what it said'); sys.exit(3)",
@@ -61,6 +63,8 @@ NONSENSE = part(
     "open(sys.argv[1] + '/e.json', 'w').write('{\"checks\": [')",
     "write('f.json', checks=[dict(title='no name')])",
     "open(sys.argv[1] + '/g.json', 'w').write('[1]')",
+    "write('h.json', rows=5)",
+    "write('i.json', checks=[dict(name='five', status='passed', told=[])])",
     "pass",
 )
 
@@ -84,12 +88,12 @@ def test_all_parts_run_and_what_failed_is_told(tmp_path, capsys):
     assert hung.endswith("it was ended after its limit of 5 s; it was at four")
     problems = [step["problem"] for step in documents["nonsense"]["steps"]]
     assert [problem.split(":")[0] for problem in problems] == [
-        *(f"{name}.json is no result" for name in "efg"),
+        *(f"{name}.json is no result" for name in "efghi"),
         "it ended well, but wrote no result",
     ]
     assert not alive(documents["hangs"]["steps"][0]["found"]["d"]["pid"])
     shown = capsys.readouterr().out
-    for line in ("passes: one: seen", "fails: 1 skipped: no luck", "fails FAILED: two: broken"):
+    for line in ("passes: one: seen", "passes: twice", "fails: 1 skipped: no luck", "fails FAILED: two: broken"):
         assert line in shown.splitlines()
 
 
