@@ -184,7 +184,8 @@ def test_parts_are_chosen_by_name_and_the_environment_comes_first():
 
 @pytest.mark.parametrize("each", gpu.PARTS, ids=lambda each: each.name)
 def test_each_part_fits_into_ten_minutes_and_runs_what_is_there(each):
-    assert sum(step.limit_s for step in each.steps) <= 600
+    steps = [step for part in gpu.chosen([each.name]) for step in part.steps]
+    assert sum(step.limit_s + 2 * run_parts._PATIENCE_S for step in steps) <= 600
     for step in each.steps:
         paths = [word.removeprefix("--ignore=") for word in step.command if "/" in word and word != sys.executable]
         assert paths
