@@ -1,13 +1,16 @@
 # `make demo` and `make test` work on a fresh machine: each builds .venv on first use.
 #   FREESCALE_CUDA=1   install the CUDA builds of torch and fbgemm instead of the CPU ones
 #   DATA=<folder>      run the demo on your own Parquet files
+# `make gpu` measures and tests all that needs a CUDA device, and writes benchmarks/results/gpu/*.json. It runs with what
+# is installed (.venv if there is one, else python3 with its own torch), and ends at once where there is no GPU.
+#   PARTS="kernels probes"   only these parts: environment, kernels, transports, probes, contention, exactness
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all check docs format clean
+.PHONY: demo test test-all gpu check docs format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -35,6 +38,10 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/pytest -n 3 --dist worksteal
+
+# Machines with a GPU may have no network, so nothing is installed unless FREESCALE_CUDA=1 asks for it.
+gpu: $(if $(FREESCALE_CUDA),$(READY))
+	$(if $(FREESCALE_CUDA)$(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py $(PARTS)
 
 check: $(READY)
 	$(BIN)/ruff check .

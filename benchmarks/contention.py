@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 from common.ranks import run_ranks
-from common.table import emit
+from common.table import add_results_option, emit
 
 from fscomm.device import Cuda
 from fscomm.transports.choice.capabilities import read
+from fscomm.transports.choice.requirements import problem
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import resolve
@@ -226,13 +227,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mib", type=int, default=64, help="what every rank sends at a time")
     parser.add_argument("--transfers", type=int, default=20, help="how often in one turn")
+    add_results_option(parser)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("contention.py times compute on a GPU, and there is none here: nothing measured, nothing written")
         sys.exit(2)
     own = torch.cuda.device_count() >= RANKS
+    hardware = read(torch.device("cuda", 0))
+    lacking = {way: text for way in SHARED if (text := problem(way, [hardware] * RANKS))}
     settings = Settings(
-        ways=(KERNEL, *(ALL if own else SHARED)),
+        ways=(KERNEL, *(way for way in (ALL if own else SHARED) if way not in lacking)),
         rounds=arguments.rounds,
         nbytes=arguments.mib << 20,
         transfers=arguments.transfers,
@@ -243,7 +247,6 @@ def main() -> None:
         for tokens in TOKENS
         for way in settings.ways
     ]
-    hardware = read(torch.device("cuda", 0))
     emit(
         "contention",
         f"Matrix products [tokens, {HIDDEN}] x [{HIDDEN}, {INNER}] in bfloat16 beside transfers of {arguments.mib} MiB",
@@ -253,9 +256,12 @@ def main() -> None:
             f"{hardware.gpu}, {'a GPU per rank' if own else 'one GPU for both ranks, of which only rank 0 computes'}. "
             f"Medians of {settings.rounds} rounds; least and most: of the rounds.",
             f"The kernel has {CHANNELS} blocks and copies within the device, so it moves more bytes than a link would.",
+            *(f"Not measured, {way}: {text}." for way, text in lacking.items()),
+            *(f"Beside {line[1]}, {line[0]} tokens: {line[4]:.1f} % slower." for line in rows if line[0] == TOKENS[-1]),
             "The paper: about 10 % under NCCL, growing with sequence length.",
         ],
         extra={"hardware": asdict(hardware), "cuda": torch.version.cuda, "turns": [asdict(turn) for turn in turns]},
+        results=arguments.results,
     )
 
 

@@ -35,3 +35,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(comm, name)
     raise AttributeError(f"module 'fscomm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,17 +5,22 @@ comes when; `decode` reads rows; `balance` moves them between ranks (`embedding_
 `steps` make a `batch` of them, which the `loader` hands out. `kernels` copy; `errors` are the errors of all of it.
 """
 
-from fsdata.balance.cost import CostModel, Polynomial, Power, fit
-from fsdata.balance.options import Balance
-from fsdata.balance.packing import Plan, pack
-from fsdata.balance.rebalance.rebalance import rebalance
-from fsdata.batch.batch import Batch, StepStats
-from fsdata.batch.jagged import Jagged
-from fsdata.batch.loss import global_mean
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError, MismatchError, PeerError, SchemaError, StateError
-from fsdata.loader import FreeScaleDataLoader
-from fsdata.schema import Schema, Sequence
-from fsdata.sources import Join, ParquetSource, sources_from_toml
+
+if TYPE_CHECKING:
+    from fsdata.balance.cost import CostModel, Polynomial, Power, fit
+    from fsdata.balance.options import Balance
+    from fsdata.balance.packing import Plan, pack
+    from fsdata.balance.rebalance.rebalance import rebalance
+    from fsdata.batch.batch import Batch, StepStats
+    from fsdata.batch.jagged import Jagged
+    from fsdata.batch.loss import global_mean
+    from fsdata.loader import FreeScaleDataLoader
+    from fsdata.schema import Schema, Sequence
+    from fsdata.sources import Join, ParquetSource, sources_from_toml
 
 __version__ = "0.1.0"
 
@@ -46,3 +51,35 @@ __all__ = [
     "rebalance",
     "sources_from_toml",
 ]
+
+_WHERE = {
+    "Balance": "fsdata.balance.options",
+    "Batch": "fsdata.batch.batch",
+    "CostModel": "fsdata.balance.cost",
+    "FreeScaleDataLoader": "fsdata.loader",
+    "Jagged": "fsdata.batch.jagged",
+    "Join": "fsdata.sources",
+    "ParquetSource": "fsdata.sources",
+    "Plan": "fsdata.balance.packing",
+    "Polynomial": "fsdata.balance.cost",
+    "Power": "fsdata.balance.cost",
+    "Schema": "fsdata.schema",
+    "Sequence": "fsdata.schema",
+    "StepStats": "fsdata.batch.batch",
+    "fit": "fsdata.balance.cost",
+    "global_mean": "fsdata.batch.loss",
+    "pack": "fsdata.balance.packing",
+    "rebalance": "fsdata.balance.rebalance.rebalance",
+    "sources_from_toml": "fsdata.sources",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """pyarrow, polars and torchdata are imported on first use of a name that needs them."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'fsdata' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -194,10 +196,63 @@ def test_planning_and_kernels_start_no_threads_and_send_nothing():
 
 
 @pytest.mark.parametrize("package", ["fsdata", "fscomm"])
-def test_importing_needs_neither_torchrec_nor_triton_nor_cuda(package):
-    code = f"import sys, {package}; print({{'torchrec', 'triton', 'fbgemm_gpu', 'pandas'}} & set(sys.modules))"
+def test_importing_needs_none_of_the_large_packages(package):
+    heavy = {"torchrec", "triton", "fbgemm_gpu", "pandas", "pyarrow", "polars", "torchdata"}
+    code = f"import sys, {package}; print({heavy} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+NOT_ON_A_BARE_GPU_MACHINE = (
+    *("torchrec", "fbgemm_gpu", "torchdata", "pyarrow", "polars", "rich", "hypothesis", "psutil", "typer"),
+    *("matplotlib", "plotly", "ray", "pandas", "cuda", "nccl"),
+)
+
+
+def run_without(modules: tuple[str, ...], code: str, **environment: str) -> str:
+    """What Python prints where these modules are not installed."""
+    missing = f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
+    command = [sys.executable, "-c", missing + code]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_transports_and_kernels_import_on_a_machine_that_has_only_torch_and_numba():
+    kernels = {name for name in MODULES if name.startswith("fsdata.kernels")} - {"fsdata.kernels.ranges_triton"}
+    transports = {name for name in MODULES if name.startswith("fscomm.transports")}
+    wanted = kernels | transports - {"fscomm.transports.choice.spin"} | {"fsdata", "fscomm", "fscomm.device"}
+    code = f"import importlib\nfor name in {sorted(wanted)}: print(importlib.import_module(name).__name__)"
+    assert run_without((*NOT_ON_A_BARE_GPU_MACHINE, "triton"), code).split() == sorted(wanted)
+
+
+def test_gpu_tests_are_collected_on_a_machine_that_has_only_torch_and_pytest():
+    """As `make gpu` calls pytest, without its plugins."""
+    paths = [path for path in (ROOT / "tests/gpu").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()]
+    arguments = ["--collect-only", "-m", "gpu", "-o", "filterwarnings=default", "tests/gpu"]
+    code = f"import pytest; sys.exit(pytest.main({arguments}))"
+    shown = run_without(NOT_ON_A_BARE_GPU_MACHINE, code, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert len(paths) >= 4
+    assert [path for path in paths if f"{path.relative_to(ROOT)}::" not in shown] == [], shown
+
+
+def test_what_make_gpu_runs_imports_on_a_machine_that_has_only_torch_and_numba():
+    names = "contention, gpu, gpu_probe, kernels, gpu_environment, pytest_outcomes"
+    code = f"sys.path += ['benchmarks', 'benchmarks/parts']\nimport {names}"
+    assert run_without(NOT_ON_A_BARE_GPU_MACHINE, code) == ""
+
+
+@pytest.mark.parametrize("package", ["fsdata", "fscomm"])
+def test_names_of_a_package_are_there_on_first_use(package):
+    module = importlib.import_module(package)
+    statements = ast.parse((PACKAGES[package] / "__init__.py").read_text()).body
+    statements += [inner for statement in statements if isinstance(statement, ast.If) for inner in statement.body]
+    imported = {alias.name for each in statements if isinstance(each, ast.ImportFrom) for alias in each.names}
+    assert imported - {"TYPE_CHECKING", "Any"} == set(module.__all__)  # what type checkers see
+    assert set(module.__all__) <= set(dir(module))
+    assert [name for name in module.__all__ if getattr(module, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match=f"^module '{package}' has no attribute 'Tansport'$"):
+        _ = module.Tansport
 
 
 def test_every_package_is_packaged():

@@ -30,9 +30,9 @@ _PRELOADED = [
     "torch",
     "torch.distributed",
     "torchrec",
-    "fsdata.steps.assemble",
-    "fsdata.balance.options",
-    "fsdata.balance.exchange",
+    "fsdata.loader",
+    "fsdata.balance.rebalance.rebalance",
+    "fsdata.sources",
 ]
 
 

@@ -4,8 +4,8 @@ Every benchmark ends in one call of `emit`: the reader sees a table, `results/<n
 date, the machine and the versions they were measured with.
 """
 
+import argparse
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from common.environment import gpu, packages
 
 RESULTS = Path(__file__).parents[1] / "results"
-_VERSIONS = ("torch", "torchrec", "torchdata", "numba", "numpy", "pyarrow", "polars", "datasets")
+
+
+def add_results_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where the JSON goes")
 
 
 def emit(
@@ -27,8 +29,10 @@ def emit(
     rows: Sequence[Sequence[Any]],
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
+    *,
+    results: Path = RESULTS,
 ) -> Path:
-    """Print one table and write `benchmarks/results/<name>.json`; returns the path of the JSON.
+    """Print one table and write `<name>.json` into the folder `results`; returns the path of the JSON.
 
     Floats are shown with four significant digits and stored whole; None is shown as a dash. `extra` is stored as it is
     (raw runs, settings). ValueError if a row has not one value per column.
@@ -36,32 +40,39 @@ def emit(
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"{name}: a row of {len(row)} values for {len(columns)} columns: {row}")
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        numeric = all(isinstance(row[i], int | float | None) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(value) for value in row))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
+    print(text_table(title, columns, rows))
     for note in notes:
-        console.print(note, markup=False, highlight=False)
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+        print(note)
+    path = results / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "name": name,
         "title": title,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "versions": _versions(),
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version(), **gpu()},
+        "versions": packages(),
         "rows": [dict(zip(columns, row, strict=True)) for row in rows],
         "notes": list(notes),
         "extra": dict(extra or {}),
     }
     path.write_text(json.dumps(document, indent=1, default=_plain) + "\n")
     return path
+
+
+def text_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns of numbers are aligned on the right."""
+    right = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(columns))]
+    lines = [list(columns), *([_text(value) for value in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    lines.insert(1, ["-" * width for width in widths])
+    aligned = [
+        "  ".join(
+            cell.rjust(width) if at_right else cell.ljust(width)
+            for cell, width, at_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([title, *aligned])
 
 
 def _text(value: Any) -> str:
@@ -79,16 +90,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"cannot write {type(value).__name__} to JSON: {value!r}")
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _VERSIONS:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _cpu() -> str:

@@ -133,7 +133,7 @@ def test_sources_and_schema(here):
 
 def test_balancing(training, capsys):
     default, fitted, rebalanced, behind_embeddings, parts = python("docs/balancing.md")
-    scope = {**vars(fsdata), "fsdata": fsdata}
+    scope = {name: getattr(fsdata, name) for name in fsdata.__all__} | {"fsdata": fsdata}
     assert repr(eval(default, scope)) == repr(fsdata.Balance())
     exec(fitted, scope)
     assert "Polynomial(linear=" in capsys.readouterr().out

@@ -111,15 +111,6 @@ def test_triton_interpreted():
     assert done.stdout.split()[-1] == str(len(CASES) * len(DTYPES))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_triton_on_a_gpu(name, dtype):
-    check(CASES[name], (3,), dtype, device="cuda")
-    check_backward(CASES[name], device="cuda")
-
-
 def test_values_are_distinct():
     """Else a wrong copy could go unseen."""
     for dtype in DTYPES:

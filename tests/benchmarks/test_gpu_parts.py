@@ -1,0 +1,210 @@
+"""`make gpu` with stand-in parts: if one fails, hangs or writes nonsense, the others run all the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
+
+import gpu  # noqa: E402
+from common import run_parts  # noqa: E402
+from common.run_parts import RESULTS, Part, Step, run, summary  # noqa: E402
+from common.table import text_table  # noqa: E402
+
+WRITES = (
+    "import json, os, signal, subprocess, sys, time; "
+    "write = lambda name, **found: open(f'{sys.argv[1]}/{name}', 'w').write(json.dumps(found)); "
+)
+CHECK = "dict(name='{}', status='{}', told='{}')"
+
+
+def part(name: str, *codes: str, limit_s: float = 20) -> Part:
+    steps = [Step(command=(sys.executable, "-c", WRITES + code, RESULTS), limit_s=limit_s) for code in codes]
+    return Part(name=name, asked=f"what {name} does", steps=tuple(steps))
+
+
+def environment(**found: object) -> Part:
+    return part("environment", f"write('environment.json', **{found!r})")
+
+
+def alive(pid: int) -> bool:
+    """Not a zombie either: nobody may reap the children of a process that was killed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+PASSES = part(
+    "passes", f"write('a.json', checks=[{CHECK.format('one', 'passed', 'seen')}], rows=[1, 2], notes=['twice'])"
+)
+FAILS = part(
+    "fails",
+    "print('what it said'); sys.exit(3)",
+    f"write('b.json', checks=[{CHECK.format('two', 'failed', 'broken')}]); sys.exit(1)",
+    f"write('c.json', checks=[{CHECK.format('three', 'skipped', 'no luck')}])",
+)
+HANGS = part(
+    "hangs",
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    f"write('d.json', pid=child.pid, checks=[{CHECK.format('four', 'running', '')}]); time.sleep(60)",
+    limit_s=5,
+)
+NONSENSE = part(
+    "nonsense",
+    "open(sys.argv[1] + '/e.json', 'w').write('{\"checks\": [')",
+    "write('f.json', checks=[dict(title='no name')])",
+    "open(sys.argv[1] + '/g.json', 'w').write('[1]')",
+    "write('h.json', rows=5)",
+    "write('i.json', checks=[dict(name='five', status='passed', told=[])])",
+    "pass",
+)
+
+
+def test_all_parts_run_and_what_failed_is_told(tmp_path, capsys):
+    parts = [environment(measured_with={"torch": "9"}), FAILS, HANGS, NONSENSE, PASSES]
+    assert gpu.run_all(parts, tmp_path) == 1
+    documents = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert documents.keys() == {each.name for each in parts}
+    for name, document in documents.items():
+        assert document["measured_with"] == {"torch": "9"}
+        assert document["date"].startswith("20")
+        assert document["asked"] == f"what {name} does"
+    assert documents["passes"]["failures"] == []
+    assert documents["passes"]["reached"] == "1 passed, a: 2 rows"
+    first, second = documents["fails"]["failures"]
+    assert first.endswith("it ended with 3")
+    assert second == "two: broken"  # that this step ended with 1 says nothing more
+    assert "what it said" in documents["fails"]["steps"][0]["output"]
+    (hung,) = documents["hangs"]["failures"]
+    assert hung.endswith("it was ended after its limit of 5 s; it was at four")
+    problems = [step["problem"] for step in documents["nonsense"]["steps"]]
+    assert [problem.split(":")[0] for problem in problems] == [
+        *(f"{name}.json is no result" for name in "efghi"),
+        "it ended well, but wrote no result",
+    ]
+    assert not alive(documents["hangs"]["steps"][0]["found"]["d"]["pid"])
+    shown = capsys.readouterr().out
+    for line in ("passes: one: seen", "passes: twice", "fails: 1 skipped: no luck", "fails FAILED: two: broken"):
+        assert line in shown.splitlines()
+
+
+def test_a_run_in_which_nothing_failed_ends_well(tmp_path):
+    assert gpu.run_all([environment(measured_with={}), PASSES], tmp_path) == 0
+
+
+def test_without_a_gpu_one_line_is_printed_and_nothing_is_written(tmp_path, capsys):
+    folder = tmp_path / "results"
+    assert gpu.run_all([environment(without_gpu="the torch here has no CUDA"), FAILS], folder) == 0
+    assert capsys.readouterr().out.endswith("the torch here has no CUDA\n")
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
+def test_the_command_ends_well_here(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "kernels", "--results", str(tmp_path / "results")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    assert "no GPU to measure on" in done.stdout
+    assert not (tmp_path / "results").exists()
+
+
+def test_processes_that_do_not_end_when_asked_are_killed(monkeypatch):
+    monkeypatch.setattr(run_parts, "_PATIENCE_S", 0.3)
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); write('a.json', pid=os.getpid()); time.sleep(60)"
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        start = time.monotonic()
+        (ended,) = run(part("deaf", deaf, limit_s=4)).ended
+        assert time.monotonic() - start < 30
+        assert not alive(ended.found["a"]["pid"])
+        assert alive(bystander.pid)
+    finally:
+        bystander.send_signal(signal.SIGKILL)
+        bystander.wait()
+
+
+def test_what_a_step_leaves_running_ends_with_it():
+    leaves = "write('a.json', pid=subprocess.Popen(['sleep', '60']).pid)"
+    (ended,) = run(part("leaves", leaves)).ended
+    assert ended.problem == ""
+    assert not alive(ended.found["a"]["pid"])
+
+
+def test_a_program_that_does_not_exist_is_told():
+    (failure,) = run(Part(name="none", asked="", steps=(Step(command=("/no/program",), limit_s=1),))).failures
+    assert "it could not be started" in failure
+
+
+def test_variables_of_a_step_are_set():
+    step = Step(command=("sh", "-c", 'echo "{\\"rows\\": [$NUMBER]}" > $0/a.json', RESULTS), limit_s=9)
+    with_number = Step(command=step.command, limit_s=9, environment={"NUMBER": "8"})
+    (ended,) = run(Part(name="variables", asked="", steps=(with_number,))).ended
+    assert ended.found == {"a": {"rows": [8]}}
+    assert ended.step.startswith("NUMBER=8 sh")
+
+
+def test_tests_are_told_one_by_one_and_the_one_that_hangs_by_name(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import pytest, time\n"
+        "def test_good(): pass\n"
+        "@pytest.mark.skipif(True, reason='not today')\ndef test_skipped(): pass\n"
+        "def test_bad(): assert 1 == 2, 'so it is'\n"
+        "@pytest.fixture\ndef broken(): yield; raise OSError('late')\n"
+        "def test_broken_at_its_end(broken): pass\n"
+        "def test_hangs(): time.sleep(60)\n"
+    )
+    command = (sys.executable, "-m", "pytest", "-p", "pytest_outcomes", "--outcomes", RESULTS, str(tmp_path))
+    paths = {"PYTHONPATH": str(ROOT / "benchmarks/parts"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    step = Step(command=(*command, f"--rootdir={tmp_path}"), limit_s=12, environment=paths)
+    outcome = run(Part(name="tests", asked="", steps=(step,)))
+    assert outcome.reached == "1 passed, 2 failed, 1 skipped, 1 running"
+    limit, bad, broken = outcome.failures
+    assert limit.endswith("it was at test_some.py::test_hangs")
+    assert bad.startswith("test_some.py::test_bad: call: AssertionError: so it is")
+    assert broken == "test_some.py::test_broken_at_its_end: teardown: OSError: late"
+    assert "1 skipped: not today" in summary([outcome])
+
+
+def test_parts_are_chosen_by_name_and_the_environment_comes_first():
+    assert [each.name for each in gpu.chosen(["probes", "kernels"])] == ["environment", "kernels", "probes"]
+    assert gpu.chosen([]) == list(gpu.PARTS)
+    with pytest.raises(SystemExit, match="no part probe: the parts are environment, kernels"):
+        gpu.chosen(["probe"])
+
+
+@pytest.mark.parametrize("each", gpu.PARTS, ids=lambda each: each.name)
+def test_each_part_fits_into_ten_minutes_and_runs_what_is_there(each):
+    steps = [step for part in gpu.chosen([each.name]) for step in part.steps]
+    assert sum(step.limit_s + 2 * run_parts._PATIENCE_S for step in steps) <= 600
+    for step in each.steps:
+        paths = [word.removeprefix("--ignore=") for word in step.command if "/" in word and word != sys.executable]
+        assert paths
+        assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_no_test_with_the_mark_gpu_lies_where_no_part_finds_it():
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()]
+    inside = [path for path in marked if path.is_relative_to(ROOT / "tests/gpu")]
+    assert len(inside) >= 4
+    assert [path for path in marked if path not in (*inside, Path(__file__), ROOT / "tests/test_layers.py")] == []
+
+
+def test_tables_align_numbers_on_the_right():
+    table = text_table("all", ["name", "n"], [["a", 1], ["long", 1234], ["b", None]])
+    assert table.splitlines() == ["all", "name      n", "----  -----", "a         1", "long  1,234", "b         -"]
+
+
+def test_the_variables_that_parts_need_are_set():
+    assert gpu.ENVIRONMENT["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert gpu.ENVIRONMENT["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    assert gpu.ENVIRONMENT["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
