@@ -15,7 +15,7 @@ Mark = Any  # None where nothing is left to wait for
 
 CAPTURED = (
     "a CUDA graph is being captured, and what fscomm issues cannot be part of a graph, because it waits for other "
-    "ranks. Capture before the fscomm block is entered, or in mode thread_local and only what looks nothing up in tables"
+    "ranks. Capture before the fscomm block is entered, or in mode thread_local and only what uses no tables"
 )
 LATE = (
     "{where} did not come to the end of what fscomm waits for within {limit_s:g} s: what was issued to it before takes "

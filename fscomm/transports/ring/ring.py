@@ -24,7 +24,7 @@ Counts = dict[int, tuple[int, int]]  # by peer: slots it filled here, slots it e
 
 _SLICE_S = 0.5  # between two checks which ranks are still alive
 _DRAIN_S = 2.0  # for queues to end after all their waits are over
-_PACE = 64  # chunks, of about three operations in one queue, between two marks; see `_pace`
+_PACE = 16  # chunks, of about three operations in one queue, between two marks; see `_pace`
 _PACES = 3
 
 
@@ -33,7 +33,7 @@ class Ring:
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
     `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
-    only then, and when about two hundred chunks wait in front of the operation.
+    only then, and when about sixty chunks wait in front of the operation.
 
     The time limit is the handshake's. It starts when the operation is issued, and again when an operation before it is
     done or a peer has done its share of this one: so no rank counts as late while bytes are on their way.
@@ -158,7 +158,8 @@ class Ring:
 
     def _pace(self, issued_at: float) -> None:
         """Limit what waits in the queues: a full queue blocks the host inside the device's own call, where a dead peer
-        is not noticed.
+        is not noticed, and where it may hold a lock that other threads need. A queue takes about a thousand operations.
+        Four rings, whose streams may all share one hardware queue, have at most 800 operations waiting.
 
         The order of chunks is the same on both sides, so every rank has issued what this waits for.
         """

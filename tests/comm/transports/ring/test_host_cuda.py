@@ -28,7 +28,7 @@ from fsranks.errors import PeerError
 BINDINGS = host_cuda.bindings()
 TIMEOUT_S = 60
 SLACK_S = 15.0  # beyond the limit of an operation: others find out who is lost, and this machine is slow
-MANY_CHUNKS = 1 << 10  # bytes of a slot: an exchange of a few hundred kilobytes fills every queue
+MANY_CHUNKS = 1 << 10  # bytes of a slot, so that an exchange of some hundred kilobytes fills every queue
 pytestmark = pytest.mark.skipif(host_cuda.why_not() is not None, reason=host_cuda.why_not() or "")
 
 
@@ -164,8 +164,9 @@ def lose(rank: int, world_size: int, how: int) -> list[Outcome]:
 
 
 def lost_rank(setup: Setup, size: int, how: int) -> list[Outcome]:
-    """Of all survivors, in a world of its own."""
-    setup = replace(setup, slot_bytes=MANY_CHUNKS, limit_s=3.0 if how == signal.SIGSTOP else 25.0)
+    """Of all survivors, in a world of its own. The two rings have half of the room that four have."""
+    limit_s = 3.0 if how == signal.SIGSTOP else 25.0
+    setup = replace(setup, room=512, slot_bytes=MANY_CHUNKS, limit_s=limit_s)
     world = World(size)
     try:
         answers = world.run(host_cuda.run, setup, lose, how, timeout_s=TIMEOUT_S, lost=(size - 1,))
