@@ -4,6 +4,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -146,6 +147,31 @@ def test_what_is_done_is_let_go_while_the_worker_is_idle(monkeypatch: pytest.Mon
         assert asks.acquire(timeout=DEADLINE_S)
     assert (held(), result()) == (None, None)
     worker.close()
+
+
+class Stuck(Host):
+    """A device that never comes to the end of what was issued to it."""
+
+    def mark(self) -> str:
+        return "never"
+
+    def is_done(self, mark: Any) -> bool:
+        return False
+
+    def wait(self, mark: Any, limit_s: float) -> None:
+        time.sleep(limit_s)
+        raise TimeoutError("the device is late")
+
+
+def test_a_worker_does_not_wait_for_the_device_for_ever() -> None:
+    told: list[BaseException] = []
+    worker = Worker("test", told.append, device=Stuck(), limit_s=0.1)
+    for _ in range(3):
+        worker.submit(lambda: None).result(DEADLINE_S)
+    start = time.monotonic()
+    worker.close()
+    assert time.monotonic() - start < DEADLINE_S / 2
+    assert [str(error) for error in told] == ["the device is late"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads share the priority of their process")
