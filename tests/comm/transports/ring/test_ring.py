@@ -44,6 +44,7 @@ class Fleet:
                 FakeHandshake(self.agreed, rank, self.size, timeout_s),  # type: ignore[arg-type]
                 name="fake",
                 most_slot_bytes=most,
+                most_waiting=256,  # one rank issues all of an operation before another begins
             )
             for rank, fabric in enumerate(self.fabrics)
         ]
@@ -274,7 +275,7 @@ def test_a_collision_exchange_passes_between_two_chunks_of_an_exclusive_exchange
     machine = Machine(2)
     exclusive_ring = Fleet(machine, slots=4, slot_bytes=256 * KIB, most=256 * KIB)
     collision_ring = Fleet(machine, slots=4, slot_bytes=64 * KIB, most=64 * KIB)
-    large = 7 * MIB  # so few chunks that one rank issues all of them before the other begins
+    large = 16 * MIB
     exclusive = exclusive_ring.exchange([[large, 8], [8, large]] if own else [[8, large], [large, 8]]).issue()
     machine.run(until=2.3e-3)
     assert machine.clock.now > 1e-3
@@ -284,7 +285,7 @@ def test_a_collision_exchange_passes_between_two_chunks_of_an_exclusive_exchange
     machine.run()
     chunk_s, small_s = 256 * KIB / 1e9, 64 * KIB / 1e9
     assert collided[0] - start <= 2 * (chunk_s + small_s) + 1e-9  # at the sending and at the receiving engine
-    assert ended[0] - start > 5 * (collided[0] - start)
+    assert ended[0] - start > 10 * (collided[0] - start)
     collision.check()
     exclusive.check()
 
@@ -298,8 +299,8 @@ def a_dead_rank(timeout_s: float) -> tuple[Fleet, Exchange]:
     """Rank 1 of 4 has issued its part and dies in the middle of it."""
     fleet = Fleet(Machine(4), timeout_s=timeout_s)
     fleet.exchange([[99] * 4] * 4).issue().check()
-    exchange = fleet.exchange([[350] * 4] * 4).issue()
-    fleet.machine.run(until=fleet.machine.clock.now + 6e-7)
+    exchange = fleet.exchange([[500] * 4] * 4).issue()
+    fleet.machine.run(until=fleet.machine.clock.now + 1e-6)
     fleet.drivers[1].close()
     fleet.machine.run()
     assert not any(exchange.handles[rank].done() for rank in (0, 2, 3))
@@ -322,9 +323,9 @@ def test_a_dead_process_is_named_at_once_and_releases_every_queue_of_every_rank(
 
 
 def test_a_rank_that_is_silent_is_blamed_at_the_time_limit() -> None:
-    start = time.monotonic()  # the limit counts from when the operation was issued
     fleet, exchange = a_dead_rank(timeout_s=0.3)
     fleet.agreed.dead = 1
+    start = time.monotonic()
     with pytest.raises(PeerError, match="rank 1 did not answer"):
         exchange.handles[0].wait()
     assert time.monotonic() - start >= 0.3
