@@ -6,11 +6,22 @@ a result of another thread lets its own stream wait for that thread's mark; the 
 """
 
 import contextlib
+import time
 from typing import Any, Protocol
 
 import torch
 
 Mark = Any  # None where nothing is left to wait for
+
+CAPTURED = (
+    "a CUDA graph is being captured, and what fscomm issues cannot be part of a graph, because it waits for other "
+    "ranks. Capture before the fscomm block is entered, or in mode thread_local and only what uses no tables"
+)
+LATE = (
+    "{where} did not come to the end of what fscomm waits for within {limit_s:g} s: what was issued to it before takes "
+    "longer, or hangs. If it is only busy, raise timeout_s"
+)
+_PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
 
 
 class Device(Protocol):
@@ -32,8 +43,8 @@ class Device(Protocol):
 
     def is_done(self, mark: Mark) -> bool: ...
 
-    def wait(self, mark: Mark) -> None:
-        """Block until `mark` is done."""
+    def wait(self, mark: Mark, limit_s: float) -> None:
+        """Block until `mark` is done. Raises TimeoutError after `limit_s`: work before it takes longer, or hangs."""
 
     def reads(self, *tensors: Any) -> None:
         """This thread uses tensors that another thread made: their memory must not be reused before that is done."""
@@ -63,8 +74,8 @@ class Host:
         del mark
         return True
 
-    def wait(self, mark: Mark) -> None:
-        del mark
+    def wait(self, mark: Mark, limit_s: float) -> None:
+        del mark, limit_s
 
     def reads(self, *tensors: Any) -> None:
         del tensors
@@ -87,18 +98,29 @@ class Cuda:
         return torch.cuda.stream(torch.cuda.Stream(self.where))
 
     def mark(self) -> Mark:
+        _refuse_capture()
         return torch.cuda.current_stream(self.where).record_event()
 
     def after(self, mark: Mark) -> None:
         if mark is not None:
+            _refuse_capture()
             torch.cuda.current_stream(self.where).wait_event(mark)
 
     def is_done(self, mark: Mark) -> bool:
-        return mark is None or mark.query()
+        try:
+            return mark is None or mark.query()
+        except RuntimeError as error:  # in a capture of mode global no thread may ask
+            if "captur" in str(error):
+                raise RuntimeError(CAPTURED) from error
+            raise
 
-    def wait(self, mark: Mark) -> None:
-        if mark is not None:
-            mark.synchronize()
+    def wait(self, mark: Mark, limit_s: float) -> None:
+        end, (pause, longest) = time.monotonic() + limit_s, _PAUSES_S
+        while not self.is_done(mark):
+            if time.monotonic() >= end:
+                raise TimeoutError(LATE.format(where=self.where, limit_s=limit_s))
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def reads(self, *tensors: Any) -> None:
         stream = torch.cuda.current_stream(self.where)
@@ -107,6 +129,11 @@ class Cuda:
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+
+def _refuse_capture() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(CAPTURED)
 
 
 def device_of(where: torch.device) -> Device:

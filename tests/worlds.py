@@ -147,8 +147,11 @@ class World:
 
 
 @functools.cache
-def shared_world(size: int) -> World:
-    """The world of `size` ranks that all tests of this process share; a new one if a case broke the last."""
+def shared_world(size: int, purpose: str = "") -> World:
+    """The world of `size` ranks that all tests of this process share; a new one if a case broke the last.
+
+    Worlds of another `purpose` are other processes: what was loaded into one is not in the other.
+    """
     return _Shared(size)
 
 

@@ -52,6 +52,7 @@ class Connections:
         timeout_s: float,
     ) -> None:
         self._device = device
+        self._limit_s = timeout_s
         self._error: BaseException | None = None
         self._held_up: Pending[Any] | None = None  # last work of the collision worker that had to wait for a worker
         layouts = served.layouts
@@ -90,7 +91,9 @@ class Connections:
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
             for name in WORKERS:
-                self._workers[name] = Worker(name, self._failed, device=device, background=name in IN_BACKGROUND)
+                self._workers[name] = Worker(
+                    name, self._failed, device=device, limit_s=timeout_s, background=name in IN_BACKGROUND
+                )
             opened.pop_all()
 
     def submit(self, worker: str, work: Callable[[], T], *, after: Sequence[Pending[Any]] = ()) -> Pending[T]:
@@ -124,7 +127,7 @@ class Connections:
             work()
 
         def leave() -> None:
-            self._device.wait(done.mark)
+            self._device.wait(done.mark, self._limit_s)
             self.collision.meet()
             self.wire_gate.leave(expecting=expecting())
 

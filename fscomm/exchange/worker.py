@@ -5,6 +5,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -40,18 +41,26 @@ class Pending(Future[T]):
 class Worker:
     """One worker thread. After an error nothing more runs: later work fails with the same error.
 
-    On the device, work runs behind everything that its submitter had issued. `on_error` is called in the worker with
-    the first error, before a waiting thread gets it. A worker in the `background` leaves the processor to the training
+    On the device, work runs behind everything that its submitter had issued. At its end the worker waits for the device
+    for at most `limit_s`; if the device is later, that is an error too. `on_error` is called in the worker with the
+    first error, before a waiting thread gets it. A worker in the `background` leaves the processor to the training
     threads of this and other processes (on Linux, where threads have priorities of their own).
     """
 
     def __init__(
-        self, name: str, on_error: Callable[[BaseException], None], *, device: Device, background: bool = False
+        self,
+        name: str,
+        on_error: Callable[[BaseException], None],
+        *,
+        device: Device,
+        limit_s: float,
+        background: bool = False,
     ) -> None:
         self.name = name
         self._background = background
         self._on_error = on_error
         self._device = device
+        self._limit_s = limit_s
         self._closed = False
         self._error: BaseException | None = None
         self._under_way: list[tuple[Mark, Any]] = []  # issued and not done: its tensors must be kept
@@ -68,7 +77,7 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """End the thread once everything submitted is done. Blocks."""
+        """End the thread once everything submitted is done. Blocks, at most `limit_s` of it for the device."""
         self._closed = True
         self._queue.put(None)
         self._thread.join()
@@ -89,9 +98,7 @@ class Worker:
             else:
                 future.set_exception(self._error)
             del future, before, work, item
-        for mark, _ in self._under_way:
-            self._device.wait(mark)
-        self._under_way.clear()
+        self._await_device()
 
     def _enter(self) -> None:
         self._device.enter()
@@ -99,6 +106,19 @@ class Worker:
             with contextlib.suppress(OSError):
                 thread = threading.get_native_id()
                 os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+
+    def _await_device(self) -> None:
+        """What the device does not finish keeps its tensors."""
+        end = time.monotonic() + self._limit_s
+        try:
+            for mark, _ in self._under_way:
+                self._device.wait(mark, max(end - time.monotonic(), 0.0))
+        except Exception as error:
+            if self._error is None:
+                self._error = error
+                self._on_error(error)
+        else:
+            self._under_way.clear()
 
     def _run(self, future: Pending[T], before: Mark, work: Callable[[], T]) -> T:
         self._device.after(before)

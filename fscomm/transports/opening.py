@@ -13,6 +13,7 @@ from fscomm.transports.ring.streams import StreamFabric
 from fscomm.transports.staged.host import host_collective, host_collectives
 from fscomm.transports.staged.staged import HostStaged
 from fscomm.transports.transport import AloneTransport, Transport
+from fsranks.errors import describe
 from fsranks.rank_context import RankContext
 
 
@@ -67,8 +68,12 @@ def shared_memory_collective(context: RankContext, *, timeout_s: float) -> Trans
 
 
 def _copy_engine(handshake: Handshake, device: Device) -> Transport:
-    driver = SharedMemory(handshake) if device.where.type == "cpu" else CudaDriver(handshake, device.where)
-    return Ring(StreamFabric(driver), handshake, name="copy-engine")
+    try:
+        driver = SharedMemory(handshake) if device.where.type == "cpu" else CudaDriver(handshake, device.where)
+        return Ring(StreamFabric(driver), handshake, name="copy-engine")
+    except BaseException as error:
+        handshake.group.close(f"could not open copy-engine: {describe(error)}")
+        raise
 
 
 def _nccl_ce(context: RankContext, handshake: Handshake, device: Device) -> Transport:

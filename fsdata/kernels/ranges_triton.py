@@ -36,8 +36,9 @@ def launch(
     lengths: torch.Tensor,
     width: int,
 ) -> None:
-    """See `copy_ranges`. source, target: words; width: words of an item."""
+    """See `copy_ranges`. source, target: words; width: words of an item. Launches on their device, current or not."""
     ranges = lengths.numel()
     shares = max(1, min(_MOST_PER_RANGE, _PROGRAMS // ranges))
     kernel: Any = _copy
-    kernel[(ranges, shares)](source, target, starts, places, lengths, width, BLOCK=BLOCK)
+    with torch.cuda.device_of(source):
+        kernel[(ranges, shares)](source, target, starts, places, lengths, width, BLOCK=BLOCK)

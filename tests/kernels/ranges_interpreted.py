@@ -1,11 +1,40 @@
 """The Triton kernel on CPU tensors, through its interpreter: TRITON_INTERPRET=1. Prints how many cases passed."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from ranges_cases import CASES, DTYPES, same_bits, values_of
 
 from fsdata.kernels import ranges as kernel
+from fsdata.kernels import ranges_triton
 from fsdata.kernels.ranges_triton import launch
 
+copy: Any = ranges_triton._copy
+current: list[torch.Tensor] = []  # whose device is the current one
+
+
+@contextlib.contextmanager
+def device_of(tensor: torch.Tensor) -> Iterator[None]:
+    current.append(tensor)
+    yield
+    current.pop()
+
+
+class Launched:
+    """Triton launches on the current device, which has to be that of the tensors."""
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        def run(source: torch.Tensor, *rest: Any, **options: Any) -> None:
+            assert [tensor.data_ptr() for tensor in current] == [source.data_ptr()], "launched on another device"
+            copy[grid](source, *rest, **options)
+
+        return run
+
+
+ranges_triton._copy = Launched()  # type: ignore[assignment]
+torch.cuda.device_of = device_of  # type: ignore[assignment, misc]
 passed = 0
 for name, ranges in CASES.items():
     for number, dtype in enumerate(DTYPES):

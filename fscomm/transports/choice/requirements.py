@@ -7,7 +7,7 @@ moves them, the warm-up does (`selftest`).
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fscomm.transports.choice.capabilities import NONE, NVLINK, Capabilities
+from fscomm.transports.choice.capabilities import NVLINK, Capabilities
 from fsranks.errors import name_ranks
 
 Records = Sequence[Capabilities]
@@ -15,6 +15,7 @@ Rule = Callable[[Records], str | None]
 
 ZERO_CTA = (2, 28)
 ZERO_CTA_ACROSS_HOSTS = (2, 30, 7)
+_NO_NVLINK = "no NVLink between"
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
 
 
@@ -81,21 +82,30 @@ def _zero_cta_domain(records: Records) -> str | None:
     apart = _one_host(records)
     if apart and (lacking := _nccl_from(ZERO_CTA_ACROSS_HOSTS)(records)):
         return f"{apart}, where {lacking}"
-    return _pairs(records, lambda how: how != NVLINK, "no NVLink between")
+    return _pairs(records, lambda how: how != NVLINK, _NO_NVLINK)
 
 
-def _reachable(records: Records) -> str | None:
-    return _pairs(records, lambda how: how == NONE, "no peer access between the devices of")
+def _joined(records: Records) -> str | None:
+    """A word in host memory may overtake copies that go to a peer over PCIe; over NVLink it does not."""
+    unknown = _of_pairs(records, lambda seen: not seen, "no view of each other's devices:")
+    if unknown:
+        unknown += ", so NVLink between them cannot be seen; let every process see all GPUs (CUDA_VISIBLE_DEVICES)"
+    return "; ".join(text for text in (_pairs(records, lambda how: how != NVLINK, _NO_NVLINK), unknown) if text) or None
 
 
 def _pairs(records: Records, bad: Callable[[str], bool], what: str) -> str | None:
     """Ranks of one host whose devices, as far as one of them sees the other's, are joined badly."""
+    return _of_pairs(records, lambda seen: any(map(bad, seen)), what)
+
+
+def _of_pairs(records: Records, bad: Callable[[list[str]], bool], what: str) -> str | None:
+    """Ranks of one host with a device each, by what the two see of each other's."""
     found = [
         f"{rank} and {peer}"
         for rank, record in enumerate(records)
         for peer, other in enumerate(records)
-        if rank < peer and record.host == other.host
-        if any(how is not None and bad(how) for how in (record.reach.get(other.uuid), other.reach.get(record.uuid)))  # type: ignore[arg-type]
+        if rank < peer and record.host == other.host and (record.uuid is None or record.uuid != other.uuid)
+        if bad([of.reach[at.uuid] for of, at in ((record, other), (other, record)) if at.uuid in of.reach])  # type: ignore[index]
     ]
     return f"{what} ranks {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}" if found else None
 
@@ -130,9 +140,27 @@ def _zero_policy(value: str) -> bool:
     return "ZERO" in value.upper() or (value.isdigit() and bool(int(value) & 2))
 
 
-def _stream_waits(records: Records) -> str | None:
+def _bindings(records: Records) -> str | None:
     lacking = _listed(records, lambda record: record.cuda_bindings is None, lambda record: "no cuda.bindings")
-    return lacking and f"{lacking}, which stream waits need: pip install cuda-bindings"
+    return lacking and f"{lacking}, which stream waits and copies in batches need: pip install cuda-bindings"
+
+
+def _driver_of_bindings(records: Records) -> str | None:
+    """Bindings call functions as the CUDA of their major version has them."""
+    lacking = _listed(
+        records,
+        lambda record: record.driver is not None and _major(record) > record.driver // 1000,
+        lambda record: f"a driver of CUDA {_cuda(record.driver)} and cuda-bindings {record.cuda_bindings}",  # type: ignore[arg-type]
+    )
+    return lacking and f"{lacking}, which needs the driver of its CUDA: pip install cuda-bindings of the driver's CUDA"
+
+
+def _major(record: Capabilities) -> int:
+    return _number((record.cuda_bindings or "").partition(".")[0])
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 _NO_BLOCKING = _not_set(
@@ -166,6 +194,8 @@ _QUEUES_OF_RINGS = _queues(
 )
 _QUEUES = _queues(2, "with one hardware queue communication holds up compute; unset it or raise it")
 _FOR_NCCL_CE = (
+    _bindings,
+    _driver_of_bindings,
     _nccl_from(ZERO_CTA),
     _same_nccl,
     _own_gpu,
@@ -186,8 +216,9 @@ _RULES: dict[tuple[str, str], tuple[Rule, ...]] = {
     ("host-staged", "cuda"): (_pinned, _NO_BLOCKING),
     ("copy-engine", "cuda"): (
         _one_host,
-        _stream_waits,
-        _reachable,
+        _bindings,
+        _driver_of_bindings,
+        _joined,
         _QUEUES_OF_RINGS,
         _NO_BLOCKING,
     ),

@@ -100,7 +100,7 @@ class _Trial:
         for _ in range(_TURNS):
             self._operation.issue(self._transport).wait()
         self._operation.poison()
-        self._device.wait(self._device.mark())
+        self._device.wait(self._device.mark(), self._bound_s)
         self._engagement = self._engagement or Multiprocessors(self._device.where)
         held.enter_context(self._engagement.hold_all_sms())
         return ""

@@ -1,12 +1,12 @@
 """Streams and memory of one GPU for a ring: copies, words written and waited for, and no kernel.
 
 The order that peers rely on: `cuStreamWriteValue32` makes all that its stream did before visible to the whole system
-before it writes, and nothing behind a `cuStreamWaitValue32` in a stream begins before the word has come.
+before it writes, and nothing behind a `cuStreamWaitValue32` in a stream begins before the word has come. Copies into
+a peer's memory are over NVLink: what was copied there before a word was written is there when the word is.
 """
 
 import ctypes
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring.cuda_api import Cuda, CudaError
-from fscomm.transports.ring.cuda_memory import Region, allocate, as_tensor, attach, detach
+from fscomm.transports.ring.cuda_api import Cuda
+from fscomm.transports.ring.cuda_memory import Region, allocate, as_tensor, attach, detach, register, unregister
 from fscomm.transports.ring.descriptors import exchange
-from fsranks.errors import PeerError
+from fscomm.transports.ring.shared_memory import SharedMemory
+from fscomm.transports.ring.streams import store
+from fscomm.transports.ring.together import together
 
 _BATCH_COPIES = 12080  # the CUDA version since which a copy can be asked to leave the SMs alone
 _PAUSES_S = (2e-5, 5e-4)  # between two questions whether a mark is done: the first, and the longest
@@ -82,8 +84,12 @@ class CudaStreams:
 class CudaDriver(CudaStreams):
     """A `streams.Driver` for ranks on one host whose GPUs reach each other's memory; several ranks may share a GPU.
 
-    Memory that was replaced stays until the end: another thread may be about to write the words in it, and giving it
-    back could wait for the device.
+    Nothing here waits for the device but `close`, and that not for ever. Memory that was replaced stays until the end:
+    giving it back could wait for the device.
+
+    Raises:
+        PeerError: on all ranks, if the driver or the bindings of one cannot do what this needs; so do `memory` and
+            `words`.
     """
 
     def __init__(
@@ -96,69 +102,56 @@ class CudaDriver(CudaStreams):
     ) -> None:
         if not handshake.one_host:
             raise ValueError("copy-engine needs all ranks on one host: take nccl-ce, or host-staged across hosts")
-        super().__init__(where, cuda=cuda, current_stream=current_stream)
+        make = super().__init__
+        together(handshake.group, lambda: make(where, cuda=cuda, current_stream=current_stream))
         self.rank = handshake.rank
         self.world_size = handshake.world_size
         self._group = handshake.group
-        self._lock = threading.Lock()
+        self._host = SharedMemory(handshake)
         self._regions: list[Region] = []
-        self._now: Any = self.stream()  # never waits for a peer
-        self._read = int(self.cuda("cuMemHostAlloc", 4, 0))
+        self._words: list[torch.Tensor] = []
         self._closed = False
 
     def memory(self, nbytes: int) -> list[torch.Tensor]:
-        """Blocks for peers. Raises PeerError on all ranks if one has no memory left."""
-        descriptor, problem = None, ""
+        opened: list[int] = []
         try:
-            mine, descriptor = self._allocate(nbytes)
-        except CudaError as error:
-            problem = str(error)
-        try:
-            descriptors = exchange(self._group, descriptor, problem)
+            mine = together(self._group, lambda: self._allocate(nbytes, opened))
+            descriptors = exchange(self._group, opened[0])
         finally:
-            if descriptor is not None:
+            for descriptor in opened:
                 os.close(descriptor)
-        regions = {self.rank: mine} | self._attach(descriptors, mine.nbytes)
+        regions = together(self._group, lambda: self._attach(descriptors, mine.nbytes))
+        regions[self.rank] = mine
         return [as_tensor(regions[rank], self.where, nbytes) for rank in range(self.world_size)]
 
-    def write_now(self, word: torch.Tensor, value: int) -> None:
-        with self._lock:
-            if not self._closed:
-                self.cuda("cuStreamWriteValue32", self._now, word.data_ptr(), value & 0xFFFFFFFF, 0)
-
-    def read_now(self, word: torch.Tensor) -> int:
-        with self._lock:
-            if self._closed:
-                raise PeerError("the memory of this ring was given back")
-            self.cuda("cuMemcpyDtoHAsync", self._read, word.data_ptr(), 4, self._now)
-            self.cuda("cuStreamSynchronize", self._now)
-            return ctypes.c_int32.from_address(self._read).value
+    def words(self, number: int) -> list[torch.Tensor]:
+        words = self._host.words(number)
+        together(self._group, lambda: self._register(words))
+        return words
 
     def close(self) -> None:
-        """Memory that a queue still uses after its waits are over stays: taking it away would break the device."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            ended = [self._end(queue) for queue in self.queues]
-            for queue in self.queues:
-                queue.close()
-            self.cuda("cuStreamSynchronize", self._now)
-            if all(ended):
-                for region in self._regions:
-                    detach(self.cuda, region)
-            self._regions.clear()
-            self.cuda("cuStreamDestroy", self._now)
-            self.cuda("cuMemFreeHost", self._read)
-            self.cuda.release()
+        """What a queue still uses after its waits are over stays: taking it away would break the device."""
+        if self._closed:
+            return
+        self._closed = True
+        ended = [self._end(queue) for queue in self.queues]
+        for queue in self.queues:
+            queue.close()
+        if all(ended):
+            for region in self._regions:
+                detach(self.cuda, region)
+            for words in self._words:
+                unregister(self.cuda, words)
+        else:
+            _keep_for_ever(self._words)
+        self._regions, self._words = [], []
+        self.cuda.release()
 
-    def _allocate(self, nbytes: int) -> tuple[Region, int]:
-        """Zeros; no other rank can see them yet."""
+    def _allocate(self, nbytes: int, opened: list[int]) -> Region:
         region, descriptor = allocate(self.cuda, nbytes)
         self._regions.append(region)
-        self.cuda("cuMemsetD8Async", region.pointer, 0, region.nbytes, self._now)
-        self.cuda("cuStreamSynchronize", self._now)
-        return region, descriptor
+        opened.append(descriptor)
+        return region
 
     def _attach(self, descriptors: dict[int, int], nbytes: int) -> dict[int, Region]:
         found: dict[int, Region] = {}
@@ -171,12 +164,28 @@ class CudaDriver(CudaStreams):
                 os.close(descriptor)
         return found
 
+    def _register(self, words: list[torch.Tensor]) -> None:
+        for of_rank in words:
+            register(self.cuda, of_rank)
+            self._words.append(of_rank)
+
     def _end(self, queue: "CudaQueue") -> bool:
-        """Whether the queue runs empty, now that all it may wait for is said to have come."""
+        """Whether the queue runs empty, now that all it may wait for is said to have come.
+
+        This is said again and again: a count that a peer's queue was about to write may replace it.
+        """
+
+        def let_go() -> None:
+            for word, value in queue.awaited.values():
+                store(word, value)
+
+        def has_ended() -> bool:
+            let_go()
+            return mark.done()
+
+        let_go()  # before the mark, which a queue that is full and waits would not accept
         mark = queue.mark()
-        for word, value in queue.awaited.items():
-            self.cuda("cuStreamWriteValue32", self._now, word, value, 0)
-        return poll(mark.done, _END_S)
+        return poll(has_ended, _END_S)
 
 
 class CudaQueue:
@@ -184,14 +193,16 @@ class CudaQueue:
 
     def __init__(self, streams: CudaStreams, name: str, stream: Any) -> None:
         self.name = name
-        self.awaited: dict[int, int] = {}  # by address, the value last waited for
+        self.awaited: dict[int, tuple[torch.Tensor, int]] = {}  # by address, a word and the value last waited for
         self._streams = streams
         self._cuda = streams.cuda
         self.stream = stream
         self._behind = CudaMark(streams.cuda)
 
     def begin(self) -> None:
-        self._cuda("cuEventRecord", self._behind.event, self._streams.current_stream())
+        current = self._streams.current_stream()
+        self._cuda.refuse_capture(current)
+        self._cuda("cuEventRecord", self._behind.event, current)
         self._cuda("cuStreamWaitEvent", self.stream, self._behind.event, 0)
 
     def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
@@ -202,7 +213,7 @@ class CudaQueue:
 
     def wait(self, word: torch.Tensor, value: int) -> None:
         geq = self._cuda.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value  # in a circle
-        self.awaited[word.data_ptr()] = value & 0xFFFFFFFF
+        self.awaited[word.data_ptr()] = word, value
         self._cuda("cuStreamWaitValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, geq)
 
     def mark(self) -> "CudaMark":
@@ -212,6 +223,7 @@ class CudaQueue:
 
     def close(self) -> None:
         """The stream ends when it has run empty."""
+        self.awaited.clear()
         self._cuda("cuStreamDestroy", self.stream)
 
 
@@ -228,6 +240,12 @@ class CudaMark:
     def __del__(self) -> None:
         if hasattr(self, "event"):
             self._cuda.forget(self.event)
+
+
+def _keep_for_ever(words: list[torch.Tensor]) -> None:
+    """Memory that the device may still use must not go with the last object which refers to it."""
+    for of_rank in words:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_rank))
 
 
 def poll(is_done: Callable[[], bool], timeout_s: float) -> bool:

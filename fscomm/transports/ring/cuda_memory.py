@@ -1,4 +1,4 @@
-"""GPU memory that the processes of one host share.
+"""GPU memory that the processes of one host share, and host memory that a GPU reaches.
 
 Not torch's symmetric memory: there ranks meet by a number that all allocations of a process share, holding the
 interpreter's lock, so two rings that grow at once in two threads would wait for each other's peers. Here they meet
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fscomm.transports.ring.cuda_api import Cuda
+from fscomm.transports.ring.cuda_api import Cuda, CudaError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,30 @@ def detach(cuda: Cuda, region: Region) -> None:
     """Nothing of this process may use it any more."""
     cuda("cuMemUnmap", region.pointer, region.nbytes)
     cuda("cuMemAddressFree", region.pointer, region.nbytes)
+
+
+def register(cuda: Cuda, words: torch.Tensor) -> None:
+    """Let the device wait for and write words of host memory, at the addresses which they have for the host.
+
+    Raises:
+        CudaError: this cannot be; the memory is not registered then.
+    """
+    address, flags = (
+        words.data_ptr(),
+        cuda.driver.CU_MEMHOSTREGISTER_PORTABLE | cuda.driver.CU_MEMHOSTREGISTER_DEVICEMAP,
+    )
+    cuda("cuMemHostRegister", address, words.nbytes, flags)
+    if int(cuda("cuMemHostGetDevicePointer", address, 0)) != address:
+        unregister(cuda, words)
+        raise CudaError(
+            f"CUDA device {cuda.ordinal} reaches host memory at other addresses than the host (some virtual GPUs do), "
+            "where the words of copy-engine would not be found: take host-staged"
+        )
+
+
+def unregister(cuda: Cuda, words: torch.Tensor) -> None:
+    """Nothing on the device may use them any more."""
+    cuda("cuMemHostUnregister", words.data_ptr())
 
 
 def as_tensor(region: Region, where: torch.device, nbytes: int) -> torch.Tensor:

@@ -14,19 +14,17 @@ from fsranks.errors import PeerError
 _NAME_BYTES = 32
 
 
-def exchange(group: ControlGroup, mine: int | None, problem: str = "") -> dict[int, int]:
+def exchange(group: ControlGroup, mine: int) -> dict[int, int]:
     """The descriptors of all other ranks, by rank, to be closed by the caller. Collective; blocks for all ranks.
 
-    Without a descriptor a rank says by None that it failed, and what the problem was.
-
     Raises:
-        PeerError: on all ranks, if one has none, or is later than the time limit.
+        PeerError: a rank is dead, has left, or is later than the time limit.
     """
     name = secrets.token_bytes(_NAME_BYTES // 2).hex().encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         inbox.bind(b"\0" + name)  # abstract: it leaves no file
-        names = _names(group, b"" if mine is None else name, problem)
-        assert mine is not None
+        word = np.frombuffer(name, np.uint8).copy()
+        names = [row.tobytes() for row in group.all_gather(word)]
         end = time.monotonic() + group.timeout_s
         found: dict[int, int] = {}
         try:
@@ -47,14 +45,6 @@ def exchange(group: ControlGroup, mine: int | None, problem: str = "") -> dict[i
                 f"{group.blame(group.timeout_s)}"
             ) from error
     return found
-
-
-def _names(group: ControlGroup, name: bytes, problem: str) -> list[bytes]:
-    word = np.frombuffer(name.ljust(_NAME_BYTES, b"\0"), np.uint8).copy()
-    names = [row.tobytes().rstrip(b"\0") for row in group.all_gather(word)]
-    if failed := [rank for rank, given in enumerate(names) if not given]:
-        raise PeerError(f"rank {failed[0]} could not make memory for the others" + (f": {problem}" if problem else ""))
-    return names
 
 
 def _receive(group: ControlGroup, inbox: socket.socket, names: list[bytes], end: float) -> tuple[int, int]:

@@ -24,8 +24,8 @@ Counts = dict[int, tuple[int, int]]  # by peer: slots it filled here, slots it e
 
 _SLICE_S = 0.5  # between two checks which ranks are still alive
 _DRAIN_S = 2.0  # for queues to end after all their waits are over
-_PACE = 64  # chunks, of about three operations in one queue, between two marks; see `_pace`
-_PACES = 3
+_MOST_WAITING = 64  # chunks, of about three operations in one queue each; see `_pace`
+_PACES = 4  # marks among them
 
 
 class Ring:
@@ -33,19 +33,28 @@ class Ring:
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
     `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
-    only then, and when about two hundred chunks wait in front of the operation.
+    only then, and when `most_waiting` chunks wait in front of the operation.
 
     The time limit is the handshake's. It starts when the operation is issued, and again when an operation before it is
     done or a peer has done its share of this one: so no rank counts as late while bytes are on their way.
     """
 
-    def __init__(self, fabric: Fabric, handshake: Handshake, *, name: str, most_slot_bytes: int = 4 << 20) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        handshake: Handshake,
+        *,
+        name: str,
+        most_slot_bytes: int = 4 << 20,
+        most_waiting: int = _MOST_WAITING,
+    ) -> None:
         self.name = name
         self.rank = handshake.rank
         self.world_size = handshake.world_size
         self._fabric = fabric
         self._handshake = handshake
         self._most_slot_bytes = most_slot_bytes
+        self._between_marks = most_waiting // _PACES
         self._put = [0] * self.world_size  # chunks, since the ring was made
         self._taken = [0] * self.world_size
         self._flights: deque[_Flight] = deque()  # not known to be done; they keep their tensors alive
@@ -158,16 +167,17 @@ class Ring:
 
     def _pace(self, issued_at: float) -> None:
         """Limit what waits in the queues: a full queue blocks the host inside the device's own call, where a dead peer
-        is not noticed.
+        is not noticed, and where it may hold a lock that other threads need. A queue takes about a thousand operations.
+        Four rings, whose streams may all share one hardware queue, have at most 800 operations waiting.
 
         The order of chunks is the same on both sides, so every rank has issued what this waits for.
         """
         self._unmarked += 1
-        if self._unmarked < _PACE:
+        if self._unmarked < self._between_marks:
             return
         self._unmarked = 0
         self._paces.append((self._fabric.mark(), self._counts()))
-        if len(self._paces) > _PACES:
+        if len(self._paces) >= _PACES:
             mark, counts = self._paces.popleft()
             self._complete(mark, counts, issued_at)
 

@@ -60,6 +60,9 @@ class SharedMemory:
             if file >= 0:
                 os.close(file)
 
+    def words(self, number: int) -> list[torch.Tensor]:
+        return [words.view(torch.int32) for words in self.memory(4 * number)]
+
     def queue(self, name: str) -> "CopyThread":
         self._queues.append(CopyThread(f"fscomm {name}"))
         return self._queues[-1]
@@ -69,12 +72,6 @@ class SharedMemory:
 
     def wait(self, mark: "Mark", timeout_s: float) -> bool:
         return mark.thread.wait_for(mark.number, timeout_s)
-
-    def write_now(self, word: torch.Tensor, value: int) -> None:
-        word.numpy()[0] = value
-
-    def read_now(self, word: torch.Tensor) -> int:
-        return int(word.numpy()[0])
 
     def close(self) -> None:
         queues, self._queues = self._queues, []

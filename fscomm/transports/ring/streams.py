@@ -1,11 +1,16 @@
-"""A fabric made of memory that all ranks see and of streams that copy, write a word, and wait for a word."""
+"""A fabric made of memory that all ranks see and of streams that copy, write a word, and wait for a word.
 
+Words lie in host memory. So a rank reads them, and ends waits of others, by plain loads and stores. No call of a device
+and no lock of its driver comes between, also while every queue of the device is blocked.
+"""
+
+import threading
 import time
 from typing import Any, Protocol
 
 import torch
 
-_LINE = 64  # bytes; counts that different ranks write lie on different lines
+_LINE = 16  # words, 64 bytes; counts that different ranks write lie on different lines
 _ALIGNED = 256  # bytes; what copy engines like
 _FAR = 1 << 30  # more than the chunks that may ever be under way
 
@@ -20,10 +25,10 @@ class Queue(Protocol):
         """Bytes (uint8, one-dimensional, of equal length), without a kernel where the device allows."""
 
     def write(self, word: torch.Tensor, value: int) -> None:
-        """int32[1] in any rank's memory, after and visible after everything issued before."""
+        """int32[1], a word of any rank, after and visible after everything issued before."""
 
     def wait(self, word: torch.Tensor, value: int) -> None:
-        """Go on once int32[1] in this rank's memory is at least `value`, counted in a circle of 2^32."""
+        """Go on once int32[1], a word of this rank, is at least `value`, counted in a circle of 2^32."""
 
     def mark(self) -> Any:
         """All that was issued to this queue so far."""
@@ -36,7 +41,13 @@ class Driver(Protocol):
     world_size: int
 
     def memory(self, nbytes: int) -> list[torch.Tensor]:
-        """Collective: uint8[nbytes] of every rank as this one sees it, zero; replaces what was there before."""
+        """Collective: uint8[nbytes] of every rank as this one sees it; replaces what was there before."""
+
+    def words(self, number: int) -> list[torch.Tensor]:
+        """Collective: int32[number] of every rank, zero, on the host and one for all ranks; they stay to the end.
+
+        A store to a word is seen by the queues of all ranks, and what queues write is seen by loads.
+        """
 
     def queue(self, name: str) -> Queue: ...
 
@@ -45,20 +56,17 @@ class Driver(Protocol):
     def wait(self, mark: Any, timeout_s: float) -> bool:
         """Block until `mark` is done, at most `timeout_s`; whether it is. What the caller issues next is behind it."""
 
-    def write_now(self, word: torch.Tensor, value: int) -> None:
-        """From any thread, ahead of all queues. Does not block, also while queues do."""
-
-    def read_now(self, word: torch.Tensor) -> int: ...
-
     def close(self) -> None:
-        """End queues, even those that wait, and free memory; never blocks for peers."""
+        """End queues, even those that wait, and free memory; never blocks for peers. Words that a thread still holds
+        may be written."""
 
 
 class StreamFabric:
-    """A Fabric over a driver. Making it is collective.
+    """A Fabric over a driver, which belongs to it. Making it is collective.
 
-    A rank's memory: on a line each, for every peer the slots it filled here and the slots it emptied there, and the
-    poison word; then the slots, peer by peer. Words count from 0 after each `resize`, in a circle of 2^32.
+    A rank's words: on a line each, for every peer the slots it filled here and the slots it emptied there, and the
+    poison word. They count from 0 when the fabric is made, in a circle of 2^32. A rank's memory: the slots, peer by
+    peer.
     """
 
     def __init__(self, driver: Driver, *, slots: int = 4, slot_bytes: int = 1 << 16) -> None:
@@ -71,16 +79,19 @@ class StreamFabric:
         self._driver = driver
         self._put = [0] * self.world_size  # slots filled at each peer and emptied here, since the fabric was made
         self._taken = [0] * self.world_size
-        self._put_before, self._taken_before = list(self._put), list(self._taken)  # and up to the last resize
         self._poisoned = False
-        self._first = _aligned((2 * self.world_size + 1) * _LINE)  # where the slots begin
-        self._memory = self._make(slot_bytes)
+        self._poisoning = threading.Lock()
+        try:
+            self._words = driver.words((2 * self.world_size + 1) * _LINE)
+            self._memory = self._make(slot_bytes)
+        except BaseException:
+            driver.close()
+            raise
         self._sends, self._receives = driver.queue("send"), driver.queue("receive")
 
     def resize(self, slot_bytes: int) -> None:
         self._memory = self._make(slot_bytes)
         self.slot_bytes = slot_bytes
-        self._put_before, self._taken_before = list(self._put), list(self._taken)
 
     def begin(self) -> None:
         self._sends.begin()
@@ -89,18 +100,18 @@ class StreamFabric:
     def put(self, peer: int, slot: int, data: torch.Tensor) -> None:
         self._sends.copy(self._slot(peer, self.rank, slot)[: len(data)], data)
         self._put[peer] += 1
-        self._sends.write(self._filled(peer, self.rank), in_circle(self._put[peer] - self._put_before[peer]))
+        self._sends.write(self._filled(peer, self.rank), in_circle(self._put[peer]))
 
     def await_room(self, peer: int, count: int) -> None:
-        self._sends.wait(self._emptied(self.rank, peer), in_circle(count - self._put_before[peer]))
+        self._sends.wait(self._emptied(self.rank, peer), in_circle(count))
 
     def await_arrival(self, peer: int, count: int) -> None:
-        self._receives.wait(self._filled(self.rank, peer), in_circle(count - self._taken_before[peer]))
+        self._receives.wait(self._filled(self.rank, peer), in_circle(count))
 
     def take(self, peer: int, slot: int, out: torch.Tensor) -> None:
         self._receives.copy(out, self._slot(self.rank, peer, slot)[: len(out)])
         self._taken[peer] += 1
-        self._receives.write(self._emptied(peer, self.rank), in_circle(self._taken[peer] - self._taken_before[peer]))
+        self._receives.write(self._emptied(peer, self.rank), in_circle(self._taken[peer]))
 
     def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
         self._receives.copy(out, inp)
@@ -117,54 +128,54 @@ class StreamFabric:
 
     def behind(self, counts: dict[int, tuple[int, int]]) -> list[int]:
         def less(word: torch.Tensor, count: int) -> bool:
-            return in_circle(self._driver.read_now(word) - count) < 0
+            return in_circle(_load(word) - count) < 0
 
         return [
             peer
             for peer, (filled, emptied) in counts.items()
-            if less(self._filled(self.rank, peer), filled - self._taken_before[peer])
-            or less(self._emptied(self.rank, peer), emptied - self._put_before[peer])
+            if less(self._filled(self.rank, peer), filled) or less(self._emptied(self.rank, peer), emptied)
         ]
 
     def poison(self) -> None:
         """Writes counts far ahead of all that a rank may wait for into every word of every rank.
 
-        The poison words go first: a rank whose wait ends then finds the reason. A queue may still overwrite a
-        count. So every rank that noticed poisons again, until its own queues are empty.
+        The poison words go first: a rank whose wait ends then finds the reason. The lock between keeps processors from
+        exchanging the two. A queue may still overwrite a count. So every rank that noticed poisons again, until its own
+        queues are empty.
         """
         self._poisoned = True
-        memory = self._memory
-        since = (n - m for n, m in zip(self._put + self._taken, self._put_before + self._taken_before, strict=True))
-        far = in_circle(max(since) + _FAR)
-        for of_rank in memory:
-            self._driver.write_now(_line(of_rank, 2 * self.world_size), 1)
-        for of_rank in memory:
-            for line in range(2 * self.world_size):
-                self._driver.write_now(_line(of_rank, line), far)
+        words, far = self._words, in_circle(max(self._put + self._taken) + _FAR)
+        with self._poisoning:
+            for of_rank in words:
+                store(_line(of_rank, 2 * self.world_size), 1)
+        with self._poisoning:
+            for of_rank in words:
+                for line in range(2 * self.world_size):
+                    store(_line(of_rank, line), far)
 
     def poisoned(self) -> bool:
-        return self._poisoned or self._driver.read_now(_line(self._memory[self.rank], 2 * self.world_size)) != 0
+        return self._poisoned or _load(_line(self._words[self.rank], 2 * self.world_size)) != 0
 
     def close(self) -> None:
-        self._poisoned = True  # nothing reads the memory after it is freed
-        self._memory = []
+        self._poisoned = True  # nothing reads words after they are freed
+        self._memory, self._words = [], []
         self._driver.close()
 
     def _make(self, slot_bytes: int) -> list[torch.Tensor]:
-        return self._driver.memory(self._first + (self.world_size - 1) * self.slots * _aligned(slot_bytes))
+        return self._driver.memory((self.world_size - 1) * self.slots * _aligned(slot_bytes))
 
     def _filled(self, at: int, by: int) -> torch.Tensor:
         """The word at one rank that counts the slots which another filled there."""
-        return _line(self._memory[at], by)
+        return _line(self._words[at], by)
 
     def _emptied(self, at: int, by: int) -> torch.Tensor:
         """The word at one rank that counts the slots of its own which another emptied."""
-        return _line(self._memory[at], self.world_size + by)
+        return _line(self._words[at], self.world_size + by)
 
     def _slot(self, at: int, by: int, slot: int) -> torch.Tensor:
         """At one rank, a slot that another fills."""
         place = (by if by < at else by - 1) * self.slots + slot
-        start = self._first + place * _aligned(self.slot_bytes)
+        start = place * _aligned(self.slot_bytes)
         return self._memory[at][start : start + self.slot_bytes]
 
 
@@ -172,8 +183,17 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
-def _line(memory: torch.Tensor, line: int) -> torch.Tensor:
-    return memory[line * _LINE : line * _LINE + 4].view(torch.int32)
+def _line(words: torch.Tensor, line: int) -> torch.Tensor:
+    return words[line * _LINE : line * _LINE + 1]
+
+
+def _load(word: torch.Tensor) -> int:
+    return int(word.numpy()[0])
+
+
+def store(word: torch.Tensor, value: int) -> None:
+    """One aligned store, from any thread."""
+    word.numpy()[0] = value
 
 
 def in_circle(count: int) -> int:

@@ -110,7 +110,15 @@ class HostStaged:
         size = row_bytes(out)
         pieces = cut(largest_bytes, size, world_size=self.world_size, chunk_bytes=self._chunk_bytes)
         operation = Operation(
-            out, inp, out_splits, in_splits, cut=pieces, row_bytes=size, gather=gather, device=self._device
+            out,
+            inp,
+            out_splits,
+            in_splits,
+            cut=pieces,
+            row_bytes=size,
+            gather=gather,
+            device=self._device,
+            limit_s=self._handshake.timeout_s,
         )
         with self._lock:
             self._check()

@@ -33,6 +33,7 @@ class Operation:
         row_bytes: int,
         gather: bool,
         device: Device,
+        limit_s: float,
     ) -> None:
         self.out, self.inp = as_bytes(out), as_bytes(inp)
         self.out_splits, self.in_splits = list(out_splits), list(in_splits)
@@ -42,6 +43,7 @@ class Operation:
         self.gather = gather
         self.before = device.mark()
         self._device = device
+        self._limit_s = limit_s
         self._over = threading.Event()
         self._mark: Mark = None
         self._error: PeerError | None = None
@@ -58,7 +60,10 @@ class Operation:
         self._over.wait()
         if self._error is not None:
             raise PeerError(str(self._error)) from self._error
-        self._device.wait(self._mark)
+        try:
+            self._device.wait(self._mark, self._limit_s)
+        except TimeoutError as error:
+            raise PeerError(str(error)) from error
 
 
 class Stages:

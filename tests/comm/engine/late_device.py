@@ -81,10 +81,10 @@ class Late(Eager):
             if mark is not None and mark[0].begun < mark[1] and mark not in self._asked:
                 self._asked.add(mark)
                 return False
-            self.wait(mark)
+            self.wait(mark, 0.0)
             return True
 
-    def wait(self, mark: tuple[Stream, int] | None) -> None:
+    def wait(self, mark: tuple[Stream, int] | None, limit_s: float) -> None:
         with self._lock:
             if mark is not None:
                 mark[0].run(mark[1])

@@ -138,7 +138,7 @@ def test_hand_overs_without_marks_are_noticed() -> None:
 
 def test_work_runs_behind_its_submitter_and_before_who_takes_the_result() -> None:
     device = Clocks()
-    worker = Worker("test", pytest.fail, device=device)
+    worker = Worker("test", pytest.fail, device=device, limit_s=DEADLINE_S)
     device.clock["mine"] = 7
     pending = worker.submit(lambda: device.clock.copy())
     seen = pending.result(DEADLINE_S)
@@ -153,7 +153,7 @@ class Payload:
 
 def test_work_under_way_keeps_what_it_uses() -> None:
     device = Clocks()
-    worker = Worker("test", pytest.fail, device=device)
+    worker = Worker("test", pytest.fail, device=device, limit_s=DEADLINE_S)
 
     def submitted() -> tuple[Any, weakref.ref[Payload]]:
         held = Payload()
@@ -168,7 +168,7 @@ def test_work_under_way_keeps_what_it_uses() -> None:
     mark, held = submitted()
     worker.submit(lambda: None).result(DEADLINE_S)
     assert held() is not None
-    device.wait(mark)
+    device.wait(mark, DEADLINE_S)
     worker.submit(lambda: None).result(DEADLINE_S)
     worker.submit(lambda: None).result(DEADLINE_S)
     assert held() is None
@@ -177,7 +177,7 @@ def test_work_under_way_keeps_what_it_uses() -> None:
 
 def test_closing_waits_for_the_device() -> None:
     device = Clocks()
-    worker = Worker("test", pytest.fail, device=device)
+    worker = Worker("test", pytest.fail, device=device, limit_s=DEADLINE_S)
     marks = []
     for _ in range(3):
         pending = worker.submit(lambda: None)

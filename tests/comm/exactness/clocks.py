@@ -64,7 +64,7 @@ class Clocks(Host):
             return True
         return False
 
-    def wait(self, mark: Any) -> None:
+    def wait(self, mark: Any, limit_s: float) -> None:
         self.waited.add(mark)
         self.after(mark)
 

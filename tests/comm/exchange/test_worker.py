@@ -4,6 +4,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -30,7 +31,7 @@ def errors() -> list[BaseException]:
 
 @pytest.fixture
 def worker(errors: list[BaseException]) -> Iterator[Worker]:
-    worker = Worker("test", errors.append, device=Host())
+    worker = Worker("test", errors.append, device=Host(), limit_s=DEADLINE_S)
     yield worker
     worker.close()
 
@@ -88,7 +89,7 @@ def test_the_error_is_told_before_anybody_sees_it() -> None:
         assert queued.wait(DEADLINE_S)
         told.append((any(future.done() for future in futures), threading.current_thread().name))
 
-    worker = Worker("test", on_error, device=Host())
+    worker = Worker("test", on_error, device=Host(), limit_s=DEADLINE_S)
     futures += [worker.submit(raising(ValueError("first"))), worker.submit(raising(ValueError("second")))]
     queued.set()
     assert [str(future.exception(DEADLINE_S)) for future in futures] == ["first", "first"]
@@ -98,7 +99,7 @@ def test_the_error_is_told_before_anybody_sees_it() -> None:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
 def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -> None:
-    worker = Worker("test", lambda _: None, device=Host())
+    worker = Worker("test", lambda _: None, device=Host(), limit_s=DEADLINE_S)
     thread = worker.submit(threading.current_thread).result(DEADLINE_S)
     if fails:
         worker.submit(raising(ValueError("broken")))
@@ -113,7 +114,7 @@ def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
 def test_a_closed_worker_takes_no_work(fails: bool) -> None:
     """Whoever waited for it would wait for ever."""
-    worker = Worker("test", lambda _: None, device=Host())
+    worker = Worker("test", lambda _: None, device=Host(), limit_s=DEADLINE_S)
     if fails:
         worker.submit(raising(ValueError("broken")))
     worker.close()
@@ -140,7 +141,7 @@ def test_what_is_done_is_let_go_while_the_worker_is_idle(monkeypatch: pytest.Mon
         return weakref.ref(held), weakref.ref(result)
 
     monkeypatch.setattr(fscomm.exchange.worker, "queue", SimpleNamespace(SimpleQueue=Watched))
-    worker = Worker("test", lambda _: None, device=Host())
+    worker = Worker("test", lambda _: None, device=Host(), limit_s=DEADLINE_S)
     held, result = submitted()
     for _ in range(2):
         assert asks.acquire(timeout=DEADLINE_S)
@@ -148,10 +149,35 @@ def test_what_is_done_is_let_go_while_the_worker_is_idle(monkeypatch: pytest.Mon
     worker.close()
 
 
+class Stuck(Host):
+    """A device that never comes to the end of what was issued to it."""
+
+    def mark(self) -> str:
+        return "never"
+
+    def is_done(self, mark: Any) -> bool:
+        return False
+
+    def wait(self, mark: Any, limit_s: float) -> None:
+        time.sleep(limit_s)
+        raise TimeoutError("the device is late")
+
+
+def test_a_worker_does_not_wait_for_the_device_for_ever() -> None:
+    told: list[BaseException] = []
+    worker = Worker("test", told.append, device=Stuck(), limit_s=0.1)
+    for _ in range(3):
+        worker.submit(lambda: None).result(DEADLINE_S)
+    start = time.monotonic()
+    worker.close()
+    assert time.monotonic() - start < DEADLINE_S / 2
+    assert [str(error) for error in told] == ["the device is late"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads share the priority of their process")
 @pytest.mark.parametrize("background", [False, True])
 def test_a_worker_in_the_background_gives_way_and_no_other_thread_does(background: bool) -> None:
-    worker = Worker("test", pytest.fail, device=Host(), background=background)
+    worker = Worker("test", pytest.fail, device=Host(), limit_s=DEADLINE_S, background=background)
     try:
         usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         of_worker = worker.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(DEADLINE_S)

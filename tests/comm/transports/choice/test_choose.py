@@ -36,6 +36,8 @@ def cpus(size=3, **changes):
     return [replace(CPU, **changes.get(f"r{rank}", {})) for rank in range(size)]
 
 
+CUDA_12 = {"cuda_bindings": "12.9.0", "driver": 12080}
+EVERYTHING = {"nccl", "nccl-ce", "copy-engine", "host-staged"}
 ABLE = [
     # the ranks, what all of them can use
     ("gpus alike", gpus(), {"nccl", "nccl-ce", "copy-engine", "host-staged"}),
@@ -51,14 +53,22 @@ ABLE = [
     ("older nccl", [replace(record, nccl=(2, 27, 5)) for record in gpus()], {"nccl", "copy-engine", "host-staged"}),
     ("one newer nccl", gpus(r0={"nccl": (2, 30, 7)}), {"copy-engine", "host-staged"}),
     ("one without nccl", gpus(r1={"nccl": None}), {"copy-engine", "host-staged"}),
-    ("one without stream waits", gpus(r2={"cuda_bindings": None}), {"nccl", "nccl-ce", "host-staged"}),
-    ("over pcie", gpus(how="peer"), {"nccl", "copy-engine", "host-staged"}),
+    ("one without bindings", gpus(r2={"cuda_bindings": None}), {"nccl", "host-staged"}),
+    ("one with bindings that are newer than the driver", gpus(r2={"driver": 12090}), {"nccl", "host-staged"}),
+    (
+        "bindings of the older driver",
+        gpus(2, r0=CUDA_12, r1=CUDA_12),
+        {"nccl", "nccl-ce", "copy-engine", "host-staged"},
+    ),
+    ("bindings that are older than the driver", gpus(r2={"cuda_bindings": "12.9.0"}), EVERYTHING),
+    ("over pcie", gpus(how="peer"), {"nccl", "host-staged"}),
+    ("one pair over pcie", gpus(r0={"reach": {"gpu-3": "peer"}}), {"nccl", "host-staged"}),
     ("unreachable", gpus(how="none"), {"nccl", "host-staged"}),
     ("one pair unreachable", gpus(r0={"reach": {"gpu-3": "none"}}), {"nccl", "host-staged"}),
     (
         "each sees its own device only",
         [replace(record, reach={}, index=0) for record in gpus()],
-        {"nccl", "nccl-ce", "copy-engine", "host-staged"},
+        {"nccl", "nccl-ce", "host-staged"},
     ),
     ("one hardware queue", gpus(r1={"environment": {MASK: "1"}}), {"nccl", "nccl-ce", "host-staged"}),
     ("as many hardware queues as by default", gpus(r1={"environment": {}}), {"nccl", "nccl-ce", "host-staged"}),
@@ -131,6 +141,18 @@ def test_auto_uses_only_what_is_proven(records, able):
         (gpus(), "gloo", "host-staged"),
         (gpus(r2={"cuda_bindings": None}), "copy-engine", "rank 2 has no cuda.bindings"),
         (gpus(r2={"cuda_bindings": None}), "copy-engine", "pip install cuda-bindings"),
+        (gpus(r2={"cuda_bindings": None}), "nccl-ce", "rank 2 has no cuda.bindings"),
+        (
+            gpus(r2={"driver": 12080}),
+            "copy-engine",
+            "rank 2 has a driver of CUDA 12.8 and cuda-bindings 13.5.0, which needs the driver of its CUDA",
+        ),
+        (gpus(3, how="peer"), "copy-engine", "no NVLink between ranks 0 and 1, 0 and 2, 1 and 2"),
+        (
+            [replace(record, reach={}) for record in gpus(2)],
+            "copy-engine",
+            "no view of each other's devices: ranks 0 and 1, so NVLink between them cannot be seen",
+        ),
         (gpus(r1={"environment": {MASK: "1"}}), "copy-engine", f"rank 1 has {MASK}=1: four rings"),
         (gpus(r1={"environment": {}}), "copy-engine", f"rank 1 has {MASK}=8 (not set): four rings"),
         (gpus(3, how="peer"), "nccl-ce", "no NVLink between ranks 0 and 1, 0 and 2, 1 and 2"),
@@ -153,7 +175,7 @@ def test_the_best_comes_first_once_it_is_proven(monkeypatch):
     monkeypatch.setattr(choosing, "PROVEN", NAMES)
     assert choose(cpus(), "auto").name == "gloo"
     assert choose(gpus(), "auto").name == "copy-engine"
-    assert choose(gpus(r0={"cuda_bindings": None}), "auto").name == "nccl-ce"
+    assert choose(gpus(r0={"environment": {MASK: "8"}}), "auto").name == "nccl-ce"
     assert choose(gpus(how="none"), "auto").name == "host-staged"
     assert choose(gpus(how="none", r0={"pinned": False}), "auto").name == "nccl"
     assert choose(gpus(), "auto").why_not["nccl"] == (
@@ -176,7 +198,7 @@ def test_warnings_name_ranks():
     assert version == "the ranks differ in torch: ranks 0, 1, 3 have 2.13.0, rank 2 has 2.11.0"
     assert setting == f"the ranks differ in {MASK}: ranks 0, 2, 3 have 32, rank 1 has 1"
     assert queues.startswith(f"rank 1 has {MASK}=1: with one hardware queue")
-    (driver,) = choose(gpus(r2={"driver": 12040}), "copy-engine").warnings
+    (driver,) = choose(gpus(r2={"driver": 12040, "cuda_bindings": "12.9.0"}), "copy-engine").warnings
     assert driver.startswith("rank 2 has an older driver than CUDA 12.8")
     assert "Warning: the ranks differ in torch" in choose(records, "nccl").line()
 

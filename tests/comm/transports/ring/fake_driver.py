@@ -77,6 +77,9 @@ class FakeDriver:
         self._generation += 1
         return self._shelf.memory(self._generation - 1, nbytes)
 
+    def words(self, number: int) -> list[torch.Tensor]:
+        return [words.view(torch.int32) for words in self.memory(4 * number)]
+
     def queue(self, name: str) -> "FakeQueue":
         self.queues.append(FakeQueue(self, self.machine.engines[self.rank][name]))
         return self.queues[-1]
@@ -86,12 +89,6 @@ class FakeDriver:
 
     def wait(self, mark: tuple["FakeQueue", int], timeout_s: float) -> bool:
         return self.machine.until(lambda: self.is_done(mark), timeout_s)
-
-    def write_now(self, word: torch.Tensor, value: int) -> None:
-        word[0] = value
-
-    def read_now(self, word: torch.Tensor) -> int:
-        return int(word[0])
 
     def close(self) -> None:
         """Also what a process that dies does: its queues do nothing more."""

@@ -1,87 +1,40 @@
-"""The copy engine on fake CUDA: the contract between processes that share its memory, and the order within a stream."""
+"""The copy engine by the real cuda-bindings on host memory: one rank, and what is refused and why."""
 
+import contextlib
+import gc
 import os
-import signal
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import host_cuda
 import pytest
 import torch
-import torch.distributed as dist
-import transport_contract as contract
-from fake_cuda import FakeCuda
-from transport_jobs import MORE, AllToAll, after_agreement, one_pair
-from worlds import World, shared_world
+from host_cuda import HERE, Setup, called, driver_for, failing, shim, world_for
+from worlds import shared_world
 
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring import descriptors
+from fscomm.transports.ring import cuda_driver, descriptors
 from fscomm.transports.ring.cuda_api import Cuda, CudaError
 from fscomm.transports.ring.cuda_driver import CudaDriver
-from fscomm.transports.ring.ring import Ring
-from fscomm.transports.ring.streams import StreamFabric
-from fscomm.transports.transport import AloneTransport, Transport
+from fscomm.transports.ring.streams import store
 from fsranks.errors import PeerError
-from fsranks.rank_context import RankContext, resolve
+from fsranks.rank_context import resolve
 
-SIZE = 3
-TIMEOUT_S = 60
-NAME = "copy-engine on fake CUDA"
-HERE = torch.device("cpu")
-
-
-def driver_on(fake: FakeCuda, handshake: Handshake) -> CudaDriver:
-    return CudaDriver(handshake, HERE, cuda=Cuda(0, fake), current_stream=lambda: fake.caller)  # type: ignore[arg-type]
+BINDINGS = host_cuda.bindings()
+OUT_OF_MEMORY = 2
+NEVER_S = 0.05  # in which what must not happen would
+on_host_cuda = pytest.mark.skipif(host_cuda.why_not() is not None, reason=host_cuda.why_not() or "")
 
 
-def open_ring(context: RankContext, timeout_s: float, verify: bool) -> Transport:
-    if context.world_size == 1:
-        return AloneTransport(NAME)
-    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
-    return Ring(StreamFabric(driver_on(FakeCuda(), handshake)), handshake, name=NAME)
-
-
-def run(rank: int, world_size: int, case: Any, *args: object) -> None:
-    MORE[NAME] = open_ring
-    case(rank, world_size, NAME, *args)
-
-
-@pytest.mark.parametrize(
-    ("case", "args"),
-    [
-        (contract.many_in_flight, (False,)),
-        (contract.growth, (True,)),
-        (contract.two_classes, ()),
-        (contract.closed, ()),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_contract(case: Any, args: tuple[object, ...]) -> None:
-    shared_world(SIZE).run(run, case, *args, timeout_s=TIMEOUT_S)
-
-
-def test_nothing_is_left_after_close() -> None:
-    shared_world(2).run(run, contract.nothing_left, False, timeout_s=TIMEOUT_S)
-
-
-def test_a_killed_rank_is_named() -> None:
-    with World(SIZE) as world:
-        found = world.run(killed, lost=[1])
-    assert all("rank 1" in text for text in (found[0], found[2]))
-
-
-def killed(rank: int, world_size: int) -> str:
-    ring = open_ring(resolve(), 30.0, True)
-    jobs = [AllToAll("killed", [[400] * world_size] * world_size, (64,)) for _ in range(2)]
-    jobs[0].run(ring)
-    if rank == 1:
-        with after_agreement(lambda: signal.raise_signal(signal.SIGKILL)):
-            jobs[1].begin(ring)
-    with pytest.raises(PeerError) as caught:
-        jobs[1].run(ring)
-    ring.close("lost a rank")
-    return str(caught.value)
+@pytest.fixture(scope="module", params=BINDINGS or [""])
+def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    library = host_cuda.build(tmp_path_factory.mktemp("libcuda"))
+    return Setup(library=library, version=request.param, folder=BINDINGS[request.param])
 
 
 class Alone:
@@ -97,144 +50,249 @@ class Alone:
             return mine[None]
 
 
-@pytest.fixture
-def fake() -> FakeCuda:
-    return FakeCuda()
+def alone(setup: Setup, case: Callable[..., None], *args: Any) -> None:
+    world_for(setup, 1).run(host_cuda.run, setup, of_one_rank, case, *args)
 
 
-@pytest.fixture
-def driver(fake: FakeCuda) -> CudaDriver:
-    return driver_on(fake, Alone())  # type: ignore[arg-type]
+def of_one_rank(rank: int, world_size: int, case: Callable[..., None], *args: Any) -> None:
+    """All that a case of a driver maps is given back when the driver is closed."""
+    before = shim().shim_mapped()
+    driver = driver_for(Alone())
+    case(driver, *args)
+    driver.close()
+    assert shim().shim_mapped() == before
 
 
-def words(memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return memory[:4].view(torch.int32), memory[128:132].view(torch.int32)
+def words(driver: CudaDriver) -> tuple[torch.Tensor, torch.Tensor]:
+    (of_this_rank,) = driver.words(64)
+    assert of_this_rank.tolist() == [0] * 64
+    return of_this_rank[:1], of_this_rank[32:33]
 
 
-def test_what_is_issued_runs_behind_the_caller_and_in_order(fake: FakeCuda, driver: CudaDriver) -> None:
+def held(driver: CudaDriver, stream: Any, word: torch.Tensor) -> None:
+    """`stream` goes on when the word is 1. The driver does not know of it."""
+    driver.cuda("cuStreamWaitValue32", stream, word.data_ptr(), 1, 0)
+
+
+def in_order(driver: CudaDriver) -> None:
     (memory,) = driver.memory(1000)
-    mine, peers = words(memory)
-    assert memory.tolist() == [0] * 1000
+    mine, peers = words(driver)
+    (gate,) = driver.words(1)
     queue = driver.queue("send")
-    opened = threading.Event()
-    fake.hold(fake.caller, opened.is_set)
-    rows = torch.arange(16, dtype=torch.uint8)
-    fake.log.clear()
+    rows = torch.arange(1, 17, dtype=torch.uint8)
+    before = called("cuMemcpyBatchAsync"), called("cuMemcpyAsync")
+    held(driver, driver.current_stream(), gate)
+    store(mine, 2)
     queue.begin()
     queue.wait(mine, 2)
     queue.copy(memory[256:272], rows)
     queue.write(peers, 7)
     mark = queue.mark()
-    assert not driver.is_done(mark)
-    assert fake.log == []
-    opened.set()
-    assert not driver.wait(mark, 0.01)
-    number = fake.streams.index(queue.stream)
-    assert fake.log == [(0, "held"), (number, "behind")]
-    driver.write_now(mine, 1)
-    assert not driver.wait(mark, 0.01)
-    assert driver.read_now(peers) == 0
-    driver.write_now(mine, 2)
-    assert driver.wait(mark, 1.0)
-    assert driver.read_now(peers) == 7
+    assert not driver.wait(mark, NEVER_S), "it did not run behind the caller"
+    store(mine, 1)
+    store(gate, 1)
+    assert not driver.wait(mark, NEVER_S), "it did not wait for the word"
+    assert peers.item() == 0
+    store(mine, 2)
+    assert driver.wait(mark, 10.0)
+    assert peers.item() == 7
     assert torch.equal(memory[256:272], rows)
-    assert [what for of, what in fake.log if of == number] == ["behind", "wait", "batch copy", "write"]
-    assert fake.log.count((0, "behind")) == 1  # the caller goes on behind the mark
-    driver.close()
-    assert fake.mapped == {}
+    assert (called("cuMemcpyBatchAsync"), called("cuMemcpyAsync")) == (before[0] + 1, before[1])
 
 
-def test_a_queue_that_waits_holds_up_neither_the_other_nor_words_written_now(
-    fake: FakeCuda, driver: CudaDriver
-) -> None:
+@on_host_cuda
+def test_what_is_issued_runs_behind_the_caller_and_in_order(setup: Setup) -> None:
+    alone(setup, in_order)
+
+
+def behind_a_mark(driver: CudaDriver) -> None:
+    (word,) = driver.words(1)
+    queue = driver.queue("send")
+    queue.wait(word, 1)
+    mark = queue.mark()
+    store(word, 1)
+    before = called("cuStreamWaitEvent")
+    assert driver.wait(mark, 10.0)
+    assert called("cuStreamWaitEvent") == before + 1  # the caller's stream goes on behind the mark
+
+
+@on_host_cuda
+def test_the_caller_goes_on_behind_what_it_waited_for(setup: Setup) -> None:
+    alone(setup, behind_a_mark)
+
+
+def independent(driver: CudaDriver) -> None:
     (memory,) = driver.memory(1000)
-    mine, peers = words(memory)
+    mine, peers = words(driver)
     waiting, other = driver.queue("receive"), driver.queue("send")
     waiting.wait(mine, 1)
     waiting.write(peers, 1)
     other.copy(memory[256:260], torch.tensor([1, 2, 3, 4], dtype=torch.uint8))
-    assert driver.wait(other.mark(), 1.0)
+    assert driver.wait(other.mark(), 10.0)
     assert not driver.is_done(waiting.mark())
-    threading.Thread(target=driver.write_now, args=(mine, 1)).start()
-    assert driver.wait(waiting.mark(), 5.0)
-    assert driver.read_now(peers) == 1
-    driver.close()
+    threading.Thread(target=store, args=(mine, 1)).start()
+    assert driver.wait(waiting.mark(), 10.0)
+    assert peers.item() == 1
 
 
-@pytest.mark.parametrize("start", [0, (1 << 31) - 1, -1])
-def test_words_count_in_a_circle(driver: CudaDriver, start: int) -> None:
-    (memory,) = driver.memory(1000)
-    mine, _ = words(memory)
-    queue = driver.queue("receive")
-    driver.write_now(mine, start)
-    following = (start + 1 + (1 << 31)) % (1 << 32) - (1 << 31)
-    queue.wait(mine, following)
-    mark = queue.mark()
-    assert not driver.is_done(mark)
-    driver.write_now(mine, following)
-    assert driver.is_done(mark)
-    assert driver.read_now(mine) == following
-    driver.close()
+@on_host_cuda
+def test_a_queue_that_waits_holds_up_neither_the_other_nor_stores(setup: Setup) -> None:
+    alone(setup, independent)
 
 
-def test_close_ends_a_queue_that_waits_and_is_final(fake: FakeCuda, driver: CudaDriver) -> None:
-    (memory,) = driver.memory(1000)
-    mine, _ = words(memory)
-    queue = driver.queue("receive")
-    for value in (5, 9):
-        queue.wait(mine, value)
-    assert fake.mapped
-    driver.close()
-    assert fake.mapped == {}
-    assert not queue.stream.todo
-    driver.close()
-    driver.write_now(mine, 1)  # nobody writes into memory that is gone
-    with pytest.raises(PeerError, match="given back"):
-        driver.read_now(mine)
+def circle(driver: CudaDriver) -> None:
+    mine, peers = words(driver)
+    for start in (0, (1 << 31) - 1, -1):
+        queue = driver.queue("receive")
+        store(mine, start)
+        following = (start + 1 + (1 << 31)) % (1 << 32) - (1 << 31)
+        queue.wait(mine, following)
+        queue.write(peers, following)
+        assert not driver.wait(queue.mark(), NEVER_S), start
+        store(mine, following)
+        assert driver.wait(queue.mark(), 10.0), start
+        assert peers.item() == following
 
 
-def test_memory_under_a_queue_that_does_not_end_stays(
-    fake: FakeCuda, driver: CudaDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fscomm.transports.ring.cuda_driver._END_S", 0.01)
+@on_host_cuda
+def test_words_count_in_a_circle(setup: Setup) -> None:
+    alone(setup, circle)
+
+
+def ended(driver: CudaDriver) -> None:
     driver.memory(1000)
+    mine, _ = words(driver)
+    for queue in (driver.queue("receive"), driver.queue("send")):
+        for value in (5, 9):
+            queue.wait(mine, value)
+    driver.close()
+    driver.close()
+    store(mine, 1)  # a thread that holds a word may still give up the ring
+
+
+@on_host_cuda
+def test_close_ends_queues_that_wait_and_is_final(setup: Setup) -> None:
+    alone(setup, ended)
+    alone(replace(setup, queues=1), ended)
+
+
+def kept(rank: int, world_size: int) -> None:
+    """Its memory, and the words, which go with the last object that refers to them otherwise."""
+    driver, of_test = driver_for(Alone()), driver_for(Alone())
+    (gate,) = of_test.words(1)
+    driver.memory(1000)
+    mine, _ = words(driver)
+    address = mine.data_ptr()
     queue = driver.queue("receive")
-    fake.hold(queue.stream, lambda: False)
-    driver.close()
-    assert fake.mapped
+    held(driver, queue.stream, gate)
+    mark, before = queue.mark(), shim().shim_mapped()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_driver, "_END_S", 0.01)
+        driver.close()
+    del driver, mine, _
+    assert shim().shim_mapped() == before
+    assert any(line.startswith(f"{address:x}-") for line in Path("/proc/self/maps").read_text().splitlines())
+    store(gate, 1)
+    assert cuda_driver.poll(mark.done, 10.0)
+    of_test.close()
 
 
-def test_words_of_memory_that_was_replaced_can_still_be_written(fake: FakeCuda, driver: CudaDriver) -> None:
-    """By a thread that gives up the ring just when it grows."""
-    (old,) = driver.memory(1000)
-    (new,) = driver.memory(1 << 20)
-    assert len(new) == 1 << 20
-    driver.write_now(words(old)[0], 3)
-    assert driver.read_now(words(old)[0]) == 3
-    assert driver.read_now(words(new)[0]) == 0
-    driver.close()
+@on_host_cuda
+def test_what_a_queue_that_does_not_end_uses_stays(setup: Setup) -> None:
+    world_for(setup, 1).run(host_cuda.run, setup, kept)
 
 
-def test_an_older_driver_copies_as_it_likes() -> None:
-    fake = FakeCuda(version=12070)
-    driver = driver_on(fake, Alone())  # type: ignore[arg-type]
+def copies(driver: CudaDriver) -> None:
     (memory,) = driver.memory(1000)
     queue = driver.queue("send")
+    before = called("cuMemcpyAsync"), called("cuMemcpyBatchAsync")
     queue.copy(memory[256:257], torch.ones(1, dtype=torch.uint8))
     queue.copy(memory[:0], memory[:0])
-    assert driver.wait(queue.mark(), 1.0)
-    assert [what for _, what in fake.log if "copy" in what] == ["copy"]
+    assert driver.wait(queue.mark(), 10.0)
+    assert (called("cuMemcpyAsync"), called("cuMemcpyBatchAsync")) == (before[0] + 1, before[1])
     with pytest.raises(ValueError, match="3 bytes cannot be copied to 2"):
         queue.copy(memory[:2], memory[:3])
-    driver.close()
 
 
-def test_errors_of_the_driver_name_the_call() -> None:
-    fake = FakeCuda()
-    cuda = Cuda(3, fake)
-    fake.lacks_memory = True
-    with pytest.raises(CudaError, match="cuMemCreate on CUDA device 3: CUDA_ERROR_OUT_OF_MEMORY"):
-        cuda("cuMemCreate", 1 << 16, None, 0)
+@on_host_cuda
+def test_an_older_driver_copies_as_it_likes(setup: Setup) -> None:
+    if not setup.version.startswith("12."):
+        pytest.skip("only cuda-bindings 12 serve a driver that is older than CUDA 12.8")
+    alone(replace(setup, driver=12070), copies)
+
+
+def newer_than_driver(rank: int, world_size: int) -> list[str]:
+    """Rank 0's driver is new enough."""
+    said = []
+    if rank == 0:
+        shim().shim_version(host_cuda.NEWEST)
+    handshake = Handshake(resolve(), verify=True, timeout_s=30.0)
+    for make in (lambda: Cuda(0), lambda: CudaDriver(handshake, torch.device("cpu", 0), current_stream=lambda: 0)):
+        try:
+            make()
+            said.append("")
+        except (CudaError, PeerError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    handshake.group.close("done")
+    return said
+
+
+@on_host_cuda
+def test_bindings_that_are_newer_than_the_driver_are_refused_on_all_ranks_alike(setup: Setup) -> None:
+    setup = replace(setup, driver=12080)
+    answers = world_for(setup, 2).run(host_cuda.run, setup, newer_than_driver)
+    if setup.version.startswith("12."):
+        assert answers == [["", ""], ["", ""]]
+        return
+    why = "a driver of CUDA 12.8 has not all functions that cuda-bindings 13 calls"
+    assert answers[0][0] == ""
+    assert answers[1][0].startswith(f"CudaError: {why}")
+    assert {together for _, together in answers} == {answers[0][1]}
+    assert answers[0][1].startswith(f"PeerError: on rank 1: CudaError: {why}")
+
+
+def missing(rank: int, world_size: int) -> str:
+    """As bindings say it: by an error of their own."""
+    with pytest.raises(CudaError) as caught:
+        Cuda(0)("cuMemAlloc", 1)
+    return str(caught.value)
+
+
+@on_host_cuda
+def test_a_function_that_the_driver_has_not_is_an_error_of_the_driver(setup: Setup) -> None:
+    (said,) = world_for(setup, 1).run(host_cuda.run, setup, missing)
+    assert said.startswith('cuMemAlloc on CUDA device 0: Function "cuMemAlloc')
+
+
+def fails(rank: int, world_size: int) -> None:
+    with failing("cuMemAddressReserve", OUT_OF_MEMORY), pytest.raises(CudaError) as caught:
+        Cuda(3)("cuMemAddressReserve", 1 << 16, 0, 0, 0)
+    assert str(caught.value) == "cuMemAddressReserve on CUDA device 3: CUDA_ERROR_OUT_OF_MEMORY"
+
+
+@on_host_cuda
+def test_errors_of_the_driver_name_the_call(setup: Setup) -> None:
+    world_for(setup, 1).run(host_cuda.run, setup, fails)
+
+
+def capturing(driver: CudaDriver) -> None:
+    cuda, (memory,) = driver.cuda, driver.memory(1000)
+    queue = driver.queue("send")
+    queue.copy(memory[:4], memory[4:8])
+    mark, other = queue.mark(), driver.stream()
+    for stream, use in ((driver.current_stream(), queue.begin), (other, lambda: driver.wait(mark, 10.0))):
+        cuda("cuStreamBeginCapture", stream, cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        with pytest.raises(CudaError, match="a CUDA graph is being captured"):
+            use()
+        cuda("cuStreamEndCapture", stream)
+    queue.begin()
+    assert driver.wait(queue.mark(), 10.0)
+
+
+@on_host_cuda
+def test_a_graph_that_is_being_captured_is_named(setup: Setup) -> None:
+    """The caller's stream, whose graph would draw in the ring's; and any other, while which no events may be asked."""
+    alone(setup, capturing)
 
 
 def test_ranks_that_are_apart_are_refused() -> None:
@@ -246,23 +304,6 @@ def test_without_bindings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
     with pytest.raises(ImportError, match="pip install cuda-bindings"):
         Cuda(0)
-
-
-def test_a_rank_without_memory_is_named_everywhere() -> None:
-    shared_world(SIZE).run(without_memory)
-
-
-def without_memory(rank: int, world_size: int) -> None:
-    handshake = Handshake(resolve(), verify=True, timeout_s=10.0)
-    fake = FakeCuda(lacks_memory=rank == 1)
-    driver = driver_on(fake, handshake)
-    before = len(os.listdir("/proc/self/fd"))
-    match = "rank 1 could not make memory" + (".*OUT_OF_MEMORY" if rank == 1 else "")
-    with pytest.raises(PeerError, match=match):
-        driver.memory(1000)
-    assert len(os.listdir("/proc/self/fd")) == before
-    driver.close()
-    handshake.group.close("done")
 
 
 def test_descriptors_go_to_whom_they_were_meant_for() -> None:
@@ -283,21 +324,54 @@ def handed_over(rank: int, world_size: int) -> None:
     handshake.group.close("done")
 
 
-def test_two_rings_may_grow_at_once_in_any_order() -> None:
-    shared_world(2).run(growing_at_once)
+def memory_files() -> int:
+    return sum("/memfd:" in os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
 
 
-def growing_at_once(rank: int, world_size: int) -> None:
-    """Each rank begins with the other ring, and does not come to the second before the first is through."""
-    rings = [open_ring(resolve(), float(TIMEOUT_S), True) for _ in range(2)]
-    jobs = [AllToAll("growing", one_pair(world_size, 1 << 14), (64,)) for _ in rings]
-    dist.barrier()
-    threads = [threading.Thread(target=job.run, args=(ring,)) for ring, job in zip(rings, jobs, strict=True)]
-    for thread in threads if rank else threads[::-1]:
-        thread.start()
-        time.sleep(0.2)
-    for thread in threads:
-        thread.join()
-    for ring, job in zip(rings, jobs, strict=True):
-        job.check()
-        ring.close("done")
+def refused(rank: int, world_size: int, call: str) -> tuple[str, float]:
+    """Rank 1's driver fails a call of opening a ring: what is said, and that nothing is left."""
+    before = memory_files(), shim().shim_mapped()
+    start = time.monotonic()
+    with failing(call, OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext():
+        try:
+            host_cuda.open_ring(resolve(), 60.0)
+            said = ""
+        except PeerError as error:
+            said = str(error)
+    took_s = time.monotonic() - start
+    gc.collect()
+    assert (memory_files(), shim().shim_mapped()) == before
+    return said, took_s
+
+
+@on_host_cuda
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemCreate",
+        "cuMemExportToShareableHandle",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemImportFromShareableHandle",
+        "cuMemHostRegister",
+    ],
+)
+def test_a_rank_whose_driver_fails_is_named_by_all(setup: Setup, call: str) -> None:
+    for said, took_s in world_for(setup, 3).run(host_cuda.run, setup, refused, call):
+        assert said == f"on rank 1: CudaError: {call} on CUDA device 0: CUDA_ERROR_OUT_OF_MEMORY"
+        assert took_s < 20
+
+
+def elsewhere(rank: int, world_size: int) -> str:
+    shim().shim_alias(4096 if rank == 1 else 0)
+    with pytest.raises(PeerError) as caught:
+        host_cuda.open_ring(resolve(), 60.0)
+    shim().shim_alias(0)
+    return str(caught.value)
+
+
+@on_host_cuda
+def test_a_device_that_has_other_addresses_for_host_memory_is_refused(setup: Setup) -> None:
+    for said in world_for(setup, 2).run(host_cuda.run, setup, elsewhere):
+        assert said.startswith("on rank 1: CudaError: CUDA device 0 reaches host memory at other addresses")

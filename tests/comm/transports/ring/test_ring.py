@@ -44,6 +44,7 @@ class Fleet:
                 FakeHandshake(self.agreed, rank, self.size, timeout_s),  # type: ignore[arg-type]
                 name="fake",
                 most_slot_bytes=most,
+                most_waiting=256,  # one rank issues all of an operation before another begins
             )
             for rank, fabric in enumerate(self.fabrics)
         ]
@@ -174,13 +175,13 @@ def test_splits_that_do_not_fit_are_refused_before_anything_is_said() -> None:
 def test_counts_go_round_the_circle() -> None:
     fleet = Fleet(Machine(2))
     ago = (1 << 31) - 3
-    for ring, fabric, memory in zip(fleet.rings, fleet.fabrics, fleet.fabrics[0]._memory, strict=True):
+    for ring, fabric, words in zip(fleet.rings, fleet.fabrics, fleet.fabrics[0]._words, strict=True):
         for counts in (ring._put, ring._taken, fabric._put, fabric._taken):
             counts[:] = [ago, ago]
-        memory[: 4 * 64].view(torch.int32)[::16] = ago
+        words[: 4 * 16 : 16] = ago
     for _ in range(3):
         fleet.exchange([[3, 200], [300, 0]]).issue().check()
-    assert in_circle(int(fleet.fabrics[0]._memory[0][64:68].view(torch.int32))) < 0, "the circle was not closed"
+    assert in_circle(int(fleet.fabrics[0]._words[0][16])) < 0, "the circle was not closed"
 
 
 def test_slots_grow_on_all_ranks_because_of_one_piece_and_only_once_all_are_idle() -> None:
@@ -347,7 +348,7 @@ def test_counts_that_come_late_do_not_undo_poison() -> None:
         poison()
         given += 1
         if given < 5:
-            fleet.fabrics[0]._memory[0][: 4 * 64] = 0
+            fleet.fabrics[0]._words[0][: 4 * 16] = 0
 
     fleet.fabrics[0].poison = overtaken  # type: ignore[method-assign]
     with pytest.raises(PeerError):

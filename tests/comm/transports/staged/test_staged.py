@@ -283,6 +283,25 @@ def test_a_device_that_gets_nowhere_is_given_up() -> None:
     assert "rank 1" in said[0]
 
 
+class LateAtLast(Host):
+    """A device that gets nowhere with what it was given last."""
+
+    def wait(self, mark: Any, limit_s: float) -> None:
+        raise TimeoutError(f"nothing within {limit_s:g} s")
+
+
+def late_at_last(rank: int, world_size: int) -> None:
+    with opened(LateAtLast(), timeout_s=7) as transport:
+        rows = torch.ones(world_size)
+        handle = transport.all_to_all_v(torch.empty_like(rows), rows, [1] * world_size, [1] * world_size)
+        with pytest.raises(PeerError, match="nothing within 7 s"):
+            handle.wait()
+
+
+def test_waiting_for_rows_that_are_on_their_way_to_the_device_has_the_limit_of_the_transport() -> None:
+    shared_world(2).run(late_at_last)
+
+
 def test_abort_ends_waiting_for_the_device() -> None:
     said = shared_world(2).run(stuck, True)
     assert said[1] == "host-staged is over on rank 1: had enough"

@@ -1,0 +1,153 @@
+"""The real cuda-bindings on host memory: rings of ranks whose libcuda.so.1 is `libcuda.c`.
+
+`run` is a case of a world in which a rank first loads both. Bindings are found where they are installed, and in the
+folders of FREESCALE_CUDA_BINDINGS (`pip install --target <folder> --no-deps cuda-bindings==12.9.0`; several are
+separated as in PATH). A process can load one version only, so every version has worlds of its own.
+"""
+
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transport_jobs import MORE
+from worlds import World, shared_world
+
+from fscomm.transports.handshake import Handshake
+from fscomm.transports.ring.cuda_api import Cuda
+from fscomm.transports.ring.cuda_driver import CudaDriver
+from fscomm.transports.ring.ring import Ring
+from fscomm.transports.ring.streams import StreamFabric
+from fscomm.transports.transport import AloneTransport, Transport
+from fsranks.rank_context import RankContext
+
+NAME = "copy-engine on host memory"
+HERE = torch.device("cpu")
+LIMIT_S = 60.0
+NEWEST = 13000  # the driver; 12080 is one of CUDA 12.8
+FOLDERS = "FREESCALE_CUDA_BINDINGS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A driver of host memory, and rings on it.
+
+    Attributes:
+        folder: has the bindings; "" where they are installed.
+        driver: the version that the library says it is.
+        queues, room: of the hardware, and how many operations one takes.
+        slot_bytes: of rings, and the most; None: as by default.
+        limit_s: of rings.
+    """
+
+    library: str
+    version: str
+    folder: str
+    driver: int = NEWEST
+    queues: int = 32
+    room: int = 1024
+    slot_bytes: int | None = None
+    limit_s: float = LIMIT_S
+
+
+def bindings() -> dict[str, str]:
+    """By version, the folder that has it."""
+    found = {}
+    for folder in ["", *filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))]:
+        for of in importlib.metadata.distributions(name="cuda-bindings", **({"path": [folder]} if folder else {})):
+            found.setdefault(of.version, folder)
+    return found
+
+
+def why_not() -> str | None:
+    """Why no test can run here."""
+    if shutil.which("cc") is None:
+        return "libcuda.c needs a C compiler, cc"
+    return None if bindings() else f"needs cuda-bindings: pip install them, or name folders in {FOLDERS}"
+
+
+def build(folder: Path) -> str:
+    library = folder / "libcuda.so.1"
+    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-pthread", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["cc", *options, "-o", library, Path(__file__).with_name("libcuda.c")], check=True)
+    return str(library)
+
+
+def world_for(setup: Setup, size: int) -> World:
+    return shared_world(size, f"cuda-bindings of {setup.folder}, driver {setup.driver}")
+
+
+def run(rank: int, world_size: int, setup: Setup, case: Callable[..., Any], *args: Any) -> Any:
+    """A case of the world; leaves nothing open."""
+    load(setup)
+    with contextlib.ExitStack() as opened:
+        MORE[NAME] = lambda context, timeout_s, verify: _kept(opened, context, setup, verify)
+        return case(rank, world_size, *args)
+
+
+def load(setup: Setup) -> None:
+    """In this process, once; a library of that name which is there already is the one that bindings find."""
+    if "cuda.bindings.driver" not in sys.modules:
+        ctypes.CDLL(setup.library, mode=ctypes.RTLD_GLOBAL)
+        if setup.folder:
+            sys.path.insert(0, setup.folder)
+    shim().shim_version(setup.driver)
+    shim().shim_hardware_queues(setup.queues)
+    shim().shim_room(setup.room)
+
+
+def shim() -> ctypes.CDLL:
+    """Its own functions; see the end of libcuda.c."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def driver_for(handshake: Any) -> CudaDriver:
+    """One whose caller issues to a stream of its own."""
+    streams: list[int] = []
+    driver = CudaDriver(handshake, HERE, cuda=Cuda(0), current_stream=lambda: streams[0])
+    streams.append(int(driver.stream()))
+    return driver
+
+
+def open_ring(
+    context: RankContext, timeout_s: float, *, verify: bool = True, slot_bytes: int | None = None
+) -> Transport:
+    if context.world_size == 1:
+        return AloneTransport(NAME)
+    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
+    try:
+        if slot_bytes is None:
+            return Ring(StreamFabric(driver_for(handshake)), handshake, name=NAME)
+        fabric = StreamFabric(driver_for(handshake), slot_bytes=slot_bytes)
+        return Ring(fabric, handshake, name=NAME, most_slot_bytes=slot_bytes)
+    except BaseException:
+        handshake.group.close("could not open a ring")
+        raise
+
+
+def _kept(opened: contextlib.ExitStack, context: RankContext, setup: Setup, verify: bool) -> Transport:
+    ring = open_ring(context, setup.limit_s, verify=verify, slot_bytes=setup.slot_bytes)
+    opened.callback(ring.close, "the case is over")
+    return ring
+
+
+@contextlib.contextmanager
+def failing(name: str, code: int, *, after: int = 1) -> Iterator[None]:
+    """The `after`-th call of a function returns an error."""
+    shim().shim_fail(name.encode(), after, code)
+    try:
+        yield
+    finally:
+        shim().shim_fail(name.encode(), 0, 0)
+
+
+def called(name: str) -> int:
+    return shim().shim_called(name.encode())
