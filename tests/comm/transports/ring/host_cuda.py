@@ -34,6 +34,7 @@ HERE = torch.device("cpu")
 LIMIT_S = 60.0
 NEWEST = 13000  # the driver; 12080 is one of CUDA 12.8
 FOLDERS = "FREESCALE_CUDA_BINDINGS"
+_loaded: list[ctypes.CDLL] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,11 @@ def run(rank: int, world_size: int, setup: Setup, case: Callable[..., Any], *arg
 
 def load(setup: Setup) -> None:
     """In this process, once; a library of that name which is there already is the one that bindings find."""
-    if "cuda.bindings.driver" not in sys.modules:
-        ctypes.CDLL(setup.library, mode=ctypes.RTLD_GLOBAL)
+    if not _loaded:
+        _loaded.append(ctypes.CDLL(setup.library, mode=ctypes.RTLD_GLOBAL))
         if setup.folder:
+            for name in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
+                del sys.modules[name]  # torch has imported those that are installed
             sys.path.insert(0, setup.folder)
     shim().shim_version(setup.driver)
     shim().shim_hardware_queues(setup.queues)
