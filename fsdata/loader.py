@@ -26,7 +26,6 @@ from fsdata.catalog.cores import usable_cores
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import PeerError
-from fsdata.order.deal import stream_rows
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
@@ -323,7 +322,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             rank=context.rank,
             world_size=context.world_size,
             batch_size=options.batch_size,
-            left=np.array([stream_rows(stream) for stream in streams]),
+            left=np.array([stream.rows for stream in streams]),
             progress=progress,
         )
         reader = data.reader(

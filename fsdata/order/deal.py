@@ -14,60 +14,23 @@ is left of it can be dealt again to another number of ranks.
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from fsdata.kernels.deal import to_fewest
+from fsdata.order.stream import Stream, Window, chosen, grouped, joined
 
-class Span(Protocol):
-    """A stretch of rows that can be cut in two."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def cut(self, rows: int) -> tuple[Self, Self]: ...
+COMPILED_FROM = 20_000  # spans
 
 
-SpanT = TypeVar("SpanT", bound=Span)
+class Hand(NamedTuple):
+    """What one rank was dealt: rows [start, stop) of spans, in order. int64[n] each."""
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows [start, stop) of a unit."""
-
-    unit: int
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    def cut(self, rows: int) -> tuple["Piece", "Piece"]:
-        middle = self.start + rows
-        return replace(self, stop=middle), replace(self, start=middle)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Rows [start, stop) of the pieces' rows, which are permuted first if the epoch is shuffled."""
-
-    pieces: tuple[Piece, ...]
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    def cut(self, rows: int) -> tuple["Window", "Window"]:
-        middle = self.start + rows
-        return replace(self, stop=middle), replace(self, start=middle)
-
-
-Stream = tuple[Window, ...]
+    span: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
@@ -90,89 +53,83 @@ def quotas(rows: int, world_size: int) -> np.ndarray:
     return rows // world_size + (np.arange(world_size) < rows % world_size)
 
 
-def deal(spans: Iterable[SpanT], world_size: int) -> list[list[SpanT]]:
-    """Deal spans to ranks in order and even out the rows at the end; spans without rows are left out."""
-    hands: list[list[SpanT]] = [[] for _ in range(world_size)]
+def deal(rows: np.ndarray, world_size: int) -> list[Hand]:
+    """Deal spans of so many rows, int64[N], to ranks in order, and even out the rows at the end.
+
+    Spans without rows are left out.
+    """
+    spans = np.flatnonzero(rows)
+    owner, held = np.empty(len(spans), np.uint16), np.zeros(world_size, np.int64)
+    (to_fewest if len(spans) >= COMPILED_FROM else _to_fewest)(rows[spans], world_size, owner, held)
+    by_rank = spans[np.argsort(owner, kind="stable")]
+    of_rank = np.split(by_rank, np.cumsum(np.bincount(owner, minlength=world_size))[:-1])
+    missing = quotas(int(held.sum()), world_size) - held
+    hands, surplus = [], []
+    for mine, over in zip(of_rank, -missing, strict=True):
+        kept, cut = _cut(mine, rows[mine], int(over))
+        hands.append(kept)
+        surplus += cut
+    given = _hand_over(np.maximum(missing, 0), surplus)
+    return [_with(hand, more) for hand, more in zip(hands, given, strict=True)]
+
+
+def _to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.ndarray) -> None:
+    """`to_fewest`, without a second of compiling on a new machine."""
     fewest = [(0, rank) for rank in range(world_size)]
-    total = 0
-    for span in spans:
-        if span.rows == 0:
-            continue
-        rows, rank = heapq.heappop(fewest)
-        hands[rank].append(span)
-        heapq.heappush(fewest, (rows + span.rows, rank))
-        total += span.rows
-    held = {rank: rows for rows, rank in fewest}
-    missing = [int(quota) - held[rank] for rank, quota in enumerate(quotas(total, world_size))]
-    _hand_over(hands, missing, _cut_surplus(hands, missing))
-    return hands
+    for span, count in enumerate(rows.tolist()):
+        so_far, owner[span] = fewest[0]
+        heapq.heapreplace(fewest, (so_far + count, fewest[0][1]))
+    for so_far, rank in fewest:
+        held[rank] = so_far
 
 
-def _cut_surplus(hands: list[list[SpanT]], missing: list[int]) -> list[SpanT]:
-    """Take from the end of every hand what is over its quota."""
-    surplus: list[SpanT] = []
-    for rank, hand in enumerate(hands):
-        taken: list[SpanT] = []
-        while missing[rank] < 0:
-            span = hand.pop()
-            over = min(-missing[rank], span.rows)
-            if over < span.rows:
-                kept, span = span.cut(span.rows - over)
-                hand.append(kept)
-            taken.append(span)
-            missing[rank] += over
-        surplus += reversed(taken)
-    return surplus
+def _cut(spans: np.ndarray, rows: np.ndarray, over: int) -> tuple[Hand, list[tuple[int, int, int]]]:
+    """What a rank keeps of its spans, and the `over` rows at their end as (span, start, stop)."""
+    stop, whole = rows.copy(), len(spans)
+    cut = []
+    while over > 0:
+        last = whole - 1
+        taken = min(over, int(rows[last]))
+        stop[last] -= taken
+        cut.append((int(spans[last]), int(stop[last]), int(rows[last])))
+        over -= taken
+        whole -= stop[last] == 0
+    return Hand(spans[:whole], np.zeros(whole, np.int64), stop[:whole]), cut[::-1]
 
 
-def _hand_over(hands: list[list[SpanT]], missing: list[int], surplus: list[SpanT]) -> None:
-    """Give the surplus to the hands that are short."""
-    rank = 0
-    for given in surplus:
-        span = given
-        while span.rows:
-            while missing[rank] == 0:
+def _hand_over(missing: np.ndarray, surplus: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """[W] what each rank gets of the surplus, for as many rows as it is short of."""
+    given: list[list[tuple[int, int, int]]] = [[] for _ in missing]
+    left, rank = missing.tolist(), 0
+    for span, begin, stop in surplus:
+        start = begin
+        while start < stop:
+            while left[rank] == 0:
                 rank += 1
-            rows = min(missing[rank], span.rows)
-            part, span = span.cut(rows)
-            hands[rank].append(part)
-            missing[rank] -= rows
+            taken = min(left[rank], stop - start)
+            given[rank].append((span, start, start + taken))
+            left[rank] -= taken
+            start += taken
+    return given
+
+
+def _with(hand: Hand, more: list[tuple[int, int, int]]) -> Hand:
+    if not more:
+        return hand
+    return Hand(*(np.concatenate(both) for both in zip(hand, np.array(more, np.int64).T, strict=True)))
 
 
 def epoch_streams(
-    unit_rows: Sequence[int], *, world_size: int, shuffle: bool, shuffle_window: int, seed: int, epoch: int
+    unit_rows: Sequence[int] | np.ndarray, *, world_size: int, shuffle: bool, shuffle_window: int, seed: int, epoch: int
 ) -> list[Stream]:
     """Every rank's stream of one epoch."""
-    order: Iterable[int] = range(len(unit_rows))
-    if shuffle:
-        order = permutation(len(unit_rows), seed, epoch, 0).tolist()
-    hands = deal((Piece(unit, 0, unit_rows[unit]) for unit in order), world_size)
-    return [_windows(hand, shuffle_window if shuffle else 1) for hand in hands]
-
-
-def _windows(pieces: list[Piece], size: int) -> Stream:
-    groups = [tuple(pieces[at : at + size]) for at in range(0, len(pieces), size)]
-    return tuple(Window(group, 0, sum(piece.rows for piece in group)) for group in groups)
-
-
-def stream_rows(stream: Stream) -> int:
-    return sum(window.rows for window in stream)
-
-
-def rest(stream: Stream, position: int) -> Stream:
-    """The stream after its first `position` rows."""
-    windows = []
-    for window in stream:
-        passed = min(position, window.rows)
-        position -= passed
-        if passed < window.rows:
-            windows.append(window.cut(passed)[1])
-    return tuple(windows)
+    rows = np.asarray(unit_rows, np.int64)
+    order = permutation(len(rows), seed, epoch, 0) if shuffle else np.arange(len(rows))
+    size = shuffle_window if shuffle else 1
+    return [grouped(order[hand.span], hand.start, hand.stop, size) for hand in deal(rows[order], world_size)]
 
 
 def deal_again(streams: Sequence[Stream], positions: Sequence[int], world_size: int) -> list[Stream]:
     """Deal what is left of an epoch to another number of ranks; every remaining row goes to exactly one of them."""
-    left = [rest(stream, position) for stream, position in zip(streams, positions, strict=True)]
-    depth = max(len(stream) for stream in left)
-    in_turn = (stream[k] for k in range(depth) for stream in left if k < len(stream))
-    return [tuple(hand) for hand in deal(in_turn, world_size)]
+    whole, begins = joined([stream.after(position) for stream, position in zip(streams, positions, strict=True)])
+    return [chosen(whole, begins, *hand) for hand in deal(whole.last - whole.first, world_size)]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdata.errors import StateError
-from fsdata.order.deal import Stream, deal_again
+from fsdata.order.deal import deal_again
+from fsdata.order.stream import Stream
 
 VERSION = 1
 

@@ -1,15 +1,16 @@
 """Opened sources, and the order in which their rows make an epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import SchemaError
-from fsdata.order.deal import Stream, epoch_streams, rest, window_order
+from fsdata.order.deal import epoch_streams, window_order
 from fsdata.order.mix import Keys, Mix, Unit, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
+from fsdata.order.stream import Stream, Window
 from fsdata.schema import Schema
 from fsdata.steps.reader import Reader
 from fsdata.steps.unit_reader import piece_reader
@@ -68,19 +69,19 @@ class Dataset:
             epoch=progress.epoch,
         )
         streams = progress.streams(first, world_size)
-        return [rest(stream, position) for stream, position in zip(streams, progress.positions, strict=True)]
+        return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
     def reader(self, stream: Stream, *, epoch: int, executor: Executor, num_threads: int) -> Reader:
         """Reads a stream; decodes ahead by enough pieces to fill the next window while this one is used."""
-
+        windows = iter(stream)
         if not self._shuffle:
-            stream = _begin_small(stream)
+            windows = _begin_small(windows)
 
         def order(window: Any) -> Any:
             return window_order(window, seed=self._seed, epoch=epoch)
 
         return Reader(
-            stream,
+            windows,
             read=self._read,
             order=order if self._shuffle else None,
             itemsize=self.layout.itemsize,
@@ -89,11 +90,12 @@ class Dataset:
         )
 
 
-def _begin_small(stream: Stream) -> Stream:
+def _begin_small(windows: Iterator[Window]) -> Iterator[Window]:
     """The same rows, the first few as a window of their own: the first batch need not wait for a whole row group."""
-    if not stream or stream[0].rows <= 2 * _FIRST_ROWS:
-        return stream
-    return (*stream[0].cut(_FIRST_ROWS), *stream[1:])
+    for first in windows:
+        yield from first.cut(_FIRST_ROWS) if first.rows > 2 * _FIRST_ROWS else (first,)
+        break
+    yield from windows
 
 
 def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:

@@ -1,14 +1,15 @@
 """One rank's rows of an epoch, in the plan's order, decoded ahead by threads."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from itertools import tee
 
 import numpy as np
 
 from fsdata.decode.row_table import RowTable, SurvivingRows, concat, empty
-from fsdata.order.deal import Piece, Stream, Window
+from fsdata.order.stream import Piece, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Reader:
     """Yields a stream's rows by number; `position` counts the planned rows passed, dropped ones included.
 
     Args:
-        stream: what is left to read; `position` starts at 0.
+        windows: what is left to read; `position` starts at 0.
         read: decodes a piece, called in `executor`.
         order: the permutation of a window's rows, or None to keep them in order.
         executor: decodes up to `ahead` pieces beyond the window being read.
@@ -41,7 +42,7 @@ class Reader:
 
     def __init__(
         self,
-        stream: Stream,
+        windows: Iterable[Window],
         *,
         read: Callable[[Piece], SurvivingRows],
         order: Callable[[Window], np.ndarray] | None,
@@ -50,15 +51,16 @@ class Reader:
         ahead: int,
     ) -> None:
         if order is None:
-            stream = tuple(_only_needed(window) for window in stream)
+            windows = map(_only_needed, windows)
         self.position = 0
         self._order = order
         self._read = read
         self._itemsize = itemsize
         self._executor = executor
         self._ahead = ahead
-        self._windows = deque(stream)
-        self._to_submit: Iterator[Piece] = iter([piece for window in stream for piece in window.pieces])
+        of_windows, of_pieces = tee(windows)
+        self._windows: Iterator[Window] = of_windows
+        self._to_submit: Iterator[Piece] = (piece for window in of_pieces for piece in window.pieces)
         self._pending: deque[Future[SurvivingRows]] = deque()
         self._open: deque[_Open] = deque()
         self._decoded = 0  # planned rows of the windows decoded so far
@@ -97,14 +99,13 @@ class Reader:
         for future in self._pending:
             future.cancel()
         self._pending.clear()
-        self._windows.clear()
+        self._windows = iter(())
         self._to_submit = iter(())
         self._open.clear()
 
     def _decode(self) -> bool:
         """Open windows until there are rows; whether there are."""
-        while not self._open and self._windows:
-            window = self._windows.popleft()
+        while not self._open and (window := next(self._windows, None)) is not None:
             self._submit(self._ahead + len(window.pieces))
             pieces = [self._pending.popleft().result() for _ in window.pieces]
             self._submit(self._ahead)

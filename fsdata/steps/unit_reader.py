@@ -7,8 +7,8 @@ import numpy as np
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import SurvivingRows, concat
-from fsdata.order.deal import Piece
 from fsdata.order.mix import Keys, Unit, merge_order
+from fsdata.order.stream import Piece
 
 
 def piece_reader(

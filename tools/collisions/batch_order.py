@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdata.order.deal import Piece, deal, permutation
+from fsdata.order.deal import deal, permutation
 
 _STREAK = 4  # consecutive pairs; they need one batch more than that
 _LONGEST = 64  # pairs of a streak if all pairs are counted
@@ -51,8 +51,9 @@ def in_file_order(units: Sequence[Sequence[int]], *, ranks: int, batch_size: int
     streams, first = [], 0
     for run in units:
         begins = first + np.cumsum([0, *run])
-        hands = deal((Piece(unit, 0, rows) for unit, rows in enumerate(run)), ranks)
-        streams.append([[(int(begins[piece.unit]) + piece.start, piece.rows) for piece in hand] for hand in hands])
+        hands = deal(np.asarray(run, np.int64), ranks)
+        where = [(begins[hand.span] + hand.start, hand.stop - hand.start) for hand in hands]
+        streams.append([list(zip(starts.tolist(), counts.tolist(), strict=True)) for starts, counts in where])
         first = int(begins[-1])
     steps = tuple(min(sum(rows for _, rows in hand) for hand in stream) // batch_size for stream in streams)
 

@@ -2,9 +2,10 @@
 
 from collections import Counter
 
+import deal_reference
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsdata.order import deal
@@ -31,14 +32,14 @@ def test_every_row_goes_to_exactly_one_rank(unit_rows, world_size, shuffle, size
     )
     seen = Counter(row for stream in streams for row in rows_of(stream, shuffle=shuffle, seed=3, epoch=epoch))
     assert seen == Counter((unit, row) for unit, rows in enumerate(unit_rows) for row in range(rows))
-    assert [deal.stream_rows(stream) for stream in streams] == deal.quotas(sum(unit_rows), world_size).tolist()
+    assert [stream.rows for stream in streams] == deal.quotas(sum(unit_rows), world_size).tolist()
 
 
 @given(units, ranks, ranks, st.booleans(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, after, shuffle, data):
     streams = deal.epoch_streams(unit_rows, world_size=before, shuffle=shuffle, shuffle_window=2, seed=0, epoch=1)
-    positions = [data.draw(st.integers(0, deal.stream_rows(stream))) for stream in streams]
+    positions = [data.draw(st.integers(0, stream.rows)) for stream in streams]
     again = deal.deal_again(streams, positions, after)
     seen = Counter()
     for stream, position in zip(streams, positions, strict=True):
@@ -47,7 +48,7 @@ def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, aft
         seen.update(rows_of(stream, shuffle=shuffle, seed=0, epoch=1))
     assert seen == Counter((unit, row) for unit, rows in enumerate(unit_rows) for row in range(rows))
     left = sum(unit_rows) - sum(positions)
-    assert [deal.stream_rows(stream) for stream in again] == deal.quotas(left, after).tolist()
+    assert [stream.rows for stream in again] == deal.quotas(left, after).tolist()
 
 
 @given(units, st.integers(0, 300), st.booleans())
@@ -55,7 +56,7 @@ def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, aft
 def test_rest_is_the_suffix(unit_rows, position, shuffle):
     (stream,) = deal.epoch_streams(unit_rows, world_size=1, shuffle=shuffle, shuffle_window=3, seed=5, epoch=0)
     whole = rows_of(stream, shuffle=shuffle, seed=5, epoch=0)
-    assert rows_of(deal.rest(stream, position), shuffle=shuffle, seed=5, epoch=0) == whole[position:]
+    assert rows_of(stream.after(position), shuffle=shuffle, seed=5, epoch=0) == whole[position:]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -80,6 +81,49 @@ def test_golden_order():
         [(1, 0), (1, 2), (2, 0), (1, 1), (2, 1), (1, 3), (0, 2)],
         [(0, 1), (3, 0), (3, 4), (3, 3), (3, 1), (3, 2), (0, 0)],
     ]
+
+
+def windows(stream):
+    """Of a stream of either kind."""
+    return [
+        ([(piece.unit, piece.start, piece.stop) for piece in window.pieces], window.start, window.stop)
+        for window in stream
+    ]
+
+
+@given(
+    unit_rows=units,
+    world_size=ranks,
+    later=st.lists(ranks, max_size=3),
+    shuffle=st.booleans(),
+    size=st.integers(1, 4),
+    data=st.data(),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("compiled_from", [0, 100])
+def test_streams_are_those_of_the_reference(
+    compiled_from, monkeypatch, unit_rows, world_size, later, shuffle, size, data
+):
+    monkeypatch.setattr(deal, "COMPILED_FROM", compiled_from)
+    options = {"world_size": world_size, "shuffle": shuffle, "shuffle_window": size, "seed": 3, "epoch": 1}
+    expected, found = deal_reference.epoch_streams(unit_rows, **options), deal.epoch_streams(unit_rows, **options)
+    for number in later:
+        assert list(map(windows, found)) == list(map(windows, expected))
+        positions = [data.draw(st.integers(0, stream.rows)) for stream in found]
+        rests = [stream.after(position) for stream, position in zip(found, positions, strict=True)]
+        wanted = [deal_reference.rest(stream, position) for stream, position in zip(expected, positions, strict=True)]
+        assert list(map(windows, rests)) == list(map(windows, wanted))
+        expected = deal_reference.deal_again(expected, positions, number)
+        found = deal.deal_again(found, positions, number)
+    assert list(map(windows, found)) == list(map(windows, expected))
+
+
+def test_a_piece_costs_few_bytes():
+    streams = deal.epoch_streams([7] * 100_000, world_size=8, shuffle=True, shuffle_window=1, seed=0, epoch=0)
+    arrays = [
+        getattr(stream, name) for stream in streams for name in ("unit", "start", "stop", "ends", "first", "last")
+    ]
+    assert sum(array.nbytes for array in arrays) <= 60 * 100_000
 
 
 def test_epochs_and_seeds_differ():

@@ -1,0 +1,33 @@
+"""Spans of rows go one after another to the rank that has the fewest rows so far (numba, nogil)."""
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.ndarray) -> None:
+    """Of equally few ranks, to the lowest.
+
+    rows: int64[N]. Writes owner: uint16[N] the rank of each span, and held: int64[W], zeros
+    before, the rows of each rank.
+    """
+    ranks = np.arange(world_size)  # a heap by (held, rank): the first of them is next
+    for span in range(len(rows)):
+        rank = ranks[0]
+        owner[span] = rank
+        held[rank] += rows[span]
+        at, child = 0, 1
+        while child < world_size:
+            other = child + 1
+            if other < world_size and _before(ranks[other], ranks[child], held):
+                child = other
+            if not _before(ranks[child], rank, held):
+                break
+            ranks[at] = ranks[child]
+            at, child = child, 2 * child + 1
+        ranks[at] = rank
+
+
+@njit(nogil=True, cache=True)
+def _before(a: int, b: int, held: np.ndarray) -> bool:
+    return held[a] < held[b] or (held[a] == held[b] and a < b)
