@@ -35,14 +35,15 @@ class _Side:
     Attributes:
         plan: of the group. request, served: this rank as requester and as owner.
         shared: bool[N] which of the occurrences served lie on rows that both steps use.
-        largest: the most exclusive gradients (of the step before) or rows (of the new step) of any requester here.
+        sent: exclusive gradients (of the step before) that come here from all others, or rows (of the new step) that
+            go to them.
     """
 
     plan: GroupPlan
     request: Any
     served: Any
     shared: torch.Tensor
-    largest: int
+    sent: int
 
     @property
     def shared_units(self) -> torch.Tensor:
@@ -55,7 +56,7 @@ class _Told(NamedTuple):
 
     side: _Side
     shared: torch.Tensor  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
-    largest: int  # the most exclusive gradients or rows between any two ranks
+    largest: int  # the most exclusive gradients or rows of any owner
 
 
 Pair = tuple[_Side | None, _Side | None]  # of the step before, and of the new step
@@ -182,20 +183,20 @@ class IdExchange:
         if ahead is not None:
             keys, after = ahead.served.keys, [all_served[g] for g in self._same_tables[group]]
             shared = _in_any(keys, after, otherwise=goes_on)
-            largest = plan.largest_back(ahead.served, shared)
-            old = _Side(plan=plan, request=ahead.request, served=ahead.served, shared=shared, largest=largest)
+            sent = plan.sent_back(ahead.served, shared)
+            old = _Side(plan=plan, request=ahead.request, served=ahead.served, shared=shared, sent=sent)
         if served is not None and request is not None:
             aheads = [before.groups[g] for g in self._same_tables[group]] if before is not None else []
             shared = _in_any(served.keys, [each and each.served for each in aheads], otherwise=before is not None)
-            largest = plan.largest_ahead(served, shared)
-            new = _Side(plan=plan, request=request, served=served, shared=shared, largest=largest)
+            sent = plan.sent_ahead(served, shared)
+            new = _Side(plan=plan, request=request, served=served, shared=shared, sent=sent)
         return old, new
 
     def _tell(self, pairs: list[Pair]) -> tuple[list[_Told | None], frozenset[int]]:
         """Tell each requester which of its rows are shared. Returns [2 G] what owners told, and irregular modules."""
         irregular = {1 << m for (_, new), m in zip(pairs, self._modules, strict=True) if new and new.served.irregular}
         sides = [side for pair in pairs for side in pair]
-        head = np.array([sum(irregular), *(side.largest if side else 0 for side in sides)], np.int64)
+        head = np.array([sum(irregular), *(side.sent if side else 0 for side in sides)], np.int64)
         there = [side for side in sides if side]
         out_rows = [side.plan.served_units(side.served) for side in there]
         in_rows = [side.plan.asked_units(side.request) for side in there]

@@ -256,7 +256,7 @@ class BagMerge(Merge):
 
 
 def send_gradients(request: BagRequest, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
-    """`chosen`: bool[U] which bags; `largest`: the most strips between any two ranks."""
+    """`chosen`: bool[U] which bags; `largest`: see `chunks`."""
     index = request.local[chosen.repeat_interleave(request.bags.widths)]
     cut = chunks(request.bags.strips_per_peer(chosen), largest, chunk_rows)
     return SendGradients(index=index if cut.order is None else index[cut.order], splits=cut.splits)

@@ -15,7 +15,7 @@ from fscomm.plan.bags import BagRequest, ServedBags
 from fscomm.plan.routes import Request, Served
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import first_occurrences
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, per_peer
+from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, of_others, per_peer
 
 
 class RowsAhead(NamedTuple):
@@ -33,8 +33,8 @@ class WayBack(NamedTuple):
 
 class GroupPlan(ABC):
     """Of the group of `layout`. `shared`: bool[N] which ids that this owner serves lie on shared rows. `mine`: bool[U]
-    which units that this rank asked for are in the collision class. `largest`: the most exclusive strips between any
-    two ranks."""
+    which units that this rank asked for are in the collision class. `largest`: the most exclusive
+    strips that one owner sends to all others, or gets from them."""
 
     def __init__(self, layout: GroupLayout) -> None:
         self.layout = layout
@@ -72,12 +72,12 @@ class GroupPlan(ABC):
         """bool[U] which units that this owner serves are in the collision class."""
 
     @abstractmethod
-    def largest_ahead(self, served: Any, shared: torch.Tensor) -> int:
-        """The most exclusive strips that this owner sends one requester."""
+    def sent_ahead(self, served: Any, shared: torch.Tensor) -> int:
+        """Exclusive strips that this owner sends to all others."""
 
     @abstractmethod
-    def largest_back(self, served: Any, shared: torch.Tensor) -> int:
-        """The most exclusive strips of gradient that one requester sends this owner."""
+    def sent_back(self, served: Any, shared: torch.Tensor) -> int:
+        """Exclusive strips of gradient that all others send this owner."""
 
     @abstractmethod
     def ahead(self, request: Any, served: Any, shared: torch.Tensor, mine: torch.Tensor, largest: int) -> RowsAhead:
@@ -119,11 +119,11 @@ class RowPlan(GroupPlan):
     def shared_units(self, served: Served, shared: torch.Tensor) -> torch.Tensor:
         return shared[served.wire.positions]
 
-    def largest_ahead(self, served: Served, shared: torch.Tensor) -> int:
-        return max(per_peer(~shared[served.wire.positions], served.wire.rows))
+    def sent_ahead(self, served: Served, shared: torch.Tensor) -> int:
+        return of_others(per_peer(~shared[served.wire.positions], served.wire.rows), self.layout.rank)
 
-    def largest_back(self, served: Served, shared: torch.Tensor) -> int:
-        return max(per_peer(~shared, served.wire.occurrences))
+    def sent_back(self, served: Served, shared: torch.Tensor) -> int:
+        return of_others(per_peer(~shared, served.wire.occurrences), self.layout.rank)
 
     def ahead(
         self, request: Request, served: Served, shared: torch.Tensor, mine: torch.Tensor, largest: int
@@ -195,11 +195,12 @@ class BagPlan(GroupPlan):
     def shared_units(self, served: ServedBags, shared: torch.Tensor) -> torch.Tensor:
         return served.shared_bags(shared)[served.bags.positions]
 
-    def largest_ahead(self, served: ServedBags, shared: torch.Tensor) -> int:
-        return max(served.bags.strips_per_peer(served.bags.first(~self.shared_units(served, shared))))
+    def sent_ahead(self, served: ServedBags, shared: torch.Tensor) -> int:
+        deferred = served.bags.first(~self.shared_units(served, shared))
+        return of_others(served.bags.strips_per_peer(deferred), self.layout.rank)
 
-    def largest_back(self, served: ServedBags, shared: torch.Tensor) -> int:
-        return max(served.bags.strips_per_peer(~served.shared_bags(shared)))
+    def sent_back(self, served: ServedBags, shared: torch.Tensor) -> int:
+        return of_others(served.bags.strips_per_peer(~served.shared_bags(shared)), self.layout.rank)
 
     def ahead(
         self, request: BagRequest, served: ServedBags, shared: torch.Tensor, mine: torch.Tensor, largest: int

@@ -96,5 +96,5 @@ class GroupLayout:
 
     @property
     def chunk_rows(self) -> int:
-        """Exclusive rows between two ranks in one exchange, at most."""
-        return max(self.chunk_bytes // (self.row_bytes * max(self.world_size - 1, 1)), 1)
+        """Exclusive rows between one rank and all others in one exchange, about."""
+        return max(self.chunk_bytes // self.row_bytes, 1)

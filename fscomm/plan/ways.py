@@ -26,21 +26,23 @@ class Chunks:
 
 
 def chunks(counts: list[int], largest: int | None, step: int) -> Chunks:
-    """Cut `counts` rows by peer, at most `step` each; `largest` is the most of this class between any two ranks.
+    """Cut `counts` rows by peer, so that an exchange has about `step` of them from all peers together.
 
+    largest: the most of this class that one rank has to do with, those of its own left out. It is the same on all
+    ranks, so all cut into equally many parts: every pair of ranks cuts its rows into that many, as equal as can be.
     With None they stay in one piece: these are collision rows, and nothing more urgent waits for the wire.
     """
     if largest is None:
         return Chunks(order=None, splits=[counts])
     number = max(math.ceil(largest / step), 1)
-    splits = [[min(max(count - k * step, 0), step) for count in counts] for k in range(number)]
     if number == 1:
-        return Chunks(order=None, splits=splits)
+        return Chunks(order=None, splits=[counts])
     lengths = torch.tensor(counts)
+    ends = torch.arange(number + 1)[:, None] * lengths // number
     peers = torch.arange(len(counts)).repeat_interleave(lengths)
     inside = torch.arange(len(peers)) - (torch.cumsum(lengths, 0) - lengths)[peers]
-    order = torch.argsort(torch.div(inside, step, rounding_mode="floor") * len(counts) + peers, stable=True)
-    return Chunks(order=order, splits=splits)
+    part = ((inside + 1) * number - 1) // lengths[peers]
+    return Chunks(order=torch.argsort(part * len(counts) + peers, stable=True), splits=ends.diff(dim=0).tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,11 @@ class Merge:
     def output(self, buffer: torch.Tensor) -> torch.Tensor:
         """[N, D] the rows in the order of the ids that asked for them."""
         return buffer.index_select(0, self.index)
+
+
+def of_others(counts: list[int], rank: int) -> int:
+    """Of `counts` by peer, without those of `rank` itself."""
+    return sum(counts) - counts[rank]
 
 
 def per_peer(chosen: torch.Tensor, lengths: list[int]) -> list[int]:

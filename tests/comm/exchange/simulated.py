@@ -164,11 +164,16 @@ def gradient_name(requester: int, output: int) -> int:
 
 
 def exchange(
-    mine: list[torch.Tensor], sent: list[list[list[int]]], received: list[list[list[int]]], limit: int | None
+    mine: list[torch.Tensor],
+    sent: list[list[list[int]]],
+    received: list[list[list[int]]],
+    limit: int | None,
+    *,
+    owners_send: bool = True,
 ) -> list[torch.Tensor]:
     """What each rank gets, chunk after chunk: [W] rows out, and splits [W][chunks][W] of senders and receivers.
 
-    `limit`: the most entries of one chunk between two ranks.
+    `limit`: about the most entries of one chunk between an owner and all others.
     """
     assert len({len(of_rank) for of_rank in (*sent, *received)}) == 1, "ranks differ in their number of exchanges"
     starts = [0] * len(mine)
@@ -182,8 +187,9 @@ def exchange(
         for rank in range(len(mine)):
             for peer, of_peer in enumerate(pieces):
                 assert len(of_peer[rank]) == received[rank][k][peer], f"{peer} to {rank} in chunk {k}"
-                assert limit is None or len(of_peer[rank]) <= limit
                 got[rank].append(of_peer[rank])
+            of_owner = (sent if owners_send else received)[rank][k]
+            assert limit is None or sum(of_owner) - of_owner[rank] < limit + len(mine)
     assert starts == [len(rows) for rows in mine], "something was never sent"
     return [torch.cat(of_rank) for of_rank in got]
 
@@ -237,7 +243,9 @@ def check_backward(
     for rank, send in enumerate(sends):
         local = as_ids([gradient_name(rank, i) for i in range(len(flat(asked.ids[rank])))])
         names.append(local[send.index])
-    received = exchange(names, [send.splits for send in sends], [apply.splits for apply in applies], limit)
+    received = exchange(
+        names, [send.splits for send in sends], [apply.splits for apply in applies], limit, owners_send=False
+    )
     for owner, apply in enumerate(applies):
         assert len(received[owner]) == apply.total == len(apply.index)
         came = received[owner][apply.index].tolist()

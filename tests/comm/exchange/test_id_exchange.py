@@ -274,7 +274,7 @@ def test_an_id_outside_its_table_makes_its_module_plain_on_all_ranks() -> None:
 
 
 def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
-    """The largest part between any two ranks, though only one pair has it, sets the number of chunks everywhere."""
+    """What one owner has to do with all others, though only it has so much, sets the number of chunks everywhere."""
     ranks = Ranks([BUSY], [0])
     none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
     ids = [none, [[[0, 1, 2, 3], [], []], [], [[]]], none]

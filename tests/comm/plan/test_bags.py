@@ -105,7 +105,7 @@ def planned(found: World, shared: list[torch.Tensor], *, back: bool) -> list[Any
         for rank in range(len(plans))
     ]
     largest = max(
-        (plan.largest_back if back else plan.largest_ahead)(*each)
+        (plan.sent_back if back else plan.sent_ahead)(*each)
         for plan, *each in zip(plans, found.served, shared, strict=True)
     )
     ways = [plan.back if back else plan.ahead for plan in plans]

@@ -59,14 +59,15 @@ def distinct_at(shape: Shape, asked: Asked, owner: int) -> list[int]:
     return distinct(simulated.codes_to(shape, asked, rank, owner) for rank in range(shape.world_size))
 
 
-def by_pair(shape: Shape, asked: Asked, chosen: set[int], *, once: bool) -> int:
-    """The most rows of a class between any two ranks."""
-    pairs = [
-        simulated.codes_to(shape, asked, rank, owner)
-        for rank in range(shape.world_size)
-        for owner in range(shape.world_size)
-    ]
-    return max(len([row for row in (set(pair) if once else pair) if row in chosen]) for pair in pairs)
+def by_owner(shape: Shape, asked: Asked, chosen: set[int], *, once: bool) -> int:
+    """The most rows of a class between any owner and all others."""
+
+    def rows(rank: int, owner: int) -> int:
+        asked_for = simulated.codes_to(shape, asked, rank, owner)
+        return len([row for row in (set(asked_for) if once else asked_for) if row in chosen])
+
+    ranks = range(shape.world_size)
+    return max(sum(rows(rank, owner) for rank in ranks if rank != owner) for owner in ranks)
 
 
 @settings(max_examples=150, deadline=None)
@@ -77,7 +78,7 @@ def test_rows_reach_the_outputs_that_asked_for_them(shape: Shape, limit: int | N
     before, asked = shape.asked(0), shape.asked(1)
     here = simulated.used(shape, asked)
     shared = simulated.used(shape, before) & here
-    largest = by_pair(shape, asked, here - shared, once=True)
+    largest = by_owner(shape, asked, here - shared, once=True)
     step = limit or ALL
     with in_chunks(limit):
         masks = [mask(distinct_at(shape, asked, owner), shared) for owner in range(shape.world_size)]
@@ -100,7 +101,7 @@ def test_gradients_reach_their_rows_in_the_order_of_the_plain_update(shape: Shap
     here = simulated.used(shape, asked)
     shared = here & simulated.used(shape, after)
     step = limit or ALL
-    for chosen, most in ((shared, None), (here - shared, by_pair(shape, asked, here - shared, once=False))):
+    for chosen, most in ((shared, None), (here - shared, by_owner(shape, asked, here - shared, once=False))):
         sends = [
             routes.send_gradients(asking, mask(codes_of(shape, asked, rank), chosen), most, step)
             for rank, asking in enumerate(requests(shape, asked))
@@ -186,7 +187,7 @@ def two_tables(rank: int) -> GroupLayout:
 def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
     counts: list[int], more: int, limit: int
 ) -> None:
-    largest = max(counts) + more
+    largest = sum(counts) + more
     cut = routes.chunks(counts, largest, limit)
     assert len(cut.splits) == max(-(-largest // limit), 1)
     assert [sum(of_peer) for of_peer in zip(*cut.splits, strict=True)] == counts
@@ -194,8 +195,8 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
     sent = rows if cut.order is None else [rows[i] for i in cut.order.tolist()]
     expected, taken = [], [0] * len(counts)
     for sizes in cut.splits:
+        assert sum(sizes) < limit + len(counts)
         for peer, size in enumerate(sizes):
-            assert size <= limit
             expected += [(peer, taken[peer] + i) for i in range(size)]
             taken[peer] += size
     assert sent == expected
@@ -203,14 +204,26 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
 
 def test_a_row_larger_than_a_chunk_travels_alone() -> None:
     rows = replace(two_tables(0), chunk_bytes=ROW_BYTES - 1).chunk_rows
-    assert routes.chunks([2, 1], 2, rows).splits == [[1, 1], [1, 0]]
+    assert routes.chunks([2, 1], 3, rows).splits == [[0, 0], [1, 0], [1, 1]]
 
 
 def test_a_chunk_is_what_a_rank_sends_to_all_others() -> None:
     layout = replace(two_tables(0), chunk_bytes=60 * ROW_BYTES)
     assert layout.chunk_rows == 60
     of_five = replace(layout, world_size=5, runs=(*layout.runs, (), (), ()))
-    assert of_five.chunk_rows == 15
+    assert of_five.chunk_rows == 60
+
+
+@pytest.mark.parametrize("ranks", [2, 16, 256, 1024])
+def test_the_number_of_exchanges_depends_on_bytes_and_not_on_ranks_or_skew(ranks: int) -> None:
+    """1 GiB of rows of 512 bytes from a rank, 16 MiB in an exchange; once as even as can be, once to one peer."""
+    rows, step = (1 << 30) // 512, (16 << 20) // 512
+    even = [rows // ranks] * ranks
+    skewed = [rows - (ranks - 1) * 20, *[20] * (ranks - 1)]
+    for counts in (even, skewed):
+        cut = routes.chunks(counts, sum(counts), step)
+        assert len(cut.splits) == 64
+        assert max(map(sum, cut.splits)) <= step + ranks
 
 
 def test_what_nothing_waits_for_stays_in_one_piece() -> None:
