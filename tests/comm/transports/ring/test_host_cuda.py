@@ -25,17 +25,11 @@ from worlds import World
 from fscomm.transports.ring.cuda_api import CudaError
 from fsranks.errors import PeerError
 
-BINDINGS = host_cuda.bindings()
+setup = host_cuda.setup
 TIMEOUT_S = 60
 SLACK_S = 15.0  # beyond the limit of an operation: others find out who is lost, and this machine is slow
 MANY_CHUNKS = 1 << 10  # bytes of a slot, so that an exchange of some hundred kilobytes fills every queue
-pytestmark = pytest.mark.skipif(host_cuda.why_not() is not None, reason=host_cuda.why_not() or "")
-
-
-@pytest.fixture(scope="module", params=BINDINGS or [""])
-def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    library = host_cuda.build(tmp_path_factory.mktemp("libcuda"))
-    return Setup(library=library, version=request.param, folder=BINDINGS[request.param])
+pytestmark = host_cuda.on_host_cuda
 
 
 @pytest.mark.parametrize(
