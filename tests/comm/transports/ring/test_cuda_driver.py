@@ -324,6 +324,7 @@ def memory_files() -> int:
 
 def refused(rank: int, world_size: int, call: str) -> tuple[str, float]:
     """Rank 1's driver fails a call of opening a ring: what is said, and that nothing is left."""
+    gc.freeze()  # collecting then looks at what is made from here on, and not at all of torch
     before = memory_files(), shim().shim_mapped()
     start = time.monotonic()
     with failing(call, OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext():
