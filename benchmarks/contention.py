@@ -102,7 +102,7 @@ class Transfers:
     def __call__(self) -> None:
         for _ in range(self._times):
             self._transport.all_to_all_v(self._out, self._inp, self._splits, self._splits).wait()
-        self._device.wait(self._device.mark())
+        self._device.wait(self._device.mark(), TIMEOUT_S)
 
     def check(self) -> None:
         if not torch.equal(self._out, self._wanted):
@@ -123,7 +123,7 @@ class KernelCopies:
     def __call__(self) -> None:
         for _ in range(self._times):
             self._copy(self._out, self._inp, blocks=CHANNELS)
-        self._device.wait(self._device.mark())
+        self._device.wait(self._device.mark(), TIMEOUT_S)
 
     def check(self) -> None:
         if not torch.equal(self._out, self._inp):

@@ -6,14 +6,15 @@ stalls: one stream of a ring waits for a word. Which other streams stand still, 
 Run it with CUDA_DEVICE_MAX_CONNECTIONS=8 and 32: streams that share a hardware queue hold up each other.
 copies: a kernel holds every multiprocessor (SM). Is a copy within the GPU done all the same, if the driver is asked for
 copies that overlap with compute, and if it is not asked?
-growth: a stream waits for a word. Which calls of the host come back meanwhile: those that give a second ring larger
-slots, and those of torch that allocate, free, and load kernels?
+growth: a stream waits for a word. Which calls of the host come back meanwhile: those that give a second ring words and
+larger slots, and those of torch that allocate, free, and load kernels?
 
 Every answer is a check in `<name>.json`, written as soon as it is there.
 """
 
 import argparse
 import contextlib
+import mmap
 import os
 import sys
 import threading
@@ -29,7 +30,8 @@ from common.table import RESULTS
 from fscomm.transports.choice.busy_device import Multiprocessors
 from fscomm.transports.choice.requirements import BATCH_COPIES
 from fscomm.transports.ring.cuda_driver import CudaMark, CudaQueue, CudaStreams, poll
-from fscomm.transports.ring.cuda_memory import Region, allocate, attach, detach
+from fscomm.transports.ring.cuda_memory import Region, allocate, attach, detach, register, unregister
+from fscomm.transports.ring.streams import store
 
 RING_STREAMS = 12  # of four rings, each with one to send, one to receive and one for words
 WAIT_S = 0.5  # work of microseconds that is not done then stands still
@@ -44,7 +46,7 @@ class Blocked:
 
     def __init__(self, streams: CudaStreams, stream: Any, word: torch.Tensor) -> None:
         self._queue = CudaQueue(streams, "blocked", stream)
-        self._word = word  # int32[1], page-locked
+        self._word = word  # int32[1], page-locked or registered
 
     @contextlib.contextmanager
     def until_left(self) -> Iterator[None]:
@@ -53,7 +55,7 @@ class Blocked:
             self._queue.wait(self._word, wanted)
             yield
         finally:
-            self._word.fill_(wanted)
+            store(self._word, wanted)
 
 
 def marked(streams: CudaStreams, stream: Any) -> CudaMark:
@@ -207,37 +209,49 @@ def _timed(action: Action, done: dict[str, float | BaseException]) -> None:
 
 
 class SecondRing:
-    """What `CudaDriver.memory` does when a ring grows, without the other ranks: it maps its own memory twice."""
+    """What `CudaDriver` does when a ring is opened, grows and is closed, without other ranks.
+
+    It maps its own memory twice.
+    """
 
     def __init__(self, streams: CudaStreams) -> None:
-        self._cuda, self._now = streams.cuda, streams.stream()
+        self._cuda = streams.cuda
         self._regions: list[Region] = []
+        self._words: list[torch.Tensor] = []
+
+    def words(self) -> None:
+        words = torch.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=torch.int32)
+        register(self._cuda, words)
+        self._words.append(words)
 
     def grow(self) -> None:
         region, descriptor = allocate(self._cuda, 64 << 20)
+        self._regions.append(region)
         try:
-            self._cuda("cuMemsetD8Async", region.pointer, 0, region.nbytes, self._now)
-            self._cuda("cuStreamSynchronize", self._now)
-            self._regions += [region, attach(self._cuda, descriptor, region.nbytes)]
+            self._regions.append(attach(self._cuda, descriptor, region.nbytes))
         finally:
             os.close(descriptor)
 
-    def shrink(self) -> None:
+    def close(self) -> None:
         while self._regions:
             detach(self._cuda, self._regions.pop())
+        while self._words:
+            unregister(self._cuda, self._words.pop())
 
 
 def probe_growth(checks: Checks) -> None:
     where = torch.device("cuda", 0)
     streams = CudaStreams(where)
     ring = SecondRing(streams)
+    ring.words()
     ring.grow()  # what the driver loads at first use is loaded
     torch.zeros(64 << 20, dtype=torch.uint8, device=where)  # freed at once, so that there is something to give back
     torch.cuda.synchronize()
     one, kept = torch.ones(1, device=where), []
     actions: dict[str, Action] = {
+        "a second ring gets words": ring.words,
         "a second ring grows": ring.grow,
-        "a second ring gives its memory back": ring.shrink,
+        "a second ring gives all of it back": ring.close,
         "a stream is made": streams.stream,
         "torch.cuda.empty_cache()": torch.cuda.empty_cache,
         "torch allocates": lambda: kept.append(torch.empty(256 << 20, dtype=torch.uint8, device=where)),

@@ -20,15 +20,20 @@ from common.run_parts import RESULTS, Part, Step, run, summary  # noqa: E402
 from common.table import text_table  # noqa: E402
 
 WRITES = (
-    "import json, os, signal, subprocess, sys, time; "
+    "import json, subprocess, sys; "
     "write = lambda name, **found: open(f'{sys.argv[1]}/{name}', 'w').write(json.dumps(found)); "
 )
 CHECK = "dict(name='{}', status='{}', told='{}')"
 
 
-def part(name: str, *codes: str, limit_s: float = 20) -> Part:
-    steps = [Step(command=(sys.executable, "-c", WRITES + code, RESULTS), limit_s=limit_s) for code in codes]
+def part(name: str, *codes: str) -> Part:
+    steps = [Step(command=(sys.executable, "-IS", "-c", WRITES + code, RESULTS), limit_s=60) for code in codes]
     return Part(name=name, asked=f"what {name} does", steps=tuple(steps))
+
+
+def shell(code: str) -> Step:
+    """A stand-in that hangs. A shell is at its end long before the limit, also on a machine that is busy."""
+    return Step(command=("sh", "-c", code, RESULTS), limit_s=1)
 
 
 def environment(**found: object) -> Part:
@@ -52,11 +57,9 @@ FAILS = part(
     f"write('b.json', checks=[{CHECK.format('two', 'failed', 'broken')}]); sys.exit(1)",
     f"write('c.json', checks=[{CHECK.format('three', 'skipped', 'no luck')}])",
 )
-HANGS = part(
-    "hangs",
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-    f"write('d.json', pid=child.pid, checks=[{CHECK.format('four', 'running', '')}]); time.sleep(60)",
-    limit_s=5,
+AT_FOUR = """{"pid": %s, "checks": [{"name": "four", "status": "running"}]}"""
+HANGS = Part(
+    name="hangs", asked="what hangs does", steps=(shell(f"sleep 60 & printf '{AT_FOUR}' $! > $0/d.json; wait"),)
 )
 NONSENSE = part(
     "nonsense",
@@ -85,7 +88,7 @@ def test_all_parts_run_and_what_failed_is_told(tmp_path, capsys):
     assert second == "two: broken"  # that this step ended with 1 says nothing more
     assert "what it said" in documents["fails"]["steps"][0]["output"]
     (hung,) = documents["hangs"]["failures"]
-    assert hung.endswith("it was ended after its limit of 5 s; it was at four")
+    assert hung.endswith("it was ended after its limit of 1 s; it was at four")
     problems = [step["problem"] for step in documents["nonsense"]["steps"]]
     assert [problem.split(":")[0] for problem in problems] == [
         *(f"{name}.json is no result" for name in "efghi"),
@@ -120,11 +123,11 @@ def test_the_command_ends_well_here(tmp_path):
 
 def test_processes_that_do_not_end_when_asked_are_killed(monkeypatch):
     monkeypatch.setattr(run_parts, "_PATIENCE_S", 0.3)
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); write('a.json', pid=os.getpid()); time.sleep(60)"
+    deaf = shell("""trap '' TERM; printf '{"pid": %s}' $$ > $0/a.json; exec sleep 60""")
     bystander = subprocess.Popen(["sleep", "60"])
     try:
         start = time.monotonic()
-        (ended,) = run(part("deaf", deaf, limit_s=4)).ended
+        (ended,) = run(Part(name="deaf", asked="", steps=(deaf,))).ended
         assert time.monotonic() - start < 30
         assert not alive(ended.found["a"]["pid"])
         assert alive(bystander.pid)
@@ -146,26 +149,37 @@ def test_a_program_that_does_not_exist_is_told():
 
 
 def test_variables_of_a_step_are_set():
-    step = Step(command=("sh", "-c", 'echo "{\\"rows\\": [$NUMBER]}" > $0/a.json', RESULTS), limit_s=9)
-    with_number = Step(command=step.command, limit_s=9, environment={"NUMBER": "8"})
+    step = Step(command=("sh", "-c", 'echo "{\\"rows\\": [$NUMBER]}" > $0/a.json', RESULTS), limit_s=60)
+    with_number = Step(command=step.command, limit_s=60, environment={"NUMBER": "8"})
     (ended,) = run(Part(name="variables", asked="", steps=(with_number,))).ended
     assert ended.found == {"a": {"rows": [8]}}
     assert ended.step.startswith("NUMBER=8 sh")
 
 
-def test_tests_are_told_one_by_one_and_the_one_that_hangs_by_name(tmp_path):
+def test_tests_are_told_one_by_one_and_the_one_that_hangs_by_name(tmp_path, monkeypatch):
+    class UntilItHangs(subprocess.Popen):
+        """Its limit is over when the last test has begun, however long pytest takes to get there."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            while timeout is not None and self.poll() is None:
+                if (tmp_path / "hangs").exists():
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(0.02)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(run_parts.subprocess, "Popen", UntilItHangs)
     (tmp_path / "test_some.py").write_text(
-        "import pytest, time\n"
+        "import pathlib, pytest, time\n"
         "def test_good(): pass\n"
         "@pytest.mark.skipif(True, reason='not today')\ndef test_skipped(): pass\n"
         "def test_bad(): assert 1 == 2, 'so it is'\n"
         "@pytest.fixture\ndef broken(): yield; raise OSError('late')\n"
         "def test_broken_at_its_end(broken): pass\n"
-        "def test_hangs(): time.sleep(60)\n"
+        "def test_hangs():\n    pathlib.Path(__file__).with_name('hangs').touch()\n    time.sleep(60)\n"
     )
     command = (sys.executable, "-m", "pytest", "-p", "pytest_outcomes", "--outcomes", RESULTS, str(tmp_path))
     paths = {"PYTHONPATH": str(ROOT / "benchmarks/parts"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    step = Step(command=(*command, f"--rootdir={tmp_path}"), limit_s=12, environment=paths)
+    step = Step(command=(*command, f"--rootdir={tmp_path}"), limit_s=60, environment=paths)
     outcome = run(Part(name="tests", asked="", steps=(step,)))
     assert outcome.reached == "1 passed, 2 failed, 1 skipped, 1 running"
     limit, bad, broken = outcome.failures

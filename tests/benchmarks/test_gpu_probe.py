@@ -1,15 +1,21 @@
-"""The driver probes on fake CUDA: they find two streams that share a hardware queue, and a call that blocks."""
+"""The driver probes on host memory: they find streams that share a hardware queue, and a call that blocks."""
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import host_cuda
 import pytest
 import torch
-from fake_cuda import FakeCuda, Stream
+from host_cuda import HERE, Setup, on_host_cuda, shim, world_for
 
 from fscomm.transports.ring.cuda_api import Cuda
-from fscomm.transports.ring.cuda_driver import CudaStreams
+from fscomm.transports.ring.cuda_driver import CudaStreams, poll
+from fscomm.transports.ring.cuda_memory import register, unregister
+from fscomm.transports.ring.streams import store
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
@@ -17,22 +23,8 @@ sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named l
 import gpu_probe  # noqa: E402
 from common.checks import Checks  # noqa: E402
 
-
-class SharedQueue(FakeCuda):
-    """Streams 2 and 4 share a hardware queue."""
-
-    def _step(self, number: int, stream: Stream) -> bool:
-        return not (number == 4 and self.streams[2].todo) and super()._step(number, stream)
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(gpu_probe, "WAIT_S", 0.05)
-    monkeypatch.setattr(gpu_probe, "END_S", 2.0)
-
-
-def streams_on(fake: FakeCuda) -> CudaStreams:
-    return CudaStreams(torch.device("cpu"), cuda=Cuda(0, fake), current_stream=lambda: fake.caller)  # type: ignore
+setup = host_cuda.setup
+SOON_S = 10.0  # for what comes at once, unless the machine is slow
 
 
 def found(folder: Path, name: str) -> dict[str, tuple[str, str]]:
@@ -40,67 +32,107 @@ def found(folder: Path, name: str) -> dict[str, tuple[str, str]]:
     return {check["name"].split(",")[0]: (check["status"], check["told"]) for check in checks}
 
 
-@pytest.mark.parametrize("fake", [FakeCuda, SharedQueue])
-def test_streams_that_a_waiting_one_holds_up_are_named(fake, tmp_path):
-    streams = streams_on(fake())
-    queues = {f"ring {number}": streams.stream() for number in range(1, 4)} | {"torch 0": streams.stream()}
+def probed(setup: Setup, case: Callable[..., Any], *args: Any) -> Any:
+    """What `case(streams, word, *args)` gives in a process that has the driver."""
+    (answer,) = world_for(setup, 1).run(host_cuda.run, setup, of_one_rank, case, *args)
+    return answer
+
+
+def of_one_rank(rank: int, world_size: int, case: Callable[..., Any], *args: Any) -> Any:
+    streams = CudaStreams(HERE, cuda=Cuda(0), current_stream=lambda: 0)
+    word = torch.zeros(1, dtype=torch.int32)
+    register(streams.cuda, word)
+    try:
+        return case(streams, word, *args)
+    finally:
+        unregister(streams.cuda, word)
+
+
+def stalled(streams: CudaStreams, word: torch.Tensor, folder: Path) -> tuple[str, str]:
+    queues = {name: streams.stream() for name in ("ring 1", "ring 2", "torch 0")}
     out, inp = {name: torch.zeros(8, dtype=torch.uint8) for name in queues}, torch.ones(8, dtype=torch.uint8)
-    word = torch.zeros(1, dtype=torch.int32)
     works = {"copies": lambda name: streams.copy(queues[name], out[name], inp)}
-    gpu_probe.stalls(Checks(tmp_path, "stalls"), streams, queues, works, word)
-    status, told = found(tmp_path, "stalls")["copies"]
-    assert status == "passed"
-    if fake is FakeCuda:
-        assert told == "0 of 3 streams held up others while they waited"
-    else:
-        assert told == "1 of 3 streams held up others while they waited; ring 2 held up torch 0"
+    gpu_probe.stalls(Checks(folder, "stalls"), streams, queues, works, word)
     assert all(torch.equal(each, inp) for each in out.values())
+    return found(folder, "stalls")["copies"]
 
 
-def test_streams_that_stand_still_by_themselves_prove_nothing(tmp_path):
-    fake = FakeCuda()
-    streams = streams_on(fake)
+@on_host_cuda
+@pytest.mark.parametrize(
+    ("queues", "said"),
+    [
+        (32, "0 of 2 streams held up others while they waited"),
+        (2, "1 of 2 streams held up others while they waited; ring 1 held up torch 0"),
+        (
+            1,
+            "2 of 2 streams held up others while they waited; ring 1 held up ring 2, torch 0; "
+            "ring 2 held up ring 1, torch 0",
+        ),
+    ],
+    ids=["32 queues", "2 queues", "1 queue"],
+)
+def test_streams_that_a_waiting_one_holds_up_are_named(setup: Setup, queues: int, said: str, tmp_path: Path) -> None:
+    assert probed(replace(setup, queues=queues), stalled, tmp_path) == ("passed", said)
+
+
+def standing_still(streams: CudaStreams, word: torch.Tensor, folder: Path) -> tuple[str, str]:
     queues = {"ring 1": streams.stream()}
-    fake.hold(queues["ring 1"], until=lambda: False)
-    word = torch.zeros(1, dtype=torch.int32)
-    gpu_probe.stalls(Checks(tmp_path, "stalls"), streams, queues, {"copies": lambda name: None}, word)
-    status, told = found(tmp_path, "stalls")["copies"]
+    streams.cuda("cuStreamWaitValue32", queues["ring 1"], word.data_ptr(), 1, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_probe, "WAIT_S", 0.05)
+        gpu_probe.stalls(Checks(folder, "stalls"), streams, queues, {"copies": lambda name: None}, word)
+    store(word, 1)
+    assert poll(gpu_probe.marked(streams, queues["ring 1"]).done, SOON_S)
+    return found(folder, "stalls")["copies"]
+
+
+@on_host_cuda
+def test_streams_that_stand_still_by_themselves_prove_nothing(setup: Setup, tmp_path: Path) -> None:
+    status, told = probed(setup, standing_still, tmp_path)
     assert status == "failed"
     assert "nothing waits, and yet these stand still: ring 1" in told
 
 
-def test_calls_that_come_back_only_later_are_told_and_errors_end_nothing(tmp_path):
-    fake = FakeCuda()
-    streams = streams_on(fake)
+def grown(streams: CudaStreams, word: torch.Tensor, folder: Path) -> dict[str, tuple[str, str]]:
     stream = streams.stream()
+    actions = {
+        "waits": lambda: streams.cuda("cuStreamSynchronize", stream),
+        "fails": lambda: streams.cuda("cuMemAlloc", 1),
+        "returns": streams.stream,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_probe, "WAIT_S", 0.2)
+        gpu_probe.growth(Checks(folder, "growth"), gpu_probe.Blocked(streams, stream, word), actions)
+    return found(folder, "growth")
 
-    def synchronize() -> None:
-        while stream.todo:
-            fake.run()
 
-    def fail() -> None:
-        raise RuntimeError("Function cuMemcpyBatchAsync not found")
-
-    word = torch.zeros(1, dtype=torch.int32)
-    actions = {"waits": synchronize, "fails": fail, "returns": lambda: None}
-    gpu_probe.growth(Checks(tmp_path, "growth"), gpu_probe.Blocked(streams, stream, word), actions)
-    told = found(tmp_path, "growth")
+@on_host_cuda
+def test_calls_that_come_back_only_later_are_told_and_errors_end_nothing(setup: Setup, tmp_path: Path) -> None:
+    told = probed(setup, grown, tmp_path)
     assert told["waits"] == ("passed", "comes back only when the stream goes on")
-    assert told["fails"] == ("failed", "RuntimeError: Function cuMemcpyBatchAsync not found")
+    status, why = told["fails"]
+    assert status == "failed"
+    assert why.startswith("CudaError: cuMemAlloc on CUDA device 0: ")
     assert told["returns"][0] == "passed"
     assert told["returns"][1].endswith(" ms")
 
 
-def test_a_second_ring_grows_and_gives_back(tmp_path):
-    fake = FakeCuda()
-    ring = gpu_probe.SecondRing(streams_on(fake))
+def second_ring(streams: CudaStreams, word: torch.Tensor) -> None:
+    before = shim().shim_mapped()
+    ring = gpu_probe.SecondRing(streams)
+    ring.words()
     ring.grow()
-    assert len(fake.mapped) == 2
-    ring.shrink()
-    assert fake.mapped == {}
+    assert shim().shim_mapped() == before + 3  # words, and memory mapped twice
+    ring.close()
+    assert shim().shim_mapped() == before
 
 
-def test_a_check_is_there_while_it_runs(tmp_path):
+@on_host_cuda
+def test_a_second_ring_grows_and_gives_back(setup: Setup) -> None:
+    probed(setup, second_ring)
+
+
+def test_a_check_is_there_while_it_runs(tmp_path: Path) -> None:
     checks = Checks(tmp_path, "some")
     with checks.of("a question"):
         assert found(tmp_path, "some") == {"a question": ("running", "")}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transport_jobs import MORE
 from worlds import World, shared_world
@@ -76,10 +77,23 @@ def why_not() -> str | None:
 
 
 def build(folder: Path) -> str:
+    """Once for a folder."""
     library = folder / "libcuda.so.1"
     options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-pthread", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run(["cc", *options, "-o", library, Path(__file__).with_name("libcuda.c")], check=True)
+    if not library.exists():
+        subprocess.run(["cc", *options, "-o", library, Path(__file__).with_name("libcuda.c")], check=True)
     return str(library)
+
+
+on_host_cuda = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+BINDINGS = bindings()
+
+
+@pytest.fixture(scope="module", params=BINDINGS or [""])
+def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """For the modules that name it; with bindings of each version."""
+    library = build(tmp_path_factory.getbasetemp())
+    return Setup(library=library, version=request.param, folder=BINDINGS[request.param])
 
 
 def world_for(setup: Setup, size: int) -> World:

@@ -15,7 +15,7 @@ from typing import Any
 import host_cuda
 import pytest
 import torch
-from host_cuda import HERE, Setup, called, driver_for, failing, shim, world_for
+from host_cuda import HERE, Setup, called, driver_for, failing, on_host_cuda, shim, world_for
 from worlds import shared_world
 
 from fscomm.transports.handshake import Handshake
@@ -26,16 +26,9 @@ from fscomm.transports.ring.streams import store
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
-BINDINGS = host_cuda.bindings()
+setup = host_cuda.setup
 OUT_OF_MEMORY = 2
 NEVER_S = 0.05  # in which what must not happen would
-on_host_cuda = pytest.mark.skipif(host_cuda.why_not() is not None, reason=host_cuda.why_not() or "")
-
-
-@pytest.fixture(scope="module", params=BINDINGS or [""])
-def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    library = host_cuda.build(tmp_path_factory.mktemp("libcuda"))
-    return Setup(library=library, version=request.param, folder=BINDINGS[request.param])
 
 
 class Alone:
@@ -331,6 +324,7 @@ def memory_files() -> int:
 
 def refused(rank: int, world_size: int, call: str) -> tuple[str, float]:
     """Rank 1's driver fails a call of opening a ring: what is said, and that nothing is left."""
+    gc.freeze()  # collecting then looks at what is made from here on, and not at all of torch
     before = memory_files(), shim().shim_mapped()
     start = time.monotonic()
     with failing(call, OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext():

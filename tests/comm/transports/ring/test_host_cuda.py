@@ -25,34 +25,28 @@ from worlds import World
 from fscomm.transports.ring.cuda_api import CudaError
 from fsranks.errors import PeerError
 
-BINDINGS = host_cuda.bindings()
+setup = host_cuda.setup
 TIMEOUT_S = 60
 SLACK_S = 15.0  # beyond the limit of an operation: others find out who is lost, and this machine is slow
 MANY_CHUNKS = 1 << 10  # bytes of a slot, so that an exchange of some hundred kilobytes fills every queue
-pytestmark = pytest.mark.skipif(host_cuda.why_not() is not None, reason=host_cuda.why_not() or "")
-
-
-@pytest.fixture(scope="module", params=BINDINGS or [""])
-def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    library = host_cuda.build(tmp_path_factory.mktemp("libcuda"))
-    return Setup(library=library, version=request.param, folder=BINDINGS[request.param])
+pytestmark = host_cuda.on_host_cuda
 
 
 @pytest.mark.parametrize(
-    ("case", "args"),
+    ("size", "case", "args"),
     [
-        (contract.many_in_flight, (False,)),
-        (contract.growth, (True,)),
-        (contract.two_classes, ()),
-        (contract.giant_pair, ()),
-        (contract.not_done_while_a_rank_holds_back, ()),
-        (contract.kept_alive, ()),
-        (contract.closed, ()),
+        (3, contract.many_in_flight, (False,)),
+        (3, contract.growth, (True,)),
+        (2, contract.two_classes, ()),
+        (2, contract.giant_pair, ()),
+        (3, contract.not_done_while_a_rank_holds_back, ()),
+        (3, contract.kept_alive, ()),
+        (3, contract.closed, ()),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_contract(setup: Setup, case: Any, args: tuple[object, ...]) -> None:
-    world_for(setup, 3).run(host_cuda.run, setup, case, NAME, *args, timeout_s=TIMEOUT_S)
+def test_contract(setup: Setup, size: int, case: Any, args: tuple[object, ...]) -> None:
+    world_for(setup, size).run(host_cuda.run, setup, case, NAME, *args, timeout_s=TIMEOUT_S)
 
 
 def test_nothing_is_left_after_close(setup: Setup) -> None:
@@ -138,7 +132,7 @@ def back_pressure(rank: int, world_size: int, name: str) -> None:
 def lose(rank: int, world_size: int, how: int) -> list[Outcome]:
     """Two rings exchange in threads of their own; the last rank is lost in the middle of operations of many chunks."""
     rings = [open_by(NAME) for _ in range(2)]
-    sizes = [[3000] * world_size] * world_size
+    sizes = [[1000] * world_size] * world_size
     jobs = [[AllToAll("lost", sizes, (64,)) for _ in range(2)] for _ in rings]
     outcomes: list[Outcome] = []
     rings[0].meet()
@@ -165,7 +159,7 @@ def lose(rank: int, world_size: int, how: int) -> list[Outcome]:
 
 def lost_rank(setup: Setup, size: int, how: int) -> list[Outcome]:
     """Of all survivors, in a world of its own. The two rings have half of the room that four have."""
-    limit_s = 3.0 if how == signal.SIGSTOP else 25.0
+    limit_s = 2.0 if how == signal.SIGSTOP else 25.0
     setup = replace(setup, room=512, slot_bytes=MANY_CHUNKS, limit_s=limit_s)
     world = World(size)
     try:
@@ -181,7 +175,10 @@ def lost_rank(setup: Setup, size: int, how: int) -> list[Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize(("queues", "how"), [(1, signal.SIGKILL), (1, signal.SIGSTOP), (32, signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("queues", "how"),
+    [(1, signal.SIGSTOP), (32, signal.SIGKILL), pytest.param(1, signal.SIGKILL, marks=pytest.mark.full)],
+)
 def test_a_lost_rank_ends_nobody_whatever_streams_share(setup: Setup, queues: int, how: int) -> None:
     for outcome in lost_rank(replace(setup, queues=queues), 3, how):
         assert "rank 2" in outcome.said
