@@ -26,8 +26,10 @@ class DeviceThread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="backward of the device", daemon=True)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads = torch.get_num_threads()
 
     def run(self) -> None:
+        torch.set_num_threads(self._threads)  # it counts for the thread that sets it, and sums depend on it
         while (job := self._jobs.get()) is not None:
             work, args, options, done = job
             try:
