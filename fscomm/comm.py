@@ -23,7 +23,7 @@ from fscomm.plan.hash_tables import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
-from fscomm.tables.library import MOST_CALLS, Library
+from fscomm.tables.sharding_library import MOST_CALLS, Library, of_all_ranks
 from fscomm.tables.state_hooks import install
 from fscomm.transports.choice.agree import agree_on
 from fscomm.transports.opening import split_name
@@ -83,7 +83,7 @@ class enable:
         calls: int = 1,
         timeout_s: float = 300,
     ) -> None:
-        from fscomm.tables.torchrec import library
+        from fscomm.tables.torchrec import torchrec_library
 
         if transport != "auto":
             split_name(transport)
@@ -93,7 +93,7 @@ class enable:
             raise ValueError(f"calls must be a number from 1 to {MOST_CALLS}, got {calls!r}")
         self._enter = partial(
             Comm.enter,
-            library,
+            torchrec_library,
             model,
             dict(features or {}),
             calls,
@@ -156,11 +156,11 @@ class Comm:
             here = library.problems(found, context, calls)
             same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict), "calls": str(calls)}
             told = all_ranks.agree(same, tell=json.dumps(here))
-        problems = _of_all_ranks([json.loads(of_rank) for of_rank in told])
+        problems = of_all_ranks([json.loads(of_rank) for of_rank in told])
         with meeting() as all_ranks:
             adding = {name: library.adds_parts(module) for name, module in found.items() if name not in problems}
             told = all_ranks.agree({}, tell=json.dumps(unknown_orders(adding, timeout_s=timeout_s)))
-        problems |= _of_all_ranks([json.loads(of_rank) for of_rank in told])
+        problems |= of_all_ranks([json.loads(of_rank) for of_rank in told])
         _note_fallbacks(recorder, problems, strict=strict)
         with meeting() as all_ranks:
             served = [(name, module) for name, module in found.items() if name not in problems]
@@ -425,16 +425,6 @@ def _sharded_modules(library: Library, model: nn.Module) -> dict[str, Any]:
                 raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
             del module.forward  # a pipeline kept it, and put it back after the block
     return found
-
-
-def _of_all_ranks(problems: list[dict[str, str]]) -> dict[str, str]:
-    """A module runs plainly on all ranks if one rank cannot serve it."""
-    merged: dict[str, str] = {}
-    for rank, of_rank in enumerate(problems):
-        for name, why in of_rank.items():
-            everywhere = all(other.get(name) == why for other in problems)
-            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
-    return merged
 
 
 def _count_plain(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fsdata.kernels.deal import to_fewest
-from fsdata.order.stream import Stream, Window, chosen, grouped, joined
+from fsdata.order.stream import Stream, Window, grouped, in_turn
 
 COMPILED_FROM = 20_000  # spans
 
@@ -131,5 +131,5 @@ def epoch_streams(
 
 def deal_again(streams: Sequence[Stream], positions: Sequence[int], world_size: int) -> list[Stream]:
     """Deal what is left of an epoch to another number of ranks; every remaining row goes to exactly one of them."""
-    whole, begins = joined([stream.after(position) for stream, position in zip(streams, positions, strict=True)])
-    return [chosen(whole, begins, *hand) for hand in deal(whole.last - whole.first, world_size)]
+    whole = in_turn([stream.after(position) for stream, position in zip(streams, positions, strict=True)])
+    return [whole.of(*hand) for hand in deal(whole.last - whole.first, world_size)]

@@ -171,7 +171,7 @@ class RowsBinding(Binding):
 
 
 class StandIn:
-    """A `fscomm.tables.library.Library` of `ShardedRows`."""
+    """A `fscomm.tables.sharding_library.Library` of `ShardedRows`."""
 
     def sharded_modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         return ((name, each) for name, each in model.named_modules() if isinstance(each, ShardedRows))

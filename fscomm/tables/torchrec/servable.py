@@ -16,8 +16,8 @@ from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.errors import INSTEAD
-from fscomm.tables.library import MOST_CALLS
 from fscomm.tables.shadow_kernels import memory
+from fscomm.tables.sharding_library import MOST_CALLS
 from fscomm.tables.torchrec import codecs
 from fsranks.rank_context import RankContext
 

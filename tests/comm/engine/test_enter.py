@@ -19,7 +19,7 @@ import fscomm
 from fscomm import comm
 from fscomm.exchange import connections
 from fscomm.tables.binding import Binding
-from fscomm.tables.torchrec import library
+from fscomm.tables.torchrec import torchrec_library
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
 LIMIT_S = 6.0
@@ -27,7 +27,7 @@ SLACK_S = 5.0
 ODD = 1
 
 PLACES = {  # where it fails, and in which call
-    "tables": (library, "bind", 1),
+    "tables": (torchrec_library, "bind", 1),
     "workers": (connections, "Worker", 2),
     "proxies": (Binding, "proxies", 2),
     "flush points": (comm, "install", 2),

@@ -2,64 +2,26 @@
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from fsdata.order.deal import permutation, quotas
+from fsdata.order.stream import Piece, Window
+
+Span = TypeVar("Span", Piece, Window)
 
 
-class Span(Protocol):
-    """A stretch of rows that can be cut in two."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def cut(self, rows: int) -> tuple[Self, Self]: ...
-
-
-SpanT = TypeVar("SpanT", bound=Span)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows [start, stop) of a unit."""
-
-    unit: int
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    def cut(self, rows: int) -> tuple["Piece", "Piece"]:
-        middle = self.start + rows
-        return replace(self, stop=middle), replace(self, start=middle)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Rows [start, stop) of the pieces' rows, which are permuted first if the epoch is shuffled."""
-
-    pieces: tuple[Piece, ...]
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    def cut(self, rows: int) -> tuple["Window", "Window"]:
-        middle = self.start + rows
-        return replace(self, stop=middle), replace(self, start=middle)
+def cut(span: Span, rows: int) -> tuple[Span, Span]:
+    middle = span.start + rows
+    return replace(span, stop=middle), replace(span, start=middle)
 
 
 Stream = tuple[Window, ...]
 
 
-def deal(spans: Iterable[SpanT], world_size: int) -> list[list[SpanT]]:
+def deal(spans: Iterable[Span], world_size: int) -> list[list[Span]]:
     """Deal spans to ranks in order and even out the rows at the end; spans without rows are left out."""
-    hands: list[list[SpanT]] = [[] for _ in range(world_size)]
+    hands: list[list[Span]] = [[] for _ in range(world_size)]
     fewest = [(0, rank) for rank in range(world_size)]
     total = 0
     for span in spans:
@@ -75,16 +37,16 @@ def deal(spans: Iterable[SpanT], world_size: int) -> list[list[SpanT]]:
     return hands
 
 
-def _cut_surplus(hands: list[list[SpanT]], missing: list[int]) -> list[SpanT]:
+def _cut_surplus(hands: list[list[Span]], missing: list[int]) -> list[Span]:
     """Take from the end of every hand what is over its quota."""
-    surplus: list[SpanT] = []
+    surplus: list[Span] = []
     for rank, hand in enumerate(hands):
-        taken: list[SpanT] = []
+        taken: list[Span] = []
         while missing[rank] < 0:
             span = hand.pop()
             over = min(-missing[rank], span.rows)
             if over < span.rows:
-                kept, span = span.cut(span.rows - over)
+                kept, span = cut(span, span.rows - over)
                 hand.append(kept)
             taken.append(span)
             missing[rank] += over
@@ -92,7 +54,7 @@ def _cut_surplus(hands: list[list[SpanT]], missing: list[int]) -> list[SpanT]:
     return surplus
 
 
-def _hand_over(hands: list[list[SpanT]], missing: list[int], surplus: list[SpanT]) -> None:
+def _hand_over(hands: list[list[Span]], missing: list[int], surplus: list[Span]) -> None:
     """Give the surplus to the hands that are short."""
     rank = 0
     for given in surplus:
@@ -101,7 +63,7 @@ def _hand_over(hands: list[list[SpanT]], missing: list[int], surplus: list[SpanT
             while missing[rank] == 0:
                 rank += 1
             rows = min(missing[rank], span.rows)
-            part, span = span.cut(rows)
+            part, span = cut(span, rows)
             hands[rank].append(part)
             missing[rank] -= rows
 
@@ -129,7 +91,7 @@ def rest(stream: Stream, position: int) -> Stream:
         passed = min(position, window.rows)
         position -= passed
         if passed < window.rows:
-            windows.append(window.cut(passed)[1])
+            windows.append(cut(window, passed)[1])
     return tuple(windows)
 
 

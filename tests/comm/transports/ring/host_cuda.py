@@ -50,7 +50,7 @@ class Setup:
         limit_s: of rings.
     """
 
-    library: str
+    shim: str
     version: str
     folder: str
     driver: int = NEWEST
@@ -93,7 +93,7 @@ BINDINGS = bindings()
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
     """For the modules that name it; with bindings of each version."""
     library = build(tmp_path_factory.getbasetemp())
-    return Setup(library=library, version=request.param, folder=BINDINGS[request.param])
+    return Setup(shim=library, version=request.param, folder=BINDINGS[request.param])
 
 
 def world_for(setup: Setup, size: int) -> World:
@@ -111,7 +111,7 @@ def run(rank: int, world_size: int, setup: Setup, case: Callable[..., Any], *arg
 def load(setup: Setup) -> None:
     """In this process, once; a library of that name which is there already is the one that bindings find."""
     if not _loaded:
-        _loaded.append(ctypes.CDLL(setup.library, mode=ctypes.RTLD_GLOBAL))
+        _loaded.append(ctypes.CDLL(setup.shim, mode=ctypes.RTLD_GLOBAL))
         if setup.folder:
             for name in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
                 del sys.modules[name]  # torch has imported those that are installed

@@ -1,6 +1,6 @@
 """What fscomm asks of a library whose modules it serves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 
 
 class Library(Protocol):
-    """Functions of a module of Python, such as `fscomm.tables.torchrec.library`."""
+    """Functions of a module of Python, such as `fscomm.tables.torchrec.torchrec_library`."""
 
     def sharded_modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """(name, module) of every outermost sharded module; names as the user sees them."""
@@ -37,3 +37,13 @@ class Library(Protocol):
 
     def asked(self, module: Any, features: Any) -> tuple[int, int]:
         """How many ids a forward of a module looks up, and the bytes of the embeddings that it gives for them."""
+
+
+def of_all_ranks(problems: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What `Library.problems` said on each rank: a module runs plainly on all of them if one cannot serve it."""
+    merged: dict[str, str] = {}
+    for rank, of_rank in enumerate(problems):
+        for name, why in of_rank.items():
+            everywhere = all(other.get(name) == why for other in problems)
+            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
+    return merged

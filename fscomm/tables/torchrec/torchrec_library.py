@@ -1,4 +1,4 @@
-"""TorchRec as a `fscomm.tables.library.Library`."""
+"""TorchRec as a `fscomm.tables.sharding_library.Library`."""
 
 from fscomm.tables.torchrec.bind import bind
 from fscomm.tables.torchrec.binding import asked, make_features
