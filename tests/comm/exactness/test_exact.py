@@ -73,6 +73,7 @@ MODELS_AT = {  # by default 2 ranks
     "table": (4,),
     "shared kjt": (2, 4),
     **dict.fromkeys((name for name in CONFIGS if "host" in name or "grid" in name), (4,)),
+    **dict.fromkeys((name for name in CONFIGS if "quantised sums" in name), (4,)),  # two parts have one order
 }
 
 
