@@ -19,7 +19,7 @@ from fscomm.engine.forward_modes import in_backward
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead, Rng
-from fscomm.plan.hash_tables import compile_kernels
+from fscomm.plan.compiled import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.tables.binding import Binding

@@ -156,7 +156,7 @@ class AnnouncedSteps:
                 self._recorder.count(
                     layout.module,
                     ids.number,
-                    occurrences=len(ahead.served.keys),
+                    occurrences=ahead.occurrences,
                     colliding=ahead.colliding,
                     unique=ahead.rows[0],
                     unique_colliding=ahead.rows[1],

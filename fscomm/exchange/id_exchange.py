@@ -15,9 +15,9 @@ from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan import row_masks
-from fscomm.plan.group_plan import GroupPlan, WayBack, group_plan
-from fscomm.plan.shared_rows import RowSet
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients
+from fscomm.plan.group_plan import GroupPlan, Shared, WayBack, group_plan
+from fscomm.plan.shared_rows import OwnerRows
+from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, segments, starts_of
 from fscomm.transports.gloo import Channel
 from fsranks.errors import name_ranks
 
@@ -25,7 +25,7 @@ Planned = TypeVar("Planned", Merge, Lookup, SendGradients, Apply)
 
 BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
-_NO_WORDS = torch.empty(0, dtype=torch.int64)
+_NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class _Side:
 
     Attributes:
         plan: of the group. request, served: this rank as requester and as owner.
-        shared: bool[N] which of the occurrences served lie on rows that both steps use.
+        shared: what it serves that both steps use.
         sent: exclusive gradients (of the step before) that come here from all others, or rows (of the new step) that
             go to them.
     """
@@ -42,24 +42,16 @@ class _Side:
     plan: GroupPlan
     request: Any
     served: Any
-    shared: torch.Tensor
+    shared: Shared
     sent: int
-
-    @property
-    def shared_units(self) -> torch.Tensor:
-        """bool[U] by distinct row or bag."""
-        return self.plan.shared_units(self.served, self.shared)
 
 
 class _Told(NamedTuple):
     """A side after all owners told this rank of their rows."""
 
     side: _Side
-    shared: torch.Tensor  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
+    mine: np.ndarray  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
     largest: int  # the most exclusive gradients or rows of any owner
-
-
-Pair = tuple[_Side | None, _Side | None]  # of the step before, and of the new step
 
 
 class IdExchange:
@@ -84,6 +76,7 @@ class IdExchange:
         self._where = where
         self._rank = served.layouts[0].rank
         self._world_size = served.layouts[0].world_size
+        self._numbers_to = np.stack([np.full(self._world_size, _WORDS), *(plan.numbers_to for plan in self._plans)])
 
     def run(self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any]) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
@@ -100,110 +93,105 @@ class IdExchange:
         self._wire_gate.enter()
         try:
             served, moved = self._ids(given, numbers)
-            pairs = [self._compare(g, before, goes_on, given, served) for g in range(len(given))]
-            told, irregular = self._tell(pairs)
+            sides = self._compare(before, goes_on, given, served)
+            told, irregular = self._tell(sides)
         finally:
             self._wire_gate.leave()
+        groups = len(given)
         return ExchangedIds(
             number=number,
             verdict=verdict,
-            groups=[new and self._plan_ahead(g, new, moved[g]) for g, new in enumerate(told[1::2])],
-            back=[old and self._plan_back(g, old) for g, old in enumerate(told[::2])],
+            groups=[new and self._plan_ahead(g, new, moved[g]) for g, new in enumerate(told[groups:])],
+            back=[old and self._plan_back(g, old) for g, old in enumerate(told[:groups])],
             irregular=irregular,
         )
 
-    def _sizes(self, number: int, status: int, requests: Sequence[Any]) -> tuple[np.ndarray, list[list[list[int]]]]:
-        """[W, words] of every rank, and [G][W] the numbers that each rank tells this owner of its ids."""
+    def _sizes(self, number: int, status: int, requests: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """int64[W, words] of every rank, and [G] int64[W, n] the numbers that each rank tells this owner of its ids."""
         served = sum({1 << self._modules[g] for g, request in enumerate(requests) if request is not None})
-        out: list[int] = []
-        splits = []
-        for owner in range(self._world_size):
-            start = len(out)
-            out += [status, number, served]
-            for plan, request in zip(self._plans, requests, strict=True):
-                out += plan.numbers(request, owner) if request is not None else [0] * plan.numbers_to(owner)
-            splits.append(len(out) - start)
-        mine = splits[self._rank]
-        received = torch.empty(self._world_size * mine, dtype=torch.int64)
-        sent = torch.tensor(out, dtype=torch.int64)
-        self._channel.all_to_all_v([(received, sent, [mine] * self._world_size, splits)])
-        table = received.view(self._world_size, mine).numpy()
-        numbers, start = [], _WORDS
-        for plan in self._plans:
-            end = start + plan.numbers_to(self._rank)
-            numbers.append(table[:, start:end].tolist())
-            start = end
-        return table[:, :_WORDS], numbers
+        words = np.array([status, number, served] * self._world_size)
+        told = [
+            plan.numbers(request) if request is not None else np.zeros(plan.numbers_to.sum(), np.int64)
+            for plan, request in zip(self._plans, requests, strict=True)
+        ]
+        mine = self._numbers_to[:, self._rank]
+        coming = np.full(self._world_size, mine.sum())
+        received = self._exchange(_by_peer([words, *told], self._numbers_to), self._numbers_to.sum(0), coming)
+        first, *numbers = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
+        return first, numbers
 
-    def _ids(self, given: list[Any], numbers: list[list[list[int]]]) -> tuple[list[Any], list[tuple[int, int]]]:
+    def _ids(self, given: list[Any], numbers: list[np.ndarray]) -> tuple[list[Any], list[tuple[int, int]]]:
         """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received."""
-        words = [
-            plan.words(request) if request is not None else [_NO_WORDS] * self._world_size
-            for plan, request in zip(self._plans, given, strict=True)
+        words, sent, coming = [], [], []
+        for plan, request, told in zip(self._plans, given, numbers, strict=True):
+            none = _NOTHING, np.zeros(self._world_size, np.int64)
+            of_group, sizes = plan.words(request) if request is not None else none
+            words.append(of_group)
+            sent.append(sizes)
+            coming.append(plan.words_of(told) if request is not None else none[1])
+        out, into = np.stack(sent), np.stack(coming)
+        received = self._exchange(_by_peer(words, out), out.sum(0), into.sum(0))
+        served = [
+            plan.serve(came, told) if request is not None else None
+            for plan, request, told, came in zip(self._plans, given, numbers, _by_group(received, into), strict=True)
         ]
-        pieces = [of_group[owner] for owner in range(self._world_size) for of_group in words]
-        sent = [sum(len(of_group[owner]) for of_group in words) for owner in range(self._world_size)]
-        by_source = [
-            [
-                plan.words_of(of_group[source]) if request is not None else 0
-                for plan, of_group, request in zip(self._plans, numbers, given, strict=True)
-            ]
-            for source in range(self._world_size)
-        ]
-        received = torch.empty(sum(map(sum, by_source)), dtype=torch.int64)
-        self._channel.all_to_all_v([(received, torch.cat(pieces), [sum(sizes) for sizes in by_source], sent)])
-        parts = received.split([size for sizes in by_source for size in sizes])
-        served, moved = [], []
-        for g, (plan, of_group, request) in enumerate(zip(self._plans, numbers, given, strict=True)):
-            came = list(parts[g :: len(given)])
-            served.append(plan.serve(came, of_group) if request is not None else None)
-            moved.append((self._bytes(words[g]), self._bytes(came)))
-        return served, moved
+        return served, [(self._bytes(gone), self._bytes(came)) for gone, came in zip(out, into, strict=True)]
 
-    def _bytes(self, words: list[torch.Tensor]) -> int:
+    def _exchange(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
+        """What all ranks send here, so much each, for what this rank sends them."""
+        received = np.empty(coming.sum(), mine.dtype)
+        out = torch.from_numpy(received), torch.from_numpy(mine), coming.tolist(), sent.tolist()
+        self._channel.all_to_all_v([out])
+        return received
+
+    def _bytes(self, words: np.ndarray) -> int:
         """Between this rank and others."""
-        return sum(each.nbytes for peer, each in enumerate(words) if peer != self._rank)
+        return 8 * int(words.sum() - words[self._rank])
 
     def _compare(
-        self,
-        group: int,
-        before: ExchangedIds | None,
-        goes_on: bool,
-        requests: Sequence[Any],
-        all_served: Sequence[Any],
-    ) -> Pair:
-        """Both steps of a group; None where a step is not served. Looks at this owner's rows only.
+        self, before: ExchangedIds | None, goes_on: bool, given: Sequence[Any], served: Sequence[Any]
+    ) -> list[_Side | None]:
+        """[2 G] the groups in the step before, then in the new step; None where they are not served. Looks at this
+        owner's rows only.
 
         A row is shared if any call of the module in the other step uses it. The rows of a step in which no call is
         served are not known: all rows of its neighbours count as shared with it.
         """
-        plan, request, served = self._plans[group], requests[group], all_served[group]
-        ahead = before.groups[group] if before is not None else None
-        old = new = None
-        if ahead is not None:
-            keys, after = ahead.served.keys, [all_served[g] for g in self._same_tables[group]]
-            shared = _in_any(keys, after, otherwise=goes_on)
-            sent = plan.sent_back(ahead.served, shared)
-            old = _Side(plan=plan, request=ahead.request, served=ahead.served, shared=shared, sent=sent)
-        if served is not None and request is not None:
-            aheads = [before.groups[g] for g in self._same_tables[group]] if before is not None else []
-            shared = _in_any(served.keys, [each and each.served for each in aheads], otherwise=before is not None)
-            sent = plan.sent_ahead(served, shared)
-            new = _Side(plan=plan, request=request, served=served, shared=shared, sent=sent)
-        return old, new
+        aheads = list(before.groups) if before is not None else [None] * len(given)
+        old_rows = [ahead.served.rows if ahead is not None else None for ahead in aheads]
+        new_rows = [each.rows if each is not None else None for each in served]
+        old_shared = [self._unknown(g, rows, new_rows, goes_on) for g, rows in enumerate(old_rows)]
+        new_shared = [self._unknown(g, rows, old_rows, before is not None) for g, rows in enumerate(new_rows)]
+        for g, new in enumerate(new_rows):
+            for other in self._same_tables[g]:
+                old = old_rows[other]
+                if new is not None and old is not None:
+                    new.mark_common(old, new_shared[g], old_shared[other])
+        sides: list[_Side | None] = []
+        for plan, ahead, rows in zip(self._plans, aheads, old_shared, strict=True):
+            sides.append(_side(plan, ahead.request, ahead.served, rows, back=True) if ahead is not None else None)
+        for plan, request, of_owner, rows in zip(self._plans, given, served, new_shared, strict=True):
+            sides.append(_side(plan, request, of_owner, rows, back=False) if of_owner is not None else None)
+        return sides
 
-    def _tell(self, pairs: list[Pair]) -> tuple[list[_Told | None], frozenset[int]]:
+    def _unknown(
+        self, group: int, rows: OwnerRows | None, others: Sequence[OwnerRows | None], there_is_another: bool
+    ) -> np.ndarray:
+        """bool[R] for the shared `rows`: all of them, if there is another step and nothing is known of its rows."""
+        known = any(others[g] is not None for g in self._same_tables[group])
+        return np.full(0 if rows is None else len(rows), there_is_another and not known)
+
+    def _tell(self, sides: list[_Side | None]) -> tuple[list[_Told | None], frozenset[int]]:
         """Tell each requester which of its rows are shared. Returns [2 G] what owners told, and irregular modules."""
-        irregular = {1 << m for (_, new), m in zip(pairs, self._modules, strict=True) if new and new.served.irregular}
-        sides = [side for pair in pairs for side in pair]
+        new = sides[len(self._plans) :]
+        irregular = {1 << m for side, m in zip(new, self._modules, strict=True) if side and side.served.irregular}
         head = np.array([sum(irregular), *(side.sent if side else 0 for side in sides)], np.int64)
         there = [side for side in sides if side]
         out_rows = [side.plan.served_units(side.served) for side in there]
         in_rows = [side.plan.asked_units(side.request) for side in there]
-        sent = row_masks.pack(head, [side.shared_units for side in there], out_rows, self._world_size)
+        sent = row_masks.pack(head, [side.shared.units for side in there], out_rows, self._world_size)
         out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
-        received = torch.empty(sum(sizes), dtype=torch.uint8)
-        self._channel.all_to_all_v([(received, sent, sizes, out_sizes)])
+        received = self._exchange(sent, out_sizes, sizes)
         heads, masks = row_masks.unpack(received, len(head), in_rows, self._world_size)
         in_order, largest = iter(masks), heads.max(0)[1:].tolist()
         told = [_Told(side, next(in_order), most) if side else None for side, most in zip(sides, largest, strict=True)]
@@ -213,7 +201,7 @@ class IdExchange:
     def _plan_ahead(self, group: int, told: _Told, moved: tuple[int, int]) -> GroupAhead:
         """How the rows of the new step travel."""
         side, plan = told.side, self._plans[group]
-        ahead = plan.ahead(side.request, side.served, side.shared, told.shared, told.largest)
+        ahead = plan.ahead(side.request, side.served, side.shared, told.mine, told.largest)
         return GroupAhead(
             request=side.request,
             served=side.served,
@@ -221,15 +209,16 @@ class IdExchange:
             exclusive=self._put(ahead.exclusive),
             collision=self._put(ahead.collision),
             buffer=ahead.merge.new_buffer(plan.layout, self._where),
-            colliding=int(side.shared.sum()),
-            rows=plan.distinct_rows(side.served, side.shared, ahead),
+            occurrences=int(side.shared.ids.sum()),
+            colliding=int(side.shared.colliding.sum()),
+            rows=(len(side.shared.rows), int(side.shared.rows.sum())),
             id_bytes=moved,
         )
 
     def _plan_back(self, group: int, told: _Told) -> WayBack:
         """How the gradients of the step before travel."""
         side = told.side
-        back = self._plans[group].back(side.request, side.served, side.shared, told.shared, told.largest)
+        back = self._plans[group].back(side.request, side.served, side.shared, told.mine, told.largest)
         return WayBack(
             self._put(back.collision_send),
             self._put(back.collision_apply),
@@ -249,12 +238,28 @@ class IdExchange:
         return replace(planned, **tensors)
 
 
-def _in_any(keys: torch.Tensor, served: Sequence[Any], *, otherwise: bool) -> torch.Tensor:
-    """bool[N] which `keys` are among those of what was `served`, None left out; `otherwise` if that is nothing."""
-    others = [each.keys for each in served if each is not None]
-    if not others:
-        return torch.full((len(keys),), otherwise)
-    return RowSet(others[0] if len(others) == 1 else torch.cat(others)).contains(keys)
+def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back: bool) -> _Side:
+    """rows: bool[R] the shared ones. back: of the step before, whose gradients travel."""
+    shared = plan.shared(served, rows)
+    sent = (plan.sent_back if back else plan.sent_ahead)(served, shared)
+    return _Side(plan=plan, request=request, served=served, shared=shared, sent=sent)
+
+
+def _by_peer(values: list[np.ndarray], sizes: np.ndarray) -> np.ndarray:
+    """All values for one peer, then for the next. values: [G] by peer; sizes: int64[G, W]."""
+    if len(values) == 1:
+        return values[0]
+    before = starts_of(np.array([len(each) for each in values]))
+    starts = np.cumsum(sizes, axis=1) - sizes + before[:, None]
+    return segments(np.concatenate(values), starts.T, sizes.T)
+
+
+def _by_group(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    """[G] The inverse of `_by_peer`."""
+    if len(sizes) == 1:
+        return [values]
+    starts = starts_of(sizes.T.ravel()).reshape(sizes.T.shape).T
+    return [segments(values, first, size) for first, size in zip(starts, sizes, strict=True)]
 
 
 def judge(words: np.ndarray) -> Verdict:

@@ -25,7 +25,7 @@ class GroupAhead:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, exclusive, collision: how the rows of the step travel.
         buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
-        colliding: ids on shared rows that this owner serves.
+        occurrences, colliding: ids that this owner serves, and those of them on shared rows.
         rows: distinct rows that it serves, and how many of them are shared.
         id_bytes: sent to and received from other ranks to learn all this.
     """
@@ -36,6 +36,7 @@ class GroupAhead:
     exclusive: Lookup
     collision: Lookup
     buffer: torch.Tensor
+    occurrences: int
     colliding: int
     rows: tuple[int, int]
     id_bytes: tuple[int, int]

@@ -11,93 +11,99 @@ their gradients all travel, because to add them up before they travel would chan
 Row-wise, a bag here is the part of it that one owner has. The requester adds parts up as plain training would:
 table-row-wise and grid, host by host, each of which has columns of its own in the output.
 
-All tensors are in host memory. N ids, U bags, V distinct bags, Q strips, W peers, F features of an owner, P strips of a
+Everything is in host memory. N ids, U bags, V distinct bags, Q strips, W peers, F features of an owner, P strips of a
 sample.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from fscomm.plan import wire_kernels
 from fscomm.plan.gloo_order import Region, add, regions
 from fscomm.plan.sharding_group import GroupLayout, Pooling
-from fscomm.plan.shared_rows import first_occurrences
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, chunks, inverse, spread
+from fscomm.plan.shared_rows import OwnerRows, first_occurrences
+from fscomm.plan.ways import Apply, Cut, Lookup, Merge, SendGradients, cut, of_classes, starts_of, sums
 
 _UNIQUE = 1 << 62  # above all ids: the key of a bag that is like no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bags:
-    """The bags between this rank and its peers, in wire order, without empty ones.
+    """The bags between this rank and its peers, in wire order, without empty ones. All int64, but for weights.
 
     Attributes:
-        ids: int64[N]. weights: float32[N] or None.
-        starts: int64[U + 1] where each bag begins.
-        features, samples: int64[U] numbers of the owner's feature and of the requester's sample.
-        widths: int64[U] strips.
+        ids: [N]. weights: float32[N] or None.
+        starts: [U + 1] where each bag begins.
+        features, samples: [U] numbers of the owner's feature and of the requester's sample.
+        widths: [U] strips.
         by_peer: [W] bags. strips: [W] their strips.
-        positions: int64[V] where each distinct bag is first. slots: int64[U] the distinct bag of each bag.
+        positions: [V] where each distinct bag is first. slots: [U] the distinct bag of each bag.
         distinct: [W] distinct bags.
     """
 
-    ids: torch.Tensor
-    weights: torch.Tensor | None
-    starts: torch.Tensor
-    features: torch.Tensor
-    samples: torch.Tensor
-    widths: torch.Tensor
-    by_peer: list[int]
-    strips: list[int]
-    positions: torch.Tensor
-    slots: torch.Tensor
-    distinct: list[int]
+    ids: np.ndarray
+    weights: np.ndarray | None
+    starts: np.ndarray
+    features: np.ndarray
+    samples: np.ndarray
+    widths: np.ndarray
+    by_peer: np.ndarray
+    strips: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    distinct: np.ndarray
 
-    def first(self, chosen: torch.Tensor) -> torch.Tensor:
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64[U] ids of each bag."""
+        return np.diff(self.starts)
+
+    def first(self, chosen: np.ndarray) -> np.ndarray:
         """bool[U] the first bags of the distinct bags `chosen`, bool[V]."""
-        found = torch.zeros(len(self.slots), dtype=torch.bool)
+        found = np.zeros(len(self.slots), np.bool_)
         found[self.positions[chosen]] = True
         return found
 
-    def strips_per_peer(self, chosen: torch.Tensor) -> list[int]:
-        """[W] strips of the bags `chosen`, bool[U]."""
-        before = torch.zeros(len(chosen) + 1, dtype=torch.int64)
-        torch.cumsum(chosen * self.widths, 0, out=before[1:])
-        return before[torch.tensor([0, *self.by_peer]).cumsum(0)].diff().tolist()
+    def cut(self, urgent: np.ndarray, largest: int, chunk_rows: int, taken: np.ndarray | None = None) -> Cut:
+        """Of the strips of the bags `taken`, bool[U]. urgent: bool[U] which bags are in the collision class."""
+        lengths = self.strips if taken is None else sums(self.widths * taken, self.by_peer)
+        widths = self.widths if taken is None else self.widths[taken]
+        return cut((urgent if taken is None else urgent[taken]).repeat(widths), lengths, largest, chunk_rows)
 
 
 def bags(
-    lengths: Sequence[torch.Tensor], widths: Sequence[Sequence[int]], ids: torch.Tensor, weights: torch.Tensor | None
+    lengths: np.ndarray,
+    features: np.ndarray,
+    samples: np.ndarray,
+    widths: np.ndarray,
+    ids: np.ndarray,
+    weights: np.ndarray | None,
 ) -> Bags:
-    """lengths: [W] int64[F, B] ids of each bag; widths: [W][F] strips of each feature."""
-    found = [of_peer.nonzero() for of_peer in lengths]
-    features, samples = torch.cat(found).unbind(1)
-    sizes = torch.cat([of_peer.flatten() for of_peer in lengths])
-    starts = torch.zeros(len(features) + 1, dtype=torch.int64)
-    torch.cumsum(sizes[sizes > 0], 0, out=starts[1:])
-    of_bags = [torch.tensor(each, dtype=torch.int64)[at[:, 0]] for each, at in zip(widths, found, strict=True)]
-    keys = _UNIQUE + torch.arange(len(features))
-    if weights is None:
-        alone = (starts.diff() == 1).nonzero().squeeze(1)
-        keys[alone] = ids[starts[alone]]
-    of_feature = [int(count) for of_peer in lengths for count in (of_peer > 0).sum(1)]
-    same = first_occurrences(keys, of_feature)
-    per_feature = torch.tensor(same.counts, dtype=torch.int64).split([len(of_peer) for of_peer in lengths])
+    """lengths: int32 ids of each bag, by peer, feature and sample. features, samples: int64[W]; widths: int64 strips
+    by peer and feature."""
+    number = np.count_nonzero(lengths)
+    starts, bags_of = np.empty(number + 1, np.int64), np.empty_like(widths)
+    of_feature, of_sample, of_width, keys = (np.empty(number, np.int64) for _ in range(4))
+    wire_kernels.find_bags(
+        lengths, features, samples, widths, ids, weights is None, _UNIQUE,
+        starts, of_feature, of_sample, of_width, keys, bags_of,
+    )  # fmt: skip
+    same = first_occurrences(keys, bags_of)
     return Bags(
         ids=ids,
         weights=weights,
         starts=starts,
-        features=features,
-        samples=samples,
-        widths=torch.cat(of_bags),
-        by_peer=[len(at) for at in found],
-        strips=[int(of_peer.sum()) for of_peer in of_bags],
+        features=of_feature,
+        samples=of_sample,
+        widths=of_width,
+        by_peer=sums(bags_of, features),
+        strips=sums(bags_of * widths, features),
         positions=same.positions,
         slots=same.slots,
-        distinct=[int(counts.sum()) for counts in per_feature],
+        distinct=sums(same.counts, features),
     )
 
 
@@ -107,37 +113,34 @@ class BagRequest:
 
     Attributes:
         bags: peers are the owners.
-        counts: [W] ids. lengths: [W] int32[F, B].
+        counts: int64[W] ids. lengths: int32 by owner, feature and sample.
         samples: B.
         local: int64[Q] where each strip belongs among the B * P strips of the output.
     """
 
     bags: Bags
-    counts: list[int]
-    lengths: list[torch.Tensor]
+    counts: np.ndarray
+    lengths: np.ndarray
     samples: int
-    local: torch.Tensor
+    local: np.ndarray
 
 
 def request(ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, layout: GroupLayout) -> BagRequest:
     """lengths: [F of all owners, B] in wire order."""
-    pooling = pooled(layout)
-    of_owner = list(lengths.long().split(layout.features_to))
-    found = bags(of_owner, pooling.strips, ids, weights)
-    start, starts = 0, []
-    for of_host in pooling.of_hosts:
-        starts += [np.cumsum([start, *of_host])[:-1]] * pooling.owners
-        start += sum(of_host)
-    columns = torch.cat(
-        [
-            torch.from_numpy(of_features)[of_bags].long()
-            for of_features, of_bags in zip(starts, found.features.split(found.by_peer), strict=True)
-        ]
+    pooling, flat = pooled(layout), lengths.int().flatten().numpy()
+    samples = np.full(layout.world_size, lengths.shape[1], np.int64)
+    widths = np.array([strips for of_owner in pooling.strips for strips in of_owner], np.int64)
+    found = bags(
+        flat, layout.features, samples, widths, ids.numpy(), None if weights is None else weights.float().numpy()
     )
+    of_hosts = np.repeat(starts_of(np.array([sum(of_host) for of_host in pooling.of_hosts])), pooling.owners)
+    shift = of_hosts - starts_of(sums(widths, layout.features))
+    inside = starts_of(widths) + shift.repeat(layout.features)  # where each feature begins in a sample of the output
+    columns = inside[starts_of(layout.features).repeat(found.by_peer) + found.features]
     return BagRequest(
         bags=found,
-        counts=[int(each.sum()) for each in of_owner],
-        lengths=[each.to(torch.int32) for each in of_owner],
+        counts=sums(flat, layout.features * lengths.shape[1]),
+        lengths=flat,
         samples=lengths.shape[1],
         local=spread(found.samples * row_strips(layout) + columns, found.widths),
     )
@@ -149,35 +152,37 @@ class ServedBags:
 
     Attributes:
         bags: peers are the requesters.
-        keys: int64[N] row number over all tables of this owner, by id.
+        rows: the distinct rows that are asked for; `rows.numbers`: [N] by id.
         irregular: an id lies outside its table, or ranks differ in what they must have alike.
     """
 
     bags: Bags
-    keys: torch.Tensor
+    rows: OwnerRows
     irregular: bool
 
-    def shared_bags(self, shared: torch.Tensor) -> torch.Tensor:
+    def shared_bags(self, shared: np.ndarray) -> np.ndarray:
         """bool[U] bags with a shared row; `shared`: bool[N] by id."""
-        starts = self.bags.starts[:-1].numpy()
-        return torch.from_numpy(np.logical_or.reduceat(shared.numpy(), starts)) if len(starts) else shared[:0]
+        starts = self.bags.starts[:-1]
+        return np.logical_or.reduceat(shared, starts) if len(starts) else np.empty(0, np.bool_)
 
 
 def serve(
-    ids: torch.Tensor, lengths: list[torch.Tensor], weights: torch.Tensor | None, layout: GroupLayout, *, alike: bool
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    samples: np.ndarray,
+    weights: np.ndarray | None,
+    layout: GroupLayout,
+    *,
+    alike: bool,
 ) -> ServedBags:
-    """lengths: [W] int32[F, B of the requester]. alike: the ranks have alike what they must."""
-    runs = layout.runs[layout.rank]
-    table_of = torch.arange(len(runs)).repeat_interleave(torch.tensor(runs, dtype=torch.int64))
-    found = bags(
-        [each.long() for each in lengths], [pooled(layout).strips[layout.rank]] * layout.world_size, ids, weights
-    )
-    tables = table_of[found.features].repeat_interleave(found.starts.diff())
-    rows = torch.tensor(layout.rows, dtype=torch.int64)
-    outside = (ids < 0) | (ids >= rows[tables])
-    irregular = bool(outside.any())
-    keys = (torch.where(outside, 0, ids) if irregular else ids) + (torch.cumsum(rows, 0) - rows)[tables]
-    return ServedBags(bags=found, keys=keys, irregular=irregular or not alike)
+    """lengths: int32 by requester, feature and sample. samples: int64[W]. alike: ranks agree where they must."""
+    mine, world_size = np.array(layout.runs[layout.rank], np.int64), layout.world_size
+    features = np.full(world_size, mine.sum(), np.int64)
+    widths = np.tile(np.array(pooled(layout).strips[layout.rank], np.int64), world_size)
+    found = bags(lengths, features, samples, widths, ids, weights)
+    by_table = sums(lengths, (samples[:, None] * mine).ravel()).reshape(world_size, len(mine))
+    rows = OwnerRows(ids, by_table, np.array(layout.rows, np.int64))
+    return ServedBags(bags=found, rows=rows, irregular=rows.irregular or not alike)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,79 +260,93 @@ class BagMerge(Merge):
         return totals[0] if len(totals) == 1 else torch.cat(totals, dim=1)
 
 
-def send_gradients(request: BagRequest, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
-    """`chosen`: bool[U] which bags; `largest`: see `chunks`."""
-    index = request.local[chosen.repeat_interleave(request.bags.widths)]
-    cut = chunks(request.bags.strips_per_peer(chosen), largest, chunk_rows)
-    return SendGradients(index=index if cut.order is None else index[cut.order], splits=cut.splits)
-
-
-def lookup(served: ServedBags, chosen: torch.Tensor, largest: int | None, layout: GroupLayout) -> BagLookup:
-    """`chosen`: bool[V] which distinct bags."""
-    found = served.bags
-    chosen = found.first(chosen)
-    call = _kernel_call(found, chosen, None, layout)
-    cut = chunks(found.strips_per_peer(chosen), largest, layout.chunk_rows)
-    return BagLookup(
-        ids=found.ids[call.ids],
-        offsets=call.offsets,
-        weights=None if found.weights is None else found.weights[call.ids],
-        index=call.strips if cut.order is None else call.strips[cut.order],
-        splits=cut.splits,
+def send_gradients(request: BagRequest, of_strips: Cut) -> tuple[SendGradients, SendGradients]:
+    """Collision class, exclusive class. of_strips: of all bags."""
+    index = np.empty_like(request.local)
+    index[of_strips.places] = request.local
+    urgent, deferred = of_classes(index, of_strips.total)
+    return (
+        SendGradients(index=urgent, splits=of_strips.collision),
+        SendGradients(index=deferred, splits=of_strips.exclusive),
     )
 
 
-def apply(served: ServedBags, shared: torch.Tensor, largest: int, layout: GroupLayout, *, collision: bool) -> BagApply:
-    """`shared`: bool[N] which ids lie on shared rows."""
-    found, urgent = served.bags, served.shared_bags(shared)
-    kept = chunks(found.strips_per_peer(urgent), None, layout.chunk_rows)
-    cut = kept if collision else chunks(found.strips_per_peer(~urgent), largest, layout.chunk_rows)
-    taken = shared if collision else ~shared
-    call = _kernel_call(found, _any(taken, found), taken, layout)
-    is_urgent = urgent.repeat_interleave(found.widths)
-    came = torch.empty(len(is_urgent), dtype=torch.int64)  # where the gradient of each strip is
-    came[is_urgent] = torch.arange(sum(kept.splits[0]))
-    total = sum(kept.splits[0])
-    if not collision:
-        deferred = torch.arange(len(is_urgent) - total)
-        came[~is_urgent] = total + (deferred if cut.order is None else inverse(cut.order))
-        total = len(is_urgent)
-    index = torch.full((call.samples * sum(pooled(layout).strips[layout.rank]),), total)
-    index[call.strips] = came[call.bags.repeat_interleave(found.widths)]
+def lookup(served: ServedBags, shared: np.ndarray, largest: int, layout: GroupLayout) -> tuple[BagLookup, BagLookup]:
+    """Collision class, exclusive class. shared: bool[V] which distinct bags are in the former."""
+    found = served.bags
+    once = found.first(np.ones(len(shared), np.bool_))
+    urgent = found.first(shared)
+    way = found.cut(urgent, largest, layout.chunk_rows, once)
+    now = way.places < way.total
+    return (
+        _lookup(found, urgent, way.places[now], way.collision, layout),
+        _lookup(found, once & ~urgent, way.places[~now] - way.total, way.exclusive, layout),
+    )
+
+
+def _lookup(
+    found: Bags, chosen: np.ndarray, places: np.ndarray, splits: list[list[int]], layout: GroupLayout
+) -> BagLookup:
+    """places: int32[q] where each strip of the bags `chosen`, bool[U], travels."""
+    call = _kernel_call(found, chosen, None, layout)
+    index = np.empty_like(call.strips)
+    index[places] = call.strips
+    return BagLookup(
+        ids=torch.from_numpy(found.ids[call.ids]),
+        offsets=torch.from_numpy(call.offsets),
+        weights=_floats(found.weights, call.ids),
+        index=torch.from_numpy(index),
+        splits=splits,
+    )
+
+
+def apply(served: ServedBags, shared: np.ndarray, of_strips: Cut, layout: GroupLayout) -> tuple[BagApply, BagApply]:
+    """Collision class, exclusive class. shared: bool[N] which ids lie on shared rows; of_strips: of all bags."""
+    came = of_strips.places  # where the gradient of each strip is, once all have come
+    return (
+        _apply(served, shared, came, of_strips.total, of_strips.collision, layout),
+        _apply(served, ~shared, came, len(came), of_strips.exclusive, layout),
+    )
+
+
+def _apply(
+    served: ServedBags, taken: np.ndarray, came: np.ndarray, zeros: int, splits: list[list[int]], layout: GroupLayout
+) -> BagApply:
+    """Of the ids `taken`, bool[N]. zeros: where the strip of zeros is."""
+    found = served.bags
+    call = _kernel_call(found, served.shared_bags(taken), taken, layout)
+    index = np.full(call.samples * sum(pooled(layout).strips[layout.rank]), zeros, np.int64)
+    index[call.strips] = came[call.bags.repeat(found.widths)]
     shares = None
     if pooled(layout).mean:
-        lengths = found.starts.diff()
-        shares = (1.0 / lengths.to(torch.float32)).repeat_interleave(lengths)[call.ids]
+        shares = _floats((1 / found.lengths.astype(np.float32)).repeat(found.lengths), call.ids)
     return BagApply(
-        splits=cut.splits,
-        index=index,
-        ids=found.ids[call.ids],
-        offsets=call.offsets,
-        weights=None if found.weights is None else found.weights[call.ids],
+        splits=splits,
+        index=torch.from_numpy(index),
+        ids=torch.from_numpy(found.ids[call.ids]),
+        offsets=torch.from_numpy(call.offsets),
+        weights=_floats(found.weights, call.ids),
         shares=shares,
     )
 
 
-def merge(request: BagRequest, shared: torch.Tensor, largest: int, layout: GroupLayout) -> BagMerge:
-    """`shared`: bool[V] which distinct bags are in the collision class."""
+def merge(request: BagRequest, shared: np.ndarray, largest: int, layout: GroupLayout) -> BagMerge:
+    """shared: bool[V] which distinct bags are in the collision class."""
     found, owners = request.bags, pooled(layout).owners
-    deferred, urgent = found.first(~shared), found.first(shared)
-    cut = chunks(found.strips_per_peer(deferred), largest, layout.chunk_rows)
-    collision = found.strips_per_peer(urgent)
-    total = int(found.widths[deferred].sum())
-    place = torch.full((int(found.widths.sum()),), -1)  # in the buffer, of the strips of first bags
-    place[deferred.repeat_interleave(found.widths)] = torch.arange(total) if cut.order is None else inverse(cut.order)
-    place[urgent.repeat_interleave(found.widths)] = total + torch.arange(sum(collision))
-    strip_starts = torch.cumsum(found.widths, 0) - found.widths
-    place = place[spread(strip_starts[found.positions[found.slots]], found.widths)]
+    once = found.first(np.ones(len(shared), np.bool_))
+    way = found.cut(found.first(shared), largest, layout.chunk_rows, once)
+    place = np.full(found.widths.sum(), -1)  # in the buffer, of the strips of first bags
+    deferred = len(way.places) - way.total
+    place[once.repeat(found.widths)] = np.where(way.places < way.total, way.places + deferred, way.places - way.total)
+    place = place[spread(starts_of(found.widths)[found.positions[found.slots]], found.widths)]
     strips = row_strips(layout)
-    index = torch.full((owners, request.samples * strips), total + sum(collision))
-    part = torch.arange(layout.world_size) % owners
-    index[part.repeat_interleave(torch.tensor(found.strips)), request.local] = place
+    index = np.full((owners, request.samples * strips), len(way.places))
+    part = np.arange(layout.world_size) % owners
+    index[part.repeat(found.strips), request.local] = place
     return BagMerge(
-        exclusive=cut.splits,
-        collision=[collision],
-        index=index,
+        exclusive=way.exclusive,
+        collision=way.collision,
+        index=torch.from_numpy(index),
         samples=request.samples,
         strips=strips,
         added=None if owners == 1 else _sums(request.samples, layout),
@@ -364,48 +383,44 @@ class _KernelCall:
         bags: bool[U] which bags. strips: int64[q] where their strips are among B * P, in wire order.
     """
 
-    ids: torch.Tensor
-    offsets: torch.Tensor
+    ids: np.ndarray
+    offsets: np.ndarray
     samples: int
-    bags: torch.Tensor
-    strips: torch.Tensor
+    bags: np.ndarray
+    strips: np.ndarray
 
 
-def _kernel_call(found: Bags, chosen: torch.Tensor, taken: torch.Tensor | None, layout: GroupLayout) -> _KernelCall:
+def _kernel_call(found: Bags, chosen: np.ndarray, taken: np.ndarray | None, layout: GroupLayout) -> _KernelCall:
     """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""
     pooling = pooled(layout)
-    widths = pooling.strips[layout.rank]
-    numbers = chosen.nonzero().squeeze(1)
+    widths = np.array(pooling.strips[layout.rank], np.int64)
+    numbers = np.flatnonzero(chosen)
     features = found.features[numbers]
-    turns = torch.tensor(pooling.turns).repeat_interleave(torch.tensor(found.by_peer))[numbers]
-    by_feature = torch.argsort(features * layout.world_size + turns, stable=True)
-    counts = torch.bincount(features, minlength=len(widths))
-    samples = int(counts.max()) if len(widths) else 0
-    row = torch.empty_like(by_feature)
-    row[by_feature] = torch.arange(len(numbers)) - (torch.cumsum(counts, 0) - counts).repeat_interleave(counts)
-    ends = found.starts
-    if taken is not None:
-        before = torch.zeros(len(taken) + 1, dtype=torch.int64)
-        torch.cumsum(taken, 0, out=before[1:])
-        ends = before[found.starts]
-    lengths = torch.zeros(len(widths) * samples, dtype=torch.int64)
-    lengths[features * samples + row] = ends.diff()[numbers]
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    torch.cumsum(lengths, 0, out=offsets[1:])
+    turns = np.repeat(np.array(pooling.turns), found.by_peer)[numbers]
+    by_feature = np.empty_like(numbers)
+    wire_kernels.by_bucket(features * layout.world_size + turns, len(widths) * layout.world_size, by_feature)
+    counts = np.bincount(features, minlength=len(widths))
+    samples = int(counts.max(initial=0))
+    row = np.empty_like(numbers)
+    row[by_feature] = np.arange(len(numbers)) - starts_of(counts).repeat(counts)
+    each = found.lengths if taken is None else np.diff(np.concatenate([[0], np.cumsum(taken)])[found.starts])
+    lengths = np.zeros(len(widths) * samples, np.int64)
+    lengths[features * samples + row] = each[numbers]
     ordered = numbers[by_feature]
-    ids = spread(found.starts[ordered], found.starts.diff()[ordered])
-    columns = torch.tensor([0, *widths]).cumsum(0)[features]
+    ids = spread(found.starts[ordered], found.lengths[ordered])
     return _KernelCall(
         ids=ids if taken is None else ids[taken[ids]],
-        offsets=offsets,
+        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
         samples=samples,
         bags=chosen,
-        strips=spread(row * sum(widths) + columns, found.widths[numbers]),
+        strips=spread(row * widths.sum() + starts_of(widths)[features], found.widths[numbers]),
     )
 
 
-def _any(taken: torch.Tensor, found: Bags) -> torch.Tensor:
-    """bool[U] bags of which an id is `taken`, bool[N]."""
-    before = torch.zeros(len(taken) + 1, dtype=torch.int64)
-    torch.cumsum(taken, 0, out=before[1:])
-    return before[found.starts].diff() > 0
+def _floats(values: np.ndarray | None, which: np.ndarray) -> torch.Tensor | None:
+    return None if values is None else torch.from_numpy(values[which])
+
+
+def spread(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int64: for every i the numbers first[i], first[i] + 1, ..., lengths[i] of them."""
+    return (first - starts_of(lengths)).repeat(lengths) + np.arange(lengths.sum())

@@ -5,17 +5,27 @@ owner serves a requester, a distinct row or bag: whether the step shares it with
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
 from fscomm.plan import bags, routes
 from fscomm.plan.bags import BagRequest, ServedBags
 from fscomm.plan.routes import Request, Served
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.shared_rows import first_occurrences
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, of_others, per_peer
+from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, count, cut, of_others, segments, starts_of, sums
+
+
+class Shared(NamedTuple):
+    """What an owner serves that two steps have in common: of its rows bool[R], and of units bool[U].
+
+    ids: int64[W] those of each requester; colliding: int64[W] those of them on shared rows.
+    """
+
+    rows: np.ndarray
+    units: np.ndarray
+    ids: np.ndarray
+    colliding: np.ndarray
 
 
 class RowsAhead(NamedTuple):
@@ -32,215 +42,211 @@ class WayBack(NamedTuple):
 
 
 class GroupPlan(ABC):
-    """Of the group of `layout`. `shared`: bool[N] which ids that this owner serves lie on shared rows. `mine`: bool[U]
-    which units that this rank asked for are in the collision class. `largest`: the most exclusive
-    strips that one owner sends to all others, or gets from them."""
+    """Of the group of `layout`. Numbers and words for owners, and from requesters, stand by rank. `mine`: bool[U] which
+    units that this rank asked for are in the collision class. `largest`: the most exclusive strips that one owner sends
+    to all others, or gets from them."""
 
     def __init__(self, layout: GroupLayout) -> None:
         self.layout = layout
 
+    @property
     @abstractmethod
-    def numbers_to(self, owner: int) -> int:
-        """How many numbers every requester tells an owner."""
+    def numbers_to(self) -> np.ndarray:
+        """int64[W] how many numbers every requester tells each owner."""
 
     @abstractmethod
-    def numbers(self, request: Any, owner: int) -> list[int]:
-        """Those of `request`."""
+    def numbers(self, request: Any) -> np.ndarray:
+        """int64, those of `request`."""
 
     @abstractmethod
-    def words(self, request: Any) -> list[torch.Tensor]:
-        """[W] int64: what each owner has to know of `request`."""
+    def words(self, request: Any) -> tuple[np.ndarray, np.ndarray]:
+        """int64 words: what the owners have to know of `request`; int64[W] how many go to each."""
 
     @abstractmethod
-    def words_of(self, numbers: Sequence[int]) -> int:
-        """How many words a requester that told these `numbers` sends."""
+    def words_of(self, numbers: np.ndarray) -> np.ndarray:
+        """int64[W] how many words come from requesters that told `numbers`, int64[W, n]."""
 
     @abstractmethod
-    def serve(self, words: list[torch.Tensor], numbers: list[list[int]]) -> Any:
-        """What the ranks ask of this owner, from what each sent."""
+    def serve(self, words: np.ndarray, numbers: np.ndarray) -> Any:
+        """What the ranks ask of this owner, from what they sent. Has `rows: OwnerRows` and `irregular: bool`."""
 
     @abstractmethod
-    def asked_units(self, request: Any) -> list[int]:
-        """[W] by owner."""
+    def asked_units(self, request: Any) -> np.ndarray:
+        """int64[W] by owner."""
 
     @abstractmethod
-    def served_units(self, served: Any) -> list[int]:
-        """[W] by requester."""
+    def served_units(self, served: Any) -> np.ndarray:
+        """int64[W] by requester."""
 
     @abstractmethod
-    def shared_units(self, served: Any, shared: torch.Tensor) -> torch.Tensor:
-        """bool[U] which units that this owner serves are in the collision class."""
+    def shared(self, served: Any, rows: np.ndarray) -> Shared:
+        """`rows`: bool[R]."""
 
     @abstractmethod
-    def sent_ahead(self, served: Any, shared: torch.Tensor) -> int:
+    def sent_ahead(self, served: Any, shared: Shared) -> int:
         """Exclusive strips that this owner sends to all others."""
 
     @abstractmethod
-    def sent_back(self, served: Any, shared: torch.Tensor) -> int:
+    def sent_back(self, served: Any, shared: Shared) -> int:
         """Exclusive strips of gradient that all others send this owner."""
 
     @abstractmethod
-    def ahead(self, request: Any, served: Any, shared: torch.Tensor, mine: torch.Tensor, largest: int) -> RowsAhead:
+    def ahead(self, request: Any, served: Any, shared: Shared, mine: np.ndarray, largest: int) -> RowsAhead:
         """How rows travel before the step."""
 
     @abstractmethod
-    def distinct_rows(self, served: Any, shared: torch.Tensor, ahead: RowsAhead) -> tuple[int, int]:
-        """How many rows this owner serves, and how many of them are shared."""
-
-    @abstractmethod
-    def back(self, request: Any, served: Any, shared: torch.Tensor, mine: torch.Tensor, largest: int) -> WayBack:
+    def back(self, request: Any, served: Any, shared: Shared, mine: np.ndarray, largest: int) -> WayBack:
         """How gradients travel after it."""
 
 
 class RowPlan(GroupPlan):
-    """Every id gets its row."""
+    """Every id gets its row. Numbers: ids of each feature of the owner."""
 
-    def numbers_to(self, owner: int) -> int:
-        return self.layout.features_to[owner]
+    @property
+    def numbers_to(self) -> np.ndarray:
+        return self.layout.features
 
-    def numbers(self, request: Request, owner: int) -> list[int]:
-        return request.wire.counts[owner]
+    def numbers(self, request: Request) -> np.ndarray:
+        return request.counts
 
-    def words(self, request: Request) -> list[torch.Tensor]:
-        return list(request.wire.ids.split(request.wire.occurrences))
+    def words(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        return request.wire.ids, request.wire.occurrences
 
-    def words_of(self, numbers: Sequence[int]) -> int:
-        return sum(numbers)
+    def words_of(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers.sum(1)
 
-    def serve(self, words: list[torch.Tensor], numbers: list[list[int]]) -> Served:
-        return routes.serve(torch.cat(words), numbers, self.layout)
+    def serve(self, words: np.ndarray, numbers: np.ndarray) -> Served:
+        return routes.serve(words, numbers, self.layout)
 
-    def asked_units(self, request: Request) -> list[int]:
+    def asked_units(self, request: Request) -> np.ndarray:
         return request.wire.rows
 
-    def served_units(self, served: Served) -> list[int]:
+    def served_units(self, served: Served) -> np.ndarray:
         return served.wire.rows
 
-    def shared_units(self, served: Served, shared: torch.Tensor) -> torch.Tensor:
-        return shared[served.wire.positions]
+    def shared(self, served: Served, rows: np.ndarray) -> Shared:
+        found = served.wire
+        units = rows[served.rows.numbers]
+        return Shared(rows, units, found.occurrences, count(units, found.occurrences, found.slots))
 
-    def sent_ahead(self, served: Served, shared: torch.Tensor) -> int:
-        return of_others(per_peer(~shared[served.wire.positions], served.wire.rows), self.layout.rank)
+    def sent_ahead(self, served: Served, shared: Shared) -> int:
+        return of_others(served.wire.rows - count(shared.units, served.wire.rows), self.layout.rank)
 
-    def sent_back(self, served: Served, shared: torch.Tensor) -> int:
-        return of_others(per_peer(~shared, served.wire.occurrences), self.layout.rank)
+    def sent_back(self, served: Served, shared: Shared) -> int:
+        return of_others(shared.ids - shared.colliding, self.layout.rank)
 
-    def ahead(
-        self, request: Request, served: Served, shared: torch.Tensor, mine: torch.Tensor, largest: int
-    ) -> RowsAhead:
-        rows = shared[served.wire.positions]
-        return RowsAhead(
-            routes.merge(request, mine, largest, self.layout.chunk_rows),
-            routes.lookup(served, ~rows, largest, self.layout),
-            routes.lookup(served, rows, None, self.layout),
-        )
+    def ahead(self, request: Request, served: Served, shared: Shared, mine: np.ndarray, largest: int) -> RowsAhead:
+        chunk_rows = self.layout.chunk_rows
+        asked = cut(mine, request.wire.rows, largest, chunk_rows)
+        of_owner = cut(shared.units, served.wire.rows, largest, chunk_rows)
+        collision, exclusive = routes.lookup(served, of_owner, shared.rows, self.layout)
+        return RowsAhead(routes.merge(request, asked), exclusive, collision)
 
-    def distinct_rows(self, served: Served, shared: torch.Tensor, ahead: RowsAhead) -> tuple[int, int]:
-        return len(ahead.exclusive.ids) + len(ahead.collision.ids), len(ahead.collision.ids)
-
-    def back(self, request: Request, served: Served, shared: torch.Tensor, mine: torch.Tensor, largest: int) -> WayBack:
-        ids, rows = mine[request.wire.slots], self.layout.chunk_rows
-        return WayBack(
-            routes.send_gradients(request, ids, None, rows),
-            routes.apply(served, shared, None, rows),
-            routes.send_gradients(request, ~ids, largest, rows),
-            routes.apply(served, ~shared, largest, rows),
-        )
+    def back(self, request: Request, served: Served, shared: Shared, mine: np.ndarray, largest: int) -> WayBack:
+        chunk_rows = self.layout.chunk_rows
+        asked, here = request.wire, served.wire
+        sent = cut(mine, asked.occurrences, largest, chunk_rows, asked.slots)
+        came = cut(shared.units, here.occurrences, largest, chunk_rows, here.slots)
+        (urgent, deferred), (now, later) = routes.send_gradients(request, sent), routes.apply(served, came)
+        return WayBack(urgent, now, deferred, later)
 
 
 class BagPlan(GroupPlan):
-    """The ids of one feature of one sample get one vector. Numbers: samples, whether ids are weighted, ids."""
+    """The ids of one feature of one sample get one vector. Numbers: samples, whether ids are weighted, ids.
 
-    def numbers_to(self, owner: int) -> int:
-        return 3
+    Words: lengths (int32), weights (float32), ids, each rounded up to whole words.
+    """
 
-    def numbers(self, request: BagRequest, owner: int) -> list[int]:
-        return [request.samples, int(request.bags.weights is not None), request.counts[owner]]
+    @property
+    def numbers_to(self) -> np.ndarray:
+        return np.full(self.layout.world_size, 3, np.int64)
 
-    def words(self, request: BagRequest) -> list[torch.Tensor]:
-        ids = request.bags.ids.split(request.counts)
-        if request.bags.weights is None:
-            return [torch.cat([_words(each), of_ids]) for each, of_ids in zip(request.lengths, ids, strict=True)]
-        weights = request.bags.weights.split(request.counts)
-        given = zip(request.lengths, weights, ids, strict=True)
-        return [torch.cat([_words(each), _words(of_weights), of_ids]) for each, of_weights, of_ids in given]
+    def numbers(self, request: BagRequest) -> np.ndarray:
+        samples, weighted = (
+            np.full_like(request.counts, number) for number in (request.samples, request.bags.weights is not None)
+        )
+        return np.stack([samples, weighted, request.counts], axis=1).ravel()
 
-    def words_of(self, numbers: Sequence[int]) -> int:
-        samples, weighted, ids = numbers
+    def words(self, request: BagRequest) -> tuple[np.ndarray, np.ndarray]:
+        weights = request.bags.weights
+        of_lengths, ids = self.layout.features * request.samples, request.counts
+        of_weights = ids if weights is not None else np.zeros_like(ids)
+        given = (request.lengths, np.zeros(1, np.int32), weights, request.bags.ids)
+        parts = [part.view(np.int32) for part in given if part is not None]
+        zero, first_weight = len(request.lengths), len(request.lengths) + 1
+        lengths = np.stack([of_lengths, of_lengths % 2, of_weights, of_weights % 2, 2 * ids], axis=1)
+        starts = (
+            starts_of(lengths[:, 0]),
+            np.zeros_like(ids),
+            starts_of(of_weights),
+            np.zeros_like(ids),
+            starts_of(2 * ids),
+        )
+        firsts = np.array([0, zero, first_weight, zero, first_weight + of_weights.sum()])
+        words = segments(np.concatenate(parts), np.stack(starts, axis=1) + firsts, lengths)
+        return words.view(np.int64), lengths.sum(1) // 2
+
+    def words_of(self, numbers: np.ndarray) -> np.ndarray:
+        samples, weighted, ids = numbers.T
         return -(-samples * self._features // 2) + weighted * -(-ids // 2) + ids
 
-    def serve(self, words: list[torch.Tensor], numbers: list[list[int]]) -> ServedBags:
-        lengths, weights, ids = [], [], []
-        for (samples, weighted, number), given in zip(numbers, words, strict=True):
-            first = -(-samples * self._features // 2)
-            lengths.append(_numbers(given[:first], torch.int32, samples * self._features).view(self._features, samples))
-            ids.append(given[len(given) - number :])
-            if weighted:
-                weights.append(_numbers(given[first : len(given) - number], torch.float32, number))
-        samples_alike = len({samples for samples, _, _ in numbers}) == 1 or bags.pooled(self.layout).owners == 1
+    def serve(self, words: np.ndarray, numbers: np.ndarray) -> ServedBags:
+        samples, weighted, ids = np.ascontiguousarray(numbers.T)
+        halves, firsts = words.view(np.int32), 2 * starts_of(self.words_of(numbers))
+        of_lengths, of_weights = samples * self._features, weighted * ids
+        first_weight = firsts + of_lengths + of_lengths % 2
+        weights = segments(halves, first_weight, of_weights).view(np.float32) if weighted.all() else None
+        samples_alike = (samples == samples[0]).all() or bags.pooled(self.layout).owners == 1
         return bags.serve(
-            torch.cat(ids),
-            lengths,
-            torch.cat(weights) if len(weights) == len(words) else None,
+            segments(halves, first_weight + of_weights + of_weights % 2, 2 * ids).view(np.int64),
+            segments(halves, firsts, of_lengths),
+            samples,
+            weights,
             self.layout,
-            alike=samples_alike and len(weights) in (0, len(words)),
+            alike=bool(samples_alike and (weighted == weighted[0]).all()),
         )
 
-    def asked_units(self, request: BagRequest) -> list[int]:
+    def asked_units(self, request: BagRequest) -> np.ndarray:
         return request.bags.distinct
 
-    def served_units(self, served: ServedBags) -> list[int]:
+    def served_units(self, served: ServedBags) -> np.ndarray:
         return served.bags.distinct
 
-    def shared_units(self, served: ServedBags, shared: torch.Tensor) -> torch.Tensor:
-        return served.shared_bags(shared)[served.bags.positions]
+    def shared(self, served: ServedBags, rows: np.ndarray) -> Shared:
+        ids = rows[served.rows.numbers]
+        asked = sums(served.bags.lengths, served.bags.by_peer)
+        return Shared(rows, served.shared_bags(ids)[served.bags.positions], asked, count(ids, asked))
 
-    def sent_ahead(self, served: ServedBags, shared: torch.Tensor) -> int:
-        deferred = served.bags.first(~self.shared_units(served, shared))
-        return of_others(served.bags.strips_per_peer(deferred), self.layout.rank)
+    def sent_ahead(self, served: ServedBags, shared: Shared) -> int:
+        found = served.bags
+        strips = found.first(~shared.units) * found.widths
+        return of_others(sums(strips, found.by_peer), self.layout.rank)
 
-    def sent_back(self, served: ServedBags, shared: torch.Tensor) -> int:
-        return of_others(served.bags.strips_per_peer(~served.shared_bags(shared)), self.layout.rank)
+    def sent_back(self, served: ServedBags, shared: Shared) -> int:
+        found = served.bags
+        strips = ~served.shared_bags(shared.rows[served.rows.numbers]) * found.widths
+        return of_others(sums(strips, found.by_peer), self.layout.rank)
 
     def ahead(
-        self, request: BagRequest, served: ServedBags, shared: torch.Tensor, mine: torch.Tensor, largest: int
+        self, request: BagRequest, served: ServedBags, shared: Shared, mine: np.ndarray, largest: int
     ) -> RowsAhead:
-        urgent = self.shared_units(served, shared)
-        return RowsAhead(
-            bags.merge(request, mine, largest, self.layout),
-            bags.lookup(served, ~urgent, largest, self.layout),
-            bags.lookup(served, urgent, None, self.layout),
-        )
+        collision, exclusive = bags.lookup(served, shared.units, largest, self.layout)
+        return RowsAhead(bags.merge(request, mine, largest, self.layout), exclusive, collision)
 
-    def distinct_rows(self, served: ServedBags, shared: torch.Tensor, ahead: RowsAhead) -> tuple[int, int]:
-        first = first_occurrences(served.keys, [len(served.keys)]).positions
-        return len(first), int(shared[first].sum())
-
-    def back(
-        self, request: BagRequest, served: ServedBags, shared: torch.Tensor, mine: torch.Tensor, largest: int
-    ) -> WayBack:
-        urgent, rows = mine[request.bags.slots], self.layout.chunk_rows
-        return WayBack(
-            bags.send_gradients(request, urgent, None, rows),
-            bags.apply(served, shared, largest, self.layout, collision=True),
-            bags.send_gradients(request, ~urgent, largest, rows),
-            bags.apply(served, shared, largest, self.layout, collision=False),
+    def back(self, request: BagRequest, served: ServedBags, shared: Shared, mine: np.ndarray, largest: int) -> WayBack:
+        chunk_rows, ids = self.layout.chunk_rows, shared.rows[served.rows.numbers]
+        sent = request.bags.cut(mine[request.bags.slots], largest, chunk_rows)
+        came = served.bags.cut(served.shared_bags(ids), largest, chunk_rows)
+        (urgent, deferred), (now, later) = (
+            bags.send_gradients(request, sent),
+            bags.apply(served, ids, came, self.layout),
         )
+        return WayBack(urgent, now, deferred, later)
 
     @property
     def _features(self) -> int:
-        return self.layout.features_to[self.layout.rank]
+        return int(self.layout.features[self.layout.rank])
 
 
 def group_plan(layout: GroupLayout) -> GroupPlan:
     return RowPlan(layout) if layout.pooling is None else BagPlan(layout)
-
-
-def _words(values: torch.Tensor) -> torch.Tensor:
-    """Numbers of 4 bytes as int64, two in each."""
-    flat = values.flatten()
-    return torch.cat([flat, flat.new_zeros(len(flat) % 2)]).view(torch.int64)
-
-
-def _numbers(words: torch.Tensor, dtype: torch.dtype, number: int) -> torch.Tensor:
-    return words.clone().view(dtype)[:number]

@@ -1,8 +1,6 @@
-"""Hash tables over int64 keys (numba, nogil, no Python objects).
+"""Hash tables over int64 keys (numba, nogil, no Python objects): open addressing with linear probing.
 
-A table is int64 [M, 2], M a power of two larger than the number of distinct keys: (key, slot) pairs, found by open
-addressing with linear probing. A pair is empty if its slot is below the `floor` that the caller names. So one table
-serves many key sets one after another without being cleared.
+W peers, T tables of an owner.
 """
 
 import numpy as np
@@ -19,13 +17,12 @@ def _mix(key: int) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def _place(table: np.ndarray, key: int, floor: int) -> np.int64:
-    """Index of the pair that holds `key`, or of the empty pair where it belongs."""
-    mask = np.uint64(table.shape[0] - 1)
-    at = _mix(key) & mask
-    while table[at, 1] >= floor and table[at, 0] != key:
-        at = (at + np.uint64(1)) & mask
-    return np.int64(at)
+def places_for(number: int) -> int:
+    """Places of a table of so many keys: a power of two, at most half of them in use."""
+    places = 2
+    while places < 2 * number:
+        places *= 2
+    return places
 
 
 @njit(nogil=True, cache=True)
@@ -39,17 +36,24 @@ def first_occurrences(
 ) -> int:
     """Distinct keys of every segment in order of first occurrence; how many there are in total.
 
-    keys: int64 [N]; lengths: int64 [S], sum N; table: int64 [M, 2], slots all -1, M above the longest segment.
-    Written: positions int64 [N], its first U entries; slots int64 [N]; counts int64 [S].
+    keys: int64 [N]; lengths: int64 [S], sum N; table: int64 [M, 2], slots all -1, M `places_for` the longest segment.
+    Written: positions int32 [N], its first U entries; slots int32 [N]; counts int64 [S].
+
+    The table holds (key, slot). A place is empty if its slot is below the first one of the segment: so the table serves
+    one segment after another without being cleared, each with as many places as it needs.
     """
     at = 0
     total = 0
     for s in range(len(lengths)):
         floor = total
+        mask = np.uint64(places_for(lengths[s]) - 1)
         for i in range(at, at + lengths[s]):
-            place = _place(table, keys[i], floor)
+            key = keys[i]
+            place = _mix(key) & mask
+            while table[place, 1] >= floor and table[place, 0] != key:
+                place = (place + np.uint64(1)) & mask
             if table[place, 1] < floor:
-                table[place, 0] = keys[i]
+                table[place, 0] = key
                 table[place, 1] = total
                 positions[total] = i
                 total += 1
@@ -60,15 +64,85 @@ def first_occurrences(
 
 
 @njit(nogil=True, cache=True)
-def contains(keys: np.ndarray, table: np.ndarray, found: np.ndarray) -> None:
-    """Which keys a table of one segment holds. keys: int64 [N]; written: found bool [N]."""
-    for i in range(len(keys)):
-        found[i] = table[_place(table, keys[i], 0), 1] >= 0
+def _find(heads: np.ndarray, first: int, mask: np.uint64, ids: np.ndarray, row: int) -> np.int64:
+    """Index of the head of `row`, or of the empty one where it belongs."""
+    place = _mix(row) & mask
+    while heads[first + np.int64(place)] >= 0 and ids[heads[first + np.int64(place)]] != row:
+        place = (place + np.uint64(1)) & mask
+    return first + np.int64(place)
 
 
-def compile_kernels() -> None:
-    """Compile every kernel, or load it from numba's cache; otherwise the first use of a kernel does that."""
-    none = np.empty(0, np.int64)
-    table = np.full((2, 2), -1, np.int64)
-    first_occurrences(none, none, table, none, none, none)
-    contains(none, table, np.empty(0, np.bool_))
+@njit(nogil=True, cache=True)
+def number_rows(
+    asked: np.ndarray,
+    lengths: np.ndarray,
+    limits: np.ndarray,
+    regions: np.ndarray,
+    heads: np.ndarray,
+    numbers: np.ndarray,
+    ids: np.ndarray,
+    ends: np.ndarray,
+) -> bool:
+    """Number the rows that peers ask of an owner, table after table; whether an id lies outside its table.
+
+    asked: int64 [N] ids, by peer, then by table; lengths: int64 [W, T]; limits: int64 [T] rows of each table. An id
+    outside counts as row 0, which is what the fused kernel makes of it.
+    regions: int64 [T + 1], which of the `heads` each table has: `places_for` its ids.
+    Written: heads int32 [M], the number of the row in each place or -1; numbers int32 [N]; ids int64 [N], the row of
+    each number; ends int64 [T], how many rows there are up to each table.
+
+    Tables one after another: what is looked up again and again then stays in the processor's cache.
+    """
+    world_size, tables = lengths.shape
+    starts = np.zeros((world_size, tables), np.int64)
+    at = 0
+    for w in range(world_size):
+        for t in range(tables):
+            starts[w, t] = at
+            at += lengths[w, t]
+    total = 0
+    outside = False
+    for t in range(tables):
+        first = regions[t]
+        mask = np.uint64(regions[t + 1] - first - 1)
+        heads[first : regions[t + 1]] = -1
+        for w in range(world_size):
+            for i in range(starts[w, t], starts[w, t] + lengths[w, t]):
+                row = asked[i]
+                if row < 0 or row >= limits[t]:
+                    outside = True
+                    row = 0
+                head = _find(heads, first, mask, ids, row)
+                if heads[head] < 0:
+                    heads[head] = total
+                    ids[total] = row
+                    total += 1
+                numbers[i] = heads[head]
+        ends[t] = total
+    return outside
+
+
+@njit(nogil=True, cache=True)
+def mark_common(
+    ids: np.ndarray,
+    ends: np.ndarray,
+    other_ids: np.ndarray,
+    other_heads: np.ndarray,
+    other_regions: np.ndarray,
+    common: np.ndarray,
+    other_common: np.ndarray,
+) -> None:
+    """Set `common` bool [R] and `other_common` bool [R'] where a row of one step is one of the other step, too.
+
+    ids, ends: as `number_rows` wrote them; so `other_ids` and `other_heads` in `other_regions`.
+    """
+    start = 0
+    for t in range(len(ends)):
+        first = other_regions[t]
+        mask = np.uint64(other_regions[t + 1] - first - 1)
+        for r in range(start, ends[t]):
+            other = other_heads[_find(other_heads, first, mask, other_ids, ids[r])]
+            if other >= 0:
+                common[r] = True
+                other_common[other] = True
+        start = ends[t]

@@ -9,18 +9,23 @@ A row is *shared* by a step and the next one if some rank uses it in the one and
 rows of a step form its collision class, all others its exclusive class. One row lies on one owner, so all its
 occurrences from all ranks are in one class, and an update of a class is complete for each of its rows.
 
-All tensors are in host memory.
-N occurrences, U distinct rows, W peers, F features and T tables of an owner, D columns. Index tensors are int64.
+Everything is in host memory, and every pass over ids is a kernel of `fscomm/plan/wire_kernels.py`.
+N occurrences, U distinct rows of pairs of ranks, R distinct rows of an owner, W peers, F features and T tables of an
+owner, D columns.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from fscomm.plan import wire_kernels
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.shared_rows import first_occurrences
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, chunks, per_peer
+from fscomm.plan.shared_rows import OwnerRows, first_occurrences
+from fscomm.plan.ways import Apply, Cut, Lookup, Merge, SendGradients, of_classes, sums
+
+_IN_WIRE_ORDER = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,41 +34,34 @@ class Wire:
 
     Attributes:
         ids: int64[N].
-        counts: [W][F of the peer as owner, or of this rank] occurrences by peer and feature.
-        occurrences: [W] their sums.
-        positions: int64[U] where each distinct row occurs first.
-        slots: int64[N] the distinct row of each occurrence.
-        rows: [W] distinct rows by peer.
+        occurrences: int64[W] by peer.
+        positions: int32[U] where each distinct row occurs first.
+        slots: int32[N] the distinct row of each occurrence.
+        rows: int64[W] distinct rows by peer. by_table: int64[S] by peer, then by table.
     """
 
-    ids: torch.Tensor
-    counts: list[list[int]]
-    occurrences: list[int]
-    positions: torch.Tensor
-    slots: torch.Tensor
-    rows: list[int]
+    ids: np.ndarray
+    occurrences: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    rows: np.ndarray
+    by_table: np.ndarray
 
 
-def wire(ids: torch.Tensor, counts: list[list[int]], runs: Sequence[tuple[int, ...]]) -> Wire:
-    """Number the distinct rows of `ids`; `runs[p]` says which features of peer p read one table."""
-    segments: list[int] = []
-    for given, lengths in zip(counts, runs, strict=True):
-        start = 0
-        for length in lengths:
-            segments.append(sum(given[start : start + length]))
-            start += length
-    found = first_occurrences(ids, segments)
-    rows, start = [], 0
-    for lengths in runs:
-        rows.append(sum(found.counts[start : start + len(lengths)]))
-        start += len(lengths)
+def wire(ids: np.ndarray, counts: np.ndarray, features: np.ndarray, runs: np.ndarray, tables: np.ndarray) -> Wire:
+    """Number the distinct rows of `ids`.
+
+    counts: int64 occurrences by peer, then by feature. features, tables: int64[W] how many each peer has. runs: int64,
+    by peer and table, how many features read the table.
+    """
+    found = first_occurrences(ids, sums(counts, runs))
     return Wire(
         ids=ids,
-        counts=counts,
-        occurrences=[sum(given) for given in counts],
+        occurrences=sums(counts, features),
         positions=found.positions,
         slots=found.slots,
-        rows=rows,
+        rows=sums(found.counts, tables),
+        by_table=found.counts,
     )
 
 
@@ -73,22 +71,22 @@ class Request:
 
     Attributes:
         wire: peers are the owners.
-        from_wire: int64[N] or None for the identity: local output i is occurrence from_wire[i].
-        to_wire: its inverse.
+        counts: int64 occurrences by owner, then by its feature.
+        from_wire: int64[N], or empty for the identity: local output i is occurrence from_wire[i].
     """
 
     wire: Wire
-    from_wire: torch.Tensor | None
-    to_wire: torch.Tensor | None
+    counts: np.ndarray
+    from_wire: np.ndarray
 
 
-def request(ids: torch.Tensor, counts: list[list[int]], from_wire: torch.Tensor | None, layout: GroupLayout) -> Request:
-    to_wire = None
-    if from_wire is not None:
-        from_wire = from_wire.long()
-        to_wire = torch.empty_like(from_wire)
-        to_wire[from_wire] = torch.arange(len(from_wire))
-    return Request(wire=wire(ids, counts, layout.runs), from_wire=from_wire, to_wire=to_wire)
+def request(ids: torch.Tensor, counts: Sequence[int], from_wire: torch.Tensor | None, layout: GroupLayout) -> Request:
+    of_features = np.asarray(counts, np.int64)
+    return Request(
+        wire=wire(ids.numpy(), of_features, layout.features, layout.flat_runs, layout.tables),
+        counts=of_features,
+        from_wire=_IN_WIRE_ORDER if from_wire is None else from_wire.long().numpy(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,107 +95,88 @@ class Served:
 
     Attributes:
         wire: peers are the requesters.
-        keys: int64[N] row number over all tables of this owner, by occurrence.
-        order: int64[N] the occurrences by feature, then requester, then sample: the order of TorchRec's lookup, in
-            which gradients of one row are added up.
-        ends: int64[F + 1] where each feature starts and ends in `order`.
-        irregular: an id lies outside its table.
+        counts: int64[W, F] occurrences.
+        rows: all distinct rows that are asked for; `rows.numbers`: [U] by distinct row of a pair.
     """
 
     wire: Wire
-    keys: torch.Tensor
-    order: torch.Tensor
-    ends: torch.Tensor
-    irregular: bool
+    counts: np.ndarray
+    rows: OwnerRows
+
+    @property
+    def irregular(self) -> bool:
+        """An id lies outside its table."""
+        return self.rows.irregular
 
 
-def serve(ids: torch.Tensor, counts: list[list[int]], layout: GroupLayout) -> Served:
-    runs = layout.runs[layout.rank]
-    table_of = torch.arange(len(runs)).repeat_interleave(torch.tensor(runs, dtype=torch.int64))
-    lengths = torch.tensor(counts, dtype=torch.int64).view(layout.world_size, len(table_of))  # [W, F]
-    tables = table_of.repeat(layout.world_size).repeat_interleave(lengths.flatten())
-    rows = torch.tensor(layout.rows, dtype=torch.int64)
-    bases = torch.cumsum(rows, 0) - rows
-    outside = (ids < 0) | (ids >= rows[tables])
-    irregular = bool(outside.any())
-    keys = (torch.where(outside, 0, ids) if irregular else ids) + bases[tables]
-    starts = torch.cumsum(lengths.flatten(), 0).view_as(lengths) - lengths
-    by_feature = lengths.T.flatten()
-    shift = starts.T.flatten() - (torch.cumsum(by_feature, 0) - by_feature)
-    order = shift.repeat_interleave(by_feature) + torch.arange(len(ids))
-    ends = torch.zeros(len(table_of) + 1, dtype=torch.int64)
-    torch.cumsum(lengths.sum(0), 0, out=ends[1:])
-    return Served(
-        wire=wire(ids, counts, [runs] * layout.world_size), keys=keys, order=order, ends=ends, irregular=irregular
+def serve(ids: np.ndarray, counts: np.ndarray, layout: GroupLayout) -> Served:
+    """counts: int64[W, F] occurrences."""
+    world_size, mine = layout.world_size, np.array(layout.runs[layout.rank], np.int64)
+    features, tables = (np.full(world_size, of_one, np.int64) for of_one in (counts.shape[1], len(mine)))
+    found = wire(ids, counts.ravel(), features, np.tile(mine, world_size), tables)
+    by_table = found.by_table.reshape(world_size, len(mine))
+    rows = OwnerRows(ids[found.positions], by_table, np.array(layout.rows, np.int64))
+    return Served(wire=found, counts=counts, rows=rows)
+
+
+def send_gradients(request: Request, of_ids: Cut) -> tuple[SendGradients, SendGradients]:
+    """Collision class, exclusive class. of_ids: of the occurrences; so in `apply`."""
+    index = np.empty(len(of_ids.places), np.int64)
+    wire_kernels.indices_to_send(of_ids.places, request.from_wire, index)
+    urgent, deferred = of_classes(index, of_ids.total)
+    return (
+        SendGradients(index=urgent, splits=of_ids.collision),
+        SendGradients(index=deferred, splits=of_ids.exclusive),
     )
 
 
-def send_gradients(request: Request, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> SendGradients:
-    """`chosen`: bool[N] which occurrences, in wire order."""
-    places = chosen.nonzero().squeeze(1)
-    index = places if request.to_wire is None else request.to_wire[places]
-    cut = chunks(per_peer(chosen, request.wire.occurrences), largest, chunk_rows)
-    return SendGradients(index=index if cut.order is None else index[cut.order], splits=cut.splits)
+def apply(served: Served, of_ids: Cut) -> tuple[Apply, Apply]:
+    """Collision class, exclusive class."""
+    offsets = np.zeros((2, served.counts.shape[1] + 1), np.int64)
+    index, ids = (np.empty(len(of_ids.places), np.int64) for _ in range(2))
+    wire_kernels.updates(served.wire.ids, of_ids.places, of_ids.total, served.counts, index, ids, offsets[:, 1:])
+    of_class = zip(
+        (of_ids.collision, of_ids.exclusive),
+        of_classes(index, of_ids.total),
+        of_classes(ids, of_ids.total),
+        offsets,
+        strict=True,
+    )
+    urgent, deferred = (
+        Apply(splits=splits, index=places, ids=rows, offsets=torch.from_numpy(ends))
+        for splits, places, rows, ends in of_class
+    )
+    return urgent, deferred
 
 
-def apply(served: Served, chosen: torch.Tensor, largest: int | None, chunk_rows: int) -> Apply:
-    """`chosen`: bool[N] which occurrences, in wire order."""
-    cut = chunks(per_peer(chosen, served.wire.occurrences), largest, chunk_rows)
-    place = torch.cumsum(chosen, 0) - 1
-    if cut.order is not None:
-        moved = torch.empty_like(cut.order)
-        moved[cut.order] = torch.arange(len(moved))
-        place = moved[place] if len(moved) else place
-    taken = chosen[served.order]
-    order = served.order[taken]
-    before = torch.zeros(len(taken) + 1, dtype=torch.int64)
-    torch.cumsum(taken, 0, out=before[1:])
-    return Apply(splits=cut.splits, index=place[order], ids=served.wire.ids[order], offsets=before[served.ends])
+def lookup(served: Served, of_rows: Cut, shared: np.ndarray, layout: GroupLayout) -> tuple[Lookup, Lookup]:
+    """Collision class, exclusive class. of_rows: of the distinct rows of pairs of ranks; so in `merge`. shared: bool[R]
+    which distinct rows of this owner are.
+
+    All rows of a table are read as if its first feature had asked for them: `offsets` repeats where it ends.
+    """
+    rows, total = served.rows, int(np.count_nonzero(shared))
+    ids, index = np.empty(len(rows), np.int64), np.empty(len(of_rows.places), np.int64)
+    ends = np.zeros((2, len(layout.rows) + 1), np.int64)
+    wire_kernels.rows_to_read(
+        rows.numbers, of_rows.places, rows.ids, shared, rows.ends, total, np.empty(len(rows), np.int32),
+        ids, index, ends[:, 1:],
+    )  # fmt: skip
+    of_class = zip(
+        (of_rows.collision, of_rows.exclusive),
+        of_classes(ids, total),
+        of_classes(index, of_rows.total),
+        ends.repeat([1, *layout.runs[layout.rank]], axis=1),
+        strict=True,
+    )
+    urgent, deferred = (
+        Lookup(ids=read, offsets=torch.from_numpy(offsets), index=sent, splits=splits)
+        for splits, read, sent, offsets in of_class
+    )
+    return urgent, deferred
 
 
-def lookup(served: Served, chosen: torch.Tensor, largest: int | None, layout: GroupLayout) -> Lookup:
-    """`chosen`: bool[U] which distinct rows."""
-    places = served.wire.positions[chosen]
-    cut = chunks(per_peer(chosen, served.wire.rows), largest, layout.chunk_rows)
-    if cut.order is not None:
-        places = places[cut.order]
-    keys = served.keys[places]
-    found = first_occurrences(keys, [len(keys)])
-    distinct = keys[found.positions]
-    bases = [0]
-    for rows in layout.rows:
-        bases.append(bases[-1] + rows)
-    index = found.slots
-    if len(layout.rows) > 1:
-        table = torch.bucketize(distinct, torch.tensor(bases[1:]), right=True)
-        by_table = torch.argsort(table, stable=True)
-        moved = torch.empty_like(by_table)
-        moved[by_table] = torch.arange(len(moved))
-        index = moved[found.slots] if len(moved) else index
-        distinct = distinct[by_table]
-        per_table = torch.bincount(table, minlength=len(layout.rows)).tolist()
-        distinct = distinct - torch.tensor(bases[:-1])[table[by_table]]
-    else:
-        per_table = [len(distinct)] * len(layout.rows)
-    offsets = [0]
-    for number, features in zip(per_table, layout.runs[layout.rank], strict=True):
-        offsets += [offsets[-1] + number] * features  # all rows of a table as if its first feature had asked
-    return Lookup(ids=distinct, offsets=torch.tensor(offsets), index=index, splits=cut.splits)
-
-
-def merge(request: Request, shared: torch.Tensor, largest: int, chunk_rows: int) -> Merge:
-    """`shared`: bool[U] which distinct rows are in the collision class."""
-    exclusive = ~shared
-    cut = chunks(per_peer(exclusive, request.wire.rows), largest, chunk_rows)
-    collision = per_peer(shared, request.wire.rows)
-    place = torch.empty(len(shared), dtype=torch.int64)
-    total = len(shared) - sum(collision)
-    if cut.order is None:
-        place[exclusive] = torch.arange(total)
-    else:
-        place[exclusive.nonzero().squeeze(1)[cut.order]] = torch.arange(total)
-    place[shared] = torch.arange(total, len(shared))
-    index = place[request.wire.slots]
-    if request.from_wire is not None:
-        index = index[request.from_wire]
-    return Merge(exclusive=cut.splits, collision=[collision], index=index)
+def merge(request: Request, of_rows: Cut) -> Merge:
+    index = np.empty(len(request.wire.slots), np.int64)
+    wire_kernels.merged(of_rows.places, of_rows.total, request.wire.slots, request.from_wire, index)
+    return Merge(exclusive=of_rows.exclusive, collision=of_rows.collision, index=torch.from_numpy(index))

@@ -6,46 +6,42 @@ W ranks, H numbers in the head, U distinct rows.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+
+from fscomm.plan import wire_kernels
 
 
-def sizes(head: int, lengths: Sequence[Sequence[int]], world_size: int) -> list[int]:
-    """[W] bytes of the message with each peer; `lengths`: [W] the rows by peer of every mask."""
-    return [8 * head + sum(-(-rows[peer] // 8) for rows in lengths) for peer in range(world_size)]
+def sizes(head: int, lengths: Sequence[np.ndarray], world_size: int) -> np.ndarray:
+    """int64[W] bytes of the message with each peer; `lengths`: int64[W] the rows by peer of every mask."""
+    return _starts(head, lengths, world_size)[1]
 
 
-def pack(
-    head: np.ndarray, masks: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]], world_size: int
-) -> torch.Tensor:
+def pack(head: np.ndarray, masks: Sequence[np.ndarray], lengths: Sequence[np.ndarray], world_size: int) -> np.ndarray:
     """The messages to all peers, one after the other: int64[H], then the bits of each mask for that peer.
 
-    `masks`: bool[U] each, by peer; `lengths`: [W] their rows by peer.
+    `masks`: bool[U] each, by peer; `lengths`: int64[W] their rows by peer.
     """
-    ends = [np.cumsum([0, *rows]) for rows in lengths]
-    arrays = [mask.numpy() for mask in masks]
-    pieces = []
-    for peer in range(world_size):
-        pieces.append(head.view(np.uint8))
-        pieces += [np.packbits(bits[end[peer] : end[peer + 1]]) for bits, end in zip(arrays, ends, strict=True)]
-    return torch.from_numpy(np.concatenate(pieces))
+    starts, bytes_ = _starts(len(head), lengths, world_size)
+    message = np.empty(bytes_.sum(), np.uint8)
+    message[starts[0][:, None] + np.arange(head.nbytes)] = head.view(np.uint8)
+    for mask, rows, start in zip(masks, lengths, starts[1:], strict=True):
+        wire_kernels.pack_bits(mask, rows, start, message)
+    return message
 
 
 def unpack(
-    message: torch.Tensor, head: int, lengths: Sequence[Sequence[int]], world_size: int
-) -> tuple[np.ndarray, list[torch.Tensor]]:
+    message: np.ndarray, head: int, lengths: Sequence[np.ndarray], world_size: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """int64[W, H] the heads, and bool[U] each mask, by peer, from what all peers sent."""
-    data = message.numpy()
-    heads = np.empty((world_size, head), np.int64)
-    masks = [torch.empty(sum(rows), dtype=torch.bool) for rows in lengths]
-    filled = [0] * len(masks)
-    start = 0
-    for peer in range(world_size):
-        heads[peer] = np.frombuffer(data[start : start + 8 * head].tobytes(), np.int64)
-        start += 8 * head
-        for i, rows in enumerate(lengths):
-            size = -(-rows[peer] // 8)
-            bits = np.unpackbits(data[start : start + size], count=rows[peer]).view(np.bool_)
-            masks[i][filled[i] : filled[i] + rows[peer]] = torch.from_numpy(bits)
-            filled[i] += rows[peer]
-            start += size
+    starts, _ = _starts(head, lengths, world_size)
+    heads = message[starts[0][:, None] + np.arange(8 * head)].view(np.int64)
+    masks = [np.empty(rows.sum(), np.bool_) for rows in lengths]
+    for mask, rows, start in zip(masks, lengths, starts[1:], strict=True):
+        wire_kernels.unpack_bits(message, rows, start, mask)
     return heads, masks
+
+
+def _starts(head: int, lengths: Sequence[np.ndarray], world_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64[1 + masks, W] where the head and each mask begin in the messages, and int64[W] bytes with each peer."""
+    of_each = np.array([np.full(world_size, 8 * head), *(-(-rows // 8) for rows in lengths)])
+    ends = np.cumsum(of_each.T.ravel()).reshape(world_size, -1).T
+    return ends - of_each, of_each.sum(0)

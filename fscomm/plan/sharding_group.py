@@ -8,7 +8,9 @@ W ranks, F features of one owner, T tables of one owner.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 
 # Of exclusive rows from one rank to all others, by the device of the tables. Collision rows wait for chunks that are
@@ -45,7 +47,7 @@ class Pooling:
         return [rank % self.owners * sets + rank // self.owners for rank in range(world_size)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupLayout:
     """One sharding group as seen from `rank`.
 
@@ -81,10 +83,20 @@ class GroupLayout:
                 f"{self.world_size} and runs {self.runs}"
             )
 
-    @property
-    def features_to(self) -> list[int]:
-        """[W] features whose ids go to each owner."""
-        return [sum(runs) for runs in self.runs]
+    @cached_property
+    def features(self) -> np.ndarray:
+        """int64[W] features whose ids go to each owner."""
+        return np.array([sum(runs) for runs in self.runs], np.int64)
+
+    @cached_property
+    def tables(self) -> np.ndarray:
+        """int64[W] tables of each owner."""
+        return np.array([len(runs) for runs in self.runs], np.int64)
+
+    @cached_property
+    def flat_runs(self) -> np.ndarray:
+        """int64: `runs` of all owners, one after the other."""
+        return np.array([run for runs in self.runs for run in runs], np.int64)
 
     @property
     def row_width(self) -> int:

@@ -1,14 +1,12 @@
-"""Which rows occur, where first, and which of them another batch has too: O(keys), no table-sized memory.
+"""Which rows occur, where first, and which of them two steps have in common: O(ids), no table-sized memory.
 
-Keys are in host memory and go through hash kernels. The same by sorting is `tests/comm/plan/by_sorting.py`.
-Letters: N keys, U distinct keys, S segments.
+Ids are in host memory and go through hash kernels. The same by sorting is `tests/comm/plan/by_sorting.py`.
+Letters: N keys or ids, U distinct keys, R distinct rows of an owner, S segments, W peers, T tables.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from fscomm.plan import hash_tables
 
@@ -17,52 +15,56 @@ from fscomm.plan import hash_tables
 class FirstOccurrences:
     """Distinct keys per segment, in order of first occurrence.
 
-    positions: int64 [U], index into keys. slots: int64 [N], index into positions: keys[positions[slots]] == keys.
-    counts: distinct keys of every segment, sum U.
+    positions: int32 [U], index into keys. slots: int32 [N], index into positions: keys[positions[slots]] == keys.
+    counts: int64 [S] distinct keys of every segment.
     """
 
-    positions: Tensor
-    slots: Tensor
-    counts: list[int]
+    positions: np.ndarray
+    slots: np.ndarray
+    counts: np.ndarray
 
 
-def first_occurrences(keys: Tensor, segments: Sequence[int]) -> FirstOccurrences:
+def first_occurrences(keys: np.ndarray, segments: np.ndarray) -> FirstOccurrences:
     """The distinct keys inside each of the consecutive segments of `keys`.
 
-    keys: integers [N]; segments: lengths, sum N. Raises ValueError if the lengths do not partition the keys.
+    keys: int64 [N]; segments: int64 [S] lengths. Raises ValueError if the lengths do not partition the keys.
     """
-    keys = _int64(keys)
-    if sum(segments) != len(keys) or any(length < 0 for length in segments):
-        raise ValueError(f"segments {list(segments)} do not cut {len(keys)} keys: they must be >= 0 and sum to that")
-    return _hashed(keys, segments)[0]
+    if segments.sum() != len(keys) or (segments < 0).any():
+        raise ValueError(f"segments {segments} do not cut {len(keys)} keys: they must be >= 0 and sum to that")
+    table = np.full((hash_tables.places_for(segments.max(initial=0)), 2), -1, np.int64)
+    positions, slots = (np.empty(len(keys), np.int32) for _ in range(2))
+    counts = np.empty_like(segments)
+    total = hash_tables.first_occurrences(keys, segments, table, positions, slots, counts)
+    return FirstOccurrences(positions=positions[:total].copy(), slots=slots, counts=counts)
 
 
-class RowSet:
-    """A set of keys. keys: integers [N], duplicates allowed; O(N) memory."""
+class OwnerRows:
+    """The distinct rows that all ranks ask of this owner in one step, numbered table after table.
 
-    def __init__(self, keys: Tensor) -> None:
-        self._table = _hashed(_int64(keys), [len(keys)])[1]
+    asked: int64 [N] ids, by peer, then by table, duplicates allowed; lengths: int64 [W, T]; limits: int64 [T] rows of
+    each table.
 
-    def contains(self, keys: Tensor) -> Tensor:
-        """bool [N]: whether keys[i] is in the set."""
-        found = torch.empty(len(keys), dtype=torch.bool)
-        hash_tables.contains(_int64(keys).numpy(), self._table.numpy(), found.numpy())
-        return found
+    Attributes:
+        numbers: int32 [N] of the row of each id.
+        ids: int64 [R]. ends: int64 [T] how many rows there are up to each table.
+        irregular: an id lies outside its table; it counts as row 0.
+    """
 
+    def __init__(self, asked: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> None:
+        places = [hash_tables.places_for(number) for number in lengths.sum(0).tolist()]
+        self._regions = np.cumsum([0, *places])
+        self._heads = np.empty(self._regions[-1], np.int32)
+        self.numbers = np.empty(len(asked), np.int32)
+        ids = np.empty(len(asked), np.int64)
+        self.ends = np.zeros(len(limits), np.int64)
+        self.irregular: bool = hash_tables.number_rows(
+            asked, lengths, limits, self._regions, self._heads, self.numbers, ids, self.ends
+        )
+        self.ids = ids[: self.ends[-1] if len(limits) else 0].copy()
 
-def _hashed(keys: Tensor, segments: Sequence[int]) -> tuple[FirstOccurrences, Tensor]:
-    """First occurrences, and the hash table they were found with: it holds the keys of the last segment."""
-    size = 2 << max(segments, default=0).bit_length()  # at most half full
-    table = torch.full((size, 2), -1, dtype=torch.int64)
-    positions, slots = torch.empty_like(keys), torch.empty_like(keys)
-    lengths = torch.tensor(segments, dtype=torch.int64)
-    counts = torch.empty_like(lengths)
-    total = hash_tables.first_occurrences(*(x.numpy() for x in (keys, lengths, table, positions, slots, counts)))
-    return FirstOccurrences(positions=positions[:total].clone(), slots=slots, counts=counts.tolist()), table
+    def __len__(self) -> int:
+        return len(self.ids)
 
-
-def _int64(keys: Tensor) -> Tensor:
-    if keys.dim() != 1 or keys.is_floating_point() or keys.is_complex() or keys.device.type != "cpu":
-        given = f"{keys.dtype} of shape {tuple(keys.shape)} on {keys.device}"
-        raise ValueError(f"keys must be a 1-D integer tensor in host memory, not {given}")
-    return keys.detach().to(torch.int64).contiguous()
+    def mark_common(self, other: "OwnerRows", mine: np.ndarray, others: np.ndarray) -> None:
+        """Set `mine` bool [R] and `others` bool [R'] where a row is asked for in both steps, of the same tables."""
+        hash_tables.mark_common(self.ids, self.ends, other.ids, other._heads, other._regions, mine, others)

@@ -7,42 +7,56 @@ table of the group. Letters: n strips or ids of the class, W peers, F features o
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from fscomm.plan import wire_kernels
 from fscomm.plan.sharding_group import GroupLayout
+
+_ONE_EACH = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
-    """How the rows of a class are cut, so that all ranks issue equally many exchanges.
+class Cut:
+    """Both classes of what travels between this rank and its peers, by peer.
 
     Attributes:
-        order: int64 or None for the identity: row i on the wire is row order[i] of the class by peer.
-        splits: [chunks][W] rows.
+        places: int32[n] where each stands as it travels, the collision class before the exclusive one.
+        total: of the collision class.
+        collision: [1][W], exclusive: [chunks][W] how many travel.
     """
 
-    order: torch.Tensor | None
-    splits: list[list[int]]
+    places: np.ndarray
+    total: int
+    collision: list[list[int]]
+    exclusive: list[list[int]]
 
 
-def chunks(counts: list[int], largest: int | None, step: int) -> Chunks:
-    """Cut `counts` rows by peer, so that an exchange has about `step` of them from all peers together.
+def cut(urgent: np.ndarray, lengths: np.ndarray, largest: int, step: int, slots: np.ndarray = _ONE_EACH) -> Cut:
+    """Cut the exclusive class into exchanges of about `step` strips each from all peers together.
 
-    largest: the most of this class that one rank has to do with, those of its own left out. It is the same on all
-    ranks, so all cut into equally many parts: every pair of ranks cuts its rows into that many, as equal as can be.
-    With None they stay in one piece: these are collision rows, and nothing more urgent waits for the wire.
+    urgent: bool[U] what is in the collision class; entry i of those that travel is if urgent[slots[i]]. slots:
+    int32[n], by default i for entry i. lengths: int64[W] entries by peer.
+    largest: the most of the exclusive class that one rank has to do with, those of its own left out. It is the same on
+    all ranks, so all cut into equally many parts: every pair of ranks cuts its strips into that many, as equal as can
+    be. The collision class stays in one piece: nothing more urgent waits for the wire.
     """
-    if largest is None:
-        return Chunks(order=None, splits=[counts])
-    number = max(math.ceil(largest / step), 1)
-    if number == 1:
-        return Chunks(order=None, splits=[counts])
-    lengths = torch.tensor(counts)
-    ends = torch.arange(number + 1)[:, None] * lengths // number
-    peers = torch.arange(len(counts)).repeat_interleave(lengths)
-    inside = torch.arange(len(peers)) - (torch.cumsum(lengths, 0) - lengths)[peers]
-    part = ((inside + 1) * number - 1) // lengths[peers]
-    return Chunks(order=torch.argsort(part * len(counts) + peers, stable=True), splits=ends.diff(dim=0).tolist())
+    splits = np.empty((max(math.ceil(largest / step), 1), len(lengths)), np.int64)
+    places, counts = np.empty(lengths.sum(), np.int32), count(urgent, lengths, slots)
+    wire_kernels.cut(urgent, slots, lengths, counts, splits, places)
+    return Cut(places=places, total=int(counts.sum()), collision=[counts.tolist()], exclusive=splits.tolist())
+
+
+def count(flags: np.ndarray, lengths: np.ndarray, slots: np.ndarray = _ONE_EACH) -> np.ndarray:
+    """int64[W] how many entries of each peer are flagged; as in `cut`."""
+    counts = np.empty_like(lengths)
+    wire_kernels.count(flags, slots, lengths, counts)
+    return counts
+
+
+def of_others(by_peer: np.ndarray, rank: int) -> int:
+    """All but those of `rank` itself."""
+    return int(by_peer.sum() - by_peer[rank])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,27 +140,25 @@ class Merge:
         return buffer.index_select(0, self.index)
 
 
-def of_others(counts: list[int], rank: int) -> int:
-    """Of `counts` by peer, without those of `rank` itself."""
-    return sum(counts) - counts[rank]
+def of_classes(values: np.ndarray, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of the collision class, `total` of them, and those of the exclusive class."""
+    return torch.from_numpy(values[:total]), torch.from_numpy(values[total:])
 
 
-def per_peer(chosen: torch.Tensor, lengths: list[int]) -> list[int]:
-    """How many of the entries of each peer are chosen."""
-    before = torch.zeros(len(chosen) + 1, dtype=torch.int64)
-    torch.cumsum(chosen, 0, out=before[1:])
-    ends = torch.tensor([0, *lengths]).cumsum(0)
-    return before[ends].diff().tolist()
+def sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int64: of consecutive `values`, so many each."""
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
+    ends = np.cumsum(lengths)
+    return before[ends] - before[ends - lengths]
 
 
-def spread(first: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """int64: for every i the numbers first[i], first[i] + 1, ..., lengths[i] of them."""
-    ends = torch.cumsum(lengths, 0)
-    return (first - (ends - lengths)).repeat_interleave(lengths) + torch.arange(int(ends[-1]) if len(ends) else 0)
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """int64: where each of consecutive pieces begins."""
+    return np.cumsum(lengths) - lengths
 
 
-def inverse(order: torch.Tensor) -> torch.Tensor:
-    """int64: where each entry of a permutation stands."""
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order))
-    return places
+def segments(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Pieces of `source`, one behind the other. starts, lengths: int64, of one shape."""
+    out = np.empty(lengths.sum(), source.dtype)
+    wire_kernels.gather_segments(source, starts.ravel(), lengths.ravel(), out)
+    return out

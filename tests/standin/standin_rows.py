@@ -154,7 +154,7 @@ class RowsBinding(Binding):
 
     def prepare(self, features: Ids) -> tuple[list[Any], list[Request]]:
         sent = Sent(features, self.module.blocks, self.layouts[0].world_size)
-        return [], [request(sent.ids, sent.counts.tolist(), sent.place, self.layouts[0])]
+        return [], [request(sent.ids, sent.counts.flatten().tolist(), sent.place, self.layouts[0])]
 
     def output(self, parts: list[Any], rows: list[torch.Tensor]) -> torch.Tensor:
         return rows[0]

@@ -35,12 +35,8 @@ class SequenceBinding(TorchRecBinding):
             on_host = parts if self.device.type == "cpu" else [part.to(HOST) for part in parts]
             for part, dist, layout in zip(on_host, self.input_dists, self.layouts, strict=True):
                 sent = dist(part)
-                per_key, start, counts = sent.length_per_key(), 0, []
-                for number in layout.features_to:
-                    counts.append(list(per_key[start : start + number]))
-                    start += number
                 unbucketize = getattr(dist, "unbucketize_permute_tensor", None)
-                requests.append(request(sent.values().long(), counts, unbucketize, layout))
+                requests.append(request(sent.values().long(), sent.length_per_key(), unbucketize, layout))
         return [*parts, context], requests
 
     def output(self, parts: list[Any], rows: list[torch.Tensor]) -> Any:

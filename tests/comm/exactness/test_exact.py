@@ -12,7 +12,7 @@ from exact_loops import LOOPS
 from exact_model import Config
 from worlds import World, shared_world
 
-from fscomm.plan import routes
+from fscomm.plan import group_plan
 from fscomm.plan.sharding_group import GroupLayout
 
 PARTLY_PLAIN = {  # steps of these run plainly, and the report says so
@@ -114,15 +114,15 @@ def test_loops(loop: str, size: int) -> None:
 def chunked(rank: int, size: int, config: Config) -> tuple[list[str], int]:
     """With three rows a chunk; what differs, and the most chunks that anything was cut into."""
     most = 0
-    cut = routes.chunks
+    cut = group_plan.cut
 
     def counted(*args: Any) -> Any:
         nonlocal most
         made = cut(*args)
-        most = max(most, len(made.splits))
+        most = max(most, len(made.exclusive))
         return made
 
-    with mock.patch.object(GroupLayout, "chunk_rows", 3), mock.patch.object(routes, "chunks", counted):
+    with mock.patch.object(GroupLayout, "chunk_rows", 3), mock.patch.object(group_plan, "cut", counted):
         found, said = compare(rank, size, config, LOOPS["base"])
     assert said["fallbacks"] == {}
     return found, most

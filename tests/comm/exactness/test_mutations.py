@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from exact import compare
@@ -14,9 +15,9 @@ from exact_model import Config, Table
 from worlds import shared_world
 
 from fscomm.engine import engine
-from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.plan import bags
+from fscomm.plan.shared_rows import OwnerRows
 from fscomm.tables.pooled_tables import PooledTables
 from fscomm.tables.shadow_kernels import GroupTables, Hyper, Tables
 
@@ -125,15 +126,7 @@ def rows_shuffled() -> Any:
 
 @mutation
 def collision_set_emptied() -> Any:
-    compare_steps = IdExchange._compare
-
-    def nothing(*args: Any) -> Any:
-        return tuple(
-            None if side is None else replace(side, shared=torch.zeros_like(side.shared))
-            for side in compare_steps(*args)
-        )
-
-    return mock.patch.object(IdExchange, "_compare", nothing)
+    return mock.patch.object(OwnerRows, "mark_common", return_value=None)
 
 
 @mutation
@@ -194,13 +187,10 @@ def parts_added_in_the_order_of_ranks() -> Any:
 def deferred_rows_of_urgent_bags_dropped() -> Any:
     apply = bags.apply
 
-    def dropping(served: Any, shared: torch.Tensor, *args: Any, collision: bool) -> Any:
-        planned = apply(served, shared, *args, collision=collision)
-        if collision:
-            return planned
-        widths = served.bags.widths
-        urgent, zeros = int(widths[served.shared_bags(shared)].sum()), int(widths.sum())
-        return replace(planned, index=torch.where(planned.index < urgent, zeros, planned.index))
+    def dropping(served: Any, shared: np.ndarray, of_strips: Any, layout: Any) -> Any:
+        now, later = apply(served, shared, of_strips, layout)
+        kept = later.index < of_strips.total
+        return now, replace(later, index=torch.where(kept, len(of_strips.places), later.index))
 
     return mock.patch.object(bags, "apply", dropping)
 

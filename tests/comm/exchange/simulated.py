@@ -131,7 +131,7 @@ def local_order(asked: Asked, requester: int, wire: list[int]) -> list[int]:
 
 def request(shape: Shape, asked: Asked, requester: int, layout: GroupLayout) -> Request:
     of_rank = asked.ids[requester]
-    counts = [[len(samples) for samples in of_owner] for of_owner in of_rank]
+    counts = [len(samples) for of_owner in of_rank for samples in of_owner]
     order = asked.orders[requester]
     # TorchRec's permutation has 32 bits
     return routes.request(as_ids(flat(of_rank)), counts, order if order is None else order.int(), layout)

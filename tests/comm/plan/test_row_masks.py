@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,26 +28,28 @@ def test_every_bit_arrives_at_its_row(world: tuple[int, int, list[list[list[int]
     bits = [[[random.random(n) < 0.5 for n in of_owner] for of_owner in of_mask] for of_mask in rows]
     sent = []
     for owner in range(world_size):
-        masks = [torch.from_numpy(np.concatenate(of_mask[owner])) for of_mask in bits]
-        lengths = [of_mask[owner] for of_mask in rows]
+        masks = [np.concatenate(of_mask[owner]) for of_mask in bits]
+        lengths = [np.array(of_mask[owner]) for of_mask in rows]
         message = row_masks.pack(heads[owner], masks, lengths, world_size)
-        assert message.dtype == torch.uint8
-        sent.append(message.split(row_masks.sizes(head, lengths, world_size)))
+        assert message.dtype == np.uint8
+        sent.append(np.split(message, np.cumsum(row_masks.sizes(head, lengths, world_size))[:-1]))
     for peer in range(world_size):
-        lengths = [[of_owner[peer] for of_owner in of_mask] for of_mask in rows]
-        message = torch.cat([of_owner[peer] for of_owner in sent])
-        assert [len(of_owner[peer]) for of_owner in sent] == row_masks.sizes(head, lengths, world_size)
+        lengths = [np.array([of_owner[peer] for of_owner in of_mask]) for of_mask in rows]
+        message = np.concatenate([of_owner[peer] for of_owner in sent])
+        sizes = row_masks.sizes(head, lengths, world_size).tolist()
+        assert [len(of_owner[peer]) for of_owner in sent] == sizes
         got, masks = row_masks.unpack(message, head, lengths, world_size)
         assert np.array_equal(got, heads)
         for mask, of_mask in zip(masks, bits, strict=True):
-            assert mask.dtype == torch.bool
+            assert mask.dtype == np.bool_
             assert mask.tolist() == [bit for of_owner in of_mask for bit in of_owner[peer]]
 
 
 @pytest.mark.parametrize(("rows", "size"), [(0, 8), (1, 9), (7, 9), (8, 9), (9, 10), (16, 10), (17, 11)])
 def test_a_row_takes_one_bit(rows: int, size: int) -> None:
-    assert row_masks.sizes(1, [[rows]], 1) == [size]
-    assert len(row_masks.pack(np.zeros(1, np.int64), [torch.ones(rows, dtype=torch.bool)], [[rows]], 1)) == size
+    lengths = [np.array([rows])]
+    assert row_masks.sizes(1, lengths, 1).tolist() == [size]
+    assert len(row_masks.pack(np.zeros(1, np.int64), [np.ones(rows, np.bool_)], lengths, 1)) == size
 
 
 def test_no_mask_at_all() -> None:

@@ -5,14 +5,15 @@ import threading
 from pathlib import Path
 
 import by_sorting
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fscomm.plan import hash_tables, shared_rows
+from fscomm.plan import hash_tables, shared_rows, wire_kernels
+from fscomm.plan.shared_rows import OwnerRows
 
-INT64 = torch.iinfo(torch.int64)
+INT64 = np.iinfo(np.int64)
 KEYS = st.one_of(
     st.integers(-3, 3),
     st.integers(INT64.min, INT64.max),
@@ -42,126 +43,130 @@ def by_dictionary(segments: list[list[int]]) -> tuple[list[int], list[int], list
     return positions, slots, counts
 
 
-def flat(segments: list[list[int]]) -> tuple[torch.Tensor, list[int]]:
+def flat(segments: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     keys = [key for segment in segments for key in segment]
-    return torch.tensor(keys, dtype=torch.int64), [len(segment) for segment in segments]
+    return np.array(keys, np.int64), np.array([len(segment) for segment in segments], np.int64)
 
 
 @WAYS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(segments=SEGMENTS)
 def test_first_occurrences(way, segments):
-    keys, lengths = flat(segments)
-    found = way(keys, lengths)
+    found = way(*flat(segments))
     positions, slots, counts = by_dictionary(segments)
     assert found.positions.tolist() == positions
     assert found.slots.tolist() == slots
-    assert found.counts == counts
-    assert found.positions.dtype == found.slots.dtype == torch.int64
-
-
-@settings(max_examples=200, deadline=None)
-@given(rows=st.lists(KEYS, max_size=40), keys=st.lists(KEYS, max_size=40))
-def test_row_sets(rows, keys):
-    of, asked = torch.tensor(rows, dtype=torch.int64), torch.tensor(keys, dtype=torch.int64)
-    expected = [key in set(rows) for key in keys]
-    hashed = shared_rows.RowSet(of).contains(asked)
-    by_search = by_sorting.contains(of.unique(), asked)
-    assert hashed.dtype == by_search.dtype == torch.bool
-    assert hashed.tolist() == expected
-    assert by_search.tolist() == expected
-    assert shared_rows.RowSet(of).contains(of).all()
+    assert found.counts.tolist() == counts
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        pytest.param(torch.arange(50_000) * 4096, id="strided"),
-        pytest.param(torch.arange(50_000) << 40, id="low-bits-equal"),
-        pytest.param(torch.zeros(50_000, dtype=torch.int64), id="all-equal"),
-        pytest.param(torch.arange(50_000).flip(0) - 25_000, id="descending"),
-        pytest.param((torch.arange(50_000) * 7919) % 1009, id="many-duplicates"),
+        pytest.param(np.arange(50_000) * 4096, id="strided"),
+        pytest.param(np.arange(50_000) << 40, id="low-bits-equal"),
+        pytest.param(np.zeros(50_000, np.int64), id="all-equal"),
+        pytest.param(np.arange(50_000)[::-1] - 25_000, id="descending"),
+        pytest.param((np.arange(50_000) * 7919) % 1009, id="many-duplicates"),
     ],
 )
 @pytest.mark.parametrize("segments", [[50_000], [0, 49_999, 0, 1], [1] * 1000 + [49_000], [12_500] * 4])
 def test_large_segments_agree_with_sorting(keys, segments):
-    hashed = shared_rows.first_occurrences(keys, segments)
-    by_sort = by_sorting.first_occurrences(keys, segments)
-    assert torch.equal(hashed.positions, by_sort.positions)
-    assert torch.equal(hashed.slots, by_sort.slots)
-    assert hashed.counts == by_sort.counts
-    assert torch.equal(keys[hashed.positions][hashed.slots], keys)
+    hashed = shared_rows.first_occurrences(keys, np.array(segments))
+    by_sort = by_sorting.first_occurrences(keys, np.array(segments))
+    assert np.array_equal(hashed.positions, by_sort.positions)
+    assert np.array_equal(hashed.slots, by_sort.slots)
+    assert np.array_equal(hashed.counts, by_sort.counts)
+    assert np.array_equal(keys[hashed.positions][hashed.slots], keys)
 
 
 @WAYS
 def test_nothing_at_all(way):
     for segments in ([], [0], [0, 0, 0]):
-        found = way(torch.empty(0, dtype=torch.int64), segments)
+        found = way(np.empty(0, np.int64), np.array(segments, np.int64))
         assert found.positions.tolist() == found.slots.tolist() == []
-        assert found.counts == [0] * len(segments)
-    assert shared_rows.RowSet(torch.empty(0, dtype=torch.int64)).contains(torch.tensor([0, -1])).tolist() == [
-        False,
-        False,
-    ]
+        assert found.counts.tolist() == [0] * len(segments)
 
 
 def test_a_key_of_an_earlier_segment_is_new_in_the_next():
-    found = shared_rows.first_occurrences(torch.tensor([5, 5, 6, 5, 6, 6]), [3, 0, 3])
+    found = shared_rows.first_occurrences(np.array([5, 5, 6, 5, 6, 6]), np.array([3, 0, 3]))
     assert found.positions.tolist() == [0, 2, 3, 4]
     assert found.slots.tolist() == [0, 0, 1, 2, 3, 3]
-    assert found.counts == [2, 0, 2]
-
-
-def test_other_integer_types_and_strides():
-    keys = torch.tensor([[3, 9], [3, 9], [-1, 9]], dtype=torch.int32)[:, 0]
-    assert shared_rows.first_occurrences(keys, [3]).slots.tolist() == [0, 0, 1]
-    assert shared_rows.RowSet(keys).contains(torch.tensor([3, 2, -1], dtype=torch.int32)).tolist() == [
-        True,
-        False,
-        True,
-    ]
-
-
-def test_keys_are_not_kept_or_written():
-    keys = torch.tensor([4, 4, 7])
-    rows = shared_rows.RowSet(keys)
-    found = shared_rows.first_occurrences(keys, [3])
-    assert keys.tolist() == [4, 4, 7]
-    keys.fill_(0)
-    assert rows.contains(torch.tensor([4, 7, 0])).tolist() == [True, True, False]
-    assert found.positions.tolist() == [0, 2]
+    assert found.counts.tolist() == [2, 0, 2]
 
 
 @pytest.mark.parametrize("segments", [[2], [4], [], [4, -1], [-1, 4, 1]])
 def test_segments_that_do_not_cut_the_keys(segments):
     with pytest.raises(ValueError, match="do not cut 3 keys"):
-        shared_rows.first_occurrences(torch.arange(3), segments)
+        shared_rows.first_occurrences(np.arange(3), np.array(segments, np.int64))
 
 
-@pytest.mark.parametrize("keys", [torch.zeros(2), torch.zeros(2, 2, dtype=torch.int64), torch.tensor(3)])
-def test_keys_that_are_none(keys):
-    with pytest.raises(ValueError, match="1-D integer tensor"):
-        shared_rows.RowSet(keys)
-    with pytest.raises(ValueError, match="1-D integer tensor"):
-        shared_rows.first_occurrences(keys, [2])
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-1, 9)), max_size=60)  # peer, table, row
 
 
-def test_keys_on_a_device_are_refused():
-    with pytest.raises(ValueError, match=r"host memory.* on meta"):
-        shared_rows.RowSet(torch.arange(3)).contains(torch.arange(3, device="meta"))
-    with pytest.raises(ValueError, match=r"host memory.* on meta"):
-        shared_rows.first_occurrences(torch.arange(3, device="meta"), [3])
+def asked(rows: list[tuple[int, int, int]], limits: list[int]) -> tuple[list[tuple[int, int]], OwnerRows]:
+    """(table, row) by id, in the order of four peers, and what is made of them."""
+    rows = sorted(rows, key=lambda each: each[:2])
+    lengths = np.zeros((4, len(limits)), np.int64)
+    for peer, table, _ in rows:
+        lengths[peer, table] += 1
+    found = OwnerRows(np.array([row for _, _, row in rows], np.int64), lengths, np.array(limits))
+    inside = [(table, row if 0 <= row < limits[table] else 0) for _, table, row in rows]
+    assert found.irregular == (inside != [(table, row) for _, table, row in rows])
+    return inside, found
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=ROWS)
+def test_rows_of_an_owner_are_numbered_table_by_table(rows):
+    inside, found = asked(rows, [10, 5, 9])
+    numbered = list(zip(np.searchsorted(found.ends, np.arange(len(found)), side="right"), found.ids, strict=True))
+    assert [numbered[number] for number in found.numbers] == inside
+    assert sorted(set(inside)) == sorted(numbered)
+    assert found.ends.tolist() == [len({each for each in inside if each[0] <= table}) for table in range(3)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(before=ROWS, after=ROWS)
+def test_rows_that_two_steps_have_in_common_are_marked_in_both(before, after):
+    sets, both = zip(*(asked(rows, [10, 10, 10]) for rows in (before, after)), strict=True)
+    marks = [np.zeros(len(each), np.bool_) for each in both]
+    both[0].mark_common(both[1], *marks)
+    common = set(sets[0]) & set(sets[1])
+    for of_step, found, mark in zip(sets, both, marks, strict=True):
+        assert mark[found.numbers].tolist() == [each in common for each in of_step]
+
+
+def test_marks_are_added_to_those_that_are_there():
+    _, one = asked([(0, 0, 1), (0, 0, 2)], [9])
+    _, other = asked([(0, 0, 2), (0, 0, 3)], [9])
+    mine, others = np.array([True, False]), np.array([False, True])
+    one.mark_common(other, mine, others)
+    assert mine.tolist() == others.tolist() == [True, True]
+
+
+def test_many_rows_of_one_owner():
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 30_000, 80_000) << 20
+    found = OwnerRows(ids, np.full((4, 1), 20_000), np.array([1 << 40]))
+    assert np.array_equal(found.ids[found.numbers], ids)
+    assert len(found) == len(np.unique(ids))
+    other = OwnerRows(ids[:1000], np.array([[1000]]), np.array([1 << 40]))
+    marks = np.zeros(len(found), np.bool_), np.zeros(len(other), np.bool_)
+    found.mark_common(other, *marks)
+    assert marks[1].all()
+    assert np.array_equal(marks[0], np.isin(found.ids, ids[:1000]))
 
 
 def test_threads_do_not_disturb_each_other():
-    batches = [torch.randint(0, 2000, (20_000,), generator=torch.Generator().manual_seed(n)) for n in range(4)]
-    expected = [by_sorting.first_occurrences(keys, [20_000]) for keys in batches]
+    batches = [np.random.default_rng(n).integers(0, 2000, 20_000) for n in range(4)]
+    whole = np.array([20_000])
+    expected = [by_sorting.first_occurrences(keys, whole) for keys in batches]
     wrong = []
 
     def work(keys, right):
         for _ in range(20):
-            found = shared_rows.first_occurrences(keys, [20_000])
-            if not (torch.equal(found.positions, right.positions) and torch.equal(found.slots, right.slots)):
+            found = shared_rows.first_occurrences(keys, whole)
+            if not (np.array_equal(found.positions, right.positions) and np.array_equal(found.slots, right.slots)):
                 wrong.append(found)
 
     threads = [threading.Thread(target=work, args=pair) for pair in zip(batches, expected, strict=True)]
@@ -172,8 +177,9 @@ def test_threads_do_not_disturb_each_other():
     assert not wrong
 
 
-def test_kernels_know_only_arrays():
-    tree = ast.parse(Path(hash_tables.__file__).read_text())
+@pytest.mark.parametrize("kernels", [hash_tables, wire_kernels])
+def test_kernels_know_only_arrays(kernels):
+    tree = ast.parse(Path(kernels.__file__).read_text())
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in modules} == {"numpy", "numba"}

@@ -1,0 +1,71 @@
+"""The synthetic world of benchmarks/scale.py, small: what a rank does for a step may not grow with the ranks."""
+
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
+
+from common.synthetic_peers import Planner, World, in_time_order, uniform  # noqa: E402
+
+RANKS = (8, 32, 128)
+SOURCES = {
+    "uniform": uniform,
+    "skewed": uniform,
+    "real": in_time_order(np.random.default_rng(0).zipf(1.3, 50_000)),
+}
+
+
+def counted(source: str, ranks: int) -> dict[str, int]:
+    """Of one step: exchanges, calls of Python and C functions, and the most bytes that numpy had at once."""
+    skew = 4.0 if source == "skewed" else 1.0
+    world = World(ranks=ranks, features=4, rows=12_500 * ranks, ids=20_000, dim=16, chunk_bytes=1 << 17, skew=skew)
+    planner = Planner(world, SOURCES[source])
+    for _ in range(2):
+        planner.step(*planner.draw())
+    given, calls = planner.draw(), 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    tracemalloc.start()
+    sys.setprofile(note)
+    _, ids = planner.step(*given)
+    sys.setprofile(None)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    back = ids.back[0]
+    assert back is not None
+    sent, came = ids.ahead(0).exclusive.splits, ids.ahead(0).merge.exclusive
+    assert len(sent) == len(came)
+    return {"exchanges": len(sent) + len(back.exclusive_send.splits), "calls": calls, "bytes": most}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_step_takes_as_much_however_many_ranks_there_are(source: str) -> None:
+    """The ids of a rank are the same in number; lists of sizes by rank and chunk may grow, and no more than they do."""
+    few, some, many = (counted(source, ranks) for ranks in RANKS)
+    assert max(each["exchanges"] for each in (few, some, many)) <= min(few["exchanges"], many["exchanges"]) + 4
+    assert many["calls"] <= 1.1 * few["calls"]
+    assert many["bytes"] - few["bytes"] <= (RANKS[2] - RANKS[0]) * 5_000
+
+
+def test_what_the_peers_say_is_what_a_rank_expects() -> None:
+    """The plan of the real rank gives each local output a row, and asks for each row once."""
+    world = World(ranks=8, features=3, rows=5_000, ids=3_000, dim=4, chunk_bytes=1 << 12)
+    planner = Planner(world, uniform)
+    for _ in range(3):
+        mine, order = planner.draw()
+        _, ids = planner.step(mine, order)
+        merge = ids.ahead(0).merge
+        assert len(merge.index) == len(mine.ids) == len(order)
+        used = torch.unique(merge.index)
+        assert torch.equal(used, torch.arange(merge.exclusive_total + merge.collision_total))
+        assert ids.ahead(0).occurrences == planner.peers.asked.counts.sum()
