@@ -1,7 +1,7 @@
 """What an engine works with on all ranks: transports, the workers that use them, and what runs in the workers.
 
-One transport per class, direction and issuing thread (no two threads may issue to one group), made in the same order on
-every rank by the thread that makes the engine.
+One transport for each class, which one worker issues to (no two threads may issue to one group), made in the same order
+on every rank by the thread that makes the engine.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
 Closable = TypeVar("Closable", Channel, Transport)
-OF_ROWS = ("collision gradients", "collision rows", "exclusive gradients", "exclusive rows")
+CLASSES = ("collision", "exclusive")
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
 WORKERS = ("ids", "collision", "exclusive", "plain")
 IN_BACKGROUND = ("ids", "exclusive")
@@ -67,8 +67,8 @@ class Connections:
             control, ids = (keep(channel(context, timeout_s=timeout_s)) for _ in range(2))
             # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
             rows = {
-                name: keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False))
-                for name in OF_ROWS
+                kind: keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False))
+                for kind in CLASSES
             }
             self._all: tuple[Channel | Transport, ...] = (control, ids, *rows.values())
             self.control_words = ControlWords(control, recorder)
@@ -80,12 +80,11 @@ class Connections:
                     kind,
                     layouts,
                     served.tables(),
-                    gradients=rows[f"{kind} gradients"],
-                    rows=rows[f"{kind} rows"],
+                    transport=rows[kind],
                     wire_gate=wire_gate,
                     recorder=recorder,
                 )
-                for kind, wire_gate in (("collision", None), ("exclusive", self.wire_gate))
+                for kind, wire_gate in zip(CLASSES, (None, self.wire_gate), strict=True)
             )
             self.plain = PlainUpdates(served.tables(), recorder)
             self._workers: dict[str, Worker] = {}

@@ -90,13 +90,9 @@ class IdExchange:
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
         ]
-        self._wire_gate.enter()
-        try:
-            served, moved = self._ids(given, numbers)
-            sides = self._compare(before, goes_on, given, served)
-            told, irregular = self._tell(sides)
-        finally:
-            self._wire_gate.leave()
+        served, moved = self._ids(given, numbers)
+        sides = self._compare(before, goes_on, given, served)
+        told, irregular = self._tell(sides)
         groups = len(given)
         return ExchangedIds(
             number=number,
@@ -130,7 +126,7 @@ class IdExchange:
             sent.append(sizes)
             coming.append(plan.words_of(told) if request is not None else none[1])
         out, into = np.stack(sent), np.stack(coming)
-        received = self._exchange(_by_peer(words, out), out.sum(0), into.sum(0))
+        received = self._exchange_first(_by_peer(words, out), out.sum(0), into.sum(0))
         served = [
             plan.serve(came, told) if request is not None else None
             for plan, request, told, came in zip(self._plans, given, numbers, _by_group(received, into), strict=True)
@@ -143,6 +139,14 @@ class IdExchange:
         out = torch.from_numpy(received), torch.from_numpy(mine), coming.tolist(), sent.tolist()
         self._channel.all_to_all_v([out])
         return received
+
+    def _exchange_first(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
+        """The same while exclusive rows stay off the wire: all ranks have come here, and none waits for another."""
+        self._wire_gate.enter()
+        try:
+            return self._exchange(mine, sent, coming)
+        finally:
+            self._wire_gate.leave()
 
     def _bytes(self, words: np.ndarray) -> int:
         """Between this rank and others."""
@@ -191,7 +195,7 @@ class IdExchange:
         in_rows = [side.plan.asked_units(side.request) for side in there]
         sent = row_masks.pack(head, [side.shared.units for side in there], out_rows, self._world_size)
         out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
-        received = self._exchange(sent, out_sizes, sizes)
+        received = self._exchange_first(sent, out_sizes, sizes)
         heads, masks = row_masks.unpack(received, len(head), in_rows, self._world_size)
         in_order, largest = iter(masks), heads.max(0)[1:].tolist()
         told = [_Told(side, next(in_order), most) if side else None for side, most in zip(sides, largest, strict=True)]

@@ -23,7 +23,7 @@ from fsranks.control_group import AllToAll
 
 
 class RowExchange:
-    """One class of rows in one worker: gradients go out over one transport, rows over the other.
+    """One class of rows and their gradients in one worker.
 
     GroupTables are this worker's own shadows. Methods run in the worker and block until the exchange is over.
     """
@@ -34,16 +34,14 @@ class RowExchange:
         layouts: Sequence[GroupLayout],
         tables: Sequence[GroupTables],
         *,
-        gradients: Transport,
-        rows: Transport,
+        transport: Transport,
         wire_gate: WireGate | None,
         recorder: Recorder,
     ) -> None:
         self._kind = kind
         self._layouts = layouts
         self._tables = tables
-        self._gradients = gradients
-        self._rows = rows
+        self._transport = transport
         self._wire_gate = wire_gate
         self._recorder = recorder
 
@@ -54,7 +52,7 @@ class RowExchange:
             mine = {g: self._tables[g].lookup(_lookup(ids, g, collision)) for g in groups}
         with self._recorder.span(f"{self._kind} rows", step=ids.number):
             parts = (part for g in groups for part in self._row_parts(ids, g, mine[g], collision))
-            exchange(self._rows, parts, self._wire_gate)
+            exchange(self._transport, parts, self._wire_gate)
 
     def update(
         self, gradients: Gradients, back: Sequence[WayBack | None], groups: Sequence[int], *, collision: bool
@@ -69,7 +67,7 @@ class RowExchange:
         received = {g: self._new_gradients(g, apply.total) for g, (_, apply) in ways.items()}
         with self._recorder.span(f"{self._kind} gradients", step=gradients.number):
             parts = [self._gradient_parts(gradients, g, *ways[g], received[g]) for g in groups]
-            exchange(self._gradients, (part for of_group in parts for part in of_group), self._wire_gate)
+            exchange(self._transport, (part for of_group in parts for part in of_group), self._wire_gate)
         for g in groups:
             if collision and self._layouts[g].pooling is not None:
                 gradients.kept[g] = received[g]
@@ -81,7 +79,7 @@ class RowExchange:
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
-        self._rows.meet()
+        self._transport.meet()
 
     def _await_wire(self) -> None:
         """Exclusive work leaves wire and cores to collision work: to copy exclusive rows would slow that down, too."""

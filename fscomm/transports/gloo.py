@@ -1,4 +1,4 @@
-"""Over TCP by gloo: for CPU tensors, one connection of its own per class, direction and thread."""
+"""Over TCP by gloo: for CPU tensors, one connection of its own per class and thread."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ IN_FLIGHT = 2
 
 
 class Channel(Protocol):
-    """Collectives of one class in one direction, for one thread at a time. They block until done.
+    """Collectives of one class, for one thread at a time. They block until done.
 
     Raises PeerError if a rank dies, leaves or is later than the time limit; the message names it.
     """

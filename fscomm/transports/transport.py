@@ -24,7 +24,7 @@ class Handle(Protocol):
 
 
 class Transport(Protocol):
-    """Collectives of one class of rows in one direction (DESIGN: one instance per group and class).
+    """Collectives of one class of rows (DESIGN: one instance per group and class).
 
     Every rank makes its transports, and calls each one's methods, in the same order; an instance belongs to one thread
     at a time, and instances do not order each other. Tensors are contiguous and lie where the tables do (`gloo`: on the

@@ -29,7 +29,7 @@ _PACES = 4  # marks among them
 
 
 class Ring:
-    """One class of rows in one direction. `fabric` and `handshake` belong to the ring, which closes them.
+    """One class of rows. `fabric` and `handshake` belong to the ring, which closes them.
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
     `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device

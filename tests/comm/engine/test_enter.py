@@ -34,7 +34,7 @@ PLACES = {  # where it fails, and in which call
 }
 TOGETHER = {  # while the others wait for it where no word reaches them; a job cannot go on after that
     "channel": (connections, "channel", 2),
-    "row transports": (connections, "open_transport", 3),
+    "row transports": (connections, "open_transport", 2),
 }
 
 
