@@ -23,8 +23,8 @@ from common.ranks import run_ranks
 from common.table import add_results_option, emit
 
 from fscomm.device import Cuda
-from fscomm.transports.choice.capabilities import read
-from fscomm.transports.choice.requirements import problem
+from fscomm.transports.capabilities import read
+from fscomm.transports.choice import problem
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import resolve
