@@ -2,13 +2,15 @@
 
     python benchmarks/contention.py [--rounds 7] [--mib 64]
 
-Two ranks. Matrix products of a sequence model, in bfloat16, are timed alone and beside a transfer, in turns
-(alone, way, alone, way, ...), for a copy by a kernel of as many blocks as NCCL takes channels, and for each transport.
+Two ranks. Matrix products and the attention of a sequence model (HSTU), in bfloat16, are timed alone and beside a
+transfer, in turns (alone, way, alone, way, ...), for a copy by a kernel of as many blocks as NCCL takes channels, and
+for each transport.
 With a GPU for each rank both compute; on one GPU only rank 0 does, as processes that compute get it one at a time.
 What arrives is compared before anything is reported. Needs a GPU, and Triton for the kernel.
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 import threading
@@ -21,22 +23,26 @@ import torch
 import torch.distributed as dist
 from common.ranks import run_ranks
 from common.table import add_results_option, emit
+from parts.contention_compute import ATTENTION, BLOCK, HEAD_CHANNELS, HEADS, HIDDEN, INNER, PRODUCT, SIZES, compute
 
 from fscomm.device import Cuda
-from fscomm.transports.choice.capabilities import read
-from fscomm.transports.choice.requirements import problem
+from fscomm.transports.capabilities import read
+from fscomm.transports.choice import problem
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import resolve
 
-TOKENS = (2048, 8192, 32768)
-HIDDEN, INNER = 1024, 4096
 RANKS = 2
 CHANNELS = 16
 SHARED = ("copy-engine", "host-staged")  # what two ranks of one GPU can use
 ALL = ("nccl", "nccl-ce", *SHARED)
 KERNEL = "copy by a kernel"
 TIMEOUT_S = 60.0
+CASES = tuple((name, size) for name, sizes in SIZES.items() for size in sizes)
+COLUMNS = [
+    *("compute", "tokens", "beside", "alone, ms", "beside it, ms"),
+    *("slower, %", "least, %", "most, %", "moved, GB/s"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +57,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One round of one way: milliseconds per product alone before it and beside it, and how fast rows moved."""
+    """One round of one way: milliseconds per call alone before it and beside it, and how fast rows moved."""
 
+    compute: str
+    size: int
     way: str
-    tokens: int
     alone_ms: float
     beside_ms: float
     gb_per_s: float
@@ -65,20 +72,17 @@ class Turn:
         return 100 * (self.beside_ms / self.alone_ms - 1)
 
 
-class Products:
-    """Matrix products in the stream of the calling thread; a call gives milliseconds per product."""
+class Timed:
+    """Compute in the stream of the calling thread; a call gives milliseconds for one of `number`."""
 
-    def __init__(self, tokens: int, where: torch.device) -> None:
-        self._x = torch.randn(tokens, HIDDEN, device=where, dtype=torch.bfloat16)
-        self._w = torch.randn(HIDDEN, INNER, device=where, dtype=torch.bfloat16)
-        self._out = torch.empty(tokens, INNER, device=where, dtype=torch.bfloat16)
-        self._number = max(4, (1 << 17) // tokens)  # a few milliseconds
+    def __init__(self, call: Callable[[], object], number: int) -> None:
+        self._call, self._number = call, number
 
     def __call__(self) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(self._number):
-            torch.matmul(self._x, self._w, out=self._out)
+            self._call()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / self._number
@@ -130,10 +134,8 @@ class KernelCopies:
             raise SystemExit("the kernel copied something else: nothing to report")
 
 
-def beside(
-    mover: ThreadPoolExecutor, transfers: Callable[[], None], products: Products | None
-) -> tuple[list[float], float]:
-    """Milliseconds per product while transfers were under way all the time, and the seconds those took."""
+def beside(mover: ThreadPoolExecutor, transfers: Callable[[], None], timed: Timed | None) -> tuple[list[float], float]:
+    """Milliseconds per call of `timed` while transfers were under way all the time, and the seconds those took."""
     taken: list[float] = []
     started = threading.Event()
 
@@ -145,8 +147,8 @@ def beside(
 
     future = mover.submit(run)
     started.wait()
-    while products is not None and not future.done():
-        took = products()
+    while timed is not None and not future.done():
+        took = timed()
         if not future.done():
             taken.append(took)
     return taken, future.result()
@@ -166,15 +168,15 @@ def work(rank: int, world_size: int, settings: Settings) -> list[Turn]:
     }
     computes = own or rank == 0
     turns = []
-    # One thread for all transfers: torch has 32 streams to give out, and then the one of the products again.
+    # One thread for all transfers: torch has 32 streams to give out, and then the one of the compute again.
     with ThreadPoolExecutor(1, initializer=device.enter) as mover:
-        for tokens in TOKENS:
-            products = Products(tokens, where) if computes else None
+        for case in CASES:
+            timed = Timed(*compute(*case, where)) if computes else None
             for number in range(settings.rounds + 1):
                 for way, transfers in ways.items():
                     dist.barrier()
                     if way != KERNEL or computes:
-                        turn = one_turn(way, tokens, mover, transfers, products, settings)
+                        turn = one_turn(case, way, mover, transfers, timed, settings)
                         turns += [turn] if number and turn is not None else []  # the first round warms up
     for transfers in ways.values():
         if computes or isinstance(transfers, Transfers):
@@ -185,40 +187,54 @@ def work(rank: int, world_size: int, settings: Settings) -> list[Turn]:
 
 
 def one_turn(
+    case: tuple[str, int],
     way: str,
-    tokens: int,
     mover: ThreadPoolExecutor,
     transfers: Transfers | KernelCopies,
-    products: Products | None,
+    timed: Timed | None,
     settings: Settings,
 ) -> Turn | None:
     """None of a rank that does not compute."""
-    alone = [products() for _ in range(10)] if products is not None else []
-    taken, seconds = beside(mover, transfers, products)
-    if products is None:
+    alone = [timed() for _ in range(10)] if timed is not None else []
+    taken, seconds = beside(mover, transfers, timed)
+    if timed is None:
         return None
     if not taken:
-        raise SystemExit(f"{way}: {settings.transfers} transfers were over before a product was: raise --mib")
+        raise SystemExit(f"{way}: {settings.transfers} transfers were over before {case[0]} was: raise --mib")
     return Turn(
+        compute=case[0],
+        size=case[1],
         way=way,
-        tokens=tokens,
         alone_ms=statistics.median(alone),
         beside_ms=statistics.median(taken),
         gb_per_s=settings.nbytes * settings.transfers / seconds / 1e9,
     )
 
 
-def row(tokens: int, way: str, turns: list[Turn]) -> list[object]:
-    slower = [turn.slower for turn in turns]
+def rows_of(turns: list[Turn], ways: tuple[str, ...]) -> list[list[object]]:
+    """The lines of the table, one for each compute, size and way."""
+    rows: list[list[object]] = []
+    for (name, size), way in itertools.product(CASES, ways):
+        of_line = [turn for turn in turns if (turn.compute, turn.size, turn.way) == (name, size, way)]
+        slower = [turn.slower for turn in of_line]
+        figures = [
+            statistics.median(turn.alone_ms for turn in of_line),
+            statistics.median(turn.beside_ms for turn in of_line),
+            statistics.median(slower),
+            min(slower),
+            max(slower),
+            statistics.median(turn.gb_per_s for turn in of_line),
+        ]
+        rows.append([name, size, way, *figures])
+    return rows
+
+
+def largest(rows: list[list[object]]) -> list[str]:
+    """In words, the lines of the largest size of each compute."""
     return [
-        tokens,
-        way,
-        statistics.median(turn.alone_ms for turn in turns),
-        statistics.median(turn.beside_ms for turn in turns),
-        statistics.median(slower),
-        min(slower),
-        max(slower),
-        statistics.median(turn.gb_per_s for turn in turns),
+        f"{name} of {size} tokens beside {way}: {slower:.1f} % slower."
+        for name, size, way, _, _, slower, *_ in rows
+        if size == SIZES[str(name)][-1]
     ]
 
 
@@ -242,22 +258,20 @@ def main() -> None:
         transfers=arguments.transfers,
     )
     turns = run_ranks(RANKS, work, settings)[0]
-    rows = [
-        row(tokens, way, [turn for turn in turns if (turn.tokens, turn.way) == (tokens, way)])
-        for tokens in TOKENS
-        for way in settings.ways
-    ]
+    rows = rows_of(turns, settings.ways)
     emit(
         "contention",
-        f"Matrix products [tokens, {HIDDEN}] x [{HIDDEN}, {INNER}] in bfloat16 beside transfers of {arguments.mib} MiB",
-        ["tokens", "beside", "alone, ms", "beside it, ms", "slower, %", "least, %", "most, %", "moved, GB/s"],
+        f"Matrix products and HSTU attention in bfloat16 beside transfers of {arguments.mib} MiB",
+        COLUMNS,
         rows,
         notes=[
             f"{hardware.gpu}, {'a GPU per rank' if own else 'one GPU for both ranks, of which only rank 0 computes'}. "
             f"Medians of {settings.rounds} rounds; least and most: of the rounds.",
+            f"{PRODUCT}: [tokens, {HIDDEN}] x [{HIDDEN}, {INNER}]. {ATTENTION}: one causal sequence, {HEADS} heads of "
+            f"{HEAD_CHANNELS} channels, in plain torch, {BLOCK} queries at a time; scores go through memory.",
             f"The kernel has {CHANNELS} blocks and copies within the device, so it moves more bytes than a link would.",
             *(f"Not measured, {way}: {text}." for way, text in lacking.items()),
-            *(f"Beside {line[1]}, {line[0]} tokens: {line[4]:.1f} % slower." for line in rows if line[0] == TOKENS[-1]),
+            *largest(rows),
             "The paper: about 10 % under NCCL, growing with sequence length.",
         ],
         extra={"hardware": asdict(hardware), "cuda": torch.version.cuda, "turns": [asdict(turn) for turn in turns]},

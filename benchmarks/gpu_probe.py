@@ -27,11 +27,11 @@ import torch
 from common.checks import Checks
 from common.table import RESULTS
 
-from fscomm.transports.choice.busy_device import Multiprocessors
-from fscomm.transports.choice.requirements import BATCH_COPIES
+from fscomm.transports.choice import BATCH_COPIES
+from fscomm.transports.ring.cuda_api import Region, allocate, attach, detach, register, unregister
 from fscomm.transports.ring.cuda_driver import CudaMark, CudaQueue, CudaStreams, poll
-from fscomm.transports.ring.cuda_memory import Region, allocate, attach, detach, register, unregister
-from fscomm.transports.ring.streams import store
+from fscomm.transports.ring.fabric import store
+from fscomm.transports.selftest import Multiprocessors
 
 RING_STREAMS = 12  # of four rings, each with one to send, one to receive and one for words
 WAIT_S = 0.5  # work of microseconds that is not done then stands still

@@ -25,9 +25,8 @@ from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library, of_all_ranks
 from fscomm.tables.state_hooks import install
-from fscomm.transports.choice.agree import agree_on
-from fscomm.transports.opening import split_name
-from fscomm.transports.sum_order import unknown_orders
+from fscomm.transports.gloo import unknown_orders
+from fscomm.transports.opening import agree_on, split_name
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 

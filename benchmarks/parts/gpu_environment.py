@@ -75,8 +75,8 @@ def _transports(checks: Checks) -> None:
     """What each transport lacks if two ranks share the first GPU."""
     import torch
 
-    from fscomm.transports.choice.capabilities import read
-    from fscomm.transports.choice.requirements import problem
+    from fscomm.transports.capabilities import read
+    from fscomm.transports.choice import problem
 
     record = read(torch.device("cuda", 0))
     for name in ("copy-engine", "host-staged", "nccl", "nccl-ce"):

@@ -14,13 +14,13 @@ sys.path.append(str(ROOT / "benchmarks/parts"))
 import contention_kernel  # noqa: E402
 from compiled import Compiled, compiled  # noqa: E402
 
-from fscomm.transports.choice import spin  # noqa: E402
+from fscomm.transports import spin  # noqa: E402
 from fsdata.kernels import ranges, ranges_triton  # noqa: E402
 
 REGISTERS_OF_AN_SM, THREADS_OF_AN_SM = 65536, 2048
 KERNELS = {
     "benchmarks/parts/contention_kernel.py": "_copy",
-    "fscomm/transports/choice/spin.py": "_spin",
+    "fscomm/transports/spin.py": "_spin",
     "fsdata/kernels/ranges_triton.py": "_copy",
 }
 

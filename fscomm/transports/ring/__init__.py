@@ -1,6 +1,5 @@
 """Rows through slots in the receivers' memory, carried by copy engines.
 
-`ring` is the transport; `slots` plans it; a `fabric` of `streams` carries it, over the memory and queues of a driver:
-`shared_memory` on the CPU, `cuda_driver` with `cuda_memory`, `descriptors` and `cuda_api` on GPUs. What may fail on one
-rank is done `together`.
+`ring` is the transport; a `fabric` has the slots, in the memory and queues of a driver: `shared_memory` on the CPU,
+`cuda_driver` on GPUs, by calls of `cuda_api`.
 """

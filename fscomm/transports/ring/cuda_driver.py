@@ -13,15 +13,12 @@ from typing import Any
 
 import torch
 
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring.cuda_api import Cuda
-from fscomm.transports.ring.cuda_memory import Region, allocate, as_tensor, attach, detach, register, unregister
-from fscomm.transports.ring.descriptors import exchange
-from fscomm.transports.ring.shared_memory import SharedMemory
-from fscomm.transports.ring.streams import store
-from fscomm.transports.ring.together import together
+from fscomm.transports.choice import BATCH_COPIES
+from fscomm.transports.handshake import Handshake, together
+from fscomm.transports.ring.cuda_api import Cuda, Region, allocate, as_tensor, attach, detach, register, unregister
+from fscomm.transports.ring.fabric import store
+from fscomm.transports.ring.shared_memory import SharedMemory, exchange_files
 
-_BATCH_COPIES = 12080  # the CUDA version since which a copy can be asked to leave the SMs alone
 _PAUSES_S = (2e-5, 5e-4)  # between two questions whether a mark is done: the first, and the longest
 _END_S = 2.0  # for queues to end, once nothing holds them
 
@@ -73,7 +70,7 @@ class CudaStreams:
     def _overlapping(self) -> Any:
         """Asks for copies that leave the SMs alone: those within one GPU may be made by kernels otherwise."""
         driver = self.cuda.driver
-        if self.cuda.version < _BATCH_COPIES or not hasattr(driver, "cuMemcpyBatchAsync"):
+        if self.cuda.version < BATCH_COPIES or not hasattr(driver, "cuMemcpyBatchAsync"):
             return None
         wanted = driver.CUmemcpyAttributes()
         wanted.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -82,7 +79,7 @@ class CudaStreams:
 
 
 class CudaDriver(CudaStreams):
-    """A `streams.Driver` for ranks on one host whose GPUs reach each other's memory; several ranks may share a GPU.
+    """A `fabric.Driver` for ranks on one host whose GPUs reach each other's memory; several ranks may share a GPU.
 
     Nothing here waits for the device but `close`, and that not for ever. Memory that was replaced stays until the end:
     giving it back could wait for the device.
@@ -116,7 +113,7 @@ class CudaDriver(CudaStreams):
         opened: list[int] = []
         try:
             mine = together(self._group, lambda: self._allocate(nbytes, opened))
-            descriptors = exchange(self._group, opened[0])
+            descriptors = exchange_files(self._group, opened[0])
         finally:
             for descriptor in opened:
                 os.close(descriptor)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from fscomm.transports.cutting import chunks, grown, in_order, room_for
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.fabric import Fabric
-from fscomm.transports.ring.slots import cut, grown, plan, room_for
 from fscomm.transports.transport import Handle, as_bytes, check_gather, check_splits
 from fsranks.errors import MismatchError, PeerError, describe, name_ranks
 
@@ -124,7 +124,7 @@ class Ring:
     def _prepare(self, operation: str, like: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]) -> None:
         """Meet all ranks, and give all of them larger slots if one needs them."""
         largest = self._handshake.agree(operation, like, out_splits, in_splits)
-        slot_bytes = grown(self._fabric.slot_bytes, largest, self._most_slot_bytes)
+        slot_bytes = grown(self._fabric.slot_bytes, largest, most=self._most_slot_bytes)
         if slot_bytes == self._fabric.slot_bytes:
             return
         for flight in list(self._flights):
@@ -136,10 +136,10 @@ class Ring:
         """outs, inps: the bytes from and to each rank."""
         fabric, issued_at = self._fabric, time.monotonic()
         fabric.begin()
-        for start, stop in cut(len(inps[self.rank]), fabric.slot_bytes):  # in chunks: other rings share the engines
+        for start, stop in chunks(len(inps[self.rank]), fabric.slot_bytes):  # other rings share the engines
             fabric.copy(outs[self.rank][start:stop], inps[self.rank][start:stop])
             self._pace(issued_at)
-        for chunk in plan(self.rank, [len(b) for b in inps], [len(b) for b in outs], fabric.slot_bytes):
+        for chunk in in_order(self.rank, [len(b) for b in inps], [len(b) for b in outs], fabric.slot_bytes):
             if chunk.is_put:
                 self._put_chunk(chunk.peer, inps[chunk.peer][chunk.start : chunk.stop])
             else:

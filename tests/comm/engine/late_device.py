@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from fscomm.device import Host
-from fscomm.transports.staged import stages
+from fscomm.transports import staged
 
 
 class Eager(Host):
@@ -105,11 +105,11 @@ class Later:
 
 
 def copied_by(device: Eager) -> Callable[..., Iterator[tuple[Later, Later]]]:
-    """What takes the place of `stages._pairs`."""
-    pairs = stages._pairs
+    """What takes the place of `staged._pairs`."""
+    pairs = staged._pairs
 
     def later(*given: Any) -> Iterator[tuple[Later, Later]]:
-        for staged, rows in pairs(*given):
-            yield Later(device, staged), Later(device, rows)
+        for staging, rows in pairs(*given):
+            yield Later(device, staging), Later(device, rows)
 
     return later

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from worlds import World
 
 from fscomm.device import Cuda
-from fscomm.transports.choice.busy_device import Multiprocessors
-from fscomm.transports.choice.selftest import check
 from fscomm.transports.opening import open_transport
+from fscomm.transports.selftest import Multiprocessors, check
 from fsranks.rank_context import resolve
 
 pytestmark = [

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from virtual import Clock, Engine, Process
 
-from fscomm.transports.ring.streams import in_circle
+from fscomm.transports.ring.fabric import in_circle
 
 HUNG_S = 5.0  # real
 

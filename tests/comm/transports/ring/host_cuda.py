@@ -25,8 +25,8 @@ from worlds import World, shared_world
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.cuda_api import Cuda
 from fscomm.transports.ring.cuda_driver import CudaDriver
+from fscomm.transports.ring.fabric import Fabric
 from fscomm.transports.ring.ring import Ring
-from fscomm.transports.ring.streams import StreamFabric
 from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.rank_context import RankContext
 
@@ -142,8 +142,8 @@ def open_ring(
     handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
     try:
         if slot_bytes is None:
-            return Ring(StreamFabric(driver_for(handshake)), handshake, name=NAME)
-        fabric = StreamFabric(driver_for(handshake), slot_bytes=slot_bytes)
+            return Ring(Fabric(driver_for(handshake)), handshake, name=NAME)
+        fabric = Fabric(driver_for(handshake), slot_bytes=slot_bytes)
         return Ring(fabric, handshake, name=NAME, most_slot_bytes=slot_bytes)
     except BaseException:
         handshake.group.close("could not open a ring")

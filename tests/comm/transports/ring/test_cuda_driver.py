@@ -19,10 +19,10 @@ from host_cuda import HERE, Setup, called, driver_for, failing, on_host_cuda, sh
 from worlds import shared_world
 
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring import cuda_driver, descriptors
+from fscomm.transports.ring import cuda_driver, shared_memory
 from fscomm.transports.ring.cuda_api import Cuda, CudaError
 from fscomm.transports.ring.cuda_driver import CudaDriver
-from fscomm.transports.ring.streams import store
+from fscomm.transports.ring.fabric import store
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
@@ -309,7 +309,7 @@ def handed_over(rank: int, world_size: int) -> None:
     for _ in range(3):
         mine = os.memfd_create("mine")
         os.write(mine, f"of {rank}".encode())
-        found = descriptors.exchange(handshake.group, mine)
+        found = shared_memory.exchange_files(handshake.group, mine)
         os.close(mine)
         assert sorted(found) == [r for r in range(world_size) if r != rank]
         for peer, descriptor in found.items():

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual import Process
 
+from fscomm.transports.ring.fabric import Fabric, in_circle
 from fscomm.transports.ring.ring import Ring
-from fscomm.transports.ring.slots import Chunk, cut, grown, plan, room_for
-from fscomm.transports.ring.streams import StreamFabric, in_circle
 from fscomm.transports.transport import Handle
 from fsranks.errors import PeerError
 
@@ -37,7 +36,7 @@ class Fleet:
         self.machine, self.size = machine, machine.world_size
         self.agreed, shelf = Agreed(), Shelf(machine)
         self.drivers = [FakeDriver(machine, shelf, rank, capacity=capacity) for rank in range(self.size)]
-        self.fabrics = [StreamFabric(driver, slots=slots, slot_bytes=slot_bytes) for driver in self.drivers]
+        self.fabrics = [Fabric(driver, slots=slots, slot_bytes=slot_bytes) for driver in self.drivers]
         self.rings = [
             Ring(
                 fabric,
@@ -88,38 +87,6 @@ class Exchange:
 def pair(nbytes: int, size: int = 2) -> list[list[int]]:
     """Rank 0 sends to rank 1, and nobody else anything."""
     return [[nbytes if (s, r) == (0, 1) else 0 for r in range(size)] for s in range(size)]
-
-
-@given(size=st.integers(1, 5), slot_bytes=st.integers(1, 9), data=st.data())
-def test_a_plan_moves_every_byte_once_and_both_sides_agree_on_the_order(
-    size: int, slot_bytes: int, data: st.DataObject
-) -> None:
-    sent = data.draw(st.lists(st.lists(st.integers(0, 30), min_size=size, max_size=size), min_size=size, max_size=size))
-    plans = [list(plan(r, sent[r], [row[r] for row in sent], slot_bytes)) for r in range(size)]
-    for rank in range(size):
-        for peer in set(range(size)) - {rank}:
-            puts = [(c.start, c.stop) for c in plans[rank] if c.is_put and c.peer == peer]
-            takes = [(c.start, c.stop) for c in plans[peer] if not c.is_put and c.peer == rank]
-            assert puts == takes == cut(sent[rank][peer], slot_bytes)
-    assert [sum(c.stop - c.start for c in p if c.is_put) for p in plans] == [
-        sum(row) - row[rank] for rank, row in enumerate(sent)
-    ]
-
-
-def test_a_plan_alternates() -> None:
-    kinds = [chunk.is_put for chunk in plan(0, [0, 40], [0, 20], 10)]
-    assert kinds == [True, False, True, False, True, True]
-    assert next(plan(0, [0, 0, 5], [0, 7, 0], 10)) == Chunk(peer=2, is_put=True, start=0, stop=5)
-
-
-@pytest.mark.parametrize(("largest", "slots"), [(0, 64), (64, 64), (65, 128), (1000, 1024), (1025, 1500), (9999, 1500)])
-def test_slots_grow_to_powers_of_two_and_not_beyond_the_most(largest: int, slots: int) -> None:
-    assert grown(64, largest, 1500) == slots
-    assert grown(4096, largest, 1500) == 4096  # never smaller
-
-
-def test_room() -> None:
-    assert [room_for(n, 2) for n in range(5)] == [0, 0, 1, 2, 3]
 
 
 @settings(max_examples=150, deadline=None)

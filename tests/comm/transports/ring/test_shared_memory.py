@@ -16,9 +16,9 @@ from worlds import World, shared_world
 
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring import shared_memory
+from fscomm.transports.ring.fabric import Fabric
 from fscomm.transports.ring.ring import Ring
 from fscomm.transports.ring.shared_memory import CopyThread, SharedMemory
-from fscomm.transports.ring.streams import StreamFabric
 from fsranks.errors import MismatchError, PeerError
 from fsranks.local_processes import Neighbours
 from fsranks.rank_context import resolve
@@ -35,7 +35,7 @@ def held() -> int:
 
 def a_ring(timeout_s: float = TIMEOUT_S, *, slots: int = 3, slot_bytes: int = 128, most: int = 4096) -> Ring:
     handshake = Handshake(resolve(), verify=True, timeout_s=timeout_s)
-    fabric = StreamFabric(SharedMemory(handshake), slots=slots, slot_bytes=slot_bytes)
+    fabric = Fabric(SharedMemory(handshake), slots=slots, slot_bytes=slot_bytes)
     return Ring(fabric, handshake, name="shared-memory", most_slot_bytes=most)
 
 
@@ -235,7 +235,7 @@ def too_small(rank: int, size: int) -> str:
         with pytest.raises(
             OSError, match="rank 1 could not make or open memory that the ranks share: No space left"
         ) as caught:
-            StreamFabric(SharedMemory(handshake))
+            Fabric(SharedMemory(handshake))
     finally:
         shared_memory._reserve = reserve
     assert held() == before

@@ -13,7 +13,7 @@ from over_gloo import NCCL, PADDED
 from transport_jobs import AllToAll, after_agreement
 from worlds import shared_world
 
-from fscomm.transports.nccl import nccl
+from fscomm.transports import nccl
 from fsranks.errors import MismatchError, PeerError
 from fsranks.rank_context import RankContext, resolve
 

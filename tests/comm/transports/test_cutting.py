@@ -1,14 +1,83 @@
-"""Pieces of `host-staged` on a machine in virtual time: a copy engine each way, and a network."""
+"""Chunks and parts; pieces of `host-staged` on a machine in virtual time: a copy engine each way, and a network."""
 
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from virtual import Clock, Engine, Process
 
-from fscomm.transports.staged.pieces import Cut, Pipeline, Stage, StageStart, cut, spans_of
+from fscomm.transports.cutting import (
+    Chunk,
+    Cut,
+    Part,
+    Pipeline,
+    Stage,
+    StageStart,
+    chunks,
+    cut,
+    grown,
+    in_order,
+    parts,
+    room_for,
+    spans_of,
+)
 
 BYTES = 8
+
+
+@given(size=st.integers(1, 5), slot_bytes=st.integers(1, 9), data=st.data())
+def test_a_plan_moves_every_byte_once_and_both_sides_agree_on_the_order(
+    size: int, slot_bytes: int, data: st.DataObject
+) -> None:
+    sent = data.draw(st.lists(st.lists(st.integers(0, 30), min_size=size, max_size=size), min_size=size, max_size=size))
+    plans = [list(in_order(r, sent[r], [row[r] for row in sent], slot_bytes)) for r in range(size)]
+    for rank in range(size):
+        for peer in set(range(size)) - {rank}:
+            puts = [(c.start, c.stop) for c in plans[rank] if c.is_put and c.peer == peer]
+            takes = [(c.start, c.stop) for c in plans[peer] if not c.is_put and c.peer == rank]
+            assert puts == takes == chunks(sent[rank][peer], slot_bytes)
+    assert [sum(c.stop - c.start for c in p if c.is_put) for p in plans] == [
+        sum(row) - row[rank] for rank, row in enumerate(sent)
+    ]
+
+
+def test_a_plan_alternates() -> None:
+    kinds = [chunk.is_put for chunk in in_order(0, [0, 40], [0, 20], 10)]
+    assert kinds == [True, False, True, False, True, True]
+    assert next(in_order(0, [0, 0, 5], [0, 7, 0], 10)) == Chunk(peer=2, is_put=True, start=0, stop=5)
+
+
+@pytest.mark.parametrize(("largest", "slots"), [(0, 64), (64, 64), (65, 128), (1000, 1024), (1025, 1500), (9999, 1500)])
+def test_slots_grow_to_powers_of_two_and_not_beyond_the_most(largest: int, slots: int) -> None:
+    assert grown(64, largest, most=1500) == slots
+    assert grown(4096, largest, most=1500) == 4096  # never smaller
+
+
+def test_room() -> None:
+    assert [room_for(n, 2) for n in range(5)] == [0, 0, 1, 2, 3]
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+def test_slots_hold_the_largest_part_and_never_shrink(now: int, largest: int) -> None:
+    slot = grown(now, largest)
+    assert slot >= largest
+    assert slot >= now
+    assert slot == grown(slot, largest)
+    if slot > max(now, 1):
+        assert slot & (slot - 1) == 0
+        assert slot < 2 * largest
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 64))
+def test_parts_cover_a_tensor_in_the_order_of_the_ranks(splits: list[int], row_bytes: int) -> None:
+    found = parts(splits, row_bytes)
+    covered = [byte for part in found for byte in range(part.start, part.stop)]
+    assert covered == list(range(sum(splits) * row_bytes))
+    expected = {peer: rows * row_bytes for peer, rows in enumerate(splits) if rows * row_bytes}
+    assert {part.peer: part.stop - part.start for part in found} == expected
+    assert parts([2, 0, 1], 4) == [Part(peer=0, start=0, stop=8), Part(peer=2, start=8, stop=12)]
 
 
 class Machine:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fscomm.transports.choice import rules as choosing
-from fscomm.transports.choice.capabilities import Capabilities, read
-from fscomm.transports.choice.rules import NAMES, choose
+from fscomm.transports import choice as choosing
+from fscomm.transports.capabilities import Capabilities, read
+from fscomm.transports.choice import NAMES, choose
 
 MASK = "CUDA_DEVICE_MAX_CONNECTIONS"
 CPU = Capabilities(device="cpu", host="a", torch="2.13.0")

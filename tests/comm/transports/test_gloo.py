@@ -10,7 +10,7 @@ from worlds import shared_world
 
 from fscomm.plan import gloo_order
 from fscomm.plan.gloo_order import Region, add, regions
-from fscomm.transports import sum_order
+from fscomm.transports import gloo
 
 SHAPES = [(1, 1), (3, 4), (5, 12), (33, 100), (128, 64), (257, 36), (2048, 320)]
 
@@ -44,11 +44,11 @@ def test_chunks_are_not_the_shares_of_the_ranks() -> None:
 
 def checked(rank: int, size: int) -> dict[str, str]:
     group: Any = dist.group.WORLD
-    return sum_order.unknown_orders({"a": [group], "b": [group, group]}, timeout_s=20)
+    return gloo.unknown_orders({"a": [group], "b": [group, group]}, timeout_s=20)
 
 
 def checked_wrong(rank: int, size: int) -> dict[str, str]:
-    with mock.patch.object(sum_order, "regions", in_the_order_of_ranks):
+    with mock.patch.object(gloo, "regions", in_the_order_of_ranks):
         return checked(rank, size)
 
 
@@ -63,7 +63,7 @@ def test_it_is_checked(size: int) -> None:
 
 def test_another_order_is_seen() -> None:
     found = shared_world(4).run(checked_wrong)
-    assert all(each in ({}, {"a": sum_order.UNKNOWN, "b": sum_order.UNKNOWN}) for each in found)
+    assert all(each in ({}, {"a": gloo.UNKNOWN, "b": gloo.UNKNOWN}) for each in found)
     assert any(found)
 
 

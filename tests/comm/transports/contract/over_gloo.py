@@ -10,8 +10,7 @@ from transport_jobs import MORE
 
 from fscomm.device import Host
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.nccl.nccl import NcclTransport
-from fscomm.transports.nccl.padded import PaddedTransport
+from fscomm.transports.nccl import NcclTransport, PaddedTransport
 from fscomm.transports.transport import AloneTransport, Transport
 from fsranks.hang_up import hang_up
 from fsranks.job_store import job_store

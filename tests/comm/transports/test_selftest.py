@@ -13,10 +13,10 @@ import torch.distributed as dist
 from worlds import shared_world
 
 from fscomm.device import Host
-from fscomm.transports.choice import selftest, selftest_rows
-from fscomm.transports.choice.selftest import check
+from fscomm.transports import selftest
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.opening import open_transport
+from fscomm.transports.selftest import check
 from fscomm.transports.transport import AloneTransport, Done
 from fsranks.rank_context import resolve
 
@@ -283,7 +283,7 @@ class Recording(AloneTransport):
 def test_what_is_to_be_filled_is_poisoned_before(monkeypatch):
     """Else rows of the time before would pass for new ones."""
     monkeypatch.setattr(
-        selftest_rows.Operation, "problem", lambda operation: "" if operation.out.zero_() is not None else "-"
+        selftest.Operation, "problem", lambda operation: "" if operation.out.zero_() is not None else "-"
     )
     transport = Recording()
     assert check(transport, Host(), gather=lambda text: [text, ""], engagement=FakeSms()) is None
@@ -325,7 +325,7 @@ def test_the_only_rank_has_nothing_to_show():
 @pytest.mark.parametrize("world_size", [2, 5])
 def test_rows_tell_where_they_come_from(world_size):
     """What ranks send is what their peers expect, no two pieces are alike, and the sizes are those that matter."""
-    ranks = [selftest_rows.operations(rank, world_size, torch.device("cpu")) for rank in range(world_size)]
+    ranks = [selftest.operations(rank, world_size, torch.device("cpu")) for rank in range(world_size)]
     assert max(op.inp.nbytes for op in ranks[0]) == ranks[0][-1].inp.nbytes > 9 << 20
     kinds = set()
     for number in range(len(ranks[0])):

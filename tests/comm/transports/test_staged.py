@@ -19,9 +19,10 @@ from late_device import Eager, Late, copied_by
 from worlds import World, shared_world
 
 from fscomm.device import Host
+from fscomm.transports import staged
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.staged import host, staged, stages
-from fscomm.transports.staged.staged import HostStaged
+from fscomm.transports.opening import host_collective
+from fscomm.transports.staged import HostStaged
 from fscomm.transports.transport import Handle
 from fsranks.errors import MismatchError, PeerError
 from fsranks.rank_context import resolve
@@ -42,7 +43,7 @@ DEVICES = {"eager": Eager, "late": Late}
 def opened(device: Host, *, timeout_s: float = 30, chunk_bytes: int = 4 << 20, depth: int = 3) -> Iterator[HostStaged]:
     context = resolve()
     handshake = Handshake(context, verify=True, timeout_s=timeout_s)
-    below = host.host_collective("gloo", context, timeout_s=timeout_s)
+    below = host_collective("gloo", context, timeout_s=timeout_s)
     transport = HostStaged(below, handshake, device, chunk_bytes=chunk_bytes, depth=depth)
     try:
         yield transport
@@ -106,7 +107,7 @@ def some_sizes(world_size: int, seed: int) -> list[torch.Tensor]:
 def exact(rank: int, world_size: int, kind: str, chunk_bytes: int, depth: int) -> None:
     device = DEVICES[kind]()
     with pytest.MonkeyPatch.context() as patch, opened(device, chunk_bytes=chunk_bytes, depth=depth) as transport:
-        patch.setattr(stages, "_pairs", copied_by(device))
+        patch.setattr(staged, "_pairs", copied_by(device))
         for seed, (dtype, trailing) in enumerate(ROWS):
             jobs = [Job(device, sizes, dtype, trailing) for sizes in some_sizes(world_size, seed)]
             for job in jobs:
@@ -128,7 +129,7 @@ def test_rows_are_those_of_torch_distributed(world_size: int, kind: str, chunk_b
 def gathered(rank: int, world_size: int, kind: str) -> None:
     device = DEVICES[kind]()
     with pytest.MonkeyPatch.context() as patch, opened(device, chunk_bytes=64) as transport:
-        patch.setattr(stages, "_pairs", copied_by(device))
+        patch.setattr(staged, "_pairs", copied_by(device))
         for number, (dtype, trailing) in enumerate(ROWS * 2):
             rows = torch.randint(0, 99, (number, *trailing)).to(dtype)
             expected = torch.empty(world_size * number, *trailing, dtype=dtype)

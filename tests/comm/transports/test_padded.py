@@ -8,14 +8,11 @@ import over_gloo
 import pytest
 import torch
 import transport_contract as contract
-from hypothesis import given
-from hypothesis import strategies as st
 from over_gloo import PADDED
 from transport_jobs import AllToAll, one_pair
 from worlds import shared_world
 
-from fscomm.transports.nccl import padded
-from fscomm.transports.nccl.padding import Piece, pieces, slot_bytes
+from fscomm.transports import nccl
 from fsranks.rank_context import resolve
 
 SIZE = 3
@@ -43,27 +40,6 @@ def test_contract(case: Any, args: tuple[object, ...]) -> None:
 
 def test_nothing_is_left_after_close() -> None:
     shared_world(2).run(over_gloo.run, contract.nothing_left, PADDED, True, timeout_s=TIMEOUT_S)
-
-
-@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
-def test_slots_hold_the_largest_piece_and_never_shrink(now: int, largest: int) -> None:
-    slot = slot_bytes(now, largest)
-    assert slot >= largest
-    assert slot >= now
-    assert slot == slot_bytes(slot, largest)
-    if slot > max(now, 4096):
-        assert slot & (slot - 1) == 0
-        assert slot < 2 * largest
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 64))
-def test_pieces_cover_a_tensor_in_the_order_of_the_ranks(splits: list[int], row_bytes: int) -> None:
-    found = pieces(splits, row_bytes)
-    covered = [byte for piece in found for byte in range(piece.start, piece.stop)]
-    assert covered == list(range(sum(splits) * row_bytes))
-    expected = {peer: rows * row_bytes for peer, rows in enumerate(splits) if rows * row_bytes}
-    assert {piece.peer: piece.stop - piece.start for piece in found} == expected
-    assert pieces([2, 0, 1], 4) == [Piece(peer=0, start=0, stop=8), Piece(peer=2, start=8, stop=12)]
 
 
 def test_buffers_are_as_large_on_all_ranks_and_grow_only_when_they_must() -> None:
@@ -142,8 +118,8 @@ def streamed(rank: int, world_size: int) -> list[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         made = iter(streams)
-        patch.setattr(padded, "_stream", lambda where: next(made))
-        patch.setattr(padded, "_in_stream", in_stream)
+        patch.setattr(nccl, "_stream", lambda where: next(made))
+        patch.setattr(nccl, "_in_stream", in_stream)
         transport = over_gloo.open_padded(resolve(), float(TIMEOUT_S), True)
         carrier = transport._backend  # type: ignore[attr-defined]
 
@@ -200,7 +176,7 @@ def test_buffers_on_a_gpu_are_registered_as_windows_once_they_grew(monkeypatch: 
 
     monkeypatch.setattr(torch.cuda, "MemPool", FakePool)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
-    buffers = padded.Registered(Backend(), torch.device("meta"), 2)
+    buffers = nccl.Registered(Backend(), torch.device("meta"), 2)
     for largest in (10, 4096, 5000, 100):
         buffers.grow(largest)
     assert FakePool.made == ["the backend's"] * 2

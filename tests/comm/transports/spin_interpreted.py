@@ -2,7 +2,7 @@
 
 import torch
 
-from fscomm.transports.choice.spin import launch, programs
+from fscomm.transports.spin import launch, programs
 
 flag, arrived = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
 launch(flag, arrived, count=3, limit=1 << 40)  # the flag ends it: this many turns would take days
