@@ -360,4 +360,4 @@ def test_the_wire_is_given_free_where_an_exchange_fails(exchange: int) -> None:
     with pytest.raises(ConnectionError, match="a peer is gone"):
         ranks.step(None, 0, [BUSY.asked(0)])
     assert [gate.inside for gate in ranks.gates] == [0, 0, 0]
-    assert max(gate.entered for gate in ranks.gates) == exchange - 1  # a rank may hear of another's error before it enters
+    assert max(gate.entered for gate in ranks.gates) == exchange - 1  # or a rank heard of an error earlier
