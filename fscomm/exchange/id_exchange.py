@@ -113,7 +113,8 @@ class IdExchange:
         mine = self._numbers_to[:, self._rank]
         coming = np.full(self._world_size, mine.sum())
         received = self._exchange(_by_peer([words, *told], self._numbers_to), self._numbers_to.sum(0), coming)
-        first, *numbers = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
+        parts = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
+        first, *numbers = map(np.ascontiguousarray, parts)  # kernels are compiled for arrays without gaps
         return first, numbers
 
     def _ids(self, given: list[Any], numbers: list[np.ndarray]) -> tuple[list[Any], list[tuple[int, int]]]:

@@ -64,8 +64,12 @@ def first_occurrences(
 
 
 @njit(nogil=True, cache=True)
-def _find(heads: np.ndarray, first: int, mask: np.uint64, ids: np.ndarray, row: int) -> np.int64:
-    """Index of the head of `row`, or of the empty one where it belongs."""
+def _find(heads: np.ndarray, first: int, places: int, limit: int, ids: np.ndarray, row: int) -> np.int64:
+    """Index of the head of `row`, or of the empty one where it belongs, in a table that begins at `first`. Where there
+    are as many places as rows, every row has its own."""
+    if places == limit:
+        return np.int64(first + row)
+    mask = np.uint64(places - 1)
     place = _mix(row) & mask
     while heads[first + np.int64(place)] >= 0 and ids[heads[first + np.int64(place)]] != row:
         place = (place + np.uint64(1)) & mask
@@ -87,7 +91,7 @@ def number_rows(
 
     asked: int64 [N] ids, by peer, then by table; lengths: int64 [W, T]; limits: int64 [T] rows of each table. An id
     outside counts as row 0, which is what the fused kernel makes of it.
-    regions: int64 [T + 1], which of the `heads` each table has: `places_for` its ids.
+    regions: int64 [T + 1], which of the `heads` each table has: its rows, or `places_for` its ids.
     Written: heads int32 [M], the number of the row in each place or -1; numbers int32 [N]; ids int64 [N], the row of
     each number; ends int64 [T], how many rows there are up to each table.
 
@@ -103,16 +107,15 @@ def number_rows(
     total = 0
     outside = False
     for t in range(tables):
-        first = regions[t]
-        mask = np.uint64(regions[t + 1] - first - 1)
+        first, places, limit = regions[t], regions[t + 1] - regions[t], limits[t]
         heads[first : regions[t + 1]] = -1
         for w in range(world_size):
             for i in range(starts[w, t], starts[w, t] + lengths[w, t]):
                 row = asked[i]
-                if row < 0 or row >= limits[t]:
+                if row < 0 or row >= limit:
                     outside = True
                     row = 0
-                head = _find(heads, first, mask, ids, row)
+                head = _find(heads, first, places, limit, ids, row)
                 if heads[head] < 0:
                     heads[head] = total
                     ids[total] = row
@@ -126,6 +129,7 @@ def number_rows(
 def mark_common(
     ids: np.ndarray,
     ends: np.ndarray,
+    limits: np.ndarray,
     other_ids: np.ndarray,
     other_heads: np.ndarray,
     other_regions: np.ndarray,
@@ -134,14 +138,13 @@ def mark_common(
 ) -> None:
     """Set `common` bool [R] and `other_common` bool [R'] where a row of one step is one of the other step, too.
 
-    ids, ends: as `number_rows` wrote them; so `other_ids` and `other_heads` in `other_regions`.
+    ids, ends, limits: as `number_rows` wrote and read them; so `other_ids` and `other_heads` in `other_regions`.
     """
     start = 0
     for t in range(len(ends)):
-        first = other_regions[t]
-        mask = np.uint64(other_regions[t + 1] - first - 1)
+        first, places = other_regions[t], other_regions[t + 1] - other_regions[t]
         for r in range(start, ends[t]):
-            other = other_heads[_find(other_heads, first, mask, other_ids, ids[r])]
+            other = other_heads[_find(other_heads, first, places, limits[t], other_ids, ids[r])]
             if other >= 0:
                 common[r] = True
                 other_common[other] = True

@@ -51,7 +51,9 @@ class OwnerRows:
     """
 
     def __init__(self, asked: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> None:
-        places = [hash_tables.places_for(number) for number in lengths.sum(0).tolist()]
+        asked_of = zip(lengths.sum(0).tolist(), limits.tolist(), strict=True)
+        places = [max(limit, 1) if limit <= 4 * n else hash_tables.places_for(n) for n, limit in asked_of]
+        self._limits = limits
         self._regions = np.cumsum([0, *places])
         self._heads = np.empty(self._regions[-1], np.int32)
         self.numbers = np.empty(len(asked), np.int32)
@@ -67,4 +69,6 @@ class OwnerRows:
 
     def mark_common(self, other: "OwnerRows", mine: np.ndarray, others: np.ndarray) -> None:
         """Set `mine` bool [R] and `others` bool [R'] where a row is asked for in both steps, of the same tables."""
-        hash_tables.mark_common(self.ids, self.ends, other.ids, other._heads, other._regions, mine, others)
+        hash_tables.mark_common(
+            self.ids, self.ends, self._limits, other.ids, other._heads, other._regions, mine, others
+        )

@@ -96,26 +96,35 @@ def updates(
     ends int64 [2, F] of each feature in the class.
     """
     world_size, features = counts.shape
-    starts = np.empty((world_size, features), np.int64)
+    urgent = np.zeros(features, np.int64)
     at = 0
     for w in range(world_size):
         for f in range(features):
-            starts[w, f] = at
+            for i in range(at, at + counts[w, f]):
+                urgent[f] += places[i] < total
             at += counts[w, f]
+    next_urgent, next_deferred = np.empty(features, np.int64), np.empty(features, np.int64)
     now = 0
     later = total
     for f in range(features):
-        for w in range(world_size):
-            for i in range(starts[w, f], starts[w, f] + counts[w, f]):
+        next_urgent[f], next_deferred[f] = now, later
+        now += urgent[f]
+        later += counts[:, f].sum() - urgent[f]
+        ends[0, f], ends[1, f] = now, later - total
+    at = 0
+    for w in range(world_size):  # what is read lies in order; what is written, in two runs for each feature
+        for f in range(features):
+            now, later = next_urgent[f], next_deferred[f]
+            for i in range(at, at + counts[w, f]):
                 place = int(places[i])
                 flag = int(place < total)
-                at = flag * now + (1 - flag) * later
-                index[at] = place - (1 - flag) * total
-                ids[at] = asked[i]
+                to = flag * now + (1 - flag) * later
+                index[to] = place - (1 - flag) * total
+                ids[to] = asked[i]
                 now += flag
                 later += 1 - flag
-        ends[0, f] = now
-        ends[1, f] = later - total
+            next_urgent[f], next_deferred[f] = now, later
+            at += counts[w, f]
 
 
 @njit(nogil=True, cache=True)
