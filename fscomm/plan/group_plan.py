@@ -13,7 +13,7 @@ from fscomm.plan import bags, routes
 from fscomm.plan.bags import BagRequest, ServedBags
 from fscomm.plan.routes import Request, Served
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, count, cut, of_others, segments, starts_of, sums
+from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, count, cut, of_others, segments, starts_of, sums, take
 
 
 class Shared(NamedTuple):
@@ -126,7 +126,7 @@ class RowPlan(GroupPlan):
 
     def shared(self, served: Served, rows: np.ndarray) -> Shared:
         found = served.wire
-        units = rows[served.rows.numbers]
+        units = take(rows, served.rows.numbers)
         return Shared(rows, units, found.occurrences, count(units, found.occurrences, found.slots))
 
     def sent_ahead(self, served: Served, shared: Shared) -> int:
@@ -213,7 +213,7 @@ class BagPlan(GroupPlan):
         return served.bags.distinct
 
     def shared(self, served: ServedBags, rows: np.ndarray) -> Shared:
-        ids = rows[served.rows.numbers]
+        ids = take(rows, served.rows.numbers)
         asked = sums(served.bags.lengths, served.bags.by_peer)
         return Shared(rows, served.shared_bags(ids)[served.bags.positions], asked, count(ids, asked))
 
@@ -224,7 +224,7 @@ class BagPlan(GroupPlan):
 
     def sent_back(self, served: ServedBags, shared: Shared) -> int:
         found = served.bags
-        strips = ~served.shared_bags(shared.rows[served.rows.numbers]) * found.widths
+        strips = ~served.shared_bags(take(shared.rows, served.rows.numbers)) * found.widths
         return of_others(sums(strips, found.by_peer), self.layout.rank)
 
     def ahead(
@@ -234,7 +234,7 @@ class BagPlan(GroupPlan):
         return RowsAhead(bags.merge(request, mine, largest, self.layout), exclusive, collision)
 
     def back(self, request: BagRequest, served: ServedBags, shared: Shared, mine: np.ndarray, largest: int) -> WayBack:
-        chunk_rows, ids = self.layout.chunk_rows, shared.rows[served.rows.numbers]
+        chunk_rows, ids = self.layout.chunk_rows, take(shared.rows, served.rows.numbers)
         sent = request.bags.cut(mine[request.bags.slots], largest, chunk_rows)
         came = served.bags.cut(served.shared_bags(ids), largest, chunk_rows)
         (urgent, deferred), (now, later) = (

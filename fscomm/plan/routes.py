@@ -23,7 +23,7 @@ import torch
 from fscomm.plan import wire_kernels
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import OwnerRows, first_occurrences
-from fscomm.plan.ways import Apply, Cut, Lookup, Merge, SendGradients, of_classes, sums
+from fscomm.plan.ways import Apply, Cut, Lookup, Merge, SendGradients, of_classes, sums, take
 
 _IN_WIRE_ORDER = np.empty(0, np.int64)
 
@@ -115,7 +115,7 @@ def serve(ids: np.ndarray, counts: np.ndarray, layout: GroupLayout) -> Served:
     features, tables = (np.full(world_size, of_one, np.int64) for of_one in (counts.shape[1], len(mine)))
     found = wire(ids, counts.ravel(), features, np.tile(mine, world_size), tables)
     by_table = found.by_table.reshape(world_size, len(mine))
-    rows = OwnerRows(ids[found.positions], by_table, np.array(layout.rows, np.int64))
+    rows = OwnerRows(take(ids, found.positions), by_table, np.array(layout.rows, np.int64))
     return Served(wire=found, counts=counts, rows=rows)
 
 

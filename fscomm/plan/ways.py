@@ -157,6 +157,13 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths) - lengths
 
 
+def take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """values[index]; index: int32."""
+    out = np.empty(len(index), values.dtype)
+    wire_kernels.take(values, index, out)
+    return out
+
+
 def segments(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Pieces of `source`, one behind the other. starts, lengths: int64, of one shape."""
     out = np.empty(lengths.sum(), source.dtype)

@@ -27,6 +27,13 @@ def count(flags: np.ndarray, slots: np.ndarray, lengths: np.ndarray, counts: np.
 
 
 @njit(nogil=True, cache=True)
+def take(values: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
+    """out[i] = values[index[i]]; numpy takes three times as long where the index has 32 bits."""
+    for i in range(len(index)):
+        out[i] = values[index[i]]
+
+
+@njit(nogil=True, cache=True)
 def cut(
     urgent: np.ndarray,
     slots: np.ndarray,
