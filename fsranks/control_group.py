@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from fsranks import gathering
 from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
@@ -77,20 +78,12 @@ class ControlGroup:
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
-        out = np.empty((self.world_size, *mine.shape), mine.dtype)
-        if mine.size:
-            target = torch.from_numpy(out.view(np.uint8).reshape(-1))
-            source = torch.from_numpy(np.ascontiguousarray(mine).view(np.uint8).reshape(-1))
-            self._run(lambda gloo: gloo._allgather_base(target, source).wait())
-        return out
-
-    def tell_all(self, mine: np.ndarray) -> np.ndarray:
-        """As `all_gather`, for few numbers [n, ...]: they go straight to each rank; gloo's gather goes round a ring."""
-        sizes = [len(mine)] * self.world_size
-        sent = torch.from_numpy(np.concatenate([mine] * self.world_size))
-        received = torch.empty_like(sent)
-        self.all_to_all(received, sent, sizes, sizes)
-        return received.numpy().reshape(self.world_size, *mine.shape)
+        if not mine.size:
+            return np.empty((self.world_size, *mine.shape), mine.dtype)
+        source = torch.from_numpy(np.ascontiguousarray(mine).view(np.uint8).reshape(-1))
+        gather = gathering.way(self.world_size, len(source))
+        found = self._run(lambda gloo: gather(gloo, self.rank, self.world_size, source))
+        return found.numpy().view(mine.dtype).reshape(self.world_size, *mine.shape)
 
     def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
         """One `AllToAll`.
