@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from fsranks import gathering
+from fsranks.collecting import hear
 from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
@@ -182,9 +183,13 @@ class ControlGroup:
         """In words, why an exchange failed here after `waited_s`. Asks the other ranks; all of them do so now."""
         end = time.monotonic() + self._grace_s
         self._post(Note(reason="", waited_s=waited_s))
-        keys = {f"note/{rank}": rank for rank in range(self.world_size) if rank != self.rank}
-        found = self._store.wait(keys, max(end - time.monotonic(), 0))
-        notes = {keys[key]: Note(**json.loads(text)) for key, text in found.items()}
+        left_s = max(end - time.monotonic(), 0)
+        early_s = left_s / 3 if self.rank == 0 else left_s * 2 / 3  # rank 0 answers before the others give it up
+        early = json.loads(hear(self._store, "note/", self.rank, self.world_size, json.dumps, early_s))
+        keys = {f"note/{rank}": rank for rank in range(self.world_size) if str(rank) not in early}
+        late = self._store.wait(keys, max(end - time.monotonic(), 0))
+        found = {int(rank): text for rank, text in early.items()} | {keys[key]: text for key, text in late.items()}
+        notes = {rank: Note(**json.loads(text)) for rank, text in found.items()}
         notes[self.rank] = Note(reason="", waited_s=waited_s)
         neighbours = self._neighbours
         return diagnose(
