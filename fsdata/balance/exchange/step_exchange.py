@@ -9,6 +9,7 @@ Letters: F fields, G groups of fields that share lengths, N samples of the globa
 """
 
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -127,6 +128,7 @@ class StepExchange:
         self._transfer = Transfer(self._group)
         self._report_lock = threading.Lock()
         self._report = (0, -1)
+        self._moving_ns = 0
         self._between_epochs = True
 
     def report(self, compute_seconds: float, number: int) -> None:
@@ -177,11 +179,13 @@ class StepExchange:
             home, everywhere = home[part], everywhere[:, part]
             counts = np.bincount(home, minlength=len(counts))
         moves = plan.rank != home
+        begin = time.perf_counter_ns()
         if moves.any():
             mine, origin = self._transfer.move(mine, spec, everywhere, counts, plan.rank)
         else:
             rows = np.arange(mine.num_rows)
             origin = np.stack([np.full_like(rows, self.context.rank), rows], axis=1)
+        self._moving_ns = time.perf_counter_ns() - begin
         elements = everywhere.sum(axis=0) if len(spec.groups) else np.ones(len(home), np.int64)
         return StepResult(
             number=number,
@@ -247,7 +251,7 @@ class StepExchange:
         """The status and the text of every rank; raises if a rank failed, left, or is at another step."""
         with self._report_lock:
             (compute_ns, compute_step), self._report = self._report, (0, -1)
-        mine = replace(status, compute_ns=compute_ns, compute_step=compute_step)
+        mine = replace(status, compute_ns=compute_ns, compute_step=compute_step, moving_ns=self._moving_ns)
         words, texts = self._statuses.gather(status_word.encode(mine, self._group.number, digest), text)
         self._group.number += 1
         statuses = status_word.decode(words)
