@@ -126,21 +126,22 @@ def test_where_moving_is_quick_nothing_changes() -> None:
 
 
 def slow_network(rank: int, world_size: int) -> tuple[list[float], dict]:
-    """Share of tokens moved in each step; the samples of rank 1 alone are long under way."""
+    """Share of tokens moved in each step; only rank 1 sees that they are long under way."""
     exchange = StepExchange(resolve(), timeout_s=20)
     planner = StepPlanner(Balance("auto"), world_size)
     move = exchange._transfer.move
 
     def slowly(*given: object) -> object:
-        time.sleep(0.02 * (rank == 1))
-        return move(*given)  # type: ignore[arg-type]
+        found = move(*given)  # type: ignore[arg-type]
+        time.sleep(0.15 * (rank == 1))
+        return found
 
     exchange._transfer.move = slowly  # type: ignore[method-assign]
     moved = []
     for number in range(16):
         table = table_of(number, rank, 16, lengths_of(number, rank, 16))
         step = exchange.step(table, SPEC, planner, StatusWord(epoch=0, step=number))
-        exchange.report(0.001, step.number)
+        exchange.report(1.0, step.number)
         moved.append(step.moved)
     exchange.close()
     return moved, planner.state_dict() or {}
