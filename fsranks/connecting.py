@@ -94,9 +94,12 @@ class Connector:
 
     def _outcomes(self, number: int) -> dict[int, dict[str, Any]]:
         """By rank; those that are not there in time are left out."""
-        prefix, left_s = f"connected/{number}/", self._left_s()
-        notes = json.loads(hear(self.store, prefix, self.rank, self.world_size, json.dumps, left_s))
-        return {int(rank): json.loads(note) for rank, note in notes.items()}
+
+        def answer(notes: Mapping[int, str]) -> str:
+            return json.dumps({rank: json.loads(note) for rank, note in notes.items()})
+
+        said = hear(self.store, f"connected/{number}/", self.rank, self.world_size, answer, self._left_s())
+        return {int(rank): outcome for rank, outcome in json.loads(said).items()}
 
     def _without(self, notes: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in notes]
