@@ -10,6 +10,7 @@
 """
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -43,7 +44,7 @@ STEP_S = 0.2
 PER_RANK = 128
 FEW = 16  # samples a rank where embeddings travel: 4,000 events of 64 floats are a megabyte
 WARM_UP = 5
-STAGES = ("status words", "lengths", "plan", "plans compared", "samples")
+STAGES = ("statuses and lengths", "plan", "plans compared", "samples")
 METHODS: tuple[Method, ...] = ("fbs+swap", "repair")
 SETS = {"reference set": REFERENCE, "paper-like": PAPER_LIKE}
 SPEC = RecordSpec(
@@ -93,20 +94,14 @@ class Stopwatch:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.sent_bytes = 0
         self._planner = planner
-        self._gathers = 0
         group = exchange._group
-        self._gather, self._transfer = group.all_gather, exchange._transfer.move
-        group.all_gather = self.all_gather  # type: ignore[method-assign]
-        exchange._transfer.move = self.move  # type: ignore[method-assign]
+        for stage, part, name in (
+            ("statuses and lengths", exchange._statuses, "gather"),
+            ("plans compared", exchange._plans, "gather"),
+            ("samples", exchange._transfer, "move"),
+        ):
+            setattr(part, name, functools.partial(self._timed, stage, getattr(part, name)))
         group.all_to_all = self._counted(group.all_to_all)  # type: ignore[method-assign]
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        stage = ("status words", "lengths", "plans compared")[self._gathers % 3]
-        self._gathers += 1
-        return self._timed(stage, self._gather, mine)
-
-    def move(self, *arguments: Any) -> Any:
-        return self._timed("samples", self._transfer, *arguments)
 
     def plan(self, batch: GlobalBatch) -> Assignment:
         return self._timed("plan", self._planner, batch)

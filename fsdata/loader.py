@@ -234,8 +234,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def report_step(self, compute_seconds: float) -> None:
         """Say how long this rank computed on the batch last yielded, *without* waiting for other ranks.
 
-        `Balance(autotune=True)` learns from it; it reaches the other ranks with the next step made ahead. Any other
-        loader ignores it.
+        `Balance(autotune=True)` and `Balance(method="auto")` learn from it; it reaches the other ranks with the next
+        step made ahead. Any other loader ignores it.
         """
         if not 0 <= compute_seconds < float("inf"):
             raise ValueError(f"compute_seconds must be a time of at least 0, got {compute_seconds!r}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fsranks.collecting import hear
 from fsranks.errors import PeerError, name_ranks
 from fsranks.hang_up import brief
 from fsranks.job_store import JobStore
@@ -68,7 +69,7 @@ class Connector:
         self.store.post(f"connected/{number}/{self.rank}", said, self._left_s())
         if failure:
             self._check_here(failure)
-        outcomes = self._notes(f"connected/{number}", self._left_s())
+        outcomes = self._outcomes(number)
         if silent := self._without(outcomes):
             active = self._check_here(failure).active()
             lost = [rank for rank in silent if rank not in active] or silent
@@ -77,7 +78,8 @@ class Connector:
 
     def _check_here(self, failure: str) -> Neighbours:
         """Raise PeerError if a rank has not even begun to connect, or has ended since."""
-        here = self._notes("here", self.grace_s)
+        keys = {f"here/{rank}": rank for rank in range(self.world_size)}  # perhaps no other rank asks just now
+        here = {keys[key]: json.loads(note) for key, note in self.store.wait(keys, self.grace_s).items()}
         if absent := self._without(here):
             raise PeerError(
                 f"the ranks could not connect over gloo: {name_ranks(absent)} did not come within {self.timeout_s:g} "
@@ -90,10 +92,14 @@ class Connector:
             )
         return neighbours
 
-    def _notes(self, prefix: str, timeout_s: float) -> dict[int, dict[str, Any]]:
+    def _outcomes(self, number: int) -> dict[int, dict[str, Any]]:
         """By rank; those that are not there in time are left out."""
-        keys = {f"{prefix}/{rank}": rank for rank in range(self.world_size)}
-        return {keys[key]: json.loads(note) for key, note in self.store.wait(keys, timeout_s).items()}
+
+        def answer(notes: Mapping[int, str]) -> str:
+            return json.dumps({rank: json.loads(note) for rank, note in notes.items()})
+
+        said = hear(self.store, f"connected/{number}/", self.rank, self.world_size, answer, self._left_s())
+        return {int(rank): outcome for rank, outcome in json.loads(said).items()}
 
     def _without(self, notes: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in notes]

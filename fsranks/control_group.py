@@ -22,6 +22,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from fsranks import gathering
+from fsranks.collecting import hear
 from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
@@ -77,20 +79,12 @@ class ControlGroup:
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
-        out = np.empty((self.world_size, *mine.shape), mine.dtype)
-        if mine.size:
-            target = torch.from_numpy(out.view(np.uint8).reshape(-1))
-            source = torch.from_numpy(np.ascontiguousarray(mine).view(np.uint8).reshape(-1))
-            self._run(lambda gloo: gloo._allgather_base(target, source).wait())
-        return out
-
-    def tell_all(self, mine: np.ndarray) -> np.ndarray:
-        """As `all_gather`, for few numbers [n, ...]: they go straight to each rank; gloo's gather goes round a ring."""
-        sizes = [len(mine)] * self.world_size
-        sent = torch.from_numpy(np.concatenate([mine] * self.world_size))
-        received = torch.empty_like(sent)
-        self.all_to_all(received, sent, sizes, sizes)
-        return received.numpy().reshape(self.world_size, *mine.shape)
+        if not mine.size:
+            return np.empty((self.world_size, *mine.shape), mine.dtype)
+        source = torch.from_numpy(np.ascontiguousarray(mine).view(np.uint8).reshape(-1))
+        gather = gathering.way(self.world_size, len(source))
+        found = self._run(lambda gloo: gather(gloo, self.rank, self.world_size, source))
+        return found.numpy().view(mine.dtype).reshape(self.world_size, *mine.shape)
 
     def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
         """One `AllToAll`.
@@ -189,9 +183,13 @@ class ControlGroup:
         """In words, why an exchange failed here after `waited_s`. Asks the other ranks; all of them do so now."""
         end = time.monotonic() + self._grace_s
         self._post(Note(reason="", waited_s=waited_s))
-        keys = {f"note/{rank}": rank for rank in range(self.world_size) if rank != self.rank}
-        found = self._store.wait(keys, max(end - time.monotonic(), 0))
-        notes = {keys[key]: Note(**json.loads(text)) for key, text in found.items()}
+        left_s = max(end - time.monotonic(), 0)
+        early_s = left_s / 3 if self.rank == 0 else left_s * 2 / 3  # rank 0 answers before the others give it up
+        early = json.loads(hear(self._store, "note/", self.rank, self.world_size, json.dumps, early_s))
+        keys = {f"note/{rank}": rank for rank in range(self.world_size) if str(rank) not in early}
+        late = self._store.wait(keys, max(end - time.monotonic(), 0))
+        found = {int(rank): text for rank, text in early.items()} | {keys[key]: text for key, text in late.items()}
+        notes = {rank: Note(**json.loads(text)) for rank, text in found.items()}
         notes[self.rank] = Note(reason="", waited_s=waited_s)
         neighbours = self._neighbours
         return diagnose(

@@ -1,8 +1,7 @@
 """All ranks compare what they were given, before any group is made.
 
-Each rank posts what it was given into the job's store; rank 0 compares and posts the verdict. If rank 0 is late, the
-first rank whose time limit ends gives the verdict, and the first verdict counts for all. A rank that never comes, or
-that failed before, is named on all others.
+Each rank posts what it was given into the job's store; rank 0 compares and posts the verdict (`collecting`). A rank
+that never comes, or that failed before, is named on all others.
 """
 
 import json
@@ -10,12 +9,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from fsranks.collecting import hear
 from fsranks.errors import MismatchError, PeerError, describe, name_ranks
 from fsranks.job_store import JobStore, StoreLost, job_store
 from fsranks.rank_context import RankContext
 
 _SHOWN = 120
-_LAST_WORD_S = 0.5  # beyond the time limit, for a store that has answered just now
 
 
 class Meeting:
@@ -74,21 +73,16 @@ class Meeting:
         return verdict["told"]
 
     def _meet(self, store: JobStore, mine: dict[str, Any]) -> dict[str, Any]:
-        rank, ranks = self._context.rank, [str(each) for each in range(self._context.world_size)]
-        store.post(str(rank), json.dumps(mine), self._timeout_s)
-        if rank == 0:
-            notes = store.wait(ranks, self._timeout_s)
-        else:
-            given = store.wait(["verdict"], self._timeout_s)
-            if "verdict" in given:
-                return json.loads(given["verdict"])
-            notes = store.wait(ranks, 0)  # rank 0 is lost, or it came later and waits for another rank
-        return json.loads(store.decide("verdict", json.dumps(self._judge(notes)), _LAST_WORD_S))
+        context = self._context
+        store.post(str(context.rank), json.dumps(mine), self._timeout_s)
+        return json.loads(hear(store, "", context.rank, context.world_size, self._judge, self._timeout_s))
 
-    def _judge(self, notes: dict[str, str]) -> dict[str, Any]:
+    def _judge(self, notes: dict[int, str]) -> str:
+        return json.dumps(self._verdict({rank: json.loads(note) for rank, note in notes.items()}))
+
+    def _verdict(self, given: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """What the posted notes amount to; rank 0's items are the reference."""
         world_size = self._context.world_size
-        given: dict[int, dict[str, Any]] = {int(rank): json.loads(note) for rank, note in notes.items()}
         failed = [f"rank {rank} failed: {note['error']}" for rank, note in sorted(given.items()) if "error" in note]
         if failed:
             return {"kind": "peer", "text": "; ".join(failed)}
@@ -116,7 +110,7 @@ def gather(context: RankContext, text: str, *, what: str, timeout_s: float) -> l
         return [text]
     store = job_store(context.group, "gather", timeout_s)
     store.post(str(context.rank), text, timeout_s)
-    notes = store.wait(map(str, range(context.world_size)), timeout_s)
+    notes = json.loads(hear(store, "", context.rank, context.world_size, json.dumps, timeout_s))
     if missing := [rank for rank in range(context.world_size) if str(rank) not in notes]:
         raise PeerError(f"{what}: {name_ranks(missing)} did not come within {timeout_s:g} s")
     return [notes[str(rank)] for rank in range(context.world_size)]

@@ -119,7 +119,7 @@ class GlooChannel:
         self.group = ControlGroup(context, timeout_s=timeout_s)
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        return self.group.tell_all(mine)
+        return self.group.all_gather(mine)
 
     def all_to_all_v(self, exchanges: Iterable[AllToAll]) -> None:
         self.group.all_to_all_many(exchanges, in_flight=IN_FLIGHT)

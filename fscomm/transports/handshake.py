@@ -59,7 +59,7 @@ class Handshake:
         size = row_bytes(like)
         word = [_OPERATIONS.index(operation), _digest(str(like.dtype)), size]
         largest = size * max([*out_splits, *in_splits], default=0)
-        of_all = self.group.tell_all(np.array([*word, largest, *self._splits(out_splits, in_splits)], np.int64))
+        of_all = self.group.all_gather(np.array([*word, largest, *self._splits(out_splits, in_splits)], np.int64))
         for what, column in zip(_SAME, of_all.T, strict=False):
             if (column != column[0]).any():
                 shown = [_OPERATIONS[c] for c in column] if what == "operation" else column.tolist()

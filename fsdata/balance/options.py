@@ -6,7 +6,7 @@
 import re
 from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch.distributed as dist
@@ -14,10 +14,12 @@ import torch.distributed as dist
 from fsdata.balance.autotune import AutoTune
 from fsdata.balance.cost import CostModel, Polynomial
 from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch
+from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
 from fsdata.kernels import load_numba
 
+AUTO: Literal["auto"] = "auto"
 _NO_SPEED = ("fbs",)
 _NO_CAP = ("fbs", "vbs-contiguous")
 _NO_CARRY = (
@@ -31,7 +33,9 @@ class Balance:
 
     Args:
         method: see `fsdata.pack`. All but `vbs` and `vbs-contiguous` give every rank the same number of samples, to
-            within one.
+            within one. `auto` begins with `fbs+swap`. If moving the samples takes more than a tenth of the compute time
+            in the first steps, it goes on with `hierarchical` where `ranks_per_node` is given, else with `repair`. The
+            choice is part of the state. It needs `loader.report_step(compute_seconds)`.
         cost: lengths -> cost of every sample. Where nothing has a cost, as without sequences, ranks get the same number
             of candidates or, without those, of samples.
         max_tokens: cap on the elements of one rank, against out of memory: events of all sequences, candidates, and the
@@ -39,7 +43,7 @@ class Balance:
             Where a global batch does not fit, `FreeScaleDataLoader` carries the last rows of every rank over to the
             next step (`StepStats.carried`); a single sample above the cap is an error. `rebalance` and
             `EmbeddingBalance` cannot carry rows over: there such a batch is an error too.
-        ranks_per_node: for `hierarchical`.
+        ranks_per_node: for `hierarchical`, and for `auto` where nodes have more than one rank.
         autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
         process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
         timeout_s: how long a rank waits for another in one step before it raises, naming it; None takes the
@@ -50,7 +54,7 @@ class Balance:
         ValueError: an unknown method, a number out of range, or an option that the method cannot honour.
     """
 
-    method: Method = "fbs+swap"
+    method: Method | Literal["auto"] = "fbs+swap"
     _: KW_ONLY
     cost: CostModel = field(default_factory=Polynomial)
     max_tokens: int | None = None
@@ -60,15 +64,16 @@ class Balance:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(get_args(Method))}")
+        methods = (*get_args(Method), AUTO)
+        if self.method not in methods:
+            raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(methods)}")
         if not callable(self.cost):
             raise TypeError(f"cost must be a cost model (lengths -> int64 costs), got {self.cost!r}")
         for name in ("max_tokens", "ranks_per_node"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
-        if (self.method == "hierarchical") != (self.ranks_per_node is not None):
+        if self.method != AUTO and (self.method == "hierarchical") != (self.ranks_per_node is not None):
             raise ValueError(
                 f"method={self.method!r} with ranks_per_node={self.ranks_per_node}: 'hierarchical' needs the ranks per "
                 "node, the other methods do not know nodes"
@@ -103,11 +108,16 @@ class StepPlanner:
     """
 
     def __init__(self, balance: Balance, world_size: int, *, carry: bool = False, nested: Collection[str] = ()) -> None:
+        per_node = balance.ranks_per_node
+        if per_node is not None and world_size > 1 and world_size % per_node:
+            raise ValueError(f"ranks_per_node={per_node} does not divide the {world_size} ranks")
         self._balance = balance
         self._nested = frozenset(nested)
         self._world_size = world_size
         self._carry = carry
-        self._tune = AutoTune(world_size) if balance.autotune and world_size > 1 else None
+        self._tune: AutoTune | None = None
+        self._choice: MethodChoice | None = None
+        self.forget()
         load_numba()
 
     def __call__(self, batch: GlobalBatch) -> Assignment:
@@ -123,8 +133,11 @@ class StepPlanner:
             cost = tokens  # no histories: what is left is to give all ranks as many candidates, or samples
         _check_fits(tokens, batch, balance.max_tokens)
         speed = None
+        reports = [(status.compute_step, status.compute_ns) for status in batch.statuses]
+        if self._choice is not None:
+            self._choice.observe([status.moving_ns for status in batch.statuses], reports)
         if tune is not None:
-            tune.observe([(status.compute_step, status.compute_ns) for status in batch.statuses])
+            tune.observe(reports)
             speed = tune.speed
         plan, rows, part = self._pack(cost, tokens, batch.home, speed)
         before = np.zeros(self._world_size, np.int64)
@@ -143,20 +156,20 @@ class StepPlanner:
     ) -> tuple[Plan, int | None, np.ndarray | slice]:
         """(plan, rows, samples planned): of the first `rows` samples of every home rank, None for all.
 
-        `rows` is the largest that bisection finds a plan for. With one sample of every rank there always is one. A job
-        of one rank has no nodes, so there all methods are one.
+        `rows` is the largest that bisection finds a plan for. With one sample of every rank there always is one.
         """
-        balance, alone = self._balance, self._world_size == 1
+        balance = self._balance
+        method, ranks_per_node = self.method
 
         def plan(part: np.ndarray | slice) -> Plan:
             return pack(
                 cost[part],
                 self._world_size,
-                method="vbs" if alone else balance.method,
+                method=method,
                 home=home[part],
                 tokens=tokens[part],
                 max_tokens=balance.max_tokens,
-                ranks_per_node=None if alone else balance.ranks_per_node,
+                ranks_per_node=ranks_per_node,
                 speed=speed,
             )
 
@@ -176,17 +189,37 @@ class StepPlanner:
         return best, fits, row < fits
 
     def state_dict(self) -> dict[str, Any] | None:
-        """AutoTune's state after the last plan, JSON-able; None without AutoTune."""
-        return None if self._tune is None else self._tune.state_dict()
+        """After the last plan, JSON-able: AutoTune's state, and with `auto` the choice; None where there is neither."""
+        tuning = None if self._tune is None else self._tune.state_dict()
+        if self._choice is None:
+            return tuning
+        return {"autotune": tuning, "choice": self._choice.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        if self._tune is not None and state is not None:
-            self._tune.load_state_dict(state)
+        """What the state has no part for begins anew, as does what another number of ranks has measured."""
+        tuning, choice = (state["autotune"], state["choice"]) if state and "choice" in state else (state, None)
+        if self._tune is not None and tuning is not None:
+            self._tune.load_state_dict(tuning)
+        if self._choice is not None and choice is not None:
+            self._choice.load_state_dict(choice)
 
     def forget(self) -> None:
         """Be as a new planner: a state of another place in the job is loaded next."""
-        if self._tune is not None:
-            self._tune = AutoTune(self._world_size)
+        together = self._world_size > 1
+        self._tune = AutoTune(self._world_size) if self._balance.autotune and together else None
+        self._choice = MethodChoice() if self._balance.method == AUTO and together else None
+
+    @property
+    def method(self) -> tuple[Method, int | None]:
+        """How the next step is planned, and the ranks per node. A job of one rank has no nodes: there all are one."""
+        balance = self._balance
+        if self._world_size == 1:
+            return "vbs", None
+        if balance.method != AUTO:
+            return balance.method, balance.ranks_per_node
+        if self._choice is None or not self._choice.sparing:
+            return "fbs+swap", None
+        return ("repair", None) if balance.ranks_per_node is None else ("hierarchical", balance.ranks_per_node)
 
 
 def _tokens(batch: GlobalBatch) -> np.ndarray:

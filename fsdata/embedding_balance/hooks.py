@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.options import AUTO, Balance, StepPlanner
 from fsdata.embedding_balance.dispatch import Dispatcher, Handle, combine, dispatch, dispatch_samples
 from fsranks.rank_context import resolve
 
@@ -26,13 +26,16 @@ class EmbeddingBalance:
     row per sample, or a tuple or dict of such. The hooks last as long as the block; every forward of `embedding` plans
     anew. Collective and blocking: see `fsdata.embedding_balance.dispatch`.
 
-    Raises ValueError without torch.distributed, and for a Balance with autotune, which needs a loader's reports.
+    Raises ValueError without torch.distributed, and for a Balance with autotune or method="auto", which need a
+    loader's reports.
     """
 
     def __init__(self, embedding: nn.Module, dense: nn.Module, *, balance: Balance | None = None) -> None:
         balance = balance or Balance()
-        if balance.autotune:
-            raise ValueError("autotune=True needs the compute times that a loader is told: leave it off here")
+        if balance.autotune or balance.method == AUTO:
+            raise ValueError(
+                'autotune=True and method="auto" need the compute times that a loader is told: leave them off here'
+            )
         context = resolve(process_group=balance.process_group)
         self._modules = embedding, dense
         self._dispatcher = Dispatcher(

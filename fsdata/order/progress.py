@@ -26,7 +26,7 @@ class Progress:
         history: the stretches of this epoch that ran on other numbers of ranks: the rows each rank had passed when the
             rest was dealt again.
         positions: rows that each rank has passed since.
-        tuning: state of AutoTune, or None.
+        tuning: state of the planner (AutoTune, the choice of a method), or None.
     """
 
     epoch: int

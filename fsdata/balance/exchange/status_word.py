@@ -1,4 +1,4 @@
-"""The status word that every rank sends at the start of a step: eleven int64."""
+"""The status word that every rank sends at the start of a step: twelve int64."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from fsdata.errors import MismatchError
 
-PROTOCOL = 2
-SIZE = 11
+PROTOCOL = 3
+SIZE = 12
 _FLAGS = 6  # the column of these bits
 _ENDED, _LEFT, _FAILED = 1, 2, 4
 
@@ -27,6 +27,7 @@ class StatusWord:
         left: the rank left the loop here.
         failed: the rank's reading failed here; it sends the message next.
         compute_ns, compute_step: the last `report`, 0 and -1 if there is none since the last word.
+        moving_ns: how long stage III of the step before took here.
     """
 
     epoch: int
@@ -39,6 +40,7 @@ class StatusWord:
     failed: bool = False
     compute_ns: int = 0
     compute_step: int = -1
+    moving_ns: int = 0
 
 
 def encode(status: StatusWord, number: int, digest: int) -> np.ndarray:
@@ -57,6 +59,7 @@ def encode(status: StatusWord, number: int, digest: int) -> np.ndarray:
             status.longest,
             status.compute_ns,
             status.compute_step,
+            status.moving_ns,
         ],
         np.int64,
     )
@@ -76,8 +79,22 @@ def decode(words: np.ndarray) -> tuple[StatusWord, ...]:
             longest=longest,
             compute_ns=compute_ns,
             compute_step=compute_step,
+            moving_ns=moving_ns,
         )
-        for (_, _, _, epoch, step, position, flags, rows, longest, compute_ns, compute_step) in words.tolist()
+        for (
+            _,
+            _,
+            _,
+            epoch,
+            step,
+            position,
+            flags,
+            rows,
+            longest,
+            compute_ns,
+            compute_step,
+            moving_ns,
+        ) in words.tolist()
     )
 
 

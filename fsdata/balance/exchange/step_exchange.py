@@ -1,13 +1,15 @@
 """The exchange of one step between ranks: how much each rank has, which rank gets what, and the samples.
 
-Stage I gathers a status word of every rank, stage II the lengths of every sample; with those each rank plans alone and
-comes to the same answer; stage III is one all-to-all of whole samples. All of it runs over a gloo group of the
-loader's own, in the thread that prefetches, while the previous step trains (PAPER.md section 1, Algorithm 1).
+Stages I and II are one exchange: every rank hears the status word of every rank and the lengths of its samples. With
+those each rank plans alone and comes to the same answer, which a second small exchange makes sure of. Stage III is one
+all-to-all of whole samples. All of it runs over a gloo group of the loader's own, in the thread that prefetches, while
+the previous step trains (PAPER.md section 1, Algorithm 1).
 
 Letters: F fields, G groups of fields that share lengths, N samples of the global batch, n of one rank, W ranks.
 """
 
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ import numpy as np
 
 from fsdata.balance.exchange import status_word
 from fsdata.balance.exchange.alone import Alone
+from fsdata.balance.exchange.fitted_gather import FittedGather
 from fsdata.balance.exchange.record import RecordSpec
 from fsdata.balance.exchange.status_word import StatusWord
 from fsdata.balance.exchange.transfer import Transfer, check_lengths
@@ -120,9 +123,12 @@ class StepExchange:
     def __init__(self, context: RankContext, *, timeout_s: float = 300.0) -> None:
         self.context = context
         self._group = ControlGroup(context, timeout_s=timeout_s) if context.world_size > 1 else Alone()
+        self._statuses = FittedGather(self._group)
+        self._plans = FittedGather(self._group)
         self._transfer = Transfer(self._group)
         self._report_lock = threading.Lock()
         self._report = (0, -1)
+        self._moving_ns = 0
         self._between_epochs = True
 
     def report(self, compute_seconds: float, number: int) -> None:
@@ -132,15 +138,11 @@ class StepExchange:
 
     def agree(self, status: StatusWord) -> tuple[StatusWord, ...]:
         """Stage I alone: the statuses of all ranks. For loaders that keep their rows but must stop together."""
-        return self._words(status, 0)
+        return self._words(status, 0)[0]
 
     def gather(self, mine: bytes, status: StatusWord) -> list[bytes]:
         """What every rank has to say beside the statuses, any number of bytes each."""
-        statuses = self._words(replace(status, rows=len(mine)), 0)
-        padded = np.zeros(max(other.rows for other in statuses), np.uint8)
-        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
-        gathered = self._group.all_gather(padded)
-        return [gathered[rank, : other.rows].tobytes() for rank, other in enumerate(statuses)]
+        return self._words(status, 0, mine)[1]
 
     def tell(self, mine: int) -> list[int]:
         """One number of every rank."""
@@ -160,9 +162,10 @@ class StepExchange:
             raise
         number = self._group.number
         longest = int(lengths.max(initial=0))
-        statuses = self._words(replace(status, rows=mine.num_rows, longest=longest), spec.digest)
+        status = replace(status, rows=mine.num_rows, longest=longest)
+        statuses, texts = self._words(status, spec.digest, encode_lengths(lengths, longest))
         counts = np.array([other.rows for other in statuses], np.int64)
-        everywhere = self._gather_lengths(lengths, statuses, counts)
+        everywhere = decode_lengths(statuses, texts, len(spec.groups))
         home = np.repeat(np.arange(len(counts)), counts)
         batch = GlobalBatch(
             number=number, lengths=dict(zip(spec.groups, everywhere, strict=True)), home=home, statuses=statuses
@@ -176,11 +179,13 @@ class StepExchange:
             home, everywhere = home[part], everywhere[:, part]
             counts = np.bincount(home, minlength=len(counts))
         moves = plan.rank != home
+        begin = time.perf_counter_ns()
         if moves.any():
             mine, origin = self._transfer.move(mine, spec, everywhere, counts, plan.rank)
         else:
             rows = np.arange(mine.num_rows)
             origin = np.stack([np.full_like(rows, self.context.rank), rows], axis=1)
+        self._moving_ns = time.perf_counter_ns() - begin
         elements = everywhere.sum(axis=0) if len(spec.groups) else np.ones(len(home), np.int64)
         return StepResult(
             number=number,
@@ -199,7 +204,7 @@ class StepExchange:
     def fail(self, error: BaseException, status: StatusWord) -> None:
         """Take part in a step only to tell the others what failed here. Returns; the caller raises its own error."""
         try:
-            self._words(replace(status, failed=True), 0, describe(error))
+            self._words(replace(status, failed=True), 0, _message(error))
         except PeerError as peer:
             error.add_note(f"while telling the other ranks: {peer}")
 
@@ -242,50 +247,27 @@ class StepExchange:
         """End the group; ranks that wait for this one raise. No call may be under way. Twice is fine."""
         self._group.close(_LEFT)
 
-    def _words(self, status: StatusWord, digest: int, message: str = "") -> tuple[StatusWord, ...]:
-        """Stage I; raises if a rank failed, left, or is at another step."""
+    def _words(self, status: StatusWord, digest: int, text: bytes = b"") -> tuple[tuple[StatusWord, ...], list[bytes]]:
+        """The status and the text of every rank; raises if a rank failed, left, or is at another step."""
         with self._report_lock:
             (compute_ns, compute_step), self._report = self._report, (0, -1)
-        mine = replace(status, compute_ns=compute_ns, compute_step=compute_step)
-        words = self._group.all_gather(status_word.encode(mine, self._group.number, digest))
+        mine = replace(status, compute_ns=compute_ns, compute_step=compute_step, moving_ns=self._moving_ns)
+        words, texts = self._statuses.gather(status_word.encode(mine, self._group.number, digest), text)
         self._group.number += 1
         statuses = status_word.decode(words)
         at = f"step {mine.step} of epoch {mine.epoch}"
         left = [rank for rank, other in enumerate(statuses) if other.left]
-        failing = [other.failed for other in statuses]
-        self._between_epochs = bool(left) or any(failing) or all(other.ended for other in statuses)
-        if any(failing):
-            self._share_failure(failing, message, at)
-        elif left and not mine.left:
+        failed = [rank for rank, other in enumerate(statuses) if other.failed]
+        self._between_epochs = bool(left) or bool(failed) or all(other.ended for other in statuses)
+        if failed and not mine.failed:
+            raise _of_others(failed, texts, at)
+        if left and not failed and not mine.left:
             raise PeerError(
                 f"rank {left[0]} left the loop before {at} (it closed or restarted its loader) and this rank went on. "
                 "All ranks must take the same number of steps"
             )
         status_word.check(words)
-        return statuses
-
-    def _share_failure(self, failing: list[bool], message: str, at: str) -> None:
-        """All ranks hear what failed; those that did not fail raise it."""
-        own = np.zeros(_MESSAGE_BYTES, np.uint8)
-        text = message.encode()[:_MESSAGE_BYTES]
-        own[: len(text)] = np.frombuffer(text, np.uint8)
-        messages = self._group.all_gather(own)
-        if failing[self.context.rank]:
-            return
-        texts = [
-            f"rank {rank} failed at {at}: {messages[rank].tobytes().rstrip(bytes(1)).decode(errors='replace')}"
-            for rank, failed in enumerate(failing)
-            if failed
-        ]
-        raise PeerError("; ".join(texts))
-
-    def _gather_lengths(self, lengths: np.ndarray, statuses: tuple[StatusWord, ...], counts: np.ndarray) -> np.ndarray:
-        """Stage II: int64 [G, N] from this rank's [G, n]."""
-        wide = any(status.longest > np.iinfo(np.int32).max for status in statuses)
-        padded = np.zeros((len(lengths), int(counts.max())), np.int64 if wide else np.int32)
-        padded[:, : lengths.shape[1]] = lengths
-        gathered = self._group.all_gather(padded)
-        return np.concatenate([gathered[rank, :, :count] for rank, count in enumerate(counts)], axis=1).astype(np.int64)
+        return statuses, texts
 
     def _plan(self, planner: Planner, batch: GlobalBatch) -> Assignment:
         """The plan, once all ranks have shown that they made the same one.
@@ -296,23 +278,22 @@ class StepExchange:
         if total == 0:
             return Assignment(rank=batch.home)
         error: Exception | None = None
-        digest = -1
+        digest, text = -1, b""
         try:
             plan = planner(batch)
             _check_plan(plan, int(_taking_part(batch.home, plan.rows).sum()), world_size)
             digest = zlib.crc32(np.append(plan.rank, plan.rows or 0).astype(np.int32).tobytes())
         except Exception as caught:
-            error = caught
-        digests = self._group.all_gather(np.array([digest], np.int64))[:, 0]
-        if (digests < 0).any():
-            self._between_epochs = True
-            if error is not None and (digests < 0).all():
-                raise error
-            status = batch.statuses[self.context.rank]
-            at = f"step {status.step} of epoch {status.epoch}"
-            self._share_failure((digests < 0).tolist(), "" if error is None else describe(error), at)
+            error, text = caught, _message(caught)
+        words, texts = self._plans.gather(np.array([digest], np.int64), text)
+        digests = words[:, 0]
+        failed = np.flatnonzero(digests < 0).tolist()
+        self._between_epochs = self._between_epochs or bool(failed)
         if error is not None:
             raise error
+        if failed:
+            status = batch.statuses[self.context.rank]
+            raise _of_others(failed, texts, f"step {status.step} of epoch {status.epoch}")
         if (digests != digests[0]).any():
             other = int(np.argmax(digests != digests[0]))
             raise MismatchError(
@@ -320,6 +301,34 @@ class StepExchange:
                 "model must be a pure function to integers, and all ranks need the same versions of numpy and numba"
             )
         return plan
+
+
+def encode_lengths(lengths: np.ndarray, longest: int) -> bytes:
+    """int64 [G, n], none above `longest`, in the narrowest integers."""
+    return lengths.astype(np.min_scalar_type(longest)).tobytes()
+
+
+def decode_lengths(statuses: tuple[StatusWord, ...], texts: list[bytes], groups: int) -> np.ndarray:
+    """int64 [G, N] from what `encode_lengths` gave on every rank."""
+    parts = []
+    for rank, (status, text) in enumerate(zip(statuses, texts, strict=True)):
+        dtype = np.min_scalar_type(status.longest)
+        if len(text) != groups * status.rows * dtype.itemsize:
+            raise MismatchError(
+                f"rank {rank} says that it has {status.rows} samples, and sent {len(text)} bytes for their lengths"
+            )
+        parts.append(np.frombuffer(text, dtype).reshape(groups, status.rows))
+    return np.concatenate(parts, axis=1, dtype=np.int64)
+
+
+def _message(error: BaseException) -> bytes:
+    return describe(error).encode()[:_MESSAGE_BYTES]
+
+
+def _of_others(failed: list[int], texts: list[bytes], at: str) -> PeerError:
+    """What failed on other ranks, for a rank where nothing did."""
+    said = [f"rank {rank} failed at {at}: {texts[rank].decode(errors='replace')}" for rank in failed]
+    return PeerError("; ".join(said))
 
 
 def _taking_part(home: np.ndarray, rows: int | None) -> np.ndarray:

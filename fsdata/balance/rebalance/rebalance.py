@@ -149,7 +149,10 @@ class Rebalanced(Generic[BatchT]):
         self._loader.load_state_dict(state)  # type: ignore[attr-defined]
 
     def report_step(self, compute_seconds: float) -> None:
-        """How long this rank computed on the batch last yielded, without waiting for others; for `autotune`."""
+        """How long this rank computed on the batch last yielded, without waiting for others.
+
+        For `Balance(autotune=True)` and `Balance(method="auto")`.
+        """
         if self._exchange is not None and self._made is not None:
             self._exchange.report(compute_seconds, self._made.number)
 

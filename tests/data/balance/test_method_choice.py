@@ -1,0 +1,164 @@
+"""Balance(method="auto"): the same decision on all ranks, from what they timed, once and for good."""
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from samples import SPEC, lengths_of, table_of
+from torch import nn
+from worlds import shared_world
+
+from fsdata.balance.exchange import GlobalBatch, StatusWord, StepExchange
+from fsdata.balance.method_choice import MethodChoice
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.packing import pack
+from fsdata.embedding_balance.hooks import EmbeddingBalance
+from fsdata.errors import StateError
+from fsranks.rank_context import resolve
+
+SAMPLES = 32
+NOTHING = ((-1, 0), (-1, 0))
+
+
+def decided(moving: list[int], computing: list[int]) -> tuple[bool | None, int]:
+    """The decision after steps that moved and computed this long, and how many steps it took."""
+    choice = MethodChoice()
+    steps = 0
+    while choice.sparing is None and steps < len(moving):
+        choice.observe([0, moving[steps]], [(steps, 0), (steps, computing[steps])])
+        steps += 1
+    return choice.sparing, steps
+
+
+@pytest.mark.parametrize(("moving", "sparing"), [(99, False), (100, False), (101, True)])
+def test_more_than_a_tenth_of_the_compute_time_is_too_much(moving: int, sparing: bool) -> None:
+    assert decided([moving] * 20, [1000] * 20) == (sparing, 11)
+
+
+def test_steps_in_which_kernels_are_loaded_and_single_late_ones_do_not_count() -> None:
+    assert decided([10**9] * 3 + [50] * 20, [1000] * 30) == (False, 11)
+    assert decided([0] * 3 + [50, 50, 10**9, 50, 10**9, 50, 50, 10**9], [1000] * 30) == (False, 11)
+    assert decided([101] * 30, [10**9] * 2 + [1000] * 30) == (True, 11)
+
+
+def test_without_reports_all_ranks_raise() -> None:
+    choice = MethodChoice()
+    for _ in range(64):
+        choice.observe([5, 5], NOTHING)
+    with pytest.raises(ValueError, match=r"compute time of 0 steps of 65: 8 are needed. Call loader.report_step"):
+        choice.observe([5, 5], NOTHING)
+
+
+def test_a_decision_is_kept_over_a_restart() -> None:
+    choice = MethodChoice()
+    for step in range(11):
+        choice.observe([500, 1], [(step, 1000), (step, 1000)])
+    state = json.loads(json.dumps(choice.state_dict()))
+    assert state == {"version": 1, "sparing": True}
+    again = MethodChoice()
+    again.load_state_dict(state)
+    for step in range(40):
+        again.observe([0, 0], [(step, 10**9), (step, 10**9)])
+    assert again.sparing is True
+    for wrong in ({"version": 2, "sparing": True}, {"version": 1, "sparing": "yes"}, {}):
+        with pytest.raises(StateError, match="choice of method"):
+            again.load_state_dict(wrong)
+
+
+def batches(world_size: int, number: int, moving_ns: int) -> GlobalBatch:
+    rng = np.random.default_rng(number)
+    status = StatusWord(epoch=0, step=number, compute_ns=1000, compute_step=number - 1, moving_ns=moving_ns)
+    return GlobalBatch(
+        number=number,
+        lengths={"uih": rng.integers(1, 5000, SAMPLES * world_size)},
+        home=np.repeat(np.arange(world_size), SAMPLES),
+        statuses=(replace(status, moving_ns=0), *[status] * (world_size - 1)),
+    )
+
+
+def expected(batch: GlobalBatch, world_size: int, method: str, ranks_per_node: int | None) -> list[int]:
+    cost = Balance().cost(batch.lengths)
+    plan = pack(
+        cost, world_size, method=method, home=batch.home, tokens=batch.lengths["uih"], ranks_per_node=ranks_per_node
+    )
+    return plan.rank.tolist()
+
+
+@pytest.mark.parametrize("autotune", [False, True], ids=["", "autotune"])
+@pytest.mark.parametrize(("ranks_per_node", "method"), [(None, "repair"), (2, "hierarchical")])
+def test_the_planner_changes_over_and_a_restarted_one_goes_on_alike(
+    ranks_per_node: int | None, method: str, autotune: bool
+) -> None:
+    balance = Balance("auto", ranks_per_node=ranks_per_node, autotune=autotune)
+    planner = StepPlanner(balance, 4)
+    found, states = [], []
+    for number in range(16):
+        found.append(planner(batches(4, number, 200)).rank.tolist())
+        states.append(json.loads(json.dumps(planner.state_dict())))
+        full = number < 10
+        assert planner.method == (("fbs+swap", None) if full else (method, ranks_per_node))
+        if not autotune:
+            wanted = ("fbs+swap", None) if full else (method, ranks_per_node)
+            assert found[-1] == expected(batches(4, number, 200), 4, *wanted)
+    resumed = StepPlanner(balance, 4)
+    resumed.load_state_dict(states[11])
+    assert resumed.state_dict() == states[11]
+    if not autotune:  # what was reported and not yet learnt from is no part of the state
+        assert [resumed(batches(4, number, 0)).rank.tolist() for number in range(12, 16)] == found[12:]
+    resumed.forget()
+    assert resumed.method == ("fbs+swap", None)
+    plain = StepPlanner(Balance(autotune=autotune), 4)
+    plain.load_state_dict(states[11])
+    assert plain.state_dict() == states[11]["autotune"]
+    planner.load_state_dict(plain.state_dict())  # saved without `auto`: the decision of this job stays
+
+
+def test_where_moving_is_quick_nothing_changes() -> None:
+    planner, default = StepPlanner(Balance("auto"), 4), StepPlanner(Balance(), 4)
+    for number in range(20):
+        batch = batches(4, number, 90)
+        assert planner(batch).rank.tolist() == default(batch).rank.tolist()
+    assert planner.state_dict() == {"autotune": None, "choice": {"version": 1, "sparing": False}}
+    assert StepPlanner(Balance("auto"), 1).state_dict() is None
+    assert default.state_dict() is None
+
+
+def slow_network(rank: int, world_size: int) -> tuple[list[float], dict]:
+    """Share of tokens moved in each step; only rank 1 sees that they are long under way."""
+    exchange = StepExchange(resolve(), timeout_s=20)
+    planner = StepPlanner(Balance("auto"), world_size)
+    move = exchange._transfer.move
+
+    def slowly(*given: object) -> object:
+        found = move(*given)  # type: ignore[arg-type]
+        time.sleep(0.15 * (rank == 1))
+        return found
+
+    exchange._transfer.move = slowly  # type: ignore[method-assign]
+    moved = []
+    for number in range(16):
+        table = table_of(number, rank, 16, lengths_of(number, rank, 16))
+        step = exchange.step(table, SPEC, planner, StatusWord(epoch=0, step=number))
+        exchange.report(1.0, step.number)
+        moved.append(step.moved)
+    exchange.close()
+    return moved, planner.state_dict() or {}
+
+
+def test_all_ranks_change_over_in_the_same_step() -> None:
+    answers = shared_world(3).run(slow_network)
+    assert all(answer == answers[0] for answer in answers)
+    moved, state = answers[0]
+    assert state["choice"]["sparing"] is True
+    assert min(moved[:8]) > 0.4
+    assert max(moved[12:]) < 0.4
+
+
+def test_auto_needs_a_loader_and_nodes_of_equal_size() -> None:
+    assert "method='auto'" in repr(Balance("auto", max_tokens=9, ranks_per_node=2))
+    with pytest.raises(ValueError, match="need the compute times that a loader is told"):
+        EmbeddingBalance(nn.Identity(), nn.Identity(), balance=Balance("auto"))
+    with pytest.raises(ValueError, match="ranks_per_node=3 does not divide the 4 ranks"):
+        StepPlanner(Balance("auto", ranks_per_node=3), 4)
