@@ -22,7 +22,7 @@ from programs import LONG, SHORT, Different, Operation, play, programs
 from table_law import watch
 from worlds import shared_world
 
-EXAMPLES = [(1, 125), (1, 125), (2, 30), (3, 10), (4, 10)]  # ranks, programs
+EXAMPLES = [(1, 120), (2, 30), (3, 8), (4, 8)]  # ranks, programs
 MANY = {1: 1250, 2: 1750, 3: 1000, 4: 1000}
 LEAST_SERVED = 0.3  # of the forwards that a backward may come back to; a block begins with two plain steps
 SETTINGS = {

@@ -40,7 +40,7 @@ def answers(folder: Path, first: int, last: int) -> tuple[list[dict], list[str]]
     return said, lost
 
 
-@pytest.mark.parametrize("files", [200, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("files", [100, pytest.param(2000, marks=pytest.mark.full)])
 @pytest.mark.timeout(3000)
 def test_damaged_files_end_nothing(tmp_path, files, record_property):
     said, lost = [], []
