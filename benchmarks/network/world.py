@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Container, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -67,28 +68,28 @@ class World:
         self._processes.clear()
         self.network.close()
 
-    def call(self, function: str, *, timeout_s: float = 300, **arguments: Any) -> list[Any]:
-        """What the function returned on every rank; blocks until all have answered.
+    def call(self, function: str, *, timeout_s: float = 300, lost: Sequence[int] = (), **arguments: Any) -> list[Any]:
+        """What the function returned on every rank; blocks until all have answered. None for those that are `lost`.
 
         Raises:
             RankError: a rank ended, or one did not answer in time.
         """
         number = self._post(function, arguments)
-        keys = [f"answer/{number}/{rank}" for rank in range(self.network.ranks)]
+        keys = {rank: f"answer/{number}/{rank}" for rank in range(self.network.ranks) if rank not in lost}
         end = time.monotonic() + timeout_s
-        while not self._store.check(keys):
-            self._look(end)
+        while not self._store.check(list(keys.values())):
+            self._look(end, keys)
             time.sleep(0.02)
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [json.loads(self._store.get(keys[rank])) if rank in keys else None for rank in range(self.network.ranks)]
 
     def _post(self, function: str | None, arguments: dict[str, Any]) -> int:
         number, self._calls = self._calls, self._calls + 1
         self._store.set(f"call/{number}", json.dumps({"function": function, "arguments": arguments}))
         return number
 
-    def _look(self, end: float) -> None:
+    def _look(self, end: float, needed: Container[int]) -> None:
         for rank, process in enumerate(self._processes):
-            if process.poll() is not None:
+            if rank in needed and process.poll() is not None:
                 raise RankError(f"rank {rank} ended with status {process.returncode}:\n{self._printed(rank)}")
         if time.monotonic() > end:
             printed = "\n".join(f"rank {rank}: {self._printed(rank)}" for rank in range(self.network.ranks))
