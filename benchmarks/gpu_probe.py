@@ -33,7 +33,7 @@ from fscomm.transports.ring.cuda_driver import CudaMark, CudaQueue, CudaStreams,
 from fscomm.transports.ring.fabric import store
 from fscomm.transports.selftest import Multiprocessors
 
-RING_STREAMS = 12  # of four rings, each with one to send, one to receive and one for words
+RING_STREAMS = 6  # of two rings, each with one to send, one to receive and one for words
 WAIT_S = 0.5  # work of microseconds that is not done then stands still
 END_S = 20.0
 SIZES = {"4 KiB": 4 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}

@@ -30,40 +30,16 @@ _PAIRS = 2  # of buffers: while one is on the wire, the next is filled
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-class NcclTransport:
-    """Rows as bytes through `backend`, a c10d backend of these ranks for tensors on `device`.
+class _OverBackend:
+    """What both transports have in common: `backend` and `handshake` belong to the transport, which ends them."""
 
-    Ranks compare operation and splits before NCCL sees them: sizes that disagree would hang it. `backend` and
-    `handshake` belong to the transport, which ends them.
-    """
-
-    def __init__(self, backend: Any, handshake: Handshake, device: torch.device, *, name: str = "nccl") -> None:
+    def __init__(self, name: str, backend: Any, handshake: Handshake, where: torch.device) -> None:
         self.name = name
         self.rank = handshake.rank
         self.world_size = handshake.world_size
         self._backend = backend
-        self._device = device
+        self._where = where
         self._watch = Watch(name, handshake, backend.abort)
-
-    def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits)
-        self._check_device(out)
-        if not self._watch.agree("all_to_all_v", out, out_splits, in_splits):
-            return Done()
-        size = row_bytes(out)
-        to, source = [n * size for n in in_splits], [n * size for n in out_splits]
-        work = self._backend.alltoall_base(as_bytes(out), as_bytes(inp), source, to)
-        return _Operation(self._watch, work, (out, inp))
-
-    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
-        check_gather(self.world_size, out, inp)
-        self._check_device(out)
-        splits = [len(inp)] * self.world_size
-        if not self._watch.agree("all_gather", out, splits, splits):
-            return Done()
-        return _Operation(self._watch, self._backend._allgather_base(as_bytes(out), as_bytes(inp)), (out, inp))
 
     def meet(self) -> None:
         self._watch.agree("meet", torch.empty(0, dtype=torch.uint8))
@@ -75,9 +51,38 @@ class NcclTransport:
         self._watch.close(reason)
         self._backend = None
 
-    def _check_device(self, tensor: torch.Tensor) -> None:
-        if tensor.device != self._device:
-            raise ValueError(f"{self.name} was made for tensors on {self._device}, got one on {tensor.device}")
+    def _agree(self, operation: str, like: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]) -> int:
+        if like.device != self._where:
+            raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {like.device}")
+        return self._watch.agree(operation, like, out_splits, in_splits)
+
+
+class NcclTransport(_OverBackend):
+    """Rows as bytes through `backend`, a c10d backend of these ranks for tensors on `device`.
+
+    Ranks compare operation and splits before NCCL sees them: sizes that disagree would hang it.
+    """
+
+    def __init__(self, backend: Any, handshake: Handshake, device: torch.device, *, name: str = "nccl") -> None:
+        super().__init__(name, backend, handshake, device)
+
+    def all_to_all_v(
+        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    ) -> Handle:
+        check_splits(self.world_size, out, inp, out_splits, in_splits)
+        if not self._agree("all_to_all_v", out, out_splits, in_splits):
+            return Done()
+        size = row_bytes(out)
+        to, source = [n * size for n in in_splits], [n * size for n in out_splits]
+        work = self._backend.alltoall_base(as_bytes(out), as_bytes(inp), source, to)
+        return _Operation(self._watch, work, (out, inp))
+
+    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
+        check_gather(self.world_size, out, inp)
+        splits = [len(inp)] * self.world_size
+        if not self._agree("all_gather", out, splits, splits):
+            return Done()
+        return _Operation(self._watch, self._backend._allgather_base(as_bytes(out), as_bytes(inp)), (out, inp))
 
 
 class _Operation:
@@ -133,7 +138,7 @@ def nccl_backend(context: RankContext, device: torch.device, *, timeout_s: float
     return backend
 
 
-class PaddedTransport:
+class PaddedTransport(_OverBackend):
     """An uneven all-to-all as an even one, which `backend` carries.
 
     `copy(out, inp)` moves bytes on the device, in the current stream.
@@ -141,7 +146,7 @@ class PaddedTransport:
     Buffers grow, on all ranks alike, to the next power of two of the largest piece. An operation runs in the stream of
     its pair of buffers: fill, exchange, empty. So the next one on that pair cannot overwrite it, whenever the host
     comes to wait, and issuing never blocks for a device. On the host, where there are no streams, it is over when
-    issued. `backend` and `handshake` belong to the transport, which ends them.
+    issued.
     """
 
     def __init__(
@@ -153,13 +158,9 @@ class PaddedTransport:
         copy: Copy = torch.Tensor.copy_,
         name: str = "nccl-ce",
     ) -> None:
-        self.name = name
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
-        self._backend = backend
+        super().__init__(name, backend, handshake, device.where)
         self._device = device
         self._copy = copy
-        self._watch = Watch(name, handshake, backend.abort)
         self._registered = Registered(backend, device.where, self.world_size)
         self._streams = deque(_stream(device.where) for _ in range(_PAIRS))
         self._flights: deque[_PaddedOperation] = deque()  # not known to be done; they keep their tensors
@@ -179,22 +180,13 @@ class PaddedTransport:
         same = [Part(peer=peer, start=0, stop=largest) for peer in range(self.world_size)]
         return self._issue(largest, (out, parts(splits, row_bytes(out))), (inp, same))
 
-    def meet(self) -> None:
-        self._watch.agree("meet", torch.empty(0, dtype=torch.uint8))
-
-    def abort(self, reason: str) -> None:
-        self._watch.abort(reason)
-
     def close(self, reason: str) -> None:
-        self._watch.close(reason)
-        self._backend = None
+        super().close(reason)
         self._flights.clear()
         self._registered.drop()
 
     def _agree(self, operation: str, like: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]) -> int:
-        if like.device != self._device.where:
-            raise ValueError(f"{self.name} was made for tensors on {self._device.where}, got one on {like.device}")
-        largest = self._watch.agree(operation, like, out_splits, in_splits)
+        largest = super()._agree(operation, like, out_splits, in_splits)
         while self._flights and self._flights[0].done():
             self._flights.popleft()
         self._registered.grow(largest)

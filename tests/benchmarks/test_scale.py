@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fscomm.plan import hash_tables, wire_kernels
-from fscomm.plan.compiled import compile_kernels
-
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
 
@@ -58,17 +55,6 @@ def test_a_step_takes_as_much_however_many_ranks_there_are(source: str) -> None:
     assert max(each["exchanges"] for each in (few, some, many)) <= min(few["exchanges"], many["exchanges"]) + 4
     assert many["calls"] <= 1.1 * few["calls"]
     assert many["bytes"] - few["bytes"] <= (RANKS[2] - RANKS[0]) * 5_000
-
-
-def test_no_kernel_is_compiled_during_a_step() -> None:
-    """Compiling takes seconds, in which all other ranks would wait."""
-    compile_kernels()
-    named = {**vars(hash_tables), **vars(wire_kernels)}
-    kernels = {name: each for name, each in named.items() if hasattr(each, "signatures") and not name.startswith("_")}
-    compiled = {name: kernel.signatures for name, kernel in kernels.items()}
-    counted("uniform", 4)
-    assert {name: kernel.signatures for name, kernel in kernels.items()} == compiled
-    assert all(compiled.values())
 
 
 def test_what_the_peers_say_is_what_a_rank_expects() -> None:

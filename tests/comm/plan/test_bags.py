@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fscomm.plan import bags, wire_kernels
+from fscomm.plan import bags
 from fscomm.plan.bags import BagRequest, ServedBags
-from fscomm.plan.compiled import compile_kernels
 from fscomm.plan.group_plan import BagPlan, RowsAhead, WayBack
 from fscomm.plan.sharding_group import GroupLayout, Pooling
 
@@ -274,17 +273,6 @@ def wanted(found: World, owner: int, gradients: list[torch.Tensor]) -> list[tupl
                     result.append((f, row, vectors[b, start : start + width * DIM].tolist()))
             start += width * DIM
     return result
-
-
-def test_no_kernel_is_compiled_during_a_step() -> None:
-    compile_kernels()
-    kernels = [wire_kernels.find_bags, wire_kernels.by_bucket, wire_kernels.gather_segments, wire_kernels.cut]
-    compiled = [kernel.signatures for kernel in kernels]
-    found = world(2, 2, True, 3, 0)
-    planned(found, drawn_shared(found, 0.3), back=False)
-    planned(found, drawn_shared(found, 0.3), back=True)
-    assert [kernel.signatures for kernel in kernels] == compiled
-    assert all(compiled)
 
 
 def test_equal_bags_of_one_id_travel_once() -> None:
