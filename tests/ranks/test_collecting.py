@@ -159,3 +159,14 @@ def test_where_rank_0_does_not_answer_the_first_answer_counts_for_all() -> None:
 
     answers = all_ranks(8, job)[0]
     assert answers[1:] == [{str(rank): f"note {rank}" for rank in range(1, 8) if rank != 5}] * 7
+
+
+def test_the_first_answer_counts_for_ranks_that_come_later() -> None:
+    """Rank 1 gave up waiting and answered without rank 0, which then has all notes: it may not answer otherwise."""
+    store = JobStore(StoreConnection(dist.HashStore()), "")
+    store.post("1", "one", LIMIT_S)
+    first = hear(store, "", 1, 2, lambda notes: f"without {sorted({0, 1} - set(notes))}", 0.05)
+    store.post("0", "zero", LIMIT_S)
+    assert first == "without [0]"
+    assert hear(store, "", 0, 2, lambda notes: f"heard {sorted(notes)}", LIMIT_S) == first
+    assert hear(store, "", 1, 2, lambda notes: "never asked", LIMIT_S) == first
