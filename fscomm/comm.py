@@ -1,11 +1,10 @@
 """`fscomm.enable`: prioritized embedding communication for the sharded modules of a model, inside a `with`."""
 
 import contextlib
-import json
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -14,25 +13,24 @@ import torch
 from torch import nn
 
 from fscomm.device import device_of
+from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
 from fscomm.engine.forward_modes import in_backward
-from fscomm.errors import INSTEAD, NotServedError
+from fscomm.errors import INSTEAD
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead, Rng
-from fscomm.plan.compiled import compile_kernels
+from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
-from fscomm.tables.sharding_library import MOST_CALLS, Library, of_all_ranks
+from fscomm.tables.sharding_library import MOST_CALLS, Library
 from fscomm.tables.state_hooks import install
-from fscomm.transports.gloo import unknown_orders
 from fscomm.transports.opening import agree_on, split_name
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
 log = logging.getLogger("fscomm")
 T = TypeVar("T")
-Features = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 IN_TURN = (
     "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
@@ -62,6 +60,10 @@ class enable:
 
     calls: how often in a step the model calls a module, at most. Calls after those run plainly.
 
+    ranks_per_host: so many consecutive ranks share a host, as torchrun numbers them. A row that several ranks of a host
+    look up then comes to it once, and one of them passes it on. Gradients go straight to the owner: to add up those of
+    a host first would change bits.
+
     Entering is collective over all ranks and blocks until they are there; `timeout_s` bounds that and every exchange,
     over gloo also those of TorchRec and DDP in a forward or backward pass. Leaving completes all updates.
 
@@ -80,6 +82,7 @@ class enable:
         strict: bool = False,
         features: Mapping[str, Features] | None = None,
         calls: int = 1,
+        ranks_per_host: int = 1,
         timeout_s: float = 300,
     ) -> None:
         from fscomm.tables.torchrec import torchrec_library
@@ -90,12 +93,16 @@ class enable:
             raise ValueError(f"timeout_s must be positive seconds, got {timeout_s!r}")
         if not (isinstance(calls, int) and 1 <= calls <= MOST_CALLS):
             raise ValueError(f"calls must be a number from 1 to {MOST_CALLS}, got {calls!r}")
+        if not (isinstance(ranks_per_host, int) and 1 <= ranks_per_host <= MOST_RANKS_PER_HOST):
+            most = MOST_RANKS_PER_HOST
+            raise ValueError(f"ranks_per_host must be a number from 1 to {most}, got {ranks_per_host!r}")
         self._enter = partial(
             Comm.enter,
             torchrec_library,
             model,
             dict(features or {}),
             calls,
+            ranks_per_host=ranks_per_host,
             transport=transport,
             strict=strict,
             timeout_s=timeout_s,
@@ -137,6 +144,7 @@ class Comm:
         features: Mapping[str, Features],
         calls: int,
         *,
+        ranks_per_host: int = 1,
         transport: str,
         strict: bool,
         timeout_s: float,
@@ -149,44 +157,36 @@ class Comm:
             )
         recorder = Recorder(rank=context.rank)
         meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
-        with meeting() as all_ranks:
-            compile_kernels()
-            found = _sharded_modules(library, model)
-            here = library.problems(found, context, calls)
-            same = {"modules": ", ".join(found), "transport": transport, "strict": str(strict), "calls": str(calls)}
-            told = all_ranks.agree(same, tell=json.dumps(here))
-        problems = of_all_ranks([json.loads(of_rank) for of_rank in told])
-        with meeting() as all_ranks:
-            adding = {name: library.adds_parts(module) for name, module in found.items() if name not in problems}
-            told = all_ranks.agree({}, tell=json.dumps(unknown_orders(adding, timeout_s=timeout_s)))
-        problems |= of_all_ranks([json.loads(of_rank) for of_rank in told])
-        _note_fallbacks(recorder, problems, strict=strict)
-        with meeting() as all_ranks:
-            served = [(name, module) for name, module in found.items() if name not in problems]
-            modules = [library.bind(name, module) for name, module in served for _ in range(calls)]
-            finder = FeatureFinder(
-                [module.name for module in modules],
-                features,
-                problem=library.features_problem,
-                make=library.make_features,
-            )
-            all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
+        agreed = agree_on_modules(
+            library,
+            lambda: _sharded_modules(library, model),
+            features,
+            calls=calls,
+            ranks_per_host=ranks_per_host,
+            transport=transport,
+            strict=strict,
+            context=context,
+            recorder=recorder,
+            meeting=meeting,
+            timeout_s=timeout_s,
+        )
+        found, problems, modules, finder = agreed.found, agreed.problems, agreed.modules, agreed.finder
         if not modules:
             return cls(finder, recorder, None)._with_counts(library, found, problems)
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
         if choice.name is None:
             refused = {module.name: choice.line() for module in modules}
-            _note_fallbacks(recorder, refused, strict=strict)
+            note_fallbacks(recorder, refused, strict=strict)
             return cls(finder, recorder, None)._with_counts(library, found, problems | refused)
-        agreed = choice.name if transport == "auto" else transport
-        recorder.travels_by(agreed)
+        travels = choice.name if transport == "auto" else transport
+        recorder.travels_by(travels)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             engine = Engine(
                 modules,
                 context,
                 recorder,
                 device=device_of(modules[0].device),
-                transport=agreed,
+                transport=travels,
                 explicit=finder.explicit,
                 strict=strict,
                 timeout_s=timeout_s,
@@ -431,19 +431,6 @@ def _count_plain(
 ) -> None:
     if torch.is_grad_enabled() and inputs:
         recorder.forward(name, *library.asked(module, inputs[0]), why)
-
-
-def _note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:
-    """Say which modules run plainly and why. Raises NotServedError if `strict` and there are any."""
-    for name, why in problems.items():
-        recorder.fallback(name, why)
-        log.warning("fscomm: %s runs plainly: %s", name, why)
-    if strict and problems:
-        raise NotServedError("; ".join(f"{name}: {why}" for name, why in problems.items()))
-
-
-def _layout(module: Binding) -> str:
-    return str([(each.sharding, each.dim, each.runs, each.pooling) for each in module.layouts])
 
 
 __all__ = ["Comm", "enable"]

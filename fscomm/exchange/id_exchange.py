@@ -17,11 +17,11 @@ from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan import row_masks
 from fscomm.plan.group_plan import GroupPlan, Shared, WayBack, group_plan
 from fscomm.plan.shared_rows import OwnerRows
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, segments, starts_of
+from fscomm.plan.ways import Apply, Lookup, Merge, PassOn, SendGradients, segments, starts_of
 from fscomm.transports.gloo import Channel
 from fsranks.errors import name_ranks
 
-Planned = TypeVar("Planned", Merge, Lookup, SendGradients, Apply)
+Planned = TypeVar("Planned", Merge, Lookup, PassOn, SendGradients, Apply)
 
 BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
@@ -35,6 +35,7 @@ class _Side:
     Attributes:
         plan: of the group. request, served: this rank as requester and as owner.
         shared: what it serves that both steps use.
+        two_levels: whether its rows travel so.
         sent: exclusive gradients (of the step before) that come here from all others, or rows (of the new step) that
             go to them.
     """
@@ -44,6 +45,7 @@ class _Side:
     served: Any
     shared: Shared
     sent: int
+    two_levels: bool
 
 
 class _Told(NamedTuple):
@@ -51,6 +53,7 @@ class _Told(NamedTuple):
 
     side: _Side
     mine: np.ndarray  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
+    asking: np.ndarray | None  # bool[U, H] which ranks of this host asked for them, if rows go in two levels
     largest: int  # the most exclusive gradients or rows of any owner
 
 
@@ -191,28 +194,47 @@ class IdExchange:
         new = sides[len(self._plans) :]
         irregular = {1 << m for side, m in zip(new, self._modules, strict=True) if side and side.served.irregular}
         head = np.array([sum(irregular), *(side.sent if side else 0 for side in sides)], np.int64)
-        there = [side for side in sides if side]
-        out_rows = [side.plan.served_units(side.served) for side in there]
-        in_rows = [side.plan.asked_units(side.request) for side in there]
-        sent = row_masks.pack(head, [side.shared.units for side in there], out_rows, self._world_size)
+        there, fanned = [side for side in sides if side], [side for side in sides if side and side.two_levels]
+        masks = [side.shared.units for side in there] + [side.served.asking.ravel() for side in fanned]
+        bits = [1] * len(there) + [side.plan.layout.ranks_per_host for side in fanned]
+        out_rows, in_rows = (
+            [units * each for units, each in zip(rows, bits, strict=True)]
+            for rows in (
+                [side.plan.served_units(side.served) for side in there + fanned],
+                [side.plan.asked_units(side.request) for side in there + fanned],
+            )
+        )
+        sent = row_masks.pack(head, masks, out_rows, self._world_size)
         out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
         received = self._exchange_first(sent, out_sizes, sizes)
-        heads, masks = row_masks.unpack(received, len(head), in_rows, self._world_size)
-        in_order, largest = iter(masks), heads.max(0)[1:].tolist()
-        told = [_Told(side, next(in_order), most) if side else None for side, most in zip(sides, largest, strict=True)]
-        bits = int(np.bitwise_or.reduce(heads[:, 0]))
-        return told, frozenset(m for m in self._modules if bits >> m & 1)
+        heads, came = row_masks.unpack(received, len(head), in_rows, self._world_size)
+        shared, asking, largest = iter(came[: len(there)]), iter(came[len(there) :]), heads.max(0)[1:].tolist()
+        told = [
+            _Told(
+                side,
+                next(shared),
+                next(asking).reshape(-1, side.plan.layout.ranks_per_host) if side.two_levels else None,
+                most,
+            )
+            if side
+            else None
+            for side, most in zip(sides, largest, strict=True)
+        ]
+        of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
+        return told, frozenset(m for m in self._modules if of_modules >> m & 1)
 
     def _plan_ahead(self, group: int, told: _Told, moved: tuple[int, int]) -> GroupAhead:
         """How the rows of the new step travel."""
         side, plan = told.side, self._plans[group]
-        ahead = plan.ahead(side.request, side.served, side.shared, told.mine, told.largest)
+        ahead = plan.ahead(side.request, side.served, side.shared, told.mine, told.largest, told.asking)
         return GroupAhead(
             request=side.request,
             served=side.served,
             merge=self._put(ahead.merge),
             exclusive=self._put(ahead.exclusive),
             collision=self._put(ahead.collision),
+            exclusive_passed=ahead.exclusive_passed and self._put(ahead.exclusive_passed),
+            collision_passed=ahead.collision_passed and self._put(ahead.collision_passed),
             buffer=ahead.merge.new_buffer(plan.layout, self._where),
             occurrences=int(side.shared.ids.sum()),
             colliding=int(side.shared.colliding.sum()),
@@ -247,7 +269,8 @@ def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back:
     """rows: bool[R] the shared ones. back: of the step before, whose gradients travel."""
     shared = plan.shared(served, rows)
     sent = (plan.sent_back if back else plan.sent_ahead)(served, shared)
-    return _Side(plan=plan, request=request, served=served, shared=shared, sent=sent)
+    two_levels = plan.layout.two_levels and not back
+    return _Side(plan=plan, request=request, served=served, shared=shared, sent=sent, two_levels=two_levels)
 
 
 def _by_peer(values: list[np.ndarray], sizes: np.ndarray) -> np.ndarray:

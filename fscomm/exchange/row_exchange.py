@@ -14,7 +14,7 @@ from fscomm.exchange.step import ExchangedIds, Gradients
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.group_plan import WayBack
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Apply, Lookup, SendGradients
+from fscomm.plan.ways import Apply, Lookup, PassOn, SendGradients
 from fscomm.report.recorder import Recorder
 from fscomm.tables.plain_kernels import Update
 from fscomm.tables.shadow_kernels import GroupTables
@@ -52,6 +52,9 @@ class RowExchange:
             mine = {g: self._tables[g].lookup(_lookup(ids, g, collision)) for g in groups}
         with self._recorder.span(f"{self._kind} rows", step=ids.number):
             parts = (part for g in groups for part in self._row_parts(ids, g, mine[g], collision))
+            exchange(self._transport, parts, self._wire_gate)
+            passed = {g: on for g in groups if (on := _passed_on(ids, g, collision)) is not None}
+            parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, on, collision))
             exchange(self._transport, parts, self._wire_gate)
 
     def update(
@@ -92,12 +95,16 @@ class RowExchange:
         return torch.empty(number, codec.width, dtype=codec.dtype, device=tables.where)
 
     def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor, collision: bool) -> Iterator[AllToAll]:
-        ahead, sent = ids.ahead(group), _lookup(ids, group, collision).splits
-        first = ahead.merge.exclusive_total
-        last = first + ahead.merge.collision_total
-        target = ahead.buffer[first:last] if collision else ahead.buffer[:first]
-        received = ahead.merge.collision if collision else ahead.merge.exclusive
+        merge, sent = ids.ahead(group).merge, _lookup(ids, group, collision).splits
+        received = merge.collision if collision else merge.exclusive
+        target = _rows_of_class(ids, group, collision)[: sum(map(sum, received))]
         return self._parts(ids.number, group, "rows", target, mine, received, sent)
+
+    def _passed_parts(self, ids: ExchangedIds, group: int, on: PassOn, collision: bool) -> Iterator[AllToAll]:
+        rows = _rows_of_class(ids, group, collision)
+        from_owners = len(rows) - sum(map(sum, on.received))
+        mine = rows[:from_owners].index_select(0, on.index)
+        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent)
 
     def _gradient_parts(
         self, gradients: Gradients, group: int, send: SendGradients, apply: Apply, received: torch.Tensor
@@ -125,8 +132,11 @@ class RowExchange:
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
             row_bytes = mine.shape[1] * mine.element_size()
-            moved = [(sum(s[number]) - s[number][layout.rank]) * row_bytes for s in (sent, received)]
+            here = [(sum(s[number][layout.host]) - s[number][layout.rank]) * row_bytes for s in (sent, received)]
+            moved = [(sum(s[number]) - sum(s[number][layout.host])) * row_bytes for s in (sent, received)]
             self._recorder.bytes(layout.module, step, f"{self._kind} {what}", *moved)
+            if layout.ranks_per_host > 1:
+                self._recorder.bytes(layout.module, step, f"{self._kind} {what}, in host", *here)
             yield of_out, of_mine, received[number], sent[number]
 
 
@@ -148,6 +158,18 @@ class PlainUpdates:
 def _lookup(ids: ExchangedIds, group: int, collision: bool) -> Lookup:
     ahead = ids.ahead(group)
     return ahead.collision if collision else ahead.exclusive
+
+
+def _passed_on(ids: ExchangedIds, group: int, collision: bool) -> PassOn | None:
+    ahead = ids.ahead(group)
+    return ahead.collision_passed if collision else ahead.exclusive_passed
+
+
+def _rows_of_class(ids: ExchangedIds, group: int, collision: bool) -> torch.Tensor:
+    """[n, row width] where they are received: those of owners, then those that are passed on."""
+    ahead = ids.ahead(group)
+    first = ahead.merge.exclusive_total
+    return ahead.buffer[first:] if collision else ahead.buffer[:first]
 
 
 def _back(back: Sequence[WayBack | None], group: int, collision: bool) -> tuple[SendGradients, Apply]:

@@ -13,7 +13,7 @@ import torch
 from fscomm.exchange.worker import Pending
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.plan.group_plan import WayBack
-from fscomm.plan.ways import Lookup, Merge
+from fscomm.plan.ways import Lookup, Merge, PassOn
 from fscomm.tables.shadow_kernels import Hyper
 
 
@@ -23,7 +23,8 @@ class GroupAhead:
 
     Attributes:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
-        merge, exclusive, collision: how the rows of the step travel.
+        merge, exclusive, collision: how the rows of the step travel; exclusive_passed, collision_passed: what of them
+            this rank passes on inside its host, if rows go in two levels.
         buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
         occurrences, colliding: ids that this owner serves, and those of them on shared rows.
         rows: distinct rows that it serves, and how many of them are shared.
@@ -35,6 +36,8 @@ class GroupAhead:
     merge: Merge
     exclusive: Lookup
     collision: Lookup
+    exclusive_passed: PassOn | None
+    collision_passed: PassOn | None
     buffer: torch.Tensor
     occurrences: int
     colliding: int

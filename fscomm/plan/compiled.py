@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 
+from fscomm.plan import two_levels
 from fscomm.plan.bags import request as bag_request
-from fscomm.plan.group_plan import GroupPlan, group_plan
+from fscomm.plan.group_plan import GroupPlan, RowPlan, group_plan
 from fscomm.plan.routes import request as row_request
 from fscomm.plan.row_masks import pack, unpack
 from fscomm.plan.sharding_group import GroupLayout, Pooling
@@ -34,4 +35,7 @@ def _plan(plan: GroupPlan, request: object) -> None:
     units = [plan.served_units(served)]
     _, (mine,) = unpack(pack(numbers[:1], [shared.units], units, 1), 1, units, 1)
     plan.ahead(request, served, shared, mine, 1)
+    if isinstance(plan, RowPlan):
+        crossing = replace(served, asking=two_levels.asking(served, plan.layout))
+        two_levels.lookup(crossing, shared.units, flags, 1, plan.layout)
     plan.back(request, served, shared, mine, 1)

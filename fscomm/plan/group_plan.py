@@ -1,19 +1,34 @@
 """What the exchange of ids wants to know of a sharding group: whether each id gets its row, or bags are pooled.
 
 What is told before a step, in three rounds: some numbers, then words of 8 bytes, then one bit for each *unit* that an
-owner serves a requester, a distinct row or bag: whether the step shares it with the one next to it.
+owner serves a requester, a distinct row or bag: whether the step shares it with the one next to it. With rows in two
+levels, one more bit for each rank of the requester's host: whether it asks for the row, too.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fscomm.plan import bags, routes
+from fscomm.plan import bags, routes, two_levels
 from fscomm.plan.bags import BagRequest, ServedBags
 from fscomm.plan.routes import Request, Served
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Apply, Lookup, Merge, SendGradients, count, cut, of_others, segments, starts_of, sums, take
+from fscomm.plan.ways import (
+    Apply,
+    Lookup,
+    Merge,
+    PassOn,
+    SendGradients,
+    count,
+    cut,
+    of_others,
+    segments,
+    starts_of,
+    sums,
+    take,
+)
 
 
 class Shared(NamedTuple):
@@ -32,6 +47,8 @@ class RowsAhead(NamedTuple):
     merge: Merge
     exclusive: Lookup
     collision: Lookup
+    exclusive_passed: PassOn | None = None
+    collision_passed: PassOn | None = None
 
 
 class WayBack(NamedTuple):
@@ -43,8 +60,9 @@ class WayBack(NamedTuple):
 
 class GroupPlan(ABC):
     """Of the group of `layout`. Numbers and words for owners, and from requesters, stand by rank. `mine`: bool[U] which
-    units that this rank asked for are in the collision class. `largest`: the most exclusive strips that one owner sends
-    to all others, or gets from them."""
+    units that this rank asked for are in the collision class. `asking`: bool[U, H] which ranks of this host ask for
+    them; None unless rows go in two levels. `largest`: the most exclusive strips that one owner sends to all others, or
+    gets from them."""
 
     def __init__(self, layout: GroupLayout) -> None:
         self.layout = layout
@@ -91,7 +109,15 @@ class GroupPlan(ABC):
         """Exclusive strips of gradient that all others send this owner."""
 
     @abstractmethod
-    def ahead(self, request: Any, served: Any, shared: Shared, mine: np.ndarray, largest: int) -> RowsAhead:
+    def ahead(
+        self,
+        request: Any,
+        served: Any,
+        shared: Shared,
+        mine: np.ndarray,
+        largest: int,
+        asking: np.ndarray | None = None,
+    ) -> RowsAhead:
         """How rows travel before the step."""
 
     @abstractmethod
@@ -116,7 +142,8 @@ class RowPlan(GroupPlan):
         return numbers.sum(1)
 
     def serve(self, words: np.ndarray, numbers: np.ndarray) -> Served:
-        return routes.serve(words, numbers, self.layout)
+        served = routes.serve(words, numbers, self.layout)
+        return replace(served, asking=two_levels.asking(served, self.layout)) if self.layout.two_levels else served
 
     def asked_units(self, request: Request) -> np.ndarray:
         return request.wire.rows
@@ -135,12 +162,24 @@ class RowPlan(GroupPlan):
     def sent_back(self, served: Served, shared: Shared) -> int:
         return of_others(shared.ids - shared.colliding, self.layout.rank)
 
-    def ahead(self, request: Request, served: Served, shared: Shared, mine: np.ndarray, largest: int) -> RowsAhead:
+    def ahead(
+        self,
+        request: Request,
+        served: Served,
+        shared: Shared,
+        mine: np.ndarray,
+        largest: int,
+        asking: np.ndarray | None = None,
+    ) -> RowsAhead:
+        if asking is not None:
+            urgent, deferred = two_levels.lookup(served, shared.units, shared.rows, largest, self.layout)
+            merge, now, later = two_levels.merge(request, asking, mine, largest, self.layout)
+            return RowsAhead(merge, deferred, urgent, later, now)
         chunk_rows = self.layout.chunk_rows
         asked = cut(mine, request.wire.rows, largest, chunk_rows)
         of_owner = cut(shared.units, served.wire.rows, largest, chunk_rows)
-        collision, exclusive = routes.lookup(served, of_owner, shared.rows, self.layout)
-        return RowsAhead(routes.merge(request, asked), exclusive, collision)
+        urgent, deferred = routes.lookup(served, served.rows.numbers, of_owner, shared.rows, self.layout)
+        return RowsAhead(routes.merge(request, asked), deferred, urgent)
 
     def back(self, request: Request, served: Served, shared: Shared, mine: np.ndarray, largest: int) -> WayBack:
         chunk_rows = self.layout.chunk_rows
@@ -228,7 +267,13 @@ class BagPlan(GroupPlan):
         return of_others(sums(strips, found.by_peer), self.layout.rank)
 
     def ahead(
-        self, request: BagRequest, served: ServedBags, shared: Shared, mine: np.ndarray, largest: int
+        self,
+        request: BagRequest,
+        served: ServedBags,
+        shared: Shared,
+        mine: np.ndarray,
+        largest: int,
+        asking: np.ndarray | None = None,
     ) -> RowsAhead:
         collision, exclusive = bags.lookup(served, shared.units, largest, self.layout)
         return RowsAhead(bags.merge(request, mine, largest, self.layout), exclusive, collision)

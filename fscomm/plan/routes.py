@@ -97,11 +97,13 @@ class Served:
         wire: peers are the requesters.
         counts: int64[W, F] occurrences.
         rows: all distinct rows that are asked for; `rows.numbers`: [U] by distinct row of a pair.
+        asking: bool[U, H] which ranks of the requester's host ask for a row; None unless rows go in two levels.
     """
 
     wire: Wire
     counts: np.ndarray
     rows: OwnerRows
+    asking: np.ndarray | None = None
 
     @property
     def irregular(self) -> bool:
@@ -149,9 +151,11 @@ def apply(served: Served, of_ids: Cut) -> tuple[Apply, Apply]:
     return urgent, deferred
 
 
-def lookup(served: Served, of_rows: Cut, shared: np.ndarray, layout: GroupLayout) -> tuple[Lookup, Lookup]:
-    """Collision class, exclusive class. of_rows: of the distinct rows of pairs of ranks; so in `merge`. shared: bool[R]
-    which distinct rows of this owner are.
+def lookup(
+    served: Served, sent: np.ndarray, of_rows: Cut, shared: np.ndarray, layout: GroupLayout
+) -> tuple[Lookup, Lookup]:
+    """Collision class, exclusive class. sent: int32[n] the numbers of the rows that travel. of_rows: of these; in
+    `merge`, of the distinct rows of pairs of ranks. shared: bool[R] which distinct rows of this owner are.
 
     All rows of a table are read as if its first feature had asked for them: `offsets` repeats where it ends.
     """
@@ -159,7 +163,7 @@ def lookup(served: Served, of_rows: Cut, shared: np.ndarray, layout: GroupLayout
     ids, index = np.empty(len(rows), np.int64), np.empty(len(of_rows.places), np.int64)
     ends = np.zeros((2, len(layout.rows) + 1), np.int64)
     wire_kernels.rows_to_read(
-        rows.numbers, of_rows.places, rows.ids, shared, rows.ends, total, np.empty(len(rows), np.int32),
+        sent, of_rows.places, rows.ids, shared, rows.ends, total, np.empty(len(rows), np.int32),
         ids, index, ends[:, 1:],
     )  # fmt: skip
     of_class = zip(
@@ -177,6 +181,15 @@ def lookup(served: Served, of_rows: Cut, shared: np.ndarray, layout: GroupLayout
 
 
 def merge(request: Request, of_rows: Cut) -> Merge:
+    return Merge(
+        exclusive=of_rows.exclusive,
+        collision=of_rows.collision,
+        index=merged(request, of_rows.places, of_rows.total),
+    )
+
+
+def merged(request: Request, places: np.ndarray, total: int) -> torch.Tensor:
+    """int64[N] of `Merge.index`. places: int32[U] of the distinct rows, `total` of them collision rows."""
     index = np.empty(len(request.wire.slots), np.int64)
-    wire_kernels.merged(of_rows.places, of_rows.total, request.wire.slots, request.from_wire, index)
-    return Merge(exclusive=of_rows.exclusive, collision=of_rows.collision, index=torch.from_numpy(index))
+    wire_kernels.merged(places, total, request.wire.slots, request.from_wire, index)
+    return torch.from_numpy(index)

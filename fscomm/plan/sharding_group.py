@@ -62,6 +62,7 @@ class GroupLayout:
         rows: [T] rows of the tables that this rank owns.
         chunk_bytes: what a rank sends of exclusive rows in one exchange, about.
         pooling: None where every id gets its row.
+        ranks_per_host: so many consecutive ranks share a host; 1 if nothing is known of hosts.
     """
 
     module: str
@@ -75,6 +76,7 @@ class GroupLayout:
     chunk_bytes: int = CHUNK_BYTES["cpu"]
     pooling: Pooling | None = None
     width: int | None = None
+    ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
         if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):
@@ -97,6 +99,17 @@ class GroupLayout:
     def flat_runs(self) -> np.ndarray:
         """int64: `runs` of all owners, one after the other."""
         return np.array([run for runs in self.runs for run in runs], np.int64)
+
+    @property
+    def two_levels(self) -> bool:
+        """A row goes to another host once, to a rank that passes it on there. Pooled vectors have one requester."""
+        return self.pooling is None and 1 < self.ranks_per_host < self.world_size
+
+    @property
+    def host(self) -> slice:
+        """The ranks of this rank's host."""
+        first = self.rank - self.rank % self.ranks_per_host
+        return slice(first, first + self.ranks_per_host)
 
     @property
     def row_width(self) -> int:

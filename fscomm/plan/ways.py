@@ -110,25 +110,41 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassOn:
+    """Requester: rows of one class that came to one rank of a host, on their way to its other ranks.
+
+    Attributes:
+        index: int64[n] of the rows that came to this rank from owners, those that it passes on.
+        sent, received: [chunks][W] to and from each rank.
+    """
+
+    index: torch.Tensor
+    sent: list[list[int]]
+    received: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
     """Requester: how the rows received in both classes become the local output.
 
     Attributes:
         exclusive, collision: [chunks][W] rows from each owner, which fill one buffer in this order.
         index: int64[N] the row of the buffer that is local output i.
+        passed_on: how many more rows of each class ranks of the same host pass on; they stand behind those of owners.
     """
 
     exclusive: list[list[int]]
     collision: list[list[int]]
     index: torch.Tensor
+    passed_on: tuple[int, int] = (0, 0)
 
     @property
     def exclusive_total(self) -> int:
-        return sum(map(sum, self.exclusive))
+        return sum(map(sum, self.exclusive)) + self.passed_on[0]
 
     @property
     def collision_total(self) -> int:
-        return sum(map(sum, self.collision))
+        return sum(map(sum, self.collision)) + self.passed_on[1]
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
         """[E + C, row width] to be filled with what is received, exclusive strips first."""

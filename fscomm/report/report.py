@@ -137,18 +137,18 @@ class Report:
     def _times(self) -> list[str]:
         steps = max(self.num_steps, 1)
         table = [
-            f"{'kind':<22}{'exposed ms':>12}{'inline ms':>12}{'hidden ms':>12}{'sent KB':>12}{'received KB':>13}",
+            f"{'kind':<30}{'exposed ms':>12}{'inline ms':>12}{'hidden ms':>12}{'sent KB':>12}{'received KB':>13}",
         ]
         for kind in self.total.kinds:
             times = [times.get(kind, 0.0) for times in (self.total.exposed_ms, self.total.inline_ms)]
             times.append(self.total.hidden_ms.get(kind, 0.0))
             moved = self.total.traffic(kind)
             shown = "".join(f"{time / steps:>12.2f}" for time in times)
-            table.append(f"{kind:<22}{shown}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
+            table.append(f"{kind:<30}{shown}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
         exposed, inline, hidden = (
             sum(times.values()) / steps for times in (self.total.exposed_ms, self.total.inline_ms, self.total.hidden_ms)
         )
-        table.append(f"{'all':<22}{exposed:>12.2f}{inline:>12.2f}{hidden:>12.2f}")
+        table.append(f"{'all':<30}{exposed:>12.2f}{inline:>12.2f}{hidden:>12.2f}")
         table.append(f"of the exposed time, waiting for a late rank: {self.total.straggler_ms / steps:.2f} ms")
         return table
 

@@ -24,7 +24,7 @@ class Library(Protocol):
     def adds_parts(self, module: Any) -> list[Any]:
         """The process groups whose ranks add up the parts that they have of its vectors."""
 
-    def bind(self, name: str, module: Any) -> Binding:
+    def bind(self, name: str, module: Any, ranks_per_host: int) -> Binding:
         """Describe `module`, of this `name` in the model. No collective."""
 
     def features_problem(self, features: Any) -> str | None:

@@ -182,7 +182,7 @@ class StandIn:
     def adds_parts(self, module: Any) -> list[Any]:
         return []
 
-    def bind(self, name: str, module: Any) -> RowsBinding:
+    def bind(self, name: str, module: Any, ranks_per_host: int) -> RowsBinding:
         layout = GroupLayout(
             module=name,
             sharding="row_wise",
@@ -193,6 +193,7 @@ class StandIn:
             runs=(module.runs,) * dist.get_world_size(),
             rows=tuple(module.rows),
             chunk_bytes=CHUNK_BYTES[module.where.type],
+            ranks_per_host=ranks_per_host,
         )
         return RowsBinding(
             name=name,

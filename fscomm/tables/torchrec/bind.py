@@ -24,7 +24,7 @@ from fscomm.tables.torchrec.servable import (
 )
 
 
-def bind(name: str, module: Any) -> Binding:
+def bind(name: str, module: Any, ranks_per_host: int) -> Binding:
     """Describe `module`, of this `name` in the model. No collective."""
     group = module._env.process_group
     pooled = isinstance(module, ShardedEmbeddingBagCollection)
@@ -55,6 +55,7 @@ def bind(name: str, module: Any) -> Binding:
                 rows=tuple(table.local_rows for table in tables[group.rank()]),
                 chunk_bytes=CHUNK_BYTES[where(module).type],
                 pooling=_pooling(widths, dim, _owners(module, kind, sharding), configs) if pooled else None,
+                ranks_per_host=ranks_per_host,
             )
         )
         input_dists.append(dist)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fscomm.plan import routes
 from fscomm.plan.routes import Apply, Lookup, Merge, Request, SendGradients
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.ways import PassOn
 
 Ids = list[list[list[list[int]]]]  # [W requesters][W owners][F of the owner][samples]
 
@@ -37,6 +38,7 @@ class Shape:
     longest: int
     silent: int
     seed: int
+    ranks_per_host: int = 1
 
     def layouts(self, module: str = "m") -> list[GroupLayout]:
         return [
@@ -49,6 +51,7 @@ class Shape:
                 dtype=torch.float32,
                 runs=self.runs,
                 rows=self.rows[rank],
+                ranks_per_host=self.ranks_per_host,
             )
             for rank in range(self.world_size)
         ]
@@ -74,8 +77,9 @@ class Shape:
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> Shape:
-    world_size = draw(st.integers(1, 4))
+def shapes(draw: st.DrawFn, hosts: Sequence[tuple[int, int]] = tuple((n, 1) for n in range(1, 5))) -> Shape:
+    """hosts: (ranks, ranks per host) to choose from."""
+    world_size, ranks_per_host = draw(st.sampled_from(hosts))
     runs = tuple(tuple(draw(st.lists(st.integers(1, 3), max_size=3))) for _ in range(world_size))
     return Shape(
         world_size=world_size,
@@ -84,6 +88,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         longest=draw(st.integers(0, 8)),
         silent=draw(st.integers(0, world_size)),
         seed=draw(st.integers(0, 2**32)),
+        ranks_per_host=ranks_per_host,
     )
 
 
@@ -215,11 +220,19 @@ def check_forward(
     lookups: tuple[list[Lookup], list[Lookup]],
     merges: list[Merge],
     limit: int | None,
+    passed: tuple[list[PassOn], list[PassOn]] | None = None,
 ) -> None:
-    """The exclusive and collision `lookups` [W], moved and merged, give every local output its row, each sent once."""
+    """The exclusive and collision `lookups` [W], moved and merged, give every local output its row, each sent once.
+
+    passed: of both classes, what ranks pass on inside their host; then a row goes to each other host once.
+    """
     exclusive, collision = ([look_up(shape, owner, lookup) for owner, lookup in enumerate(of)] for of in lookups)
     early = exchange(exclusive, [of.splits for of in lookups[0]], [merge.exclusive for merge in merges], limit)
     late = exchange(collision, [of.splits for of in lookups[1]], [merge.collision for merge in merges], None)
+    if passed is not None:
+        check_hosts(shape, early, late)
+        early = pass_on(shape, early, passed[0])
+        late = pass_on(shape, late, passed[1])
     for rank, merge in enumerate(merges):
         assert (len(early[rank]), len(late[rank])) == (merge.exclusive_total, merge.collision_total)
         assert set(late[rank].tolist()) <= shared
@@ -228,6 +241,26 @@ def check_forward(
         wanted = codes_of(shape, asked, rank)
         assert rows[merge.index].tolist() == local_order(asked, rank, wanted)
         assert sorted(rows.tolist()) == sorted(set(wanted)), "a row travels twice, or nobody asked for it"
+
+
+def check_hosts(shape: Shape, early: list[torch.Tensor], late: list[torch.Tensor]) -> None:
+    """Of other hosts' rows each comes to one rank of a host."""
+    per_host = shape.ranks_per_host
+    for first in range(0, shape.world_size, per_host):
+        of_host = torch.cat([*early[first : first + per_host], *late[first : first + per_host]]).tolist()
+        far = [row for row in of_host if not first <= row // 1000 < first + per_host]
+        assert len(set(far)) == len(far), "a row came to a host twice"
+
+
+def pass_on(shape: Shape, rows: list[torch.Tensor], passed: list[PassOn]) -> list[torch.Tensor]:
+    """[W] what came from owners, and behind it what ranks of the same host passed on."""
+    for rank, on in enumerate(passed):
+        first = rank - rank % shape.ranks_per_host
+        of_others = [*range(first), *range(first + shape.ranks_per_host, shape.world_size)]
+        assert not any(sizes[peer] for peer in of_others for sizes in (*on.sent, *on.received))
+    sent = [of_rank[on.index] for of_rank, on in zip(rows, passed, strict=True)]
+    came = exchange(sent, [on.sent for on in passed], [on.received for on in passed], None)
+    return [torch.cat(both) for both in zip(rows, came, strict=True)]
 
 
 def check_backward(

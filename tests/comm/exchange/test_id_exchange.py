@@ -23,7 +23,11 @@ from fscomm.plan.sharding_group import GroupLayout
 
 DEADLINE_S = 60
 BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
-ROW_BYTES = 12
+HOSTS = [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (6, 2), (6, 3), (4, 4)]
+TWO_HOSTS = Shape(
+    world_size=4, runs=((2, 1), (1,), (), (1,)), rows=((4, 2), (9,), (), (5,)), longest=8, silent=2, seed=7,
+    ranks_per_host=2,
+)  # fmt: skip
 
 
 class Wires:
@@ -175,7 +179,11 @@ def check_rows(
     groups = [step.groups[g] for step in steps]
     assert all(group is not None for group in groups)
     lookups = [group.exclusive for group in groups], [group.collision for group in groups]
-    check_forward(shape, asked, shared, lookups, [group.merge for group in groups], limit)
+    two_levels = 1 < shape.ranks_per_host < shape.world_size
+    passed = [group.exclusive_passed for group in groups], [group.collision_passed for group in groups]
+    assert all((on is not None) == two_levels for of_class in passed for on in of_class)
+    merges = [group.merge for group in groups]
+    check_forward(shape, asked, shared, lookups, merges, limit, passed if two_levels else None)
     for rank, group in enumerate(groups):
         assert group.buffer.shape == (group.merge.exclusive_total + group.merge.collision_total, 3)
         assert group.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
@@ -202,13 +210,16 @@ def another(shape: Shape) -> Shape:
         longest=shape.longest,
         silent=shape.silent,
         seed=shape.seed + 1,
+        ranks_per_host=shape.ranks_per_host,
     )
 
 
 @settings(max_examples=25, deadline=None)
-@given(shape=shapes(), limit=st.sampled_from([None, 1, 3]), modules=st.sampled_from([[0, 0], [0, 1]]))
+@given(shape=shapes(HOSTS), limit=st.sampled_from([None, 1, 3]), modules=st.sampled_from([[0, 0], [0, 1]]))
 @example(shape=BUSY, limit=None, modules=[0, 1])
 @example(shape=BUSY, limit=1, modules=[0, 0])
+@example(shape=TWO_HOSTS, limit=None, modules=[0, 1])
+@example(shape=TWO_HOSTS, limit=1, modules=[0, 0])
 def test_plans_of_all_ranks_fit(shape: Shape, limit: int | None, modules: list[int]) -> None:
     """Three steps and the end of data: both ways of every step, with rows shared as a set of rows says."""
     ranks = Ranks([shape, another(shape)], modules)
