@@ -30,14 +30,16 @@ class RankError(RuntimeError):
 
 
 class World:
-    """Processes of `network.rank`, one per namespace, with a gloo group over their links.
+    """Processes of `network.rank` with a gloo group over their links; `ranks_per_host` of them share a namespace.
 
     `module` (in benchmarks/) holds the functions that `call` may name: `function(state, **arguments)`, where `state` is
     a dict that lives as long as the rank; what they return goes through JSON.
     """
 
-    def __init__(self, *, ranks: int, module: str) -> None:
-        self.network = Network(ranks)
+    def __init__(self, *, ranks: int, module: str, ranks_per_host: int = 1) -> None:
+        self.network = Network(ranks // ranks_per_host)
+        self._ranks = ranks
+        self._per_host = ranks_per_host
         self._module = module
         self._calls = 0
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -75,12 +77,12 @@ class World:
             RankError: a rank ended, or one did not answer in time.
         """
         number = self._post(function, arguments)
-        keys = {rank: f"answer/{number}/{rank}" for rank in range(self.network.ranks) if rank not in lost}
+        keys = {rank: f"answer/{number}/{rank}" for rank in range(self._ranks) if rank not in lost}
         end = time.monotonic() + timeout_s
         while not self._store.check(list(keys.values())):
             self._look(end, keys)
             time.sleep(0.02)
-        return [json.loads(self._store.get(keys[rank])) if rank in keys else None for rank in range(self.network.ranks)]
+        return [json.loads(self._store.get(keys[rank])) if rank in keys else None for rank in range(self._ranks)]
 
     def _post(self, function: str | None, arguments: dict[str, Any]) -> int:
         number, self._calls = self._calls, self._calls + 1
@@ -92,7 +94,7 @@ class World:
             if rank in needed and process.poll() is not None:
                 raise RankError(f"rank {rank} ended with status {process.returncode}:\n{self._printed(rank)}")
         if time.monotonic() > end:
-            printed = "\n".join(f"rank {rank}: {self._printed(rank)}" for rank in range(self.network.ranks))
+            printed = "\n".join(f"rank {rank}: {self._printed(rank)}" for rank in range(self._ranks))
             raise RankError(f"the ranks did not answer in time\n{printed}")
 
     def _printed(self, rank: int) -> str:
@@ -106,10 +108,10 @@ class World:
         )
         # OpenMP threads that spin while waiting would take the cores from those who work.
         settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE, "PYTHONPATH": str(BENCHMARKS)}
-        for rank in range(self.network.ranks):
-            place = [str(rank), str(self.network.ranks), host, str(self._store.port), self._module]
+        for rank in range(self._ranks):
+            place = [str(rank), str(self._ranks), host, str(self._store.port), self._module]
             with open(Path(self._folder.name, f"rank{rank}.log"), "wb") as log:
-                command = [*self.network.enter(rank), sys.executable, "-m", "network.rank", *place]
+                command = [*self.network.enter(rank // self._per_host), sys.executable, "-m", "network.rank", *place]
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=BENCHMARKS, env=os.environ | settings
                 )
