@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from fsdata.batch.loss import global_mean
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.schema import Schema, Sequence
-    from fsdata.sources import Join, ParquetSource, sources_from_toml
+    from fsdata.sources import AsOf, Join, ParquetSource, sources_from_toml
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsOf",
     "Balance",
     "Batch",
     "CorruptFileError",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 _WHERE = {
+    "AsOf": "fsdata.sources",
     "Balance": "fsdata.balance.options",
     "Batch": "fsdata.batch.batch",
     "CostModel": "fsdata.balance.cost",

@@ -331,7 +331,14 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._exchange is not None and self._planner is not None:
             self._planner.load_state_dict(progress.tuning)
             return BalancedSteps(
-                share, reader, data.layout, pool, self._exchange, self._planner, sure=not data.may_drop
+                share,
+                reader,
+                data.layout,
+                pool,
+                self._exchange,
+                self._planner,
+                sure=not data.may_drop,
+                resolve=data.resolve,
             )
         if data.may_drop:
             return AgreedSteps(share, reader, data.layout, pool, self._exchange, options.uneven)

@@ -35,7 +35,7 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
     if source.condition is not None:
         yield "filter"
         yield source.condition.form
-    yield from (f"join {join.on} {' '.join(join.fields)}" for join in source.join)
+    yield from (join.form for join in source.join)
     yield f"weight {source.weight!r} on_error {source.on_error}"
 
 

@@ -58,6 +58,20 @@ def wanted_key(name: str) -> WantedField:
     return WantedField(name, "id", "scalar", "join key")
 
 
+def wanted_row_time(name: str) -> WantedField:
+    """The time of a row, as of which its history is taken."""
+    return WantedField(name, "time", "scalar", "row time")
+
+
+def wanted_event_times(name: str) -> WantedField:
+    return WantedField(name, "time", "list", "event times")
+
+
+def wanted_event_ids(name: str) -> WantedField:
+    """A list that only the choice of events needs."""
+    return WantedField(name, "id", "list", "event ids")
+
+
 def is_list(arrow_type: pa.DataType) -> bool:
     return pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type)
 

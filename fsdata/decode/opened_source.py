@@ -10,18 +10,20 @@ import numpy as np
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retry
-from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_time
+from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
 from fsdata.decode.align import Defaults, Groups, align, groups_of
+from fsdata.decode.joins.as_of import Histories
+from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
+from fsdata.decode.joins.side_table import SideTable, attach, load_side_table
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable, SurvivingRows, empty
-from fsdata.decode.side_table import SideTable, attach, load_side_table
 from fsdata.decode.slice_plan import SlicePlan
 from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import RowGroup, SourceFiles
 from fsdata.errors import DataError, SchemaError
 from fsdata.schema import Schema
-from fsdata.sources.source import ParquetSource
+from fsdata.sources.source import AsOf, Join, ParquetSource
 
 
 class OpenSource:
@@ -51,7 +53,11 @@ class OpenSource:
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retry()
-        self._files, self._sides = self._open(source, schema, threads, pool)
+        self._files, joined = self._open(source, schema, threads, pool)
+        self._sides = [each for each in joined if isinstance(each, SideTable)]
+        tables = [each for each in joined if isinstance(each, HistoryTable)]
+        self._side_files = joined
+        self.histories = Histories(tables, schema, index)
         self.groups = self._files.groups
         defaults = dict(source.defaults)
         for side in self._sides:
@@ -62,30 +68,35 @@ class OpenSource:
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.time_unit = self._files.time_unit
         self.may_drop = _may_drop(source, schema) or any(
-            side.source.policy(name) == "drop" for side in self._sides for name in side.fields
+            side.source.policy(name) == "drop" for side in joined for name in side.fields
         )
-        self.fingerprint = fingerprint(source, self._files.footers, [side.fingerprint for side in self._sides])
+        self.fingerprint = fingerprint(source, self._files.footers, [side.fingerprint for side in joined])
 
     def _open(
         self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None
-    ) -> tuple[SourceFiles, list[SideTable]]:
+    ) -> tuple[SourceFiles, list[SideTable | HistoryTable]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in wanted_fields(schema) if field.name not in joined]
         wanted += [wanted_key(key) for key in dict.fromkeys(join.on for join in source.join)]
         wanted += [] if schema.time is None else [wanted_time(schema.time)]
+        histories = [join for join in source.join if isinstance(join, AsOf)]
+        wanted += [wanted_row_time(name) for name in dict.fromkeys(join.at for join in histories)]
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
         files, *sides = _all_or_errors(
             [
                 partial(SourceFiles, source, wanted, index=self.index, pool=pool, **options),
-                *(partial(load_side_table, join, schema, **options) for join in source.join),
+                *(partial(_load, join, schema, **options) for join in source.join),
             ]
         )
+        for side in sides:
+            if isinstance(side, HistoryTable):
+                _check_units(files, side)
         return files, sides
 
     @property
     def skipped(self) -> list[Skipped]:
         """Files and row groups left out so far, those of side tables included."""
-        return [*self._files.skipped, *(entry for side in self._sides for entry in side.skipped)]
+        return [*self._files.skipped, *(entry for side in self._side_files for entry in side.skipped)]
 
     @property
     def retries(self) -> int:
@@ -106,6 +117,7 @@ class OpenSource:
         where = self._files.where(group)
         for side in self._sides:
             attach(table, side, layout, where)
+        self.histories.attach(table, layout, where)
         if layout.dense:
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
             width = len(layout.dense)
@@ -217,17 +229,21 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     joined: set[str] = set()
     for join in source.join:
         unknown = [name for name in join.fields if name not in known]
+        kind = type(join).__name__
         if unknown:
-            raise SchemaError(f"{label}: Join brings fields that the schema does not have: {', '.join(unknown)}")
+            raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")
+        if isinstance(join, AsOf):
+            _check_as_of(join, schema, label)
         joined |= set(join.fields)
     both = sorted(joined & (set(source.columns) | set(source.defaults) | set(source.nulls)))
     if both:
         raise SchemaError(
             f"{label}: {', '.join(both)} come from a side table: their columns, defaults and nulls belong to the "
-            "ParquetSource inside the Join"
+            "ParquetSource inside the Join or AsOf"
         )
+    keys = {name for join in source.join for name in ((join.on, join.at) if isinstance(join, AsOf) else (join.on,))}
     for option in ("columns", "defaults", "nulls"):
-        allowed = known | {join.on for join in source.join} | {schema.time} if option == "columns" else known
+        allowed = known | keys | {schema.time} if option == "columns" else known
         unknown = sorted(set(getattr(source, option)) - allowed)
         if unknown:
             raise SchemaError(
@@ -235,6 +251,42 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
                 f"{', '.join(schema.field_names)}"
             )
     return joined
+
+
+def _load(join: Join | AsOf, schema: Schema, **options: Any) -> SideTable | HistoryTable:
+    if isinstance(join, AsOf):
+        return load_histories(join, schema, **options)
+    return load_side_table(join, schema, **options)
+
+
+def _check_as_of(join: AsOf, schema: Schema, label: str) -> None:
+    """A history brings whole sequences: fields of one sequence have the same events."""
+    for group in schema.groups:
+        missing = [name for name in group.all_fields if name not in join.fields]
+        if missing and len(missing) < len(group.all_fields):
+            raise SchemaError(
+                f"{label}: AsOf brings some fields of the sequence {group.name!r} and not {', '.join(missing)}: its "
+                "fields have the same events, so all of them come from one table"
+            )
+        nested = [name for name in group.nested if name in join.fields]
+        if nested:
+            raise SchemaError(f"{label}: {', '.join(nested)} are nested: AsOf brings lists of numbers")
+    lists = {name for group in schema.groups for name in group.all_fields}
+    others = [name for name in join.fields if name not in lists]
+    if others:
+        raise SchemaError(
+            f"{label}: AsOf brings fields of sequences, and {', '.join(others)} are not: use a Join for values per key"
+        )
+
+
+def _check_units(files: SourceFiles, table: HistoryTable) -> None:
+    join = table.join
+    unit = time_unit(item_types(files, join.at, "row time"))
+    if unit != table.unit:
+        raise SchemaError(
+            f"{files.label}: {join.at} holds {unit}, and {join.time} of the {table.label} {table.unit}: bring one of "
+            "them to the other's unit with an expression in columns={...}"
+        )
 
 
 def _survivors(table: Slice, layout: Layout, start: int, stop: int) -> SurvivingRows:

@@ -8,7 +8,10 @@ import numpy as np
 
 from fsdata.schema import Schema, Sequence
 
-FieldKind = Literal["context", "ids", "counts", "nested_ids", "floats", "dense", "label", "label_list", "event_label"]
+FieldKind = Literal[
+    "context", "ids", "counts", "nested_ids", "reference", "floats", "dense", "label", "label_list", "event_label"
+]
+REFERENCE = 4  # numbers of a reference, see `fsdata.decode.joins.as_of`
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +19,10 @@ class Field:
     """One row of a `RowTable`.
 
     `dense` is a single field of D elements, and a nested field of the schema is two: `counts`, how many ids every event
-    has, which is as long as its sequence, and `nested_ids`, the ids of all events. Every other kind is one schema
-    field. `group` is the name of the sequence whose lengths the field has, for `nested_ids` the name of the schema
-    field, and None where every sample has `width` elements. Of lists longer than `max_length` one end is kept, the last
-    if `keep_last`.
+    has, which is as long as its sequence, and `nested_ids`, the ids of all events. A `reference` is no schema field: it
+    says where the history of the sequence that it is named after lies. Every other kind is one schema field. `group` is
+    the name of the sequence whose lengths the field has, for `nested_ids` the name of the schema field, and None where
+    every sample has `width` elements. Of lists longer than `max_length` one end is kept, the last if `keep_last`.
     """
 
     name: str
@@ -76,6 +79,11 @@ class Layout:
         return first
 
     @property
+    def references(self) -> dict[str, int]:
+        """Sequence that every source takes from histories -> the field that says where they lie."""
+        return {field.name[len(_AS_OF) :]: row for row, field in enumerate(self.fields) if field.kind == "reference"}
+
+    @property
     def event_labels(self) -> dict[str, str]:
         """Label that a sequence declares -> the sequence whose lengths it has."""
         return {field.name: field.group for field in self.fields if field.kind == "event_label" and field.group}
@@ -103,14 +111,22 @@ class Layout:
         return Layout(tuple(fields), num_keys, tuple(name for name in self.dense if name in names))
 
 
-def layout_of(schema: Schema, list_labels: frozenset[str] = frozenset()) -> Layout:
-    """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates."""
+def layout_of(
+    schema: Schema, list_labels: frozenset[str] = frozenset(), as_of: Collection[str] = frozenset()
+) -> Layout:
+    """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates.
+
+    as_of: sequences that every source takes from histories.
+    """
     keys = [Field(name, "context", 8, None) for name in schema.context]
     keys += [_list_field(name, "ids", 8, group) for group in schema.groups for name in group.fields]
     rest = []
     for group in schema.groups:
         rest += [_list_field(name, "counts", 8, group) for name in group.nested]
         rest += [Field(ids_of(name), "nested_ids", 8, name) for name in group.nested]
+    rest += [
+        Field(_AS_OF + group.name, "reference", 8, None, REFERENCE) for group in schema.groups if group.name in as_of
+    ]
     rest += [_list_field(name, "event_label", 8, group) for group in schema.groups for name in group.id_labels]
     rest += [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
     if schema.dense:
@@ -123,6 +139,9 @@ def layout_of(schema: Schema, list_labels: frozenset[str] = frozenset()) -> Layo
             rest.append(Field(name, "label", 4, None))
     rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
     return Layout((*keys, *rest), len(keys), schema.dense)
+
+
+_AS_OF = "as of "
 
 
 def ids_of(nested: str) -> str:

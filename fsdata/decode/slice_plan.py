@@ -16,6 +16,7 @@ from fsdata.errors import SchemaError
 from fsdata.kernels import index
 from fsdata.sources.expressions.expressions import Expression
 
+_ARRAYS = ("time", "join key", "row time")
 POLICY = {"error": index.ERROR, "default": index.DEFAULT, "drop": index.DROP}
 
 
@@ -30,7 +31,7 @@ class SlicePlan:
         nested: NESTED of `fsdata.kernels.index`.
         dense: DENSE_FIELD of `fsdata.kernels.index`.
         bindings, dense_bindings: what `fields` and `dense` were made from; a nested field made two of `fields`.
-        arrays: time and keys, each with its column of the batch, -1 if all rows have one value.
+        arrays: times and keys, each with its column of the batch, -1 if all rows have one value.
         drops_all: a partition value is null under the policy `drop`.
         defaults: memory that `fields` points to.
     """
@@ -67,9 +68,9 @@ def plan_slices(
     else:
         widths = [2 if binding.field.shape == "nested" else 1 for binding in batches.columns]
         column = dict(zip((each.field for each in batches.columns), (np.cumsum(widths) - widths).tolist(), strict=True))
-    arrays = [each for each in kind.bindings if each.field.role in ("time", "join key")]
+    arrays = [each for each in kind.bindings if each.field.role in _ARRAYS]
     dense = [each for each in kind.bindings if each.field.role == "dense"]
-    rest = [each for each in kind.bindings if each.field.role not in ("time", "join key", "dense")]
+    rest = [each for each in kind.bindings if each.field.role not in (*_ARRAYS, "dense")]
     parts = [part for each in rest for part in _parts(each, column.get(each.field, -1), layout)]
     fields, defaults = _field_records(parts, layout)
     return SlicePlan(

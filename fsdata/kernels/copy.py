@@ -1,12 +1,22 @@
 """Copying samples from where they lie to where they belong (numba, nogil, no Python objects).
 
-Addresses are trusted: callers build them from live buffers and check lengths first.
+Addresses are trusted: callers build them from live buffers and check lengths first. The highest byte of an address is
+0, or says of which narrower integers the values are stored, that int64 is made of as they are copied: see `STORED`.
 """
+
+from types import MappingProxyType
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
+
+# The highest byte of an address, by the type that lies there. No system uses it for addresses of its own.
+STORED = MappingProxyType(
+    {np.dtype(kind): code for code, kind in enumerate(["i8", "i4", "i2", "i1", "u4", "u2", "u1"])}
+)
+STORED_SHIFT = 56
+_ADDRESS = (1 << STORED_SHIFT) - 1
 
 
 @intrinsic
@@ -43,10 +53,38 @@ def _copy1(target: int, source: int, count: int) -> None:
         to[i] = of[i]
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _widen(target, values):
+    to = carray(pointer(target), values.shape, np.int64)
+    for i in range(len(values)):
+        to[i] = values[i]
+
+
+@njit(nogil=True, cache=True)
+def _copy_stored(target: int, source: int, count: int) -> None:
+    """int64 from what the highest byte of `source` says."""
+    stored, at = source >> STORED_SHIFT, pointer(source & _ADDRESS)
+    if stored == 1:
+        _widen(target, carray(at, (count,), np.int32))
+    elif stored == 2:
+        _widen(target, carray(at, (count,), np.int16))
+    elif stored == 3:
+        _widen(target, carray(at, (count,), np.int8))
+    elif stored == 4:
+        _widen(target, carray(at, (count,), np.uint32))
+    elif stored == 5:
+        _widen(target, carray(at, (count,), np.uint16))
+    else:
+        _widen(target, carray(at, (count,), np.uint8))
+
+
 @njit(nogil=True, cache=True)
 def copy(target: int, source: int, count: int, itemsize: int) -> None:
     if itemsize == 8:
-        _copy8(target, source, count)
+        if source > _ADDRESS:
+            _copy_stored(target, source, count)
+        else:
+            _copy8(target, source, count)
     elif itemsize == 4:
         _copy4(target, source, count)
     else:
@@ -74,7 +112,7 @@ def gather_samples(
 ) -> None:
     """Copy whole samples, all fields of one after another, to one target each.
 
-    address, length: int64 [F, N]; itemsize: int64 [F]; order: int64 [M], samples; target: int64 [M], byte addresses.
+    address, length: int64 [F, N]; itemsize: int64 [F], 0 leaves a field out; order: int64 [M], samples; target: int64 [M], byte addresses.
     """
     for m in range(len(order)):
         n = order[m]

@@ -1,4 +1,4 @@
-"""`ParquetSource` and `Join`: how a set of files becomes the fields of a schema. Nothing is opened here."""
+"""`ParquetSource`, `Join` and `AsOf`: how files become the fields of a schema. Nothing is opened here."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ class ParquetSource:
         nulls: field -> `default`, `drop` (leave the row out) or `error`. Unnamed: `default` if the field has a
             default, else `error`. In float fields NaN and infinities count as nulls. `time` and the main table's
             join keys have no policy: a null time is an error, a null key is a key without a match.
-        join: side tables, see `Join`.
+        join: side tables, see `Join`, and histories that are stored once, see `AsOf`.
         filter: polars expression over the file's columns; rows where it is true are kept, before anything else.
         filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
         weight: share of this source under `mix="weighted"`.
@@ -49,7 +49,7 @@ class ParquetSource:
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
-    join: Sequence["Join"] = ()
+    join: Sequence["Join | AsOf"] = ()
     filter: "pl.Expr | expressions.Expression | None" = None
     filesystem: Any = None
     weight: float | None = None
@@ -127,29 +127,114 @@ class Join:
     fields: Sequence[str]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, ParquetSource):
-            raise SchemaError(f"Join takes a ParquetSource, got {self.source!r}")
-        if not isinstance(self.on, str) or not self.on:
-            raise SchemaError(f"Join(on=...) names one key, got {self.on!r}")
-        if isinstance(self.fields, str):
-            raise SchemaError(f"Join(fields=...) takes a tuple of names, got {self.fields!r}; write ({self.fields!r},)")
-        object.__setattr__(self, "fields", _tuple_of(self.fields, str))
-        if not self.fields or not all(isinstance(name, str) and name for name in self.fields):
-            raise SchemaError(f"Join(fields=...) names at least one field of the schema, got {self.fields!r}")
-        if len(set(self.fields)) < len(self.fields):
-            raise SchemaError(f"Join(fields=...) names a field twice: {self.fields!r}")
-        if self.source.join:
-            raise SchemaError("the source of a Join cannot have joins itself: join both tables to the main source")
-        for option in ("columns", "defaults", "nulls"):
-            known = {*self.fields, self.on} if option == "columns" else set(self.fields)
-            unknown = sorted(set(getattr(self.source, option)) - known)
-            if unknown:
-                raise SchemaError(
-                    f"Join(on={self.on!r}): its source's {option} names {', '.join(unknown)}, not a joined field: "
-                    f"{', '.join(self.fields)}"
-                )
-        if self.source.weight is not None:
-            raise SchemaError("the source of a Join is not mixed: leave its weight out")
+        _check_join(self, columns=(self.on,))
+
+    @property
+    def form(self) -> str:
+        """What it says, without its source; for fingerprints."""
+        return f"join {self.on} {' '.join(self.fields)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AsOf:
+    """Histories that are stored once per key, taken for every row as of its time.
+
+    The table has one row per key, with aligned lists in ascending time (`freescale histories` makes one of an event
+    log). A row gets the events of its key that happened before it, and of those as many as `Sequence(max_length, keep)`
+    says. The table is held in memory once per host, in the integers of the files, shared by the ranks of the host.
+
+    A key without a history has none: its lists are empty, unless `source.nulls` says `drop` or `error` for a field.
+
+    Args:
+        source: the table of histories. Its rows must have different keys.
+        on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers.
+        at: the time of a row, a field or column of the main source. `time` counts the same unit: both are timestamps or
+            dates, or both are integers.
+        time: the times of the events, a list column of `source`, ascending in every row.
+        fields: the schema's fields that come from the histories: all fields of one or several sequences.
+        known_at: a second list of times, when each event became known. Those that became known at `at` or later do not
+            count for the row, wherever they stand in the history.
+        where: polars expression over the lists' elements (fields, `time`, `known_at` and other lists of integers, by
+            the names they have in the schema or the files), as if each event were a row. Only events for which it is
+            true are kept.
+        inclusive: events at the time of the row count, too. They may tell what the row is to predict.
+
+    Raises:
+        SchemaError: options that contradict each other.
+    """
+
+    source: ParquetSource
+    _: KW_ONLY
+    on: str
+    at: str
+    time: str
+    fields: Sequence[str]
+    known_at: str | None = None
+    where: "pl.Expr | expressions.Expression | None" = None
+    inclusive: bool = False
+
+    def __post_init__(self) -> None:
+        for option in ("at", "time", *(["known_at"] if self.known_at is not None else [])):
+            if not isinstance(getattr(self, option), str) or not getattr(self, option):
+                raise SchemaError(f"AsOf({option}=...) names one column, got {getattr(self, option)!r}")
+        if not isinstance(self.inclusive, bool):
+            raise SchemaError(f"AsOf(inclusive=...) is True or False, got {self.inclusive!r}")
+        if self.where is not None:
+            object.__setattr__(self, "where", expressions.checked(self.where, "AsOf(where=...)"))
+        _check_join(self, columns=(self.on, *self.times, *self.only_read))
+        if self.at in self.fields:
+            raise SchemaError(f"AsOf(at={self.at!r}) is the time of a row, and one of the fields of its history, too")
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """`time`, and `known_at` if there is one."""
+        return (self.time,) if self.known_at is None else (self.time, self.known_at)
+
+    @property
+    def condition(self) -> expressions.Expression | None:
+        """`where` as it was checked."""
+        return cast("expressions.Expression | None", self.where)
+
+    @property
+    def form(self) -> str:
+        """What it says, without its source; for fingerprints."""
+        times = f"{self.at} {self.time} {self.known_at} inclusive={self.inclusive}"
+        where = None if self.condition is None else self.condition.form
+        return f"as of {self.on} {times} {' '.join(self.fields)} where {where}"
+
+    @property
+    def only_read(self) -> tuple[str, ...]:
+        """Lists that only `where` needs."""
+        read = () if self.condition is None else self.condition.columns
+        return tuple(name for name in read if name not in (*self.fields, *self.times))
+
+
+def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
+    """Check what both kinds have, and make `fields` a tuple. columns: what `source.columns` may name beside those."""
+    kind = type(join).__name__
+    if not isinstance(join.source, ParquetSource):
+        raise SchemaError(f"{kind} takes a ParquetSource, got {join.source!r}")
+    if not isinstance(join.on, str) or not join.on:
+        raise SchemaError(f"{kind}(on=...) names one key, got {join.on!r}")
+    if isinstance(join.fields, str):
+        raise SchemaError(f"{kind}(fields=...) takes a tuple of names, got {join.fields!r}; write ({join.fields!r},)")
+    object.__setattr__(join, "fields", _tuple_of(join.fields, str))
+    if not join.fields or not all(isinstance(name, str) and name for name in join.fields):
+        raise SchemaError(f"{kind}(fields=...) names at least one field of the schema, got {join.fields!r}")
+    if len(set(join.fields)) < len(join.fields):
+        raise SchemaError(f"{kind}(fields=...) names a field twice: {join.fields!r}")
+    if join.source.join:
+        raise SchemaError(f"the source of a {kind} cannot have joins itself: join both tables to the main source")
+    for option in ("columns", "defaults", "nulls"):
+        known = {*join.fields, *columns} if option == "columns" else set(join.fields)
+        unknown = sorted(set(getattr(join.source, option)) - known)
+        if unknown:
+            raise SchemaError(
+                f"{kind}(on={join.on!r}): its source's {option} names {', '.join(unknown)}, not a joined field: "
+                f"{', '.join(join.fields)}"
+            )
+    if join.source.weight is not None:
+        raise SchemaError(f"the source of a {kind} is not mixed: leave its weight out")
 
 
 def _paths(value: Any) -> tuple[str, ...]:
@@ -174,10 +259,10 @@ def _mapping(option: str, value: Any) -> dict[str, Any]:
     return dict(mapping)
 
 
-def _joins(value: Any) -> tuple[Join, ...]:
-    joins = _tuple_of(value, Join)
-    if not all(isinstance(join, Join) for join in joins):
-        raise SchemaError(f"join takes Join objects, got {value!r}")
+def _joins(value: Any) -> tuple[Join | AsOf, ...]:
+    joins = _tuple_of(value, Join | AsOf)
+    if not all(isinstance(join, Join | AsOf) for join in joins):
+        raise SchemaError(f"join takes Join objects and AsOf objects, got {value!r}")
     fields = [name for join in joins for name in join.fields]
     twice = sorted({name for name in fields if fields.count(name) > 1})
     if twice:

@@ -24,7 +24,7 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
     jagged: dict[str, Jagged] = {}
     dense = torch.empty((table.num_rows, 0), dtype=torch.float32)
     for row, field in enumerate(layout.fields[layout.num_keys :], layout.num_keys):
-        if field.kind in ("counts", "nested_ids"):
+        if field.kind in ("counts", "nested_ids", "reference"):
             continue
         if field.kind == "dense":
             dense = flat[row].view(table.num_rows, field.width)
@@ -52,14 +52,19 @@ def _gathered(table: RowTable, layout: Layout, pool: Pool) -> dict[int, torch.Te
     together += [slice(row, row + 1) for row in range(len(counts)) if row not in inside]
     flat: dict[int, torch.Tensor] = {}
     target = np.empty(len(counts), np.int64)
+    references = list(layout.references.values())
     for some in together:
-        if some.start == some.stop:
-            continue  # no keys
+        if some.start == some.stop or some.start in references:
+            continue  # no keys, or only on the way between ranks
         itemsize = layout.fields[some.start].itemsize
         tensor = pool.tensor(int(counts[some].sum()), torch.int64 if itemsize == 8 else torch.float32)
         target[some] = tensor.data_ptr() + itemsize * (np.cumsum(counts[some]) - counts[some])
         flat[some.start] = tensor
-    gather_fields(table.address, table.length, table.itemsize, target)
+    if references:
+        copied = np.delete(np.arange(len(counts)), references)
+        gather_fields(table.address[copied], table.length[copied], table.itemsize[copied], target[copied])
+    else:
+        gather_fields(table.address, table.length, table.itemsize, target)
     return flat
 
 

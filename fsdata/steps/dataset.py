@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
+from fsdata.decode.row_table import RowTable
 from fsdata.errors import SchemaError
 from fsdata.order.deal import epoch_streams, window_order
 from fsdata.order.mix import Keys, Mix, Unit, merged_units, sequential_units, weighted_keys
@@ -35,7 +39,8 @@ class Dataset:
         seed: int,
     ) -> None:
         self.sources = sources
-        self.layout = layout_of(schema, _list_labels(sources, schema))
+        as_of = [set(source.histories.groups) for source in sources]
+        self.layout = layout_of(schema, _list_labels(sources, schema), set.intersection(*as_of))
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
         self._seed = seed
@@ -57,6 +62,13 @@ class Dataset:
         """Close the files that decoding threads keep open."""
         for source in self.sources:
             source.close()
+
+    def resolve(self, rows: RowTable, some: np.ndarray) -> RowTable:
+        """The rows, of which `some`, int64 [n], came from other ranks, with their histories; see `Histories`."""
+        if not self.layout.references or not len(some):
+            return rows
+        owners = [owner for source in self.sources for owner in source.histories.resolve(rows, self.layout, some)]
+        return replace(rows, owners=(*rows.owners, *owners))
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """What every rank still has to read of the epoch."""

@@ -7,7 +7,7 @@ Three ways to make a step, by what the ranks have to tell each other:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -206,13 +206,16 @@ class BalancedSteps(Steps):
         planner: StepPlanner,
         *,
         sure: bool,
+        resolve: Callable[[RowTable, np.ndarray], RowTable],
     ) -> None:
-        """`sure`: no row can drop out, so that sizes are known beforehand and the last step's rows are dealt evenly."""
+        """`sure`: no row can drop out, so that sizes are known beforehand and the last step's rows are dealt evenly.
+        `resolve`: completes the rows, int64 [n], that came from other ranks."""
         super().__init__(share, reader, layout, pool)
         self._exchange = exchange
         self._planner = planner
         self._spec = RecordSpec.of_layout(layout)
         self._sure = sure
+        self._resolve = resolve
         self._first_number = 0
 
     def next(self) -> tuple[Batch, Progress] | None:
@@ -238,8 +241,8 @@ class BalancedSteps(Steps):
             moved=step.moved,
             carried=step.carried,
         )
-        batch = self._batch(step.table, step.origin, stats)
-        return batch, self._progress(positions, self._planner.state_dict())
+        rows = self._resolve(step.table, np.flatnonzero(step.origin[:, 0] != self.share.rank))
+        return self._batch(rows, step.origin, stats), self._progress(positions, self._planner.state_dict())
 
     def _positions(self, step: StepResult) -> list[int]:
         """Rows that every rank has passed with `step`."""

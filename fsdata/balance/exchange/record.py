@@ -25,6 +25,7 @@ class RecordSpec:
         width: int64 [F].
         groups: G names.
         group_field: int64 [G], the field whose row of a `RowTable` holds the group's lengths.
+        referred: fields whose values the receiver has, and that do not travel.
     """
 
     names: tuple[str, ...]
@@ -33,6 +34,7 @@ class RecordSpec:
     width: np.ndarray
     groups: tuple[str, ...]
     group_field: np.ndarray
+    referred: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         shapes = {len(self.names), len(self.itemsize), len(self.group), len(self.width)}
@@ -48,8 +50,10 @@ class RecordSpec:
     def of_layout(cls, layout: Layout) -> "RecordSpec":
         groups = layout.groups
         index = {name: i for i, name in enumerate(groups)}
+        histories = layout.references
         return cls(
             names=layout.names,
+            referred=frozenset(row for row, field in enumerate(layout.fields) if field.group in histories),
             itemsize=layout.itemsize,
             group=np.array([-1 if f.group is None else index[f.group] for f in layout.fields], np.int64),
             width=np.array([f.width for f in layout.fields], np.int64),
@@ -60,8 +64,24 @@ class RecordSpec:
     @property
     def digest(self) -> int:
         """A positive int64 that two specs share only if records of one can be read as records of the other."""
-        text = repr((self.names, self.itemsize.tolist(), self.group.tolist(), self.width.tolist(), self.groups))
+        text = repr(
+            (
+                self.names,
+                self.itemsize.tolist(),
+                self.group.tolist(),
+                self.width.tolist(),
+                self.groups,
+                sorted(self.referred),
+            )
+        )
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1 | 1
+
+    @property
+    def sent(self) -> np.ndarray:
+        """int64 [F], bytes per element that travel."""
+        sent = self.itemsize.copy()
+        sent[list(self.referred)] = 0
+        return sent
 
     def group_lengths(self, length: np.ndarray) -> np.ndarray:
         """int64 [G, N] from the lengths of all fields, int64 [F, N]."""
@@ -76,15 +96,15 @@ class RecordSpec:
 
     def record_bytes(self, lengths: np.ndarray) -> np.ndarray:
         """int64 [N], padded to 8, from the lengths of the groups, int64 [G, N]."""
-        fixed = int((self.itemsize * self.width)[self.group < 0].sum())
+        fixed = int((self.sent * self.width)[self.group < 0].sum())
         per_element = np.zeros(len(self.groups), np.int64)
         jagged = self.group >= 0
-        np.add.at(per_element, self.group[jagged], self.itemsize[jagged])
+        np.add.at(per_element, self.group[jagged], self.sent[jagged])
         return (fixed + per_element @ lengths + 7) & ~7
 
     def addresses(self, length: np.ndarray, record: np.ndarray) -> np.ndarray:
-        """int64 [F, N], where each field starts, from all field lengths and the byte address of each record [N]."""
-        size = length * self.itemsize[:, None]
+        """int64 [F, N], where each field that travels starts, from all field lengths and each record's address [N]."""
+        size = length * self.sent[:, None]
         return record[None, :] + np.cumsum(size, axis=0) - size
 
 

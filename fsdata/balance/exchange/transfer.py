@@ -80,7 +80,7 @@ class Transfer:
         """
         way = route(rank, counts, spec.record_bytes(lengths), self._group.rank)
         received = self._pool.tensor(int(way.received.sum()), torch.uint8)
-        sent = self._gather(table, way)
+        sent = self._gather(table, spec, way)
         self._group.all_to_all(received, sent, way.received.tolist(), way.sent.tolist())
         length = spec.field_lengths(lengths[:, way.sample])
         address = spec.addresses(length, received.data_ptr() + way.record)
@@ -91,14 +91,14 @@ class Transfer:
             owners = (*table.owners, received)
         return RowTable(address, length, spec.itemsize, owners), way.origin
 
-    def _gather(self, table: RowTable | None, way: Route) -> torch.Tensor:
+    def _gather(self, table: RowTable | None, spec: RecordSpec, way: Route) -> torch.Tensor:
         """The send buffer, filled; valid until the next call."""
         size = int(way.sent.sum())
         if size > len(self._send):
             self._send = torch.empty(size + size // 4, dtype=torch.uint8)
         if table is not None and size:
             target = self._send.data_ptr() + way.offset
-            gather_samples(table.address, table.length, table.itemsize, way.order, target)
+            gather_samples(table.address, table.length, spec.sent, way.order, target)
         return self._send[:size]
 
 

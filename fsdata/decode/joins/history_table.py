@@ -1,0 +1,288 @@
+"""A table of histories in memory: read once per host, checked, and kept in the integers of the files.
+
+Letters: K keys, E events of all of them, T fields.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fsdata.catalog.fingerprint import fingerprint
+from fsdata.catalog.footers import Skipped
+from fsdata.catalog.retry import Retry
+from fsdata.catalog.roles import (
+    WantedField,
+    is_list,
+    plain,
+    wanted_event_ids,
+    wanted_event_times,
+    wanted_fields,
+    wanted_key,
+)
+from fsdata.decode.align import Defaults, Groups, align
+from fsdata.decode.joins.shared_arrays import Arrays, SharedArrays
+from fsdata.decode.row_layout import Field, Layout
+from fsdata.decode.slices import Slice
+from fsdata.decode.source_files import RowGroup, SourceFiles
+from fsdata.errors import DataError, SchemaError
+from fsdata.kernels import histories, index
+from fsdata.kernels.copy import STORED, gather_fields
+from fsdata.schema import Schema
+from fsdata.sources.expressions import expressions
+from fsdata.sources.source import AsOf, ParquetSource
+
+_KEYS, _OFFSETS = " keys", " offsets"  # no field is called so
+_VERSION = 1  # of the arrays that processes share
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTable:
+    """The histories of one `AsOf`.
+
+    Attributes:
+        label: how messages call it.
+        keys: int64 [K], ascending; offsets: int64 [K + 1], the events of each.
+        times: int64 [E], ascending inside a key; known: int64 [E], or empty.
+        unit: of the times, see `time_unit`.
+        fields: name -> [E], of the type that the files have, or float32.
+    """
+
+    join: AsOf
+    label: str
+    skipped: list[Skipped]
+    fingerprint: dict[str, str]
+    unit: str
+    shared: SharedArrays
+
+    @property
+    def source(self) -> ParquetSource:
+        return self.join.source
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self.shared[_KEYS]
+
+    @property
+    def offsets(self) -> np.ndarray:
+        return self.shared[_OFFSETS]
+
+    @property
+    def times(self) -> np.ndarray:
+        return self.shared[self.join.time]
+
+    @property
+    def known(self) -> np.ndarray:
+        return self.times[:0] if self.join.known_at is None else self.shared[self.join.known_at]
+
+    @property
+    def fields(self) -> Mapping[str, np.ndarray]:
+        return {name: self.shared[name] for name in self.join.fields}
+
+
+def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | None, retry: Retry) -> HistoryTable:
+    """Read a table of histories, or map the one that another process of this host has read.
+
+    Raises:
+        SchemaError: the files cannot be read as these fields.
+        DataError: a null key, a key that two rows share, lists of one row that differ in length, or that are not in
+            ascending time.
+    """
+    label = f"{label}, histories {join.source.label}"
+    fields = {field.name: field for field in wanted_fields(schema) if field.name in join.fields}
+    wanted = [
+        *fields.values(),
+        *map(wanted_event_times, join.times),
+        *map(wanted_event_ids, join.only_read),
+        wanted_key(join.on),
+    ]
+    files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry)
+    try:
+        identity = fingerprint(join.source, files.footers, ())
+        name = blake2b(repr((_VERSION, identity, join.form, repr(schema))).encode(), digest_size=16).hexdigest()
+        shared = SharedArrays(name, lambda: _Reading(files, join, wanted).arrays(), label)
+    finally:
+        files.close()
+    return HistoryTable(join, label, files.skipped, identity, _event_unit(files, join), shared)
+
+
+def time_unit(kinds: set[pa.DataType | None]) -> str:
+    """What times of these Arrow types count: `integers`, `timestamps` or `timestamps with a time zone`."""
+    units = {
+        "integers"
+        if kind is None or not pa.types.is_temporal(kind)
+        else "timestamps with a time zone"
+        if getattr(kind, "tz", None)
+        else "timestamps"
+        for kind in kinds
+    }
+    return " and ".join(sorted(units))
+
+
+def item_types(files: SourceFiles, name: str, role: str) -> set[pa.DataType | None]:
+    """The types that a field has in the files, those of the elements of lists; None for a default."""
+    found = set()
+    for kind in files.kinds:
+        for binding in kind.bindings:
+            if binding.field.name == name and binding.field.role == role:
+                outer = None if binding.type is None else plain(binding.type)
+                found.add(plain(outer.value_type) if outer is not None and is_list(outer) else outer)
+    return found
+
+
+def _event_unit(files: SourceFiles, join: AsOf) -> str:
+    units = {time_unit(item_types(files, name, "event times")) for name in join.times}
+    if len(units) > 1 or " and " in next(iter(units)):
+        raise SchemaError(f"{files.label}: {' and '.join(join.times)} must count the same unit, got {sorted(units)}")
+    return units.pop()
+
+
+class _Reading:
+    """Row groups, one after another, to arrays."""
+
+    def __init__(self, files: SourceFiles, join: AsOf, wanted: Sequence[WantedField]) -> None:
+        lists = [field for field in wanted if field.shape == "list"]
+        self._files = files
+        self._join = join
+        self._layout = Layout(
+            tuple(
+                Field(each.name, "floats" if each.number == "value" else "ids", 4 if each.number == "value" else 8, "")
+                for each in lists
+            ),
+            0,
+        )
+        self._stored = {each.name: _stored(files, each) for each in lists}
+        self._plans = files.plans(lambda field: True, self._layout, filtered=True)
+        self._defaults = Defaults(dict(join.source.defaults))
+        self._groups = Groups(names=("histories",), members=np.arange(len(lists)), records=np.zeros(1, index.GROUP))
+        self._groups.records[0] = (0, len(lists), -1, False)
+
+    def arrays(self) -> Arrays:
+        """Everything by name, the events in the order of their keys."""
+        parts = [part for group in self._files.groups if (part := self._part(group)) is not None]
+        keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)])
+        lengths = np.concatenate([np.empty(0, np.int64), *(part.lengths for part in parts)])
+        order = np.argsort(keys, kind="stable")
+        _check_keys(keys[order], self._files.label, self._join.on)
+        starts = np.cumsum(lengths) - lengths
+        found = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
+        kept = [*self._join.fields, *self._join.times]
+        in_order = bool((order == np.arange(len(order))).all())
+        for name in kept:
+            whole = np.concatenate([np.empty(0, self._stored[name]), *(part.events.pop(name) for part in parts)])
+            found[name] = whole if in_order else _gathered(whole, starts[order], lengths[order])
+        return found
+
+    def _part(self, group: RowGroup) -> "_Part | None":
+        table = self._files.decode(self._plans, group, 0, group.rows)
+        if table is None:
+            return None
+        where, on = self._files.where(group), self._join.on
+        align(table, self._groups, self._layout, self._defaults, where)
+        table.keep(np.flatnonzero(table.drop == 0))
+        keys, null = table.arrays[on]
+        if null.any():
+            raise DataError(
+                f"{where}, row {table.row(int(np.flatnonzero(null)[0]))}: the key {on!r} is null and can never match; "
+                "filter such rows out"
+            )
+        part = _Part(keys.copy(), table.length[0].copy(), self._events(table))
+        _check_order(part, self._join.time, on, where)
+        return part if self._join.condition is None else self._chosen(part)
+
+    def _events(self, table: Slice) -> dict[str, np.ndarray]:
+        """Of every field the values of all rows, one after another, as they are stored."""
+        total, events = int(table.length[0].sum()), {}
+        for slot, field in enumerate(self._layout.fields):
+            values = np.empty(total, field.dtype)
+            gather_fields(
+                table.address[slot : slot + 1],
+                table.length[slot : slot + 1],
+                np.array([field.itemsize]),
+                np.array([values.ctypes.data]),
+            )
+            events[field.name] = values.astype(self._stored[field.name], copy=False)
+        return events
+
+    def _chosen(self, part: "_Part") -> "_Part":
+        """The events for which the condition is true."""
+        condition = self._join.condition
+        assert condition is not None
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array(part.events[name]) for name in condition.columns], condition.columns
+        )
+        mask = expressions.evaluate([condition], [pa.bool_()], rows)[0].fill_null(False).to_numpy(zero_copy_only=False)
+        before = np.concatenate([[0], np.cumsum(mask)])
+        ends = np.cumsum(part.lengths)
+        return replace(
+            part,
+            lengths=before[ends] - before[ends - part.lengths],
+            events={name: values[mask] for name, values in part.events.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Histories of a row group. keys, lengths: int64 [k]; events: name -> [e]."""
+
+    keys: np.ndarray
+    lengths: np.ndarray
+    events: dict[str, np.ndarray]
+
+
+def _stored(files: SourceFiles, field: WantedField) -> np.dtype[Any]:
+    """The type in which a field is kept: that of the files where it has 32 bits or fewer."""
+    if field.number != "id":
+        return np.dtype(np.int64 if field.number == "time" else np.float32)
+    types = item_types(files, field.name, field.role)
+    kinds = [_integer(kind) for kind in types if kind is not None]
+    default = files.source.defaults.get(field.name)
+    if default is not None:
+        kinds.append(np.min_scalar_type(int(default)))
+    found: np.dtype[Any] = np.result_type(*kinds)
+    return found if found in STORED else np.dtype(np.int64)
+
+
+def _integer(kind: pa.DataType) -> np.dtype[Any]:
+    if pa.types.is_boolean(kind):
+        return np.dtype(np.uint8)
+    return np.dtype(kind.to_pandas_dtype()) if pa.types.is_integer(kind) else np.dtype(np.int64)
+
+
+def _gathered(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The lists that begin at `starts`, one after another."""
+    out = np.empty_like(values)
+    size = values.itemsize
+    gather_fields(
+        (values.ctypes.data + starts * size)[None],
+        (lengths * size)[None],
+        np.array([1]),
+        np.array([out.ctypes.data]),
+    )
+    return out
+
+
+def _check_keys(keys: np.ndarray, label: str, on: str) -> None:
+    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    if len(twice):
+        some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
+        raise DataError(
+            f"{label}: {len(twice)} values of the key {on!r} stand in more than one row ({some}); a table of histories "
+            "has one row per key. `freescale histories` makes one of events"
+        )
+
+
+def _check_order(part: _Part, time: str, on: str, where: str) -> None:
+    offsets = np.concatenate([[0], np.cumsum(part.lengths)])
+    event = histories.find_unsorted(part.events[time], offsets)
+    if event < 0:
+        return
+    row = int(np.searchsorted(offsets, event, side="right")) - 1
+    earlier, later = part.events[time][event - 1 : event + 1].tolist()
+    raise DataError(
+        f"{where}: the history of {on} {part.keys[row]} is not ascending: {time} is {later} at position "
+        f"{event - offsets[row]} and {earlier} before it. Sort the lists, or make the table with `freescale histories`"
+    )

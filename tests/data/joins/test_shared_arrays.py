@@ -1,0 +1,147 @@
+"""Arrays that the processes of a host share: made once, left behind by nobody."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from fsdata.decode.joins import shared_arrays
+from fsdata.decode.joins.shared_arrays import SharedArrays
+from fsdata.errors import DataError
+
+ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "b": np.array([2.5], np.float32)}
+SCRIPT = """
+import sys, time, numpy as np
+from fsdata.decode.joins.shared_arrays import SharedArrays
+def make():
+    print("made", flush=True)
+    time.sleep(float(sys.argv[2]))
+    return {"a": np.arange(1000, dtype=np.int32)}
+shared = SharedArrays(sys.argv[1], make, "the table")
+print(int(shared["a"].sum()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def name() -> str:
+    return f"test{uuid.uuid4().hex}"
+
+
+def files(name: str) -> list[str]:
+    return [path.name for folder in shared_arrays._folders() for path in folder.glob(f"{name}*")]
+
+
+def other(name: str, seconds: float = 0.0) -> subprocess.Popen:
+    command = [sys.executable, "-c", SCRIPT, name, str(seconds)]
+    env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[3])}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
+def never() -> dict[str, np.ndarray]:
+    raise AssertionError("made twice")
+
+
+def test_what_one_makes_all_have(name: str) -> None:
+    first = SharedArrays(name, lambda: ARRAYS, "the table")
+    second = SharedArrays(name, never, "the table")
+    for shared in (first, second):
+        assert all(np.array_equal(shared[key], each) for key, each in ARRAYS.items())
+        assert [shared[key].dtype for key in ARRAYS] == [each.dtype for each in ARRAYS.values()]
+        assert not shared["a"].flags.writeable
+    kept = second["a"]
+    del first, second, shared
+    gc.collect()
+    assert files(name) == []
+    assert kept.sum() == ARRAYS["a"].sum()  # an array keeps its memory, though the file is gone
+
+
+def test_processes_wait_for_the_one_that_makes_them(name: str) -> None:
+    processes = [other(name, 0.5) for _ in range(3)]
+    said = [process.communicate("", timeout=60)[0].split() for process in processes]
+    assert sorted(map(len, said)) == [1, 1, 2]
+    assert {words[-1] for words in said} == {"499500"}
+    assert files(name) == []
+
+
+def test_a_killed_process_leaves_nothing_for_long(name: str) -> None:
+    process = other(name)
+    assert process.stdout is not None
+    assert [process.stdout.readline().strip() for _ in range(2)] == ["made", "499500"]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert files(name)
+    shared = SharedArrays(f"{name}x", lambda: ARRAYS, "another table")
+    assert not [file for file in files(name) if not file.startswith(f"{name}x")]
+    shared.close()
+    assert files(name) == []
+
+
+def test_whoever_is_killed_while_making_them_is_replaced(name: str) -> None:
+    process = other(name, 60)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "made"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    shared = SharedArrays(name, lambda: ARRAYS, "the table")
+    assert np.array_equal(shared["a"], ARRAYS["a"])
+    shared.close()
+    assert files(name) == []
+
+
+def test_another_process_keeps_the_file(name: str) -> None:
+    process = other(name)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    SharedArrays(name, never, "the table").close()
+    assert files(name)
+    process.communicate("")
+    assert files(name) == []
+
+
+def test_an_error_is_raised_and_nothing_is_left(name: str) -> None:
+    def fails() -> dict[str, np.ndarray]:
+        raise ValueError("a bad table")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a bad table"):
+            SharedArrays(name, fails, "the table")
+    SharedArrays(f"{name}x", lambda: ARRAYS, "another table").close()
+    assert files(name) == []
+
+
+def test_nobody_waits_for_ever(name: str) -> None:
+    process = other(name, 60)
+    assert process.stdout is not None
+    process.stdout.readline()
+    with (
+        mock.patch.object(shared_arrays, "PATIENCE_S", 0.1),
+        pytest.raises(DataError, match=f"the table: process {process.pid} of this host reads it for all"),
+    ):
+        SharedArrays(name, never, "the table")
+    process.kill()
+    process.communicate()
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / f"freescale-{os.getuid()}").mkdir(mode=0o777)
+    (tmp_path / f"freescale-{os.getuid()}").chmod(0o777)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        shared_arrays._own_folder(tmp_path)
+
+
+def test_where_memory_is_full_the_folder_for_temporary_files_serves(name: str) -> None:
+    with mock.patch.object(shared_arrays, "_SPARE", 1 << 60):
+        shared = SharedArrays(name, lambda: ARRAYS, "the table")
+    assert any(each.name == f"{name}.data" for each in shared_arrays._folders()[-1].iterdir())
+    assert np.array_equal(shared["a"], ARRAYS["a"])
+    shared.close()
+    assert files(name) == []
