@@ -2,6 +2,8 @@
 
 from collections import namedtuple
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +43,7 @@ class FakeSource:
     list_labels: frozenset[str] = frozenset()
     default_labels: frozenset[str] = frozenset()
     time_unit: str = "integer"
+    histories: Any = field(default_factory=lambda: SimpleNamespace(groups={}))
 
     @property
     def label(self) -> str:

@@ -49,7 +49,7 @@ def read_balanced(rank: int, size: int, folder: Path, options: dict[str, Any], s
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "plain")
 def test_balanced_ranks_gather_histories_where_they_are_computed(tmp_path: Path, size: int, options: dict) -> None:
     data = Data.drawn(3, requests=70, users=12)
     data.write(tmp_path, files=3)
@@ -115,14 +115,18 @@ def test_histories_are_part_of_what_a_state_belongs_to(tmp_path: Path) -> None:
     with FreeScaleDataLoader(source(tmp_path), SCHEMA, batch_size=4) as loader:
         state = loader.state_dict()
     for options in ({"inclusive": True}, {"known": True}):
-        with FreeScaleDataLoader(source(tmp_path, **options), SCHEMA, batch_size=4) as loader:
-            with pytest.raises(ValueError, match="arguments"):
-                loader.load_state_dict(state)
+        refuses(state, source(tmp_path, **options), "arguments")
     next(iter(data.histories.values())).append({"time": 99, "known": 99, "item": 1, "price": 0.0, "kind": 1})
     data.write(tmp_path)
-    with FreeScaleDataLoader(source(tmp_path), SCHEMA, batch_size=4) as loader:
-        with pytest.raises(ValueError, match="join 0 footers"):
-            loader.load_state_dict(state)
+    refuses(state, source(tmp_path), "join 0 footers")
+
+
+def refuses(state: dict, of: ParquetSource, text: str) -> None:
+    with (
+        FreeScaleDataLoader(of, SCHEMA, batch_size=4) as loader,
+        pytest.raises(ValueError, match=text),
+    ):
+        loader.load_state_dict(state)
 
 
 def small(tmp_path: Path, **columns: Any) -> dict[str, Any]:
@@ -194,7 +198,21 @@ def test_timestamps_of_different_precision_are_compared(tmp_path: Path) -> None:
             r"at is about 1700000000500 and time .* about 1600000000. They seem to count different units",
         ),
     ],
-    ids=str,
+    ids=[
+        "unsorted",
+        "ragged",
+        "key twice",
+        "null key",
+        "null time",
+        "null item",
+        "null time of a row",
+        "text key",
+        "one item per key",
+        "one time per key",
+        "timestamps and integers",
+        "time zones",
+        "milliseconds and seconds",
+    ],
 )
 def test_what_cannot_be_a_history_is_refused(tmp_path: Path, columns: dict, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
@@ -216,7 +234,7 @@ def test_what_cannot_be_a_history_is_refused(tmp_path: Path, columns: dict, erro
         ({"fields": ("item", "row")}, r"row are not: use a Join"),
         ({"fields": ("item", "other")}, "fields that the schema does not have: other"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict, text: str) -> None:
     of = small(tmp_path)

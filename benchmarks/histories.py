@@ -1,0 +1,201 @@
+"""Histories stored once against histories in every row, on the requests of `oss_events` in time order.
+
+1. every window of every request, against a search through all events of its user (`--check`);
+2. processor time, wall time and disk of a loader with `AsOf`, and of the same samples stored in rows. The fat file
+   holds some stretches of the requests, as all of them would take gigabytes; both loaders read the same requests;
+3. memory of the table with 4 ranks on one host: their shares of the pages of the table, added up.
+
+Run: python benchmarks/histories.py --events FOLDER [--check] [--requests 65536]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from common.table import add_results_option, emit
+
+from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+
+CAP, BATCH, STRETCHES, RANKS = 4096, 1024, 8, 4
+FIELDS = ("item_ids", "actions")
+SCHEMA = Schema(sequences=(Sequence("uih", FIELDS, max_length=CAP),), context=("request_id", "user_id"))
+COLUMNS = ["stored", "disk MB", "events, M", "CPU s", "CPU ms / 1,000", "wall s", "open s"]
+ROUNDS = 3
+
+
+def as_of(folder: Path, requests: str = "requests-*.parquet") -> ParquetSource:
+    histories = ParquetSource(str(folder / "interactions-*.parquet"))
+    return ParquetSource(
+        requests if Path(requests).is_absolute() else str(folder / requests),
+        join=AsOf(histories, on="user_id", at="ts", time="timestamps", fields=FIELDS),
+    )
+
+
+def opened(source: ParquetSource, **options: Any) -> FreeScaleDataLoader:
+    return FreeScaleDataLoader(source, SCHEMA, batch_size=BATCH, num_threads=1, **options)
+
+
+def check(folder: Path) -> tuple[int, int]:
+    """All requests: how many there are, and how many windows differ from those of a search through all events."""
+    asked = pl.read_parquet(folder / "requests-*.parquet", columns=["request_id", "user_id", "ts"])
+    at = dict(zip(asked["request_id"].to_list(), asked["ts"].to_list(), strict=True))
+    table = pl.read_parquet(folder / "interactions-*.parquet")
+    known = {
+        user: tuple(each.to_numpy() for each in lists)
+        for user, *lists in zip(*(table[name] for name in ("user_id", "timestamps", *FIELDS)), strict=True)
+    }
+    wrong = seen = 0
+    with opened(as_of(folder)) as loader:
+        for batch in loader:
+            columns = [batch.features[name].values().numpy() for name in ("request_id", "user_id")]
+            lists = [batch.features[name] for name in FIELDS]
+            ends = np.cumsum(lists[0].lengths().numpy())
+            values = [each.values().numpy() for each in lists]
+            starts = np.concatenate([[0], ends[:-1]])
+            for request, user, start, end in zip(*(each.tolist() for each in (*columns, starts, ends)), strict=True):
+                times, *fields = known.get(user, (np.empty(0, np.int64),) * 3)
+                before = times < at[request]
+                number = int(np.count_nonzero(before))
+                first = max(number - CAP, 0)
+                same = before[:number].all() and all(
+                    np.array_equal(of[start:end], field[first:number]) for of, field in zip(values, fields, strict=True)
+                )
+                wrong += not same
+                seen += 1
+    return seen, wrong + abs(len(at) - seen)
+
+
+def fat_files(folder: Path, out: Path, number: int) -> None:
+    """`number` requests in some stretches of consecutive ones, as they are and with their histories in the rows."""
+    asked = pl.read_parquet(folder / "requests-*.parquet")
+    size = number // STRETCHES
+    starts = np.linspace(0, len(asked) - size, STRETCHES).astype(int)
+    chosen = pl.concat([asked.slice(start, size) for start in starts])
+    chosen.write_parquet(out / "requests.parquet", compression="zstd", row_group_size=8192)
+    writer = None
+    with opened(as_of(folder, str(out / "requests.parquet"))) as loader:
+        for batch in loader:
+            columns: dict[str, Any] = {name: batch.features[name].values().numpy() for name in SCHEMA.context}
+            for name, kind in zip(FIELDS, (pa.int64(), pa.int32()), strict=True):
+                lists = batch.features[name]
+                offsets = np.concatenate([[0], np.cumsum(lists.lengths().numpy())])
+                columns[name] = pa.LargeListArray.from_arrays(offsets, pa.array(lists.values().numpy()).cast(kind))
+            rows = pa.table(columns)
+            writer = writer or pq.ParquetWriter(out / "fat.parquet", rows.schema, compression="zstd")
+            writer.write_table(rows)
+    assert writer is not None
+    writer.close()
+
+
+def run(source: ParquetSource) -> dict[str, float]:
+    """The best of some epochs."""
+    begin = time.perf_counter()
+    with opened(source, prefetch=0) as loader:
+        found = {"open": time.perf_counter() - begin, "events": 0.0}
+        for number in range(ROUNDS):
+            cpu, wall, events = time.process_time(), time.perf_counter(), 0
+            for batch in loader:
+                events += batch.stats.global_items["uih"]
+            times = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "events": events}
+            found = found | (times if number == 0 else {key: min(each, found[key]) for key, each in times.items()})
+    return found
+
+
+def resident(folder: Path) -> tuple[float, float]:
+    """(bytes of the table, bytes of memory that it takes on a host with 4 ranks that have read all of it)."""
+    command = [sys.executable, __file__, "--events", str(folder), "--rank"]
+    processes = [
+        subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for rank in range(RANKS)
+    ]
+    ready = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+    shares = sum(1024 * kb for process in processes for kb in _pss(process.pid))
+    for process in processes:
+        process.communicate("")
+    return float(ready[0]["table"]), float(shares)
+
+
+def _pss(pid: int) -> Iterator[int]:
+    """kB of each mapping of the shared table."""
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = "freescale-" in line
+        elif inside and line.startswith("Pss:"):
+            yield int(line.split()[1])
+
+
+def rank_of_four(folder: Path, rank: int) -> None:
+    loader = opened(as_of(folder), rank=rank, world_size=RANKS)
+    table = loader._data.sources[0].histories.groups["uih"]
+    size = sum(each.nbytes for each in table.shared.arrays.values())
+    for each in table.shared.arrays.values():
+        each.sum()
+    print(json.dumps({"table": size}), flush=True)
+    sys.stdin.read()
+    loader.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--requests", type=int, default=65_536, help="in the fat file")
+    parser.add_argument("--check", action="store_true", help="every window of every request")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    add_results_option(parser)
+    given = parser.parse_args()
+    if given.rank is not None:
+        rank_of_four(given.events, given.rank)
+        return
+    notes = [f"At most {CAP:,} events of a request, {BATCH} requests a batch, one thread; the best of {ROUNDS} epochs."]
+    if given.check:
+        seen, wrong = check(given.events)
+        notes.append(f"Of the windows of {seen:,} requests {wrong:,} differ from those of a search through all events.")
+    with tempfile.TemporaryDirectory(prefix="freescale-") as name:
+        out = Path(name)
+        fat_files(given.events, out, given.requests)
+        once, fat = (
+            run(as_of(given.events, str(out / "requests.parquet"))),
+            run(ParquetSource(str(out / "fat.parquet"))),
+        )
+        thin = sum(path.stat().st_size for path in (given.events).glob("interactions-*.parquet"))
+        sizes = [thin + (out / "requests.parquet").stat().st_size, (out / "fat.parquet").stat().st_size]
+    all_requests = sum(path.stat().st_size for path in given.events.glob("requests-*.parquet"))
+    total = pl.scan_parquet(given.events / "requests-*.parquet").select(pl.len()).collect().item()
+    table, memory = resident(given.events)
+    notes += [
+        f"In rows / stored once: CPU {fat['cpu'] / once['cpu']:.1f}, wall {fat['wall'] / once['wall']:.1f}.",
+        f"Disk of all {total:,} requests: stored once {(thin + all_requests) / 1e6:.1f} MB; in rows about "
+        f"{sizes[1] * total / given.requests / 1e6:,.0f} MB, as the fat file would grow.",
+        f"Memory of the table with {RANKS} ranks on a host: {memory / table:.2f} times its {table / 1e6:.1f} MB.",
+    ]
+    rows = [
+        [
+            stored,
+            size / 1e6,
+            each["events"] / 1e6,
+            each["cpu"],
+            1e6 * each["cpu"] / given.requests,
+            each["wall"],
+            each["open"],
+        ]
+        for stored, size, each in zip(("once, as of the request", "in every row"), sizes, (once, fat), strict=True)
+    ]
+    title = f"Histories of {given.requests:,} requests in {STRETCHES} stretches"
+    emit("histories", title, COLUMNS, rows, notes=notes, results=given.results)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
