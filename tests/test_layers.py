@@ -91,7 +91,7 @@ IN_ORDER = {
     "freescale_tools": (
         ("console",),
         ("scan", "report"),
-        ("synth", "collisions", "simulate", "calibrate", "check", "optimize"),
+        ("synth", "collisions", "simulate", "calibrate", "check", "optimize", "histories"),
         ("profile", "demo"),
         ("cli",),
     ),

@@ -15,25 +15,37 @@ on = "user_id"
 fields = ["age"]
 paths = "users.parquet"                  # and every option above but weight
 
+[[sources.as_of]]                        # histories stored once, see `AsOf`
+on = "user_id"
+at = "request_ts"
+time = "event_ts"
+fields = ["item_id", "action"]
+where = "action <> 3"                    # SQL; as known_at and inclusive, it can be left out
+paths = "histories/*.parquet"            # and every option above but weight
+
 Reading it touches no other file and no network.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fsdata.errors import SchemaError
 from fsdata.schema import load_toml, table_of
 from fsdata.sources.expressions import expressions
-from fsdata.sources.source import Join, ParquetSource
+from fsdata.sources.source import AsOf, Join, ParquetSource
 
-_OPTIONS = ("paths", "columns", "defaults", "nulls", "filter", "weight", "on_error", "join")
+Made = TypeVar("Made")
+_OPTIONS = ("paths", "columns", "defaults", "nulls", "filter", "weight", "on_error", "join", "as_of")
+_OF_JOIN = ("on", "fields")
+_OF_HISTORIES = (*_OF_JOIN, "at", "time")
 
 
 def sources_from_toml(path: str | Path) -> list[ParquetSource]:
     """The sources that the `[[sources]]` tables of a TOML file describe; nothing of them is opened.
 
     Raises:
-        SchemaError: not TOML, an option that does not exist, or what `ParquetSource` and `Join` reject.
+        SchemaError: not TOML, an option that does not exist, or what `ParquetSource`, `Join` and `AsOf` reject.
     """
     tables = load_toml(path).get("sources")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -47,9 +59,9 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
     if "paths" not in table:
         raise SchemaError(f"{where} needs paths")
     paths = table["paths"] if isinstance(table["paths"], list) else [table["paths"]]
-    joins = table.get("join", [])
-    if not isinstance(joins, list):
-        raise SchemaError(f"{where}.join is a list of tables, got {joins!r}")
+    for option in ("join", "as_of"):
+        if not isinstance(table.get(option, []), list):
+            raise SchemaError(f"{where}.{option} is a list of tables, got {table[option]!r}")
     columns = table.get("columns", {})
     if not isinstance(columns, dict):
         raise SchemaError(f"{where}.columns is a table, got {columns!r}")
@@ -60,7 +72,10 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
             columns={name: _column(column, f"{where}.columns.{name}") for name, column in columns.items()},
             defaults=table.get("defaults", {}),
             nulls=table.get("nulls", {}),
-            join=[_join(entry, folder, f"{where}.join[{number}]") for number, entry in enumerate(joins)],
+            join=[
+                *(_join(entry, folder, f"{where}.join[{n}]") for n, entry in enumerate(table.get("join", []))),
+                *(_as_of(entry, folder, f"{where}.as_of[{n}]") for n, entry in enumerate(table.get("as_of", []))),
+            ],
             filter=None if condition is None else expressions.parse(condition, f"{where}.filter"),
             weight=table.get("weight"),
             on_error=table.get("on_error", "raise"),
@@ -70,13 +85,32 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
 
 
 def _join(table: Any, folder: Path, where: str) -> Join:
-    table_of(table, where, ("on", "fields", *_OPTIONS))
-    missing = [option for option in ("on", "fields") if option not in table]
+    given, source = _parts(table, _OF_JOIN, (), folder, where)
+    return _made(lambda: Join(source, **given), where)
+
+
+def _as_of(table: Any, folder: Path, where: str) -> AsOf:
+    given, source = _parts(table, _OF_HISTORIES, ("known_at", "where", "inclusive"), folder, where)
+    if "where" in given:
+        given["where"] = expressions.parse(given["where"], f"{where}.where")
+    return _made(lambda: AsOf(source, **given), where)
+
+
+def _parts(
+    table: Any, needed: Sequence[str], more: Sequence[str], folder: Path, where: str
+) -> tuple[dict[str, Any], ParquetSource]:
+    """The options of a join, and its source."""
+    table_of(table, where, (*needed, *more, *_OPTIONS))
+    missing = [option for option in needed if option not in table]
     if missing:
         raise SchemaError(f"{where} needs {' and '.join(missing)}")
-    rest = {name: value for name, value in table.items() if name not in ("on", "fields")}
+    given = {name: value for name, value in table.items() if name in (*needed, *more)}
+    return given, _source({name: value for name, value in table.items() if name not in given}, folder, where)
+
+
+def _made(make: Callable[[], Made], where: str) -> Made:
     try:
-        return Join(_source(rest, folder, where), on=table["on"], fields=table["fields"])
+        return make()
     except SchemaError as error:
         raise error if str(error).startswith(where) else SchemaError(f"{where}: {error}") from error
 
