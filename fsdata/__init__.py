@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fsdata.batch.batch import Batch, StepStats
     from fsdata.batch.jagged import Jagged
     from fsdata.batch.loss import global_mean
+    from fsdata.batch.shared import Shared, expand
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.schema import Schema, Sequence
     from fsdata.sources import AsOf, Join, ParquetSource, sources_from_toml
@@ -44,8 +45,10 @@ __all__ = [
     "Schema",
     "SchemaError",
     "Sequence",
+    "Shared",
     "StateError",
     "StepStats",
+    "expand",
     "fit",
     "global_mean",
     "pack",
@@ -67,7 +70,9 @@ _WHERE = {
     "Power": "fsdata.balance.cost",
     "Schema": "fsdata.schema",
     "Sequence": "fsdata.schema",
+    "Shared": "fsdata.batch.shared",
     "StepStats": "fsdata.batch.batch",
+    "expand": "fsdata.batch.shared",
     "fit": "fsdata.balance.cost",
     "global_mean": "fsdata.batch.loss",
     "pack": "fsdata.balance.packing",

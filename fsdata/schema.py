@@ -13,6 +13,7 @@ from typing import Any, Literal
 from fsdata.errors import SchemaError
 
 _LATER_ROLES = ("labels", "id_labels", "nested")
+_LATER = (*_LATER_ROLES, "share")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,6 +30,11 @@ class Sequence:
         id_labels: one whole number per event (the next item, a class), int64; entries of `Batch.labels`.
         nested: any number of ids per event (the categories of an item), int64, from columns that are lists of lists;
             keys of `Batch.nested[name]`.
+        share: the key of the histories that the sequence comes from, `AsOf(on=...)`: samples of a batch that see
+            overlapping stretches of one history share them. Every field of the sequence then holds each merged stretch
+            once, as the lists of the first samples; `Batch.shared[name]` says where each sample finds its own, and
+            `fsdata.expand` makes them. A merged stretch holds events that happened after some of its samples: only
+            `expand` gives a model what it may see.
 
     Raises:
         SchemaError: no field along which events can be counted, or an option out of range.
@@ -42,6 +48,7 @@ class Sequence:
     labels: tuple[str, ...] = ()
     id_labels: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
+    share: str | None = None
 
     def __post_init__(self) -> None:
         for role in ("fields", "floats", *_LATER_ROLES):
@@ -52,6 +59,8 @@ class Sequence:
             raise SchemaError(f"Sequence {self.name!r} has no fields: name at least one list column")
         if self.max_length is not None and (type(self.max_length) is not int or self.max_length < 1):
             raise SchemaError(f"Sequence {self.name!r}: max_length must be at least 1 or None, got {self.max_length!r}")
+        if self.share is not None and (not isinstance(self.share, str) or not self.share):
+            raise SchemaError(f"Sequence {self.name!r}: share names one key, got {self.share!r}")
         if self.keep not in ("first", "last"):
             raise SchemaError(f"Sequence {self.name!r}: keep must be 'first' or 'last', got {self.keep!r}")
 
@@ -61,7 +70,7 @@ class Sequence:
 
     def __repr__(self) -> str:
         """Saved states hold it: roles that were added later stand in it only where they are used."""
-        later = {role for role in _LATER_ROLES if not getattr(self, role)}
+        later = {role for role in _LATER if not getattr(self, role)}
         shown = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.name not in later]
         return f"Sequence({', '.join(shown)})"
 

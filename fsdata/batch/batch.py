@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fsdata.batch.jagged import Jagged
+from fsdata.batch.shared import Shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Batch:
         nested: sequence name -> KeyedJaggedTensor, int64, of the sequence's `nested` fields. Its batch are the E events
             of this rank: `lengths()` [keys * E] says how many ids every event has. Which events belong to which sample
             is said by the offsets of the sequence's other fields.
+        shared: sequence name -> where samples find their events, of sequences with `share`; see `fsdata.expand`.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
     """
@@ -62,6 +64,7 @@ class Batch:
     origin: torch.Tensor
     stats: StepStats
     nested: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Shared] = field(default_factory=dict)
 
     @property
     def loss_weight(self) -> float:
@@ -82,7 +85,7 @@ class Batch:
         return self._map(lambda value: value.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        named = (*self.nested.values(), *self.labels.values(), *self.jagged.values())
+        named = (*self.shared.values(), *self.nested.values(), *self.labels.values(), *self.jagged.values())
         for value in (self.features, self.dense, self.origin, *named):
             value.record_stream(stream)
 
@@ -95,6 +98,7 @@ class Batch:
             labels={name: function(value) for name, value in self.labels.items()},
             jagged={name: function(value) for name, value in self.jagged.items()},
             origin=function(self.origin),
+            shared={name: value.map(function) for name, value in self.shared.items()},
         )
 
 

@@ -2,6 +2,6 @@
 
 An `opened_source` reads `source_files`, kept open by `open_files`. `slice_plan` plans a kind of file;
 `record_batches` decodes, filters and converts (`widen`) batches of rows; `slices` adds them to a table; `joins` bring
-fields of other tables; `align` checks lengths. The result is a `row_table`, its fields in the order of `row_layout`. `reused_buffers`
-keeps memory.
+fields of other tables; `align` checks lengths. The result is a `row_table`, its fields in the order of `row_layout`.
+`reused_buffers` keeps memory.
 """

@@ -227,6 +227,7 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     """The fields that side tables bring, checked against the schema."""
     known = set(schema.field_names)
     joined: set[str] = set()
+    shared: set[str] = set()
     for join in source.join:
         unknown = [name for name in join.fields if name not in known]
         kind = type(join).__name__
@@ -234,7 +235,16 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
             raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")
         if isinstance(join, AsOf):
             _check_as_of(join, schema, label)
+            shared |= {
+                group.name for group in schema.groups if group.share == join.on and group.all_fields[0] in join.fields
+            }
         joined |= set(join.fields)
+    for group in schema.groups:
+        if group.share is not None and group.name not in shared:
+            raise SchemaError(
+                f"{label}: Sequence({group.name!r}, share={group.share!r}) needs histories that are stored once: bring "
+                f"its fields by AsOf(on={group.share!r})"
+            )
     both = sorted(joined & (set(source.columns) | set(source.defaults) | set(source.nulls)))
     if both:
         raise SchemaError(

@@ -50,12 +50,13 @@ class Field:
 class Layout:
     """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then everything float32.
 
-    `dense` names the columns of the dense block.
+    `dense` names the columns of the dense block, `shared` the sequences whose events samples share.
     """
 
     fields: tuple[Field, ...]
     num_keys: int
     dense: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
     @property
     def itemsize(self) -> np.ndarray:
@@ -138,7 +139,8 @@ def layout_of(
         else:
             rest.append(Field(name, "label", 4, None))
     rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
-    return Layout((*keys, *rest), len(keys), schema.dense)
+    shared = tuple(group.name for group in schema.groups if group.share is not None)
+    return Layout((*keys, *rest), len(keys), schema.dense, shared)
 
 
 _AS_OF = "as of "

@@ -112,7 +112,8 @@ def gather_samples(
 ) -> None:
     """Copy whole samples, all fields of one after another, to one target each.
 
-    address, length: int64 [F, N]; itemsize: int64 [F], 0 leaves a field out; order: int64 [M], samples; target: int64 [M], byte addresses.
+    address, length: int64 [F, N]; itemsize: int64 [F], 0 leaves a field out; order: int64 [M], samples; target: int64
+    [M], byte addresses.
     """
     for m in range(len(order)):
         n = order[m]

@@ -47,6 +47,51 @@ def reference(
         target[place : place + length] = source[start : start + length]
 
 
+def add_ranges(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    starts: torch.Tensor,
+    places: torch.Tensor,
+    lengths: torch.Tensor,
+    row: torch.Tensor,
+    rows: int,
+) -> None:
+    """target[places[r] + i] += source[starts[r] + i] for i < lengths[r], in ascending order of r.
+
+    As `copy_ranges`, for floats, and ranges of the target may overlap. row: int64[R] below `rows`; ranges that overlap
+    have the same row.
+    """
+    if not lengths.numel() or not source.numel():
+        return
+    width = source[0].numel()
+    if source.device.type != "cpu":
+        from fsdata.kernels.ranges_triton import launch_add
+
+        launch_add(source, target, starts, places, lengths, row, rows, width)
+    elif source.dtype in (torch.float32, torch.float64):
+        table = np.stack([starts.numpy(), places.numpy(), lengths.numpy()])
+        _add_all(table, source.view(-1).numpy(), target.view(-1).numpy(), width)
+    else:
+        add_reference(source, target, starts, places, lengths)
+
+
+def add_reference(
+    source: torch.Tensor, target: torch.Tensor, starts: torch.Tensor, places: torch.Tensor, lengths: torch.Tensor
+) -> None:
+    """The definition of `add_ranges`: slow, one slice after another."""
+    for start, place, length in zip(starts.tolist(), places.tolist(), lengths.tolist(), strict=True):
+        target[place : place + length] += source[start : start + length]
+
+
+@njit(nogil=True, cache=True)
+def _add_all(table: np.ndarray, source: np.ndarray, target: np.ndarray, width: int) -> None:
+    """table: int64[3, R] starts, places, lengths; source, target: flat, `width` numbers an item."""
+    for r in range(table.shape[1]):
+        start, place = table[0, r] * width, table[1, r] * width
+        for i in range(table[2, r] * width):
+            target[place + i] += source[start + i]
+
+
 @njit(nogil=True, cache=True)
 def _copy_all(table: np.ndarray, source: int, target: int, item_bytes: int) -> None:
     """table: int64[3, R] starts, places, lengths; the others: byte addresses and bytes of an item."""

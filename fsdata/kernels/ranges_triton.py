@@ -1,4 +1,4 @@
-"""`copy_ranges` in Triton. Imported on use: Triton is not needed on the CPU."""
+"""`copy_ranges` and `add_ranges` in Triton. Imported on use: Triton is not needed on the CPU."""
 
 from typing import Any
 
@@ -42,3 +42,51 @@ def launch(
     kernel: Any = _copy
     with torch.cuda.device_of(source):
         kernel[(ranges, shares)](source, target, starts, places, lengths, width, BLOCK=BLOCK)
+
+
+@triton.jit
+def _add(  # type: ignore[no-untyped-def]
+    source, target, starts, places, lengths, order, firsts, width, BLOCK: tl.constexpr
+):
+    """Program (m, p) adds up blocks p, p + P, ... of row m: the ranges order[firsts[m]] to order[firsts[m + 1] - 1]."""
+    m = tl.program_id(0)
+    first, last = tl.load(firsts + m), tl.load(firsts + m + 1)
+    low = tl.load(places + tl.load(order + first)) * width
+    high = low
+    for k in range(first, last):
+        r = tl.load(order + k)
+        low = tl.minimum(low, tl.load(places + r) * width)
+        high = tl.maximum(high, (tl.load(places + r) + tl.load(lengths + r)) * width)
+    begin = low + tl.program_id(1).to(tl.int64) * BLOCK
+    for block in range(begin, high, tl.num_programs(1) * BLOCK):
+        at = block + tl.arange(0, BLOCK)
+        total = tl.load(target + at, mask=at < high, other=0.0)
+        for k in range(first, last):
+            r = tl.load(order + k)
+            place, start = tl.load(places + r) * width, tl.load(starts + r) * width
+            words = tl.load(lengths + r) * width
+            inside = (at >= place) & (at < place + words)
+            total += tl.load(source + start + at - place, mask=inside, other=0.0)
+        tl.store(target + at, total, mask=at < high)
+
+
+def launch_add(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    starts: torch.Tensor,
+    places: torch.Tensor,
+    lengths: torch.Tensor,
+    row: torch.Tensor,
+    rows: int,
+    width: int,
+) -> None:
+    """See `add_ranges`. Ranges without items are left out by giving them a row of their own behind the others."""
+    if not rows:
+        return
+    numbers = torch.where(lengths > 0, row, rows)
+    order = numbers.argsort(stable=True)
+    firsts = torch.searchsorted(numbers[order], torch.arange(rows + 1, device=row.device))
+    kernel: Any = _add
+    with torch.cuda.device_of(source):
+        shares = max(1, min(_MOST_PER_RANGE, _PROGRAMS // rows))
+        kernel[(rows, shares)](source, target, starts, places, lengths, order, firsts, width, BLOCK=BLOCK)

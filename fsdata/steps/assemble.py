@@ -7,15 +7,18 @@ import torch
 
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.batch.jagged import Jagged
+from fsdata.batch.shared import Shared
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable
 from fsdata.kernels.copy import gather_fields
+from fsdata.steps.share import Windows, share
 
 
 def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: StepStats, pool: Pool) -> Batch:
     """Copy the rows of `table` into a Batch in buffers of `pool`; `origin` is int64 [N, 2]."""
+    table, windows = share(table, layout)
     flat = _gathered(table, layout, pool)
     values = flat[0] if layout.num_keys else torch.empty(0, dtype=torch.int64)
     register_pipelineable(Batch)
@@ -41,6 +44,18 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
         origin=torch.from_numpy(np.ascontiguousarray(origin)),
         stats=stats,
         nested={name: _nested(layout, flat, *where) for name, where in layout.nested.items()},
+        shared={name: _shared(each) for name, each in windows.items()},
+    )
+
+
+def _shared(windows: Windows) -> Shared:
+    return Shared(
+        row=torch.from_numpy(windows.row),
+        start=torch.from_numpy(windows.start),
+        length=torch.from_numpy(windows.length),
+        offset=torch.from_numpy(windows.offset),
+        rows=len(windows.first),
+        total=int(windows.length.sum()),
     )
 
 

@@ -24,7 +24,7 @@ from fsdata.errors import DataError
 
 PATIENCE_S = 1800.0  # for the process that makes the arrays
 _ALIGNMENT = 64
-_TRIES_TO_LEAVE = 50
+_TRIES_TO_LEAVE = 10  # others may be leaving, or looking for what was left
 _SPARE = 1 << 26  # bytes of /dev/shm that are left to others
 
 Arrays = Mapping[str, np.ndarray]
@@ -151,19 +151,17 @@ def _mapped(path: Path, file: IO[bytes]) -> Arrays:
 
 
 def _leave(file: IO[bytes], path: Path, lock: Path) -> None:
-    """Give the file back, and remove it if nobody else uses it."""
-    with contextlib.suppress(OSError), open(lock, "a+") as held:
-        for _ in range(_TRIES_TO_LEAVE):  # others may be leaving or coming
+    """Give the file back, and remove it if nobody else uses it or comes to use it."""
+    with file, contextlib.suppress(OSError), open(lock, "a+") as held:
+        for _ in range(_TRIES_TO_LEAVE):
             if _try_lock(held):
                 break
             time.sleep(0.02)
         else:
             return
-        if _same_file(held, lock):
-            file.close()
-            if _remove_unused(path):
-                lock.unlink(missing_ok=True)
-    file.close()
+        file.close()
+        if _same_file(held, lock) and _remove_unused(path):
+            lock.unlink(missing_ok=True)
 
 
 def _sweep(folder: Path) -> None:

@@ -45,6 +45,17 @@ def other(name: str, seconds: float = 0.0) -> subprocess.Popen:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
+def ended(process: subprocess.Popen) -> list[str]:
+    """What the process had still to say."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    with process.stdout as out:
+        said = out.read().split()
+    process.wait(timeout=60)
+    return said
+
+
 def never() -> dict[str, np.ndarray]:
     raise AssertionError("made twice")
 
@@ -66,7 +77,7 @@ def test_what_one_makes_all_have(name: str) -> None:
 def test_processes_wait_for_the_one_that_makes_them(name: str) -> None:
     processes = [other(name, 0.5) for _ in range(3)]
     first = [process.stdout.readline().strip() for process in processes if process.stdout]  # all of them are there
-    rest = [process.communicate("", timeout=60)[0].split() for process in processes]
+    rest = [ended(process) for process in processes]
     assert sorted(first) == ["499500", "499500", "made"]
     assert sorted(rest) == [[], [], ["499500"]]
     assert files(name) == []

@@ -1,0 +1,198 @@
+"""Samples that share a history: what they expand to is what they have without sharing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from as_of_data import POOL, SCHEMA, UIH, Data, samples, source
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from worlds import shared_world
+
+from fsdata import AsOf, Balance, FreeScaleDataLoader, Jagged, ParquetSource, Schema, SchemaError, Sequence, expand
+from fsdata.steps.share import merge_windows
+
+EACH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def shared(group: Sequence, **options: Any) -> Sequence:
+    given = {name: getattr(group, name) for name in ("fields", "floats", "keep", "labels", "id_labels", "max_length")}
+    return Sequence(group.name, share="user", **{**given, **options})
+
+
+SHARED = Schema(sequences=(shared(UIH), shared(POOL)), context=("row", "user"))
+FIELDS = {"item": "uih", "price": "uih", "bought": "pool", "stars": "pool", "next": "pool"}
+
+
+def expanded(batch: Any) -> dict[int, dict[str, list[float]]]:
+    """The samples of a batch of `SHARED`."""
+    rows = batch.features["row"].values().tolist()
+    found: dict[int, dict[str, list[float]]] = {row: {} for row in rows}
+    for field, group in FIELDS.items():
+        values = batch.features[field].values() if field in ("item", "bought") else along(batch, field).values
+        each = expand(values, batch.shared[group]).split(batch.shared[group].length.tolist())
+        for row, part in zip(rows, each, strict=True):
+            found[row][field] = part.tolist()
+    return found
+
+
+def along(batch: Any, field: str) -> Jagged:
+    return batch.jagged[field] if field == "price" else batch.labels[field]
+
+
+def read(
+    rank: int, size: int, folder: Path, options: dict[str, Any], schema: Schema, **loading: Any
+) -> tuple[dict[int, Any], list[int]]:
+    """Every sample, and how many events of the first sequence each batch holds."""
+    balance = Balance(timeout_s=20) if size > 1 else None
+    given = {"batch_size": 9, "num_threads": 1, "timeout_s": 20, "balance": balance, **loading}
+    found: dict[int, Any] = {}
+    events = []
+    with FreeScaleDataLoader(source(folder, **options), schema, **given) as loader:
+        for batch in loader:
+            found |= expanded(batch) if batch.shared else dict(samples(batch))
+            events.append(len(batch.features["item"].values()))
+            check_rows(batch)
+    return found, events
+
+
+def check_rows(batch: Any) -> None:
+    """All fields of a sequence have the same lengths, and only the first rows have events."""
+    for field, group in FIELDS.items():
+        if group in batch.shared:
+            lengths = batch.features[field].lengths() if field in ("item", "bought") else along(batch, field).lengths
+            rows = batch.shared[group].rows
+            assert len(lengths) == len(batch)
+            assert (lengths[:rows] > 0).all()
+            assert (lengths[rows:] == 0).all()
+            starts = (lengths.cumsum(0) - lengths)[batch.shared[group].row] + batch.shared[group].start
+            has = batch.shared[group].length > 0
+            assert torch.equal(starts[has], batch.shared[group].offset[has])
+
+
+@EACH
+@given(
+    seed=st.integers(0, 2**32),
+    stored=st.sampled_from(["int8", "int32", "int64", "uint16"]),
+    options=st.sampled_from([{}, {"known": True}, {"inclusive": True}]),
+    batch_size=st.integers(1, 50),
+    max_length=st.sampled_from([1, 4, None]),
+)
+def test_samples_are_those_without_sharing(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    stored: str,
+    options: dict[str, Any],
+    batch_size: int,
+    max_length: int | None,
+) -> None:
+    folder, data = tmp_path_factory.mktemp("share"), Data.drawn(seed, stored=stored)
+    data.write(folder)
+    uih = {name: getattr(UIH, name) for name in ("fields", "floats")} | {"max_length": max_length}
+    plain = Schema(sequences=(Sequence("uih", **uih), POOL), context=("row", "user"))
+    merged = Schema(sequences=(shared(UIH, max_length=max_length), shared(POOL)), context=("row", "user"))
+    one, events = read(0, 1, folder, options, plain, batch_size=batch_size)
+    other, fewer = read(0, 1, folder, options, merged, batch_size=batch_size)
+    assert other == one
+    assert all(few <= many for few, many in zip(fewer, events, strict=True))
+    if max_length is None and batch_size == 50 and not options:
+        assert sum(fewer) < sum(events)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("known", [False, True])
+def test_on_several_ranks(tmp_path: Path, size: int, known: bool) -> None:
+    data = Data.drawn(8, requests=80)
+    data.write(tmp_path)
+    answers = shared_world(size).run(read, tmp_path, {"known": known}, SHARED)
+    assert {row: lists for found, _ in answers for row, lists in found.items()} == data.expected(known=known)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12),
+    stored=st.sampled_from([(8, 0), (4, 1), (1, 3)]),
+)
+def test_windows_are_merged_where_they_overlap(spans: list[tuple[int, int]], stored: tuple[int, int]) -> None:
+    width, code = stored
+    address = np.array([(1 << 20) + start * width | code << 56 for start, _ in spans], np.int64)
+    length = np.array([size for _, size in spans], np.int64)
+    found = merge_windows(address, length, 8)
+    cover = {n: set(range(start, start + size)) for n, (start, size) in enumerate(spans) if size}
+    merged: list[tuple[set[int], set[int]]] = []  # (samples, events)
+    for n, events in cover.items():
+        touching = [each for each in merged if each[1] & events]
+        merged = [each for each in merged if each not in touching]
+        merged.append((({n}).union(*(s for s, _ in touching)), events.union(*(e for _, e in touching))))
+    merged.sort(key=lambda each: min(each[0]))
+    assert found.size.tolist() == [len(events) for _, events in merged]
+    starts = np.cumsum(found.size) - found.size
+    for row, (members, events) in enumerate(merged):
+        assert spans[found.first[row]][0] == min(events)
+        for n in members:
+            assert found.row[n] == row
+            assert found.start[n] == spans[n][0] - min(events)
+            assert found.offset[n] == starts[row] + found.start[n]
+    assert found.length.tolist() == length.tolist()
+    assert not found.offset[length == 0].any()
+
+
+def batch_of(tmp_path: Path) -> Any:
+    Data.drawn(4, requests=60, users=3).write(tmp_path)
+    with FreeScaleDataLoader(source(tmp_path), SHARED, batch_size=60, num_threads=1) as loader:
+        return next(iter(loader))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_gradient_of_an_event_is_the_sum_over_its_samples(tmp_path: Path, dtype: torch.dtype) -> None:
+    batch = batch_of(tmp_path)
+    where, events = batch.shared["uih"], len(batch.features["item"].values())
+    assert events < where.total
+    random = torch.Generator().manual_seed(0)
+    values = torch.randn(events, 3, generator=random).to(dtype).requires_grad_()
+    weights = torch.randn(where.total, 3, generator=random).to(dtype)
+    out = expand(values, where)
+    index = torch.cat([torch.arange(at, at + n) for at, n in zip(where.offset, where.length, strict=True)])
+    assert torch.equal(out, values[index])
+    out.backward(weights)
+    expected = torch.zeros(events, 3, dtype=dtype)
+    for row, weight in zip(index.tolist(), weights, strict=True):
+        expected[row] += weight
+    assert torch.equal(values.grad, expected)
+
+
+def test_it_can_be_differentiated_by_numbers(tmp_path: Path) -> None:
+    where = batch_of(tmp_path).shared["uih"]
+    values = torch.randn(int((where.offset + where.length).max()), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda each: expand(each, where), values)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    where = batch_of(tmp_path).shared["uih"]
+    with pytest.raises(ValueError, match="the events come first"):
+        expand(torch.empty(0, 3), where)
+    with pytest.raises(ValueError, match="move one of them"):
+        expand(torch.empty(5, device="meta"), where)
+
+
+def test_only_histories_that_are_stored_once_are_shared(tmp_path: Path) -> None:
+    Data.drawn(0).write(tmp_path)
+    other = Schema(sequences=(shared(UIH), Sequence("seen", ("seen",), share="user")), context=("row", "user"))
+    join = AsOf(ParquetSource(str(tmp_path / "histories")), on="user", at="at", time="time", fields=("item", "price"))
+    with pytest.raises(SchemaError, match=r"Sequence\('seen', share='user'\) needs histories that are stored once"):
+        FreeScaleDataLoader(ParquetSource(str(tmp_path / "requests"), join=join), other, batch_size=4)
+    with pytest.raises(SchemaError, match="share names one key"):
+        Sequence("uih", ("item",), share=("user",))  # type: ignore[arg-type]
+
+
+def test_a_state_belongs_to_the_way_samples_share(tmp_path: Path) -> None:
+    Data.drawn(0).write(tmp_path)
+    with FreeScaleDataLoader(source(tmp_path), SCHEMA, batch_size=4) as loader:
+        state = loader.state_dict()
+    with (
+        FreeScaleDataLoader(source(tmp_path), SHARED, batch_size=4) as loader,
+        pytest.raises(ValueError, match="schema"),
+    ):
+        loader.load_state_dict(state)
