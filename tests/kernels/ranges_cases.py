@@ -39,6 +39,25 @@ CASES: dict[str, Ranges] = {
 }
 
 
+def _overlapping(
+    spans: list[tuple[int, int, int]],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """(row, place, length) of ranges -> starts, places, lengths, row, rows, items of the target."""
+    row, places, lengths = torch.tensor(spans).reshape(-1, 3).t().contiguous()
+    rows = int(row.max()) + 1 if len(row) else 0
+    return lengths.cumsum(0) - lengths, places, lengths, row, rows, int((places + lengths).max()) if len(row) else 0
+
+
+# Ranges that overlap have one row; some have no items, and one is longer than what a program adds at a time.
+OVERLAPPING = {
+    "apart": _overlapping([(0, 0, 3), (1, 3, 4)]),
+    "the same": _overlapping([(0, 0, 5), (0, 0, 5), (0, 0, 5)]),
+    "some": _overlapping([(0, 2, 4), (1, 9, 3), (0, 0, 3), (0, 0, 0), (1, 7, 4), (0, 5, 2)]),
+    "long": _overlapping([(0, 0, 2500), (0, 1200, 2600), (1, 3800, 5), (0, 1, 1)]),
+    "none": _overlapping([(0, 0, 0)]),
+}
+
+
 def values_of(items: int, trailing: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Distinct bit patterns, NaNs among them."""
     count = items * int(torch.tensor(trailing).prod()) if trailing else items

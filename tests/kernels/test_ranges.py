@@ -13,7 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranges_cases import CASES, DTYPES, check, check_backward, expected_dispatch, expected_transpose, values_of
+from ranges_cases import (
+    CASES,
+    DTYPES,
+    OVERLAPPING,
+    check,
+    check_backward,
+    expected_dispatch,
+    expected_transpose,
+    values_of,
+)
 
 from fsdata.kernels import ranges as kernel
 from fsdata.kernels.jagged_ops import Ranges, indexed_permute, keyed_transpose, ranged_combine, ranged_dispatch
@@ -108,7 +117,18 @@ def test_triton_interpreted():
         timeout=150,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split()[-1] == str(len(DTYPES) + len(CASES) - 1)
+    assert done.stdout.split()[-1] == str(len(DTYPES) + len(CASES) - 1 + 4 * len(OVERLAPPING))
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_sums_of_ranges_are_those_of_the_reference(name, dtype):
+    starts, places, lengths, row, rows, items = OVERLAPPING[name]
+    values = torch.randn(int(lengths.sum()), 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found, wanted = (torch.ones(items, 3, dtype=dtype) for _ in range(2))
+    kernel.add_reference(values, wanted, starts, places, lengths)
+    kernel.add_ranges(values, found, starts, places, lengths, row, rows)
+    assert torch.equal(found, wanted)
 
 
 def test_values_are_distinct():
