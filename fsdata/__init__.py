@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError, MismatchError, PeerError, SchemaError, StateError
 
 if TYPE_CHECKING:
-    from fsdata.balance.cost import CostModel, Polynomial, Power, fit
+    from fsdata.balance.cost import CostModel, Polynomial, Power, Segmented, fit
     from fsdata.balance.options import Balance
     from fsdata.balance.packing import Plan, pack
     from fsdata.balance.rebalance.rebalance import rebalance
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from fsdata.batch.jagged import Jagged
     from fsdata.batch.loss import global_mean
     from fsdata.batch.shared import Shared, expand
+    from fsdata.batch.split import segment_mask
     from fsdata.loader import FreeScaleDataLoader
-    from fsdata.schema import Schema, Sequence
+    from fsdata.schema import Schema, Sequence, Split
     from fsdata.sources import AsOf, Join, ParquetSource, sources_from_toml
 
 __version__ = "0.1.0"
@@ -44,8 +45,10 @@ __all__ = [
     "Power",
     "Schema",
     "SchemaError",
+    "Segmented",
     "Sequence",
     "Shared",
+    "Split",
     "StateError",
     "StepStats",
     "expand",
@@ -53,6 +56,7 @@ __all__ = [
     "global_mean",
     "pack",
     "rebalance",
+    "segment_mask",
     "sources_from_toml",
 ]
 
@@ -69,14 +73,17 @@ _WHERE = {
     "Polynomial": "fsdata.balance.cost",
     "Power": "fsdata.balance.cost",
     "Schema": "fsdata.schema",
+    "Segmented": "fsdata.balance.cost",
     "Sequence": "fsdata.schema",
     "Shared": "fsdata.batch.shared",
+    "Split": "fsdata.schema",
     "StepStats": "fsdata.batch.batch",
     "expand": "fsdata.batch.shared",
     "fit": "fsdata.balance.cost",
     "global_mean": "fsdata.batch.loss",
     "pack": "fsdata.balance.packing",
     "rebalance": "fsdata.balance.rebalance.rebalance",
+    "segment_mask": "fsdata.batch.split",
     "sources_from_toml": "fsdata.sources",
 }
 

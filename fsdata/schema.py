@@ -13,7 +13,27 @@ from typing import Any, Literal
 from fsdata.errors import SchemaError
 
 _LATER_ROLES = ("labels", "id_labels", "nested")
-_LATER = (*_LATER_ROLES, "share")
+_LATER = (*_LATER_ROLES, "share", "split")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A long sequence in parts: the last `recent` events, and before them segments of `segment` events, cut from the
+    oldest on, each followed by `tokens` slots for what a model makes of it. See `fsdata.batch.split`.
+
+    Raises:
+        SchemaError: a number below 1, or `recent` below 0.
+    """
+
+    recent: int
+    segment: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("recent", 0), ("segment", 1), ("tokens", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise SchemaError(f"Split({name}=...) is an integer of at least {least}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,6 +55,7 @@ class Sequence:
             once, as the lists of the first samples; `Batch.shared[name]` says where each sample finds its own, and
             `fsdata.expand` makes them. A merged stretch holds events that happened after some of its samples: only
             `expand` gives a model what it may see.
+        split: stand in parts, which `Batch.split[name]` describes; the values are those without it.
 
     Raises:
         SchemaError: no field along which events can be counted, or an option out of range.
@@ -49,6 +70,7 @@ class Sequence:
     id_labels: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
     share: str | None = None
+    split: Split | None = None
 
     def __post_init__(self) -> None:
         for role in ("fields", "floats", *_LATER_ROLES):
@@ -61,6 +83,8 @@ class Sequence:
             raise SchemaError(f"Sequence {self.name!r}: max_length must be at least 1 or None, got {self.max_length!r}")
         if self.share is not None and (not isinstance(self.share, str) or not self.share):
             raise SchemaError(f"Sequence {self.name!r}: share names one key, got {self.share!r}")
+        if self.split is not None and not isinstance(self.split, Split):
+            raise SchemaError(f"Sequence {self.name!r}: split is a Split, got {self.split!r}")
         if self.keep not in ("first", "last"):
             raise SchemaError(f"Sequence {self.name!r}: keep must be 'first' or 'last', got {self.keep!r}")
 
@@ -174,8 +198,13 @@ def schema_of(document: dict[str, Any], path: str | Path) -> Schema:
         raise SchemaError(f"{path}: schema: {error}") from error
 
 
-def _sequence(entry: Any, where: str, **defaults: str) -> Sequence:
+def _sequence(entry: Any, where: str, **defaults: Any) -> Sequence:
     options = defaults | table_of(entry, where, _keys_of(Sequence))
+    if "split" in options:
+        try:
+            options["split"] = Split(**table_of(options["split"], f"{where}.split", _keys_of(Split)))
+        except (SchemaError, TypeError) as error:
+            raise SchemaError(f"{where}.split needs recent, segment and tokens: {error}") from error
     if "name" not in options:
         raise SchemaError(f"{where} needs a name")
     try:

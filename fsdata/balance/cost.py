@@ -13,6 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fsdata.schema import Split
+
 CANDIDATES = "candidates"
 """The key of `lengths` under which the number of candidates of each sample stands."""
 
@@ -76,6 +78,52 @@ class Polynomial:
         if name == CANDIDATES:
             return self.candidate * length
         return (self.linear + self.quadratic * length) * length
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Segmented:
+    """Of sequences that stand in parts, see `Split`: linear * positions + quadratic * pairs that see each other.
+
+    Pairs are counted as `Polynomial` counts them, n^2 for n events that see those before them: so both models agree on
+    sequences that have recent events only. Candidates count as there. Raises ValueError where the costs of a batch
+    would sum to more than 2**62.
+    """
+
+    recent: int
+    segment: int
+    tokens: int
+    linear: int = 2000
+    quadratic: int = 1
+    candidate: int = 0
+
+    def __post_init__(self) -> None:
+        Polynomial(linear=self.linear, quadratic=self.quadratic, candidate=self.candidate)
+        Split(recent=self.recent, segment=self.segment, tokens=self.tokens)
+
+    def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+        """int64[N]; see the class."""
+        arrays = _checked(lengths)
+        size = next(iter(arrays.values())).size
+        cost, most = np.zeros(size, np.int64), 0
+        for name, length in arrays.items():
+            most += int(self._one(name, np.array([int(length.max(initial=0))], object))[0])
+            if most * size > _LARGEST_SUM:
+                raise ValueError(
+                    f"{self} on {size} samples of up to {_longest(arrays)} could sum to {most * size}, above 2**62, "
+                    "where 64-bit sums start to overflow: divide the coefficients or shorten histories"
+                )
+            cost += self._one(name, length)
+        return cost
+
+    def _one(self, name: str, length: np.ndarray) -> np.ndarray:
+        if name == CANDIDATES:
+            return self.candidate * length
+        recent = np.minimum(length, self.recent)
+        older = length - recent
+        full, rest = older // self.segment, older % self.segment
+        tokens = self.tokens * (full + (rest > 0))
+        pairs = full * self.segment**2 + rest**2 + 2 * self.tokens * older + (recent + tokens) ** 2
+        return self.linear * (length + tokens) + self.quadratic * pairs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

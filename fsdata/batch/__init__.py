@@ -1,5 +1,5 @@
-"""What the loader yields: a `batch` of `jagged` and keyed values, some of them `shared` by samples, and the `loss`
-that is right for unequal batches.
+"""What the loader yields: a `batch` of `jagged` and keyed values, some of them `shared` by samples or `split` into
+segments, and the `loss` that is right for unequal batches.
 
 `prefetch` makes batches ahead of the loop, and `turn` gives them to one iterator at a time. `torchrec_binding` is the
 one place of fsdata that imports TorchRec.

@@ -7,6 +7,7 @@ import torch
 
 from fsdata.batch.jagged import Jagged
 from fsdata.batch.shared import Shared
+from fsdata.batch.split import SplitSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class Batch:
             of this rank: `lengths()` [keys * E] says how many ids every event has. Which events belong to which sample
             is said by the offsets of the sequence's other fields.
         shared: sequence name -> where samples find their events, of sequences with `share`; see `fsdata.expand`.
+        split: sequence name -> how its events stand in parts, of sequences with `split`; see `fsdata.segment_mask`.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
     """
@@ -65,6 +67,7 @@ class Batch:
     stats: StepStats
     nested: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Shared] = field(default_factory=dict)
+    split: dict[str, SplitSequence] = field(default_factory=dict)
 
     @property
     def loss_weight(self) -> float:
@@ -85,7 +88,13 @@ class Batch:
         return self._map(lambda value: value.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        named = (*self.shared.values(), *self.nested.values(), *self.labels.values(), *self.jagged.values())
+        named = (
+            *self.shared.values(),
+            *self.split.values(),
+            *self.nested.values(),
+            *self.labels.values(),
+            *self.jagged.values(),
+        )
         for value in (self.features, self.dense, self.origin, *named):
             value.record_stream(stream)
 
@@ -99,6 +108,7 @@ class Batch:
             jagged={name: function(value) for name, value in self.jagged.items()},
             origin=function(self.origin),
             shared={name: value.map(function) for name, value in self.shared.items()},
+            split={name: value.map(function) for name, value in self.split.items()},
         )
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from fsdata.schema import Schema, Sequence
+from fsdata.schema import Schema, Sequence, Split
 
 FieldKind = Literal[
     "context", "ids", "counts", "nested_ids", "reference", "floats", "dense", "label", "label_list", "event_label"
@@ -50,13 +50,15 @@ class Field:
 class Layout:
     """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then everything float32.
 
-    `dense` names the columns of the dense block, `shared` the sequences whose events samples share.
+    `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
+    stand in parts.
     """
 
     fields: tuple[Field, ...]
     num_keys: int
     dense: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    split: tuple[tuple[str, Split], ...] = ()
 
     @property
     def itemsize(self) -> np.ndarray:
@@ -140,7 +142,8 @@ def layout_of(
             rest.append(Field(name, "label", 4, None))
     rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
     shared = tuple(group.name for group in schema.groups if group.share is not None)
-    return Layout((*keys, *rest), len(keys), schema.dense, shared)
+    split = tuple((group.name, group.split) for group in schema.groups if group.split is not None)
+    return Layout((*keys, *rest), len(keys), schema.dense, shared, split)
 
 
 _AS_OF = "as of "

@@ -8,6 +8,7 @@ import torch
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.batch.jagged import Jagged
 from fsdata.batch.shared import Shared
+from fsdata.batch.split import SplitSequence
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
@@ -45,7 +46,16 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
         stats=stats,
         nested={name: _nested(layout, flat, *where) for name, where in layout.nested.items()},
         shared={name: _shared(each) for name, each in windows.items()},
+        split=_split(table, layout, windows),
     )
+
+
+def _split(table: RowTable, layout: Layout, windows: dict[str, Windows]) -> dict[str, SplitSequence]:
+    found = {}
+    for name, options in layout.split:
+        events = windows[name].length if name in windows else table.length[layout.groups[name]].copy()
+        found[name] = SplitSequence.of(torch.from_numpy(events), options)
+    return found
 
 
 def _shared(windows: Windows) -> Shared:
