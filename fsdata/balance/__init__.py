@@ -1,5 +1,6 @@
 """How a global batch is balanced over the ranks.
 
 `options` are the user's; a `cost` model weighs samples, `autotune` weighs ranks, `method_choice` weighs the time that
-moving takes; `packing` plans, `exchange` moves the samples, and `rebalance` does the same around any loader.
+moving takes; `packing` plans, for groups of samples if they are `sharing` histories; `exchange` moves the samples, and
+`rebalance` does the same around any loader.
 """

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.balance.sharing import SHARES, sharing_groups
 from fsdata.kernels import load_numba
 
 AUTO: Literal["auto"] = "auto"
@@ -38,6 +39,8 @@ class Balance:
             choice is part of the state. It needs `loader.report_step(compute_seconds)`.
         cost: lengths -> cost of every sample. Where nothing has a cost, as without sequences, ranks get the same number
             of candidates or, without those, of samples.
+            Samples that share a history (`Sequence(share=...)`) stay together under `fbs+swap`, `vbs` and `auto`; then
+            ranks get different numbers of samples.
         max_tokens: cap on the elements of one rank, against out of memory: events of all sequences, candidates, and the
             ids of nested fields.
             Where a global batch does not fit, `FreeScaleDataLoader` carries the last rows of every rank over to the
@@ -139,7 +142,8 @@ class StepPlanner:
         if tune is not None:
             tune.observe(reports)
             speed = tune.speed
-        plan, rows, part = self._pack(cost, tokens, batch.home, speed)
+        shared = next(((place, batch.lengths[name]) for name, place in batch.places.items()), None)
+        plan, rows, part = self._pack(cost, tokens, batch.home, speed, shared)
         before = np.zeros(self._world_size, np.int64)
         np.add.at(before, batch.home[part], cost[part])
         if tune is not None:
@@ -152,9 +156,16 @@ class StepPlanner:
         )
 
     def _pack(
-        self, cost: np.ndarray, tokens: np.ndarray, home: np.ndarray, speed: np.ndarray | None
+        self,
+        cost: np.ndarray,
+        tokens: np.ndarray,
+        home: np.ndarray,
+        speed: np.ndarray | None,
+        shared: tuple[np.ndarray, np.ndarray] | None,
     ) -> tuple[Plan, int | None, np.ndarray | slice]:
         """(plan, rows, samples planned): of the first `rows` samples of every home rank, None for all.
+
+        shared: place and length, int64 [N] each, of what samples see of histories that they may share.
 
         `rows` is the largest that bisection finds a plan for. With one sample of every rank there always is one.
         """
@@ -162,6 +173,9 @@ class StepPlanner:
         method, ranks_per_node = self.method
 
         def plan(part: np.ndarray | slice) -> Plan:
+            if shared is not None and method in SHARES:
+                groups = sharing_groups(shared[0][part], shared[1][part], cost[part], self._world_size)
+                return self._pack_groups(groups, cost[part], tokens[part], home[part], speed)
             return pack(
                 cost[part],
                 self._world_size,
@@ -187,6 +201,23 @@ class StepPlanner:
             except OverCapError:
                 too_many = middle
         return best, fits, row < fits
+
+    def _pack_groups(
+        self, groups: np.ndarray, cost: np.ndarray, tokens: np.ndarray, home: np.ndarray, speed: np.ndarray | None
+    ) -> Plan:
+        """A plan of samples that keeps every group on one rank."""
+        sums = np.zeros((2, groups.max(initial=-1) + 1), np.int64)
+        np.add.at(sums[0], groups, cost)
+        np.add.at(sums[1], groups, tokens)
+        cap = self._balance.max_tokens
+        found = pack(sums[0], self._world_size, method="vbs", tokens=sums[1], max_tokens=cap, speed=speed)
+        rank = found.rank[groups]
+        return replace(
+            found,
+            rank=rank,
+            counts=np.bincount(rank, minlength=self._world_size),
+            moved=int(tokens[rank != home].sum()) / max(1, int(tokens.sum())),
+        )
 
     def state_dict(self) -> dict[str, Any] | None:
         """After the last plan, JSON-able: AutoTune's state, and with `auto` the choice; None where there is neither."""

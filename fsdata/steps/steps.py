@@ -16,6 +16,7 @@ import numpy as np
 from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import StepPlanner
 from fsdata.batch.batch import Batch, StepStats
+from fsdata.decode.joins.as_of import places
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable
@@ -223,7 +224,7 @@ class BalancedSteps(Steps):
             return None
         table, status = self._take(self._exchange, self._sure)
         try:
-            step = self._exchange.step(table, self._spec, self._planner, status)
+            step = self._exchange.step(table, self._spec, self._planner, status, places(table, self.layout))
             positions = self._positions(step)
         except Exception:
             self.over = True

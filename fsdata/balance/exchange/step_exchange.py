@@ -11,8 +11,8 @@ Letters: F fields, G groups of fields that share lengths, N samples of the globa
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,12 +41,15 @@ class GlobalBatch:
         lengths: group -> int64 [N], samples in order of (home rank, row).
         home: int64 [N], the rank that read each sample.
         statuses: W of them.
+        places: sequence that samples share -> int64 [N], the number of the first event that each sees, among those of
+            all histories.
     """
 
     number: int
     lengths: dict[str, np.ndarray]
     home: np.ndarray
     statuses: tuple[StatusWord, ...]
+    places: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +151,17 @@ class StepExchange:
         """One number of every rank."""
         return self._group.all_gather(np.array([mine], np.int64))[:, 0].tolist()
 
-    def step(self, table: RowTable | None, spec: RecordSpec, planner: Planner, status: StatusWord) -> StepResult:
+    def step(
+        self,
+        table: RowTable | None,
+        spec: RecordSpec,
+        planner: Planner,
+        status: StatusWord,
+        places: Mapping[str, np.ndarray] | None = None,
+    ) -> StepResult:
         """Contribute the samples of `table` (None: none), receive this rank's share of the global batch.
+
+        places: int64 [n] of them, see `GlobalBatch`; all ranks give those of the same sequences.
 
         A rank that has no samples left goes on calling this, with `ended` set, until the step it gets back has ended.
         An error of the planner is raised as it is where it occurs, and as PeerError on the others.
@@ -163,12 +175,19 @@ class StepExchange:
         number = self._group.number
         longest = int(lengths.max(initial=0))
         status = replace(status, rows=mine.num_rows, longest=longest)
-        statuses, texts = self._words(status, spec.digest, encode_lengths(lengths, longest))
+        places = places or {}
+        text = b"".join([encode_lengths(lengths, longest), *(of_group.tobytes() for of_group in places.values())])
+        statuses, texts = self._words(status, spec.digest, text)
         counts = np.array([other.rows for other in statuses], np.int64)
+        texts, of_places = cut_places(statuses, texts, len(places))
         everywhere = decode_lengths(statuses, texts, len(spec.groups))
         home = np.repeat(np.arange(len(counts)), counts)
         batch = GlobalBatch(
-            number=number, lengths=dict(zip(spec.groups, everywhere, strict=True)), home=home, statuses=statuses
+            number=number,
+            lengths=dict(zip(spec.groups, everywhere, strict=True)),
+            home=home,
+            statuses=statuses,
+            places=dict(zip(places, of_places, strict=True)),
         )
         plan = self._plan(planner, batch)
         part = _taking_part(home, plan.rows)
@@ -306,6 +325,23 @@ class StepExchange:
 def encode_lengths(lengths: np.ndarray, longest: int) -> bytes:
     """int64 [G, n], none above `longest`, in the narrowest integers."""
     return lengths.astype(np.min_scalar_type(longest)).tobytes()
+
+
+def cut_places(
+    statuses: tuple[StatusWord, ...], texts: list[bytes], groups: int
+) -> tuple[list[bytes], list[np.ndarray]]:
+    """The texts without what stands at their ends, one number of each sample for each group; and these numbers, int64
+    [N] by group."""
+    if not groups:
+        return texts, []
+    rest, parts = [], []
+    for rank, (status, text) in enumerate(zip(statuses, texts, strict=True)):
+        size = 8 * groups * status.rows
+        if len(text) < size:
+            raise MismatchError(f"rank {rank} sent {len(text)} bytes, where its {status.rows} samples need {size} more")
+        rest.append(text[: len(text) - size])
+        parts.append(np.frombuffer(text[len(text) - size :], np.int64).reshape(groups, status.rows))
+    return rest, list(np.concatenate(parts, axis=1))
 
 
 def decode_lengths(statuses: tuple[StatusWord, ...], texts: list[bytes], groups: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from fsdata.kernels.copy import STORED, STORED_SHIFT, gather_fields
 from fsdata.schema import Schema
 
 _FACTOR = 100  # between medians of times of different units, a thousand; no data set spans as many epochs
+_EVENT_BITS = 48  # of the number of an event; the rest says of which source
 _LEAST = 1_000_000  # times below are counted from no common epoch
 
 
@@ -68,13 +69,7 @@ class Histories:
         """
         owners: list[object] = []
         for name, slot in layout.references.items():
-            numbers = np.empty((len(some), REFERENCE), np.int64)
-            gather_fields(
-                rows.address[slot : slot + 1, some],
-                np.full((1, len(some)), REFERENCE),
-                np.array([8]),
-                np.array([numbers.ctypes.data]),
-            )
+            numbers = _references(rows, slot, some)
             mine = numbers[:, 0] == self._source
             _, first, stop, before = np.ascontiguousarray(numbers[mine].T)
             fields = _fields(layout, name)
@@ -128,6 +123,27 @@ class Histories:
                 "seem to count different units, such as seconds and milliseconds: bring one of them to the other's "
                 "with an expression in columns={...}"
             )
+
+
+def places(rows: RowTable, layout: Layout) -> dict[str, np.ndarray]:
+    """Sequence that samples share -> int64 [N], the number of the first event that each sees among all histories."""
+    found = {}
+    for name in layout.shared:
+        source, first, _, _ = _references(rows, layout.references[name], np.arange(rows.num_rows)).T
+        found[name] = source << _EVENT_BITS | first
+    return found
+
+
+def _references(rows: RowTable, slot: int, some: np.ndarray) -> np.ndarray:
+    """int64 [n, REFERENCE]: those of the rows `some`."""
+    numbers = np.empty((len(some), REFERENCE), np.int64)
+    gather_fields(
+        rows.address[slot : slot + 1, some],
+        np.full((1, len(some)), REFERENCE),
+        np.array([8]),
+        np.array([numbers.ctypes.data]),
+    )
+    return numbers
 
 
 def _fields(layout: Layout, group: str) -> list[tuple[int, Field]]:

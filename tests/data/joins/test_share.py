@@ -110,6 +110,25 @@ def test_on_several_ranks(tmp_path: Path, size: int, known: bool) -> None:
     assert {row: lists for found, _ in answers for row, lists in found.items()} == data.expected(known=known)
 
 
+def count_events(rank: int, size: int, folder: Path, method: str) -> tuple[int, list[float]]:
+    """Events that the batches of this rank hold, and the straggler share of each step."""
+    events, stragglers = 0, []
+    options = {"batch_size": 60, "num_threads": 1, "timeout_s": 20, "balance": Balance(method, timeout_s=20)}
+    with FreeScaleDataLoader(source(folder), SHARED, **options) as loader:
+        for batch in loader:
+            events += len(batch.features["item"].values())
+            stragglers.append(batch.stats.straggler_after)
+    return events, stragglers
+
+
+def test_balancing_leaves_samples_of_one_history_together(tmp_path: Path) -> None:
+    data = Data.drawn(11, requests=360, users=90)
+    data.write(tmp_path, files=2, group=30)
+    together, apart = (shared_world(2).run(count_events, tmp_path, method) for method in ("fbs+swap", "fbs"))
+    assert sum(events for events, _ in together) < 0.9 * sum(events for events, _ in apart)
+    assert max(share for _, stragglers in together for share in stragglers) < 0.01
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from freescale_tools.histories.parts import assemble
 from freescale_tools.histories.parts.keys import buckets_of
 from freescale_tools.histories.parts.plan import MOST_PARTS, parts_wanted, plan_parts
+from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
 
 BUCKETS = st.integers(1, 5)
 PART_BYTES = st.sampled_from([60, 200, 700, 1 << 20])  # from a part per event or two to one part
@@ -198,6 +199,20 @@ def test_no_events_make_an_empty_table_that_can_grow(tmp_path):
     rows = [(1, 7, 2, None, "x"), (1, 8, 2, None, "x")]
     build(write_log(tmp_path / "some", [rows]), tmp_path / "out", update=True)
     assert [table.to_pylist() for table in tables(tmp_path / "out")] == reference([rows], 2)
+
+
+def test_a_loader_takes_the_table_as_of_the_time_of_a_row(tmp_path):
+    rows = [(n, n % 3, 50 - n, 0.5, "w") for n in range(20)]
+    build(write_log(tmp_path / "log", [rows]), tmp_path / "out", buckets=2)
+    pq.write_table(pa.table({"user": [0, 1, 2, 9], "at": [40, 45, 60, 60]}), tmp_path / "asked.parquet")
+    table = ParquetSource(str(tmp_path / "out"))
+    join = AsOf(table, on="user", at="at", time="ts", fields=("item",))
+    schema = Schema(sequences=(Sequence("history", ("item",), max_length=9),), context=("user",))
+    source = ParquetSource(str(tmp_path / "asked.parquet"), join=join)
+    with FreeScaleDataLoader(source, schema, batch_size=4, shuffle=False, num_threads=1) as loader:
+        (batch,) = loader
+    expected = [[row[0] for row in reversed(rows) if row[1] == user and row[2] < at] for user, at in [(0, 40), (1, 45)]]
+    assert batch.features["item"].values().tolist() == sum([*expected, [17, 14, 11, 8, 5, 2]], [])
 
 
 def test_statistics_are_those_of_the_table(tmp_path):

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from event_logs import SCHEMA, build, reference, tables, write_events, write_log
 
+from freescale_tools.histories import build as making
 from freescale_tools.histories import folder as replacement
 from freescale_tools.histories.folder import replacing
 from freescale_tools.histories.write import TableWriter
@@ -141,6 +142,15 @@ def test_nulls_are_counted_with_and_without_statistics(call, tmp_path, statistic
     done = call(tmp_path, *OPTIONS, "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert f"--by user: 8 nulls in 2 of 3 files, first in {tmp_path}/b.parquet" in done.stderr
+
+
+def test_a_footer_that_hides_nulls_is_found_out(call, tmp_path, monkeypatch):
+    write_log(tmp_path / "log", [[*ROWS, (1, None, 3, 0.5, "w")]])
+    monkeypatch.setattr(making, "refuse_nulls", lambda *_: None)
+    done = call(tmp_path / "log", *OPTIONS, "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "column user has nulls, and the footer says that it has none" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_lists_are_refused_but_need_not_be_read(call, tmp_path):

@@ -1,0 +1,35 @@
+"""Samples that share a history stay on one rank where that leaves the ranks in balance (pure planning).
+
+What is dealt to the ranks are then groups of samples, not single ones. A group is at most a sixteenth of what a rank
+computes: groups of this size can be dealt out evenly, and a history that is too long for one group lies on few ranks.
+"""
+
+import numpy as np
+
+GROUPS_OF_A_RANK = 16
+SHARES = ("fbs+swap", "vbs")
+"""Methods that may give ranks different numbers of samples, or are the default."""
+
+
+def sharing_groups(place: np.ndarray, length: np.ndarray, cost: np.ndarray, num_ranks: int) -> np.ndarray:
+    """int64 [N]: the group of each sample, numbered from 0.
+
+    place: int64 [N], the number of the first event that a sample sees, among all events of all histories; length: int64
+    [N], how many it sees; cost: int64 [N]. Samples whose events overlap are one group, cut where it gets too large in
+    the order of their first events.
+    """
+    size = len(place)
+    alone = length == 0
+    order = np.lexsort((np.arange(size), place, alone))
+    begin, end = place[order], (place + length)[order]
+    reach = np.maximum.accumulate(end)
+    opens = np.ones(size, bool)
+    opens[1:] = (begin[1:] >= reach[:-1]) | alone[order][1:]
+    before = np.cumsum(cost[order]) - cost[order]
+    of_group = before - before[opens][np.cumsum(opens) - 1]
+    limit = max(int(cost.sum()) // (num_ranks * GROUPS_OF_A_RANK), 1)
+    part = of_group // limit
+    opens[1:] |= part[1:] != part[:-1]
+    groups = np.empty(size, np.int64)
+    groups[order] = np.cumsum(opens) - 1
+    return groups

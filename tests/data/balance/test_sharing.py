@@ -1,0 +1,49 @@
+"""Groups of samples that share a history."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdata.balance.sharing import GROUPS_OF_A_RANK, sharing_groups
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6), st.integers(0, 50)), max_size=30),
+    ranks=st.integers(1, 4),
+)
+def test_groups_hold_samples_that_overlap_and_are_not_too_large(spans: list[tuple[int, int, int]], ranks: int) -> None:
+    place, length, cost = (
+        (np.array(each, np.int64) for each in zip(*spans, strict=True)) if spans else np.empty((3, 0), int)
+    )
+    groups = sharing_groups(place, length, cost, ranks)
+    assert sorted(set(groups.tolist())) == list(range(len(set(groups.tolist()))))
+    limit = max(cost.sum() // (ranks * GROUPS_OF_A_RANK), 1)
+    for group in set(groups.tolist()):
+        members = np.flatnonzero(groups == group)
+        assert cost[members].sum() <= limit + cost[members].max()
+        if not length[members].all():
+            assert len(members) == 1
+        ordered = members[np.argsort(place[members], kind="stable")]
+        between = (place >= place[ordered[0]]) & (place < place[ordered[-1]]) & (length > 0)
+        ends = np.maximum.accumulate(
+            (place + length)[np.flatnonzero(between)][np.argsort(place[between], kind="stable")]
+        )
+        starts = np.sort(place[between])
+        assert (starts[1:] < ends[:-1]).all(), "samples that nothing connects"
+    if not cost.any():  # nothing is cut for being large: groups are all that overlap
+        for a in range(len(spans)):
+            for b in range(a):
+                if length[a] and length[b] and max(place[a], place[b]) < min((place + length)[[a, b]]):
+                    assert groups[a] == groups[b]
+
+
+def test_a_long_history_is_cut_in_order() -> None:
+    place, length = np.arange(64) * 2, np.full(64, 10)
+    groups = sharing_groups(place, length, np.ones(64, np.int64), 2)
+    assert groups.tolist() == [n // 2 for n in range(64)]
+    assert sharing_groups(place, length, np.ones(64, np.int64) * 0, 2).tolist() == [0] * 64
+
+
+def test_histories_that_only_touch_are_apart() -> None:
+    assert sharing_groups(np.array([5, 0, 3]), np.array([2, 3, 2]), np.zeros(3, np.int64), 1).tolist() == [2, 0, 1]
