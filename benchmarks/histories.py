@@ -3,7 +3,10 @@
 1. every window of every request, against a search through all events of its user (`--check`);
 2. processor time, wall time and disk of a loader with `AsOf`, and of the same samples stored in rows. The fat file
    holds some stretches of the requests, as all of them would take gigabytes; both loaders read the same requests;
-3. memory of the table with 4 ranks on one host: their shares of the pages of the table, added up.
+3. memory of the table with 4 ranks on one host: their shares of the pages of the table, added up;
+4. sharing: events that batches of 64 ranks hold, of those that they hold without, as the balance of the loader plans
+   it, and the straggler share; requests in time order, 512 a rank;
+5. the cost of `Sequence(split=...)` in the loader.
 
 Run: python benchmarks/histories.py --events FOLDER [--check] [--requests 65536]
 """
@@ -25,13 +28,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from common.table import add_results_option, emit
 
-from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, Split, pack
+from fsdata.balance.options import StepPlanner
+from fsdata.kernels import histories
+from fsdata.steps.share import merge_windows
 
 CAP, BATCH, STRETCHES, RANKS = 4096, 1024, 8, 4
 FIELDS = ("item_ids", "actions")
 SCHEMA = Schema(sequences=(Sequence("uih", FIELDS, max_length=CAP),), context=("request_id", "user_id"))
 COLUMNS = ["stored", "disk MB", "events, M", "CPU s", "CPU ms / 1,000", "wall s", "open s"]
 ROUNDS = 3
+SHARING_RANKS, SHARING_BATCH, SHARING_STEPS = 64, 512, 8
 
 
 def as_of(folder: Path, requests: str = "requests-*.parquet") -> ParquetSource:
@@ -112,6 +119,71 @@ def run(source: ParquetSource) -> dict[str, float]:
     return found
 
 
+def sharing(folder: Path) -> list[list[Any]]:
+    """Rows of a table: balance, events of all batches, share of those without sharing, straggler share, floor."""
+    asked = pl.read_parquet(folder / "requests-*.parquet", columns=["user_id", "ts"]).sort("ts", maintain_order=True)
+    with opened(as_of(folder)) as loader:
+        table = loader._data.sources[0].histories.groups["uih"]
+    users, times = (asked[name].to_numpy() for name in asked.columns)
+    found, first, stop = (np.empty(len(users), np.int64) for _ in range(3))
+    histories.find_keys(table.keys, users, np.zeros(len(users), bool), found)
+    histories.find_windows(found, table.offsets, table.times, times, first, stop)
+    length = np.minimum(stop - first, CAP)
+    place, step = stop - length, SHARING_RANKS * SHARING_BATCH
+    steps = np.linspace(0, len(users) - step, SHARING_STEPS).astype(int)
+    rows = []
+    for name, method in (
+        ("none: consecutive requests", None),
+        ("fbs+swap, without regard", "fbs+swap"),
+        ("groups", None),
+    ):
+        held = total = 0
+        stragglers, floors = [], []
+        for begin in steps:
+            here = slice(begin, begin + step)
+            cost, home = Polynomial()({"uih": length[here]}), np.repeat(np.arange(SHARING_RANKS), SHARING_BATCH)
+            rank = home
+            if method is not None:
+                plan = pack(cost, SHARING_RANKS)
+            elif name == "groups":
+                planner = StepPlanner(Balance(), SHARING_RANKS)
+                plan, _, _ = planner._pack(cost, length[here], home, None, (place[here], length[here]))
+            if method is not None or name == "groups":
+                rank = plan.rank
+                floors.append(pack(cost, SHARING_RANKS).lower_bound)
+            load = np.bincount(rank, cost, SHARING_RANKS)
+            stragglers.append(1 - load.mean() / load.max())
+            for of in range(SHARING_RANKS):
+                mine = np.flatnonzero(rank == of)
+                held += merge_windows(8 * (1 + place[here][mine]), length[here][mine], 8).size.sum()
+            total += length[here].sum()
+        floor = 100 * float(np.mean(floors)) if floors else None
+        rows.append([name, held / 1e6, 100 * held / total, 100 * float(np.mean(stragglers)), floor])
+    return rows
+
+
+def split_cost(source: Any) -> float:
+    """Processor time with `split` over that without, each the best of some epochs taken in turn."""
+    split = Split(recent=100, segment=400, tokens=4)
+    best = [float("inf")] * 2
+    loaders = [
+        FreeScaleDataLoader(
+            source(), Schema(sequences=(Sequence("uih", FIELDS, max_length=CAP, split=each),)),
+            batch_size=BATCH, num_threads=1, prefetch=0,
+        )
+        for each in (None, split)
+    ]  # fmt: skip
+    for _ in range(3 * ROUNDS):
+        for number, loader in enumerate(loaders):
+            begin = time.process_time()
+            for _ in loader:
+                pass
+            best[number] = min(best[number], time.process_time() - begin)
+    for loader in loaders:
+        loader.close()
+    return best[1] / best[0]
+
+
 def resident(folder: Path) -> tuple[float, float]:
     """(bytes of the table, bytes of memory that it takes on a host with 4 ranks that have read all of it)."""
     command = [sys.executable, __file__, "--events", str(folder), "--rank"]
@@ -169,6 +241,7 @@ def main() -> None:
             run(as_of(given.events, str(out / "requests.parquet"))),
             run(ParquetSource(str(out / "fat.parquet"))),
         )
+        parts = split_cost(lambda: as_of(given.events, str(out / "requests.parquet")))
         thin = sum(path.stat().st_size for path in (given.events).glob("interactions-*.parquet"))
         sizes = [thin + (out / "requests.parquet").stat().st_size, (out / "fat.parquet").stat().st_size]
     all_requests = sum(path.stat().st_size for path in given.events.glob("requests-*.parquet"))
@@ -192,8 +265,17 @@ def main() -> None:
         ]
         for stored, size, each in zip(("once, as of the request", "in every row"), sizes, (once, fat), strict=True)
     ]
+    notes.append(f"With Split(recent=100, segment=400, tokens=4): {100 * (parts - 1):+.1f} % processor time.")
     title = f"Histories of {given.requests:,} requests in {STRETCHES} stretches"
     emit("histories", title, COLUMNS, rows, notes=notes, results=given.results)
+    emit(
+        "histories_sharing",
+        f"Events that batches hold with sharing: {SHARING_RANKS} ranks, {SHARING_BATCH} requests each in time order",
+        ["balance", "events, M", "% of unshared", "straggler %", "floor %"],
+        sharing(given.events),
+        notes=[f"Means of {SHARING_STEPS} steps; at most {CAP:,} events of a request."],
+        results=given.results,
+    )
 
 
 if __name__ == "__main__":
