@@ -93,7 +93,8 @@ def training(here):
 
 
 def test_no_page_with_examples_is_left_out():
-    here = {"README.md", "docs/sources-and-schema.md", "docs/balancing.md", "docs/resume.md", "docs/fscomm.md"}
+    of_data = {"docs/sources-and-schema.md", "docs/histories.md", "docs/balancing.md", "docs/resume.md"}
+    here = {"README.md", "docs/fscomm.md"} | of_data
     run_by_its_commands = {"docs/getting-started.md"}
     assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_by_its_commands
 
@@ -129,6 +130,34 @@ def test_sources_and_schema(here):
     exec(adapted, scope)
     assert type(scope["batch"]) is scope["Clicks"]
     assert scope["loss"].item() > 0
+
+
+def test_histories(here):
+    once, shared, parts = python("docs/histories.md")
+    rng = np.random.default_rng(0)
+    for folder in ("histories", "requests"):
+        (here / folder).mkdir()
+    lengths = rng.integers(0, 600, 30)
+    pl.DataFrame(
+        {
+            "user_id": np.arange(30),
+            "item_id": [rng.integers(0, 999, n).tolist() for n in lengths],
+            "action": [rng.integers(0, 5, n).tolist() for n in lengths],
+            "event_ts": [sorted(rng.integers(0, 1000, n).tolist()) for n in lengths],
+        }
+    ).write_parquet(here / "histories" / "a.parquet")
+    rows = {"user_id": rng.integers(0, 30, 200), "request_ts": rng.integers(0, 1000, 200), "click": [1] * 200}
+    pl.DataFrame(rows).write_parquet(here / "requests" / "a.parquet")
+    scope: dict = {}
+    exec(once, scope)
+    assert scope["history"].values().max() > 900
+    plain = scope["history"].values()
+    exec(shared, scope)
+    assert torch.equal(scope["events"], plain)
+    assert len(scope["merged"]) < len(scope["events"])
+    exec(parts, scope)
+    assert scope["positions"].shape == (scope["parts"].total, 16)
+    assert scope["mask"].shape[0] == len(scope["batch"])
 
 
 def test_balancing(training, capsys):
