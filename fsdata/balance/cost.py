@@ -13,8 +13,6 @@ from typing import Protocol
 
 import numpy as np
 
-from fsdata.schema import Split
-
 CANDIDATES = "candidates"
 """The key of `lengths` under which the number of candidates of each sample stands."""
 
@@ -98,7 +96,10 @@ class Segmented:
 
     def __post_init__(self) -> None:
         Polynomial(linear=self.linear, quadratic=self.quadratic, candidate=self.candidate)
-        Split(recent=self.recent, segment=self.segment, tokens=self.tokens)
+        for name, least in (("recent", 0), ("segment", 1), ("tokens", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"Segmented({name}={value!r}): an integer of at least {least} is needed")
 
     def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """int64[N]; see the class."""

@@ -124,7 +124,7 @@ def test_parts_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     given = {"recent": 1, "segment": 2, "tokens": 1} | options
     with pytest.raises(SchemaError, match=rf"Split\({next(iter(options))}="):
         Split(**given)
-    with pytest.raises(SchemaError, match=rf"Split\({next(iter(options))}="):
+    with pytest.raises(ValueError, match=rf"Segmented\({next(iter(options))}="):
         Segmented(**given)
 
 
