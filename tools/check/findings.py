@@ -66,6 +66,8 @@ REMEDIES = {
     "ragged": "repair the rows, or move a field that is not aligned to a Sequence of its own",
     "no match": "add the keys to the side table, or give its ParquetSource defaults or nulls='drop'",
     "key": "a side table needs one row per key and no null key: filter or repair it",
+    "unsorted": "sort the lists, or make the table of histories with `freescale histories`",
+    "future": "look whether the clock or the unit of the times is right",
     "expression": "mend the expression, or the rows that it fails on",
     "data": "see the message",
 }

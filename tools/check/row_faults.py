@@ -4,7 +4,8 @@ The loader raises at the first row that contradicts the schema or the null polic
 every field of every row, under the same policies. Letters: N rows, M fields of a group.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,9 @@ from fsdata.decode.widen import OutsideInt64, convert, nested_parts, unwrap
 from fsdata.errors import DataError
 
 _MAX_INT64 = 2**63 - 1
+_UNITS = (0, 3, 6, 9)  # decimal places: seconds to nanoseconds
+_EARLIEST = 100_000_000  # seconds since 1970: smaller numbers count from no common epoch
+_AHEAD_S = 86_400.0  # clocks of other time zones are not in the future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +45,21 @@ class Checked:
         dropped: bool [N], rows that a null policy leaves out.
         lengths: list field -> int64 [N], -1 for null lists.
         keys: join key -> (values int64 [N], whether null bool [N]).
+        ascending: lists of times that have to be.
     """
 
     faults: list[Fault]
     dropped: np.ndarray
     lengths: dict[str, np.ndarray]
     keys: dict[str, tuple[np.ndarray, np.ndarray]]
+    ascending: Collection[str] = ()
 
 
-def check_fields(columns: Sequence[tuple[FieldBinding, pa.Array]], rows: int) -> Checked:
-    """Check each field by itself: nulls, null and non-finite elements, ids outside int64."""
-    checked = Checked([], np.zeros(rows, bool), {}, {})
+def check_fields(
+    columns: Sequence[tuple[FieldBinding, pa.Array]], rows: int, ascending: Collection[str] = ()
+) -> Checked:
+    """Check each field by itself: nulls, null and non-finite elements, ids outside int64, times that fall."""
+    checked = Checked([], np.zeros(rows, bool), {}, {}, ascending)
     for binding, array in columns:
         counts = None
         if binding.field.shape == "nested":
@@ -99,6 +107,9 @@ def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked, count
     if role == "time":
         _note(checked, "null", field, null, "is null: rows without a time cannot be merged")
         return
+    if role == "row time":
+        _note(checked, "null", field, null, "is null: nothing is known as of no time")
+        return
     bad = [("null", null, "is null")]
     if is_list(array.type):
         lengths, row_of, elements = _elements(array)
@@ -107,6 +118,8 @@ def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked, count
             lengths, event_of, per_event = _elements(counts)
             absent |= _any(event_of, ~_mask(per_event.is_valid()), len(array))
         checked.lengths[field] = lengths
+        if role == "event times":
+            _check_times(field, row_of, np.asarray(pc.fill_null(elements, 0)), checked)
         bad.append(("null element", absent, "holds a null"))
         if binding.field.number == "value":
             bad.append(("not finite", _any(row_of, _not_finite(elements), len(array)), "holds NaN or infinity"))
@@ -117,6 +130,19 @@ def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked, count
             _note(checked, kind, field, where, what)
         elif binding.policy == "drop":
             checked.dropped |= where
+
+
+def _check_times(field: str, row_of: np.ndarray, times: np.ndarray, checked: Checked) -> None:
+    """row_of: int64 [E], the list of each of the times, int64 [E]."""
+    falls = np.flatnonzero((times[1:] < times[:-1]) & (row_of[1:] == row_of[:-1])) + 1
+    rows = len(checked.dropped)
+    if field in checked.ascending:
+        _note(checked, "unsorted", field, _any(row_of, falls, rows), "is not ascending")
+    now = time.time()
+    units = [10**exponent for exponent in _UNITS if 10**exponent * _EARLIEST < np.median(times)] if len(times) else []
+    if units:
+        late = np.flatnonzero(times > (now + _AHEAD_S) * max(units))
+        _note(checked, "future", field, _any(row_of, late, rows), "holds a time in the future")
 
 
 def _elements(array: pa.Array) -> tuple[np.ndarray, np.ndarray, pa.Array]:

@@ -17,12 +17,20 @@ from freescale_tools.check.table_scan import Table
 from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
 from fsdata import ParquetSource, Schema
-from fsdata.catalog.roles import WantedField, wanted_fields, wanted_key, wanted_time
+from fsdata.catalog.roles import (
+    WantedField,
+    wanted_event_ids,
+    wanted_event_times,
+    wanted_fields,
+    wanted_key,
+    wanted_row_time,
+    wanted_time,
+)
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import RowGroup
 from fsdata.errors import CorruptFileError, DataError, SchemaError
-from fsdata.sources import Join
+from fsdata.sources import AsOf, Join
 
 VERSION = 1
 
@@ -40,10 +48,13 @@ class SourceCheck:
         joined = {name for join in source.join for name in join.fields}
         wanted = [field for field in wanted_fields(schema) if field.name not in joined]
         wanted += [wanted_key(key) for key in dict.fromkeys(join.on for join in source.join)]
+        histories = [join for join in source.join if isinstance(join, AsOf)]
+        wanted += [wanted_row_time(name) for name in dict.fromkeys(join.at for join in histories)]
         wanted += [] if schema.time is None else [wanted_time(schema.time)]
         groups = _groups(schema)
         self._table = Table(source, wanted, groups=groups, label=self.label)
-        self._sides = [(join, self._side(join, groups)) for join in source.join]
+        self._sides = [(join, self._side(join, groups)) for join in source.join if isinstance(join, Join)]
+        self._histories = [self._of_histories(join) for join in histories]
         self._opened = self._open(_tolerant(source), index)
 
     @property
@@ -67,6 +78,20 @@ class SourceCheck:
                 progress.advance(rows=rows)
         return [*self._findings, *self._of_files(), *rows_found]
 
+    def _of_histories(self, join: AsOf) -> Table:
+        """The table of histories, all of whose rows were looked at."""
+        served = [field for field in wanted_fields(self._schema) if field.name in join.fields]
+        served += [*map(wanted_event_times, join.times), *map(wanted_event_ids, join.only_read)]
+        table = Table(
+            join.source,
+            [*served, wanted_key(join.on)],
+            groups={"histories": [field.name for field in served]},
+            label=f"{self.label}, histories {join.source.label}",
+            ascending=(join.time,),
+        )
+        table.keys(join)
+        return table
+
     @functools.cached_property
     def _keys(self) -> list[tuple[Join, np.ndarray]]:
         """Keys of the side tables.
@@ -82,7 +107,8 @@ class SourceCheck:
 
     def _open(self, source: ParquetSource, index: int) -> OpenSource | None:
         """Open the source as a loader does. If that fails, note the reason and return None."""
-        listed = any(table.findings for table in (self._table, *(table for _, table in self._sides)))
+        tables = (self._table, *(table for _, table in self._sides), *self._histories)
+        listed = any(table.findings for table in tables)
         try:
             return open_source(source, self._schema, index=index)
         except SchemaError as error:
@@ -91,7 +117,8 @@ class SourceCheck:
         except CorruptFileError:  # no file is readable, and each of them is already listed
             pass
         except DataError as error:
-            self._findings.append(Finding(kind="data", source=self.label, what=str(error)))
+            if not any(table.findings for table in self._histories):
+                self._findings.append(Finding(kind="data", source=self.label, what=str(error)))
         return None
 
     def _group(self, number: int, group: int, as_opened: RowGroup | None, layout: Layout | None) -> list[Finding]:
@@ -109,7 +136,8 @@ class SourceCheck:
 
     def _of_files(self) -> list[Finding]:
         """Findings about files, types, and row groups that could not be decoded."""
-        found = [*self._table.findings, *(one for _, table in self._sides for one in table.findings)]
+        tables = (self._table, *(table for _, table in self._sides), *self._histories)
+        found = [one for table in tables for one in table.findings]
         if self._opened is not None:
             found += [
                 Finding(kind="corrupt", source=self.label, what=one.reason, file=one.file, row_group=one.row_group)

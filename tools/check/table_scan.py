@@ -1,6 +1,6 @@
 """Scans one table of a source, main or joined, for everything that a loader would stop at."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from fsdata.catalog.bind import FieldBinding, FileKind, bind, partition_column
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.roles import WantedField
 from fsdata.errors import CorruptFileError, DataError, SchemaError
-from fsdata.sources import Join, ParquetSource
+from fsdata.sources import AsOf, Join, ParquetSource
 from fsdata.sources.expressions.expressions import Expression, evaluate
 
 
@@ -27,15 +27,23 @@ class Table:
     Args:
         groups: group name -> its list fields, which must have equal lengths.
         label: the name of the table in findings.
+        ascending: fields of the files whose lists of times have to ascend.
 
     `findings` holds faults of files and types; `scan` finds faults of rows. Raises UsageError as `read_files`
     does.
     """
 
     def __init__(
-        self, source: ParquetSource, wanted: Sequence[WantedField], *, groups: Mapping[str, Sequence[str]], label: str
+        self,
+        source: ParquetSource,
+        wanted: Sequence[WantedField],
+        *,
+        groups: Mapping[str, Sequence[str]],
+        label: str,
+        ascending: Collection[str] = (),
     ) -> None:
         self.source = source
+        self._ascending = ascending
         self.label = label
         self.findings: list[Finding] = []
         self._groups = groups
@@ -47,13 +55,14 @@ class Table:
     def rows(self) -> int:
         return sum(footer.metadata.num_rows for footer in self.footers)
 
-    def keys(self, join: Join) -> np.ndarray:
-        """The distinct keys of a side table, int64, ascending. Null and repeated keys become findings."""
+    def keys(self, join: Join | AsOf) -> np.ndarray:
+        """The distinct keys of a joined table, int64, ascending. Its faults, also of keys, become findings."""
         found: list[np.ndarray] = []
         for number, footer in enumerate(self.footers):
             for group in range(footer.metadata.num_row_groups):
                 findings: list[Finding] = []
-                for _, checked in self._checked(number, group, findings):
+                for rows, checked in self._checked(number, group, findings):
+                    findings += [self._of(each, rows, footer, group) for each in check_groups(checked, self._groups)]
                     keys, null = checked.keys.get(join.on, (np.empty(0, np.int64), np.empty(0, bool)))
                     alive = ~checked.dropped
                     found.append(keys[alive & ~null] if len(keys) else keys)
@@ -137,7 +146,7 @@ class Table:
                         fault = Fault(kind="expression", field="", rows=np.arange(len(rows)), what=str(error))
                         found.append(self._of(fault, rows, footer, group))
                         continue
-                    checked = check_fields(columns, len(kept))
+                    checked = check_fields(columns, len(kept), self._ascending)
                     found += [self._of(fault, rows[kept], footer, group) for fault in checked.faults]
                     yield rows[kept], checked
         except CorruptFileError as error:
