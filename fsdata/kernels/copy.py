@@ -80,15 +80,33 @@ def _copy_stored(target: int, source: int, count: int) -> None:
 
 @njit(nogil=True, cache=True)
 def copy(target: int, source: int, count: int, itemsize: int) -> None:
+    """`source` is a plain address."""
     if itemsize == 8:
-        if source > _ADDRESS:
-            _copy_stored(target, source, count)
-        else:
-            _copy8(target, source, count)
+        _copy8(target, source, count)
     elif itemsize == 4:
         _copy4(target, source, count)
     else:
         _copy1(target, source, count * itemsize)
+
+
+@njit(nogil=True, cache=True)
+def _any_stored(address: np.ndarray) -> bool:
+    found = False
+    for each in address:
+        found |= each > _ADDRESS
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _gather_stored(address: np.ndarray, length: np.ndarray, target: int) -> None:
+    """One field, int64, some of whose lists are stored in narrower integers."""
+    for n in range(len(address)):
+        if length[n] > 0:
+            if address[n] > _ADDRESS:
+                _copy_stored(target, address[n], length[n])
+            else:
+                _copy8(target, address[n], length[n])
+            target += length[n] * 8
 
 
 @njit(nogil=True, cache=True)
@@ -99,6 +117,9 @@ def gather_fields(address: np.ndarray, length: np.ndarray, itemsize: np.ndarray,
     """
     for f in range(address.shape[0]):
         to = target[f]
+        if itemsize[f] == 8 and _any_stored(address[f]):  # asked once a field: lists are short
+            _gather_stored(address[f], length[f], to)
+            continue
         for n in range(address.shape[1]):
             count = length[f, n]
             if count > 0:
@@ -121,5 +142,8 @@ def gather_samples(
         for f in range(address.shape[0]):
             count = length[f, n]
             if count > 0:
-                copy(to, address[f, n], count, itemsize[f])
+                if itemsize[f] == 8 and address[f, n] > _ADDRESS:
+                    _copy_stored(to, address[f, n], count)
+                else:
+                    copy(to, address[f, n], count, itemsize[f])
                 to += count * itemsize[f]
