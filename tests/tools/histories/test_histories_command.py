@@ -6,18 +6,23 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import fsspec
+import numpy as np
 import parquet
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from event_logs import SCHEMA, build, reference, tables, write_events, write_log
 
+from freescale_tools.console.errors import UsageError
 from freescale_tools.histories import build as making
 from freescale_tools.histories import folder as replacement
+from freescale_tools.histories.events.checks import checked_layout, refuse_nulls
 from freescale_tools.histories.folder import replacing
 from freescale_tools.histories.write import TableWriter
+from freescale_tools.scan.files import open_files
 
 COMMAND = "histories"
 OPTIONS = ("--by", "user", "--time", "ts")
@@ -144,6 +149,17 @@ def test_nulls_are_counted_with_and_without_statistics(call, tmp_path, statistic
     assert f"--by user: 8 nulls in 2 of 3 files, first in {tmp_path}/b.parquet" in done.stderr
 
 
+def test_nulls_are_counted_where_some_row_groups_have_no_statistics(tmp_path):
+    rows = [(1, None if n % 4 else 5, n, 0.0, "") for n in range(12)]
+    files = open_files([str(write_events(tmp_path / "a.parquet", rows, row_group_size=4))])
+    layout = checked_layout(files, by="user", time="ts", fields=())
+    (footer,) = files.footers
+    silent = np.where(np.arange(3)[:, None] == 1, -1, footer.null_counts)
+    files = replace(files, footers=(replace(footer, null_counts=silent),))
+    with pytest.raises(UsageError, match="--by user: 9 nulls in 1 of 1 files"):
+        refuse_nulls(files, layout)
+
+
 def test_a_footer_that_hides_nulls_is_found_out(call, tmp_path, monkeypatch):
     write_log(tmp_path / "log", [[*ROWS, (1, None, 3, 0.5, "w")]])
     monkeypatch.setattr(making, "refuse_nulls", lambda *_: None)
@@ -248,6 +264,10 @@ def test_only_whole_tables_of_this_command_are_updated(call, log, tmp_path, out)
     assert f"is not a whole table: {last} is missing" in refused()
     shutil.copy(tmp_path / "other" / last, out / last)
     assert f"files of different tables, {name} and {last}" in refused()
+    wide = write_events(tmp_path / "wide.parquet", [ROWS[0]], other_schema(item=pa.int64()))
+    build([wide], tmp_path / "of-other-type", buckets=2)
+    shutil.copy(tmp_path / "of-other-type" / last, out / last)
+    assert f"files of different tables, {name} and {last}" in refused()
     (out / last).write_bytes(kept)
     shutil.copy(next((tmp_path / "one").iterdir()), out)
     assert "files of different tables" in refused()
@@ -267,7 +287,9 @@ def test_an_early_end_leaves_the_old_table(call, log, tmp_path, out, monkeypatch
     monkeypatch.setattr(TableWriter, "write" if when == "writing" else "_finish", fail)
     for folder, option in ((out, ("--update",)), (tmp_path / "new", ())):
         done = call(log, *OPTIONS, "--out", folder, *option)
-        assert done.exit_code == (130 if isinstance(error, KeyboardInterrupt) else 1), done.output
+        pressed = isinstance(error, KeyboardInterrupt)
+        assert done.exit_code == (130 if pressed else 1), done.output
+        assert ("nothing half-written is left" if pressed else "no table was made") in done.stderr
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "out"]
 
