@@ -91,7 +91,7 @@ IN_ORDER = {
     "freescale_tools": (
         ("console",),
         ("scan", "report"),
-        ("synth", "collisions", "simulate", "calibrate", "check", "optimize", "histories"),
+        ("synth", "collisions", "simulate", "calibrate", "check", "rewrite"),
         ("profile", "demo"),
         ("cli",),
     ),

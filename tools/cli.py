@@ -9,9 +9,9 @@ from freescale_tools.calibrate.command import calibrate
 from freescale_tools.check.command import check
 from freescale_tools.collisions.command import collisions
 from freescale_tools.demo.command import demo
-from freescale_tools.histories.command import histories
-from freescale_tools.optimize.command import optimize
 from freescale_tools.profile.command import profile
+from freescale_tools.rewrite.histories.command import histories
+from freescale_tools.rewrite.optimize.command import optimize
 from freescale_tools.simulate.command import simulate
 from freescale_tools.synth.command import synth
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from freescale_tools.histories.build import Settings, make_table
+from freescale_tools.rewrite.histories.build import Settings, make_table
 from freescale_tools.scan.files import open_files
 
 SCHEMA = pa.schema(

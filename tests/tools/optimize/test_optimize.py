@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.optimize import rewrite as rewriting
-from freescale_tools.optimize.compare import unequal_row
-from freescale_tools.optimize.layout import Settings
-from freescale_tools.optimize.rewrite import jobs, optimize_all
+from freescale_tools.rewrite.optimize import rewrite as rewriting
+from freescale_tools.rewrite.optimize.compare import unequal_row
+from freescale_tools.rewrite.optimize.layout import Settings
+from freescale_tools.rewrite.optimize.rewrite import jobs, optimize_all
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.reading import reading_written
 from fsdata import ParquetSource, Schema, Sequence

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freescale_tools.console.errors import CommandFailed
-from freescale_tools.histories.events.layout import raw_numbers
-from freescale_tools.histories.parts.keys import buckets_of
+from freescale_tools.rewrite.histories.events.layout import raw_numbers
+from freescale_tools.rewrite.histories.parts.keys import buckets_of
 
 GROUP_EVENTS = 1 << 20
 GROUP_USERS = 65_536

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from freescale_tools.histories.events.layout import Layout, raw_numbers
-from freescale_tools.histories.events.sources import Source
-from freescale_tools.histories.parts.plan import Parts
+from freescale_tools.rewrite.histories.events.layout import Layout, raw_numbers
+from freescale_tools.rewrite.histories.events.sources import Source
+from freescale_tools.rewrite.histories.parts.plan import Parts
 
 _ROWS = 1 << 18
 """Events that are split at once: every part gets a slice of them, and a small slice is mostly overhead."""

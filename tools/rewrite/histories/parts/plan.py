@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freescale_tools.histories.parts.keys import buckets_of
+from freescale_tools.rewrite.histories.parts.keys import buckets_of
 
 PART_BYTES = 64 << 20
 """Decoded bytes of the events of a part. Making one takes about six times as much memory."""

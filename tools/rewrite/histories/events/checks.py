@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.histories.events.layout import Layout, layout_of, stored_type
+from freescale_tools.rewrite.histories.events.layout import Layout, layout_of, stored_type
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source
 from fsdata.catalog.footers import Footer

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale_tools.optimize.layout import is_list, retyped
+from freescale_tools.rewrite.optimize.layout import is_list, retyped
 
 _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from freescale_tools.histories.events.layout import raw_numbers
-from freescale_tools.histories.parts.assemble import SortedEvents
+from freescale_tools.rewrite.histories.events.layout import raw_numbers
+from freescale_tools.rewrite.histories.parts.assemble import SortedEvents
 from freescale_tools.scan.histogram import LengthHistogram
 
 _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

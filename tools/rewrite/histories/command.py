@@ -46,8 +46,8 @@ def _run(
 ) -> None:
     import pyarrow as pa
 
-    from freescale_tools.histories.build import Settings, make_table
-    from freescale_tools.histories.tables import show
+    from freescale_tools.rewrite.histories.build import Settings, make_table
+    from freescale_tools.rewrite.histories.tables import show
     from freescale_tools.scan.files import open_files
     from fsdata.errors import CorruptFileError
 

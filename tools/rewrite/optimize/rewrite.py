@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
-from freescale_tools.optimize.compare import Difference, first_difference
-from freescale_tools.optimize.layout import (
+from freescale_tools.rewrite.optimize.compare import Difference, first_difference
+from freescale_tools.rewrite.optimize.layout import (
     Layout,
     Settings,
     decoded_bytes,
@@ -34,8 +34,8 @@ from freescale_tools.optimize.layout import (
     unit_rows,
     without_nulls,
 )
-from freescale_tools.optimize.layout import Path as ColumnPath
-from freescale_tools.optimize.sort import ordered, sorting
+from freescale_tools.rewrite.optimize.layout import Path as ColumnPath
+from freescale_tools.rewrite.optimize.sort import ordered, sorting
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source, reading_written
 from fsdata.catalog.find_files import FileRef

@@ -39,9 +39,9 @@ def _run(
     row_group_rows: int | None,
     unit_bytes: int | None,
 ) -> None:
-    from freescale_tools.optimize.layout import UNIT_BYTES, Settings
-    from freescale_tools.optimize.rewrite import jobs, optimize_all, summary
-    from freescale_tools.optimize.tables import show
+    from freescale_tools.rewrite.optimize.layout import UNIT_BYTES, Settings
+    from freescale_tools.rewrite.optimize.rewrite import jobs, optimize_all, summary
+    from freescale_tools.rewrite.optimize.tables import show
     from freescale_tools.scan.files import open_files
 
     if row_group_rows is not None and unit_bytes is not None:

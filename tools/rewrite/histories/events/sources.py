@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale_tools.histories.events.layout import Layout, as_stored, raw_numbers
+from freescale_tools.rewrite.histories.events.layout import Layout, as_stored, raw_numbers
 from freescale_tools.scan.reading import reading_source
 from fsdata.catalog.footers import Footer
 from fsdata.errors import CorruptFileError

@@ -8,8 +8,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale_tools.histories.events.layout import Layout
-from freescale_tools.histories.existing import file_name
+from freescale_tools.rewrite.histories.events.layout import Layout
+from freescale_tools.rewrite.histories.existing import file_name
 
 _WRITER: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True, "version": "2.6"}
 

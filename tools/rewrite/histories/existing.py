@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.histories.events.layout import HASH, MARK, VERSION, Layout
-from freescale_tools.histories.events.sources import Source
+from freescale_tools.rewrite.histories.events.layout import HASH, MARK, VERSION, Layout
+from freescale_tools.rewrite.histories.events.sources import Source
 from freescale_tools.scan.files import open_files
 from fsdata.catalog.footers import Footer
 

@@ -17,16 +17,22 @@ import pyarrow as pa
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
-from freescale_tools.histories.events.checks import checked_layout, refuse_input_in, refuse_nulls
-from freescale_tools.histories.events.layout import VERSION, Layout
-from freescale_tools.histories.events.sources import Source
-from freescale_tools.histories.existing import MOST_BUCKETS, file_name, open_table, refuse_occupied, refuse_other_layout
-from freescale_tools.histories.folder import Workplace, replacing
-from freescale_tools.histories.parts.assemble import row_groups, sort_events
-from freescale_tools.histories.parts.plan import PART_BYTES, Parts, parts_wanted, plan_parts, ranges_wanted
-from freescale_tools.histories.parts.split import PartFiles, sampled_keys
-from freescale_tools.histories.statistics import Statistics
-from freescale_tools.histories.write import TableWriter
+from freescale_tools.rewrite.histories.events.checks import checked_layout, refuse_input_in, refuse_nulls
+from freescale_tools.rewrite.histories.events.layout import VERSION, Layout
+from freescale_tools.rewrite.histories.events.sources import Source
+from freescale_tools.rewrite.histories.existing import (
+    MOST_BUCKETS,
+    file_name,
+    open_table,
+    refuse_occupied,
+    refuse_other_layout,
+)
+from freescale_tools.rewrite.histories.folder import Workplace, replacing
+from freescale_tools.rewrite.histories.parts.assemble import row_groups, sort_events
+from freescale_tools.rewrite.histories.parts.plan import PART_BYTES, Parts, parts_wanted, plan_parts, ranges_wanted
+from freescale_tools.rewrite.histories.parts.split import PartFiles, sampled_keys
+from freescale_tools.rewrite.histories.statistics import Statistics
+from freescale_tools.rewrite.histories.write import TableWriter
 from freescale_tools.scan.files import FileSet
 
 Bar = Callable[[str, int], contextlib.AbstractContextManager[Progress]]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.optimize.layout import joined
+from freescale_tools.rewrite.optimize.layout import joined
 
 _SHOWN = 20
 _MEANING = {"required": "no nulls, now required", "delta": "stored as deltas"}
