@@ -1,7 +1,9 @@
 """What an engine works with on all ranks: transports, the workers that use them, and what runs in the workers.
 
-One transport for each class, which one worker issues to (no two threads may issue to one group), made in the same order
-on every rank by the thread that makes the engine.
+One worker issues to each transport (no two threads may issue to one group), and all are made in the same order on every
+rank by the thread that makes the engine. Exclusive rows and gradients have one each: a rank that leaves out a backward
+pass sends rows while others send gradients, and gloo ends a process that gets another size than it expects, before the
+next control word can say what is wrong.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
 Closable = TypeVar("Closable", Channel, Transport)
-CLASSES = ("collision", "exclusive")
+TRANSPORTS = ("collision", "exclusive rows", "exclusive gradients")
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
 WORKERS = ("ids", "collision", "exclusive", "plain")
 IN_BACKGROUND = ("ids", "exclusive")
@@ -67,8 +69,8 @@ class Connections:
             control, ids = (keep(channel(context, timeout_s=timeout_s)) for _ in range(2))
             # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
             rows = {
-                kind: keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False))
-                for kind in CLASSES
+                name: keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False))
+                for name in TRANSPORTS
             }
             self._all: tuple[Channel | Transport, ...] = (control, ids, *rows.values())
             self.control_words = ControlWords(control, recorder)
@@ -80,11 +82,15 @@ class Connections:
                     kind,
                     layouts,
                     served.tables(),
-                    transport=rows[kind],
+                    of_rows=rows[of_rows],
+                    of_gradients=rows[of_gradients],
                     wire_gate=wire_gate,
                     recorder=recorder,
                 )
-                for kind, wire_gate in zip(CLASSES, (None, self.wire_gate), strict=True)
+                for kind, of_rows, of_gradients, wire_gate in (
+                    ("collision", "collision", "collision", None),
+                    ("exclusive", "exclusive rows", "exclusive gradients", self.wire_gate),
+                )
             )
             self.plain = PlainUpdates(served.tables(), recorder)
             self._workers: dict[str, Worker] = {}

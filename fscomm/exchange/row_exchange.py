@@ -34,14 +34,16 @@ class RowExchange:
         layouts: Sequence[GroupLayout],
         tables: Sequence[GroupTables],
         *,
-        transport: Transport,
+        of_rows: Transport,
+        of_gradients: Transport,
         wire_gate: WireGate | None,
         recorder: Recorder,
     ) -> None:
         self._kind = kind
         self._layouts = layouts
         self._tables = tables
-        self._transport = transport
+        self._of_rows = of_rows
+        self._of_gradients = of_gradients
         self._wire_gate = wire_gate
         self._recorder = recorder
 
@@ -52,10 +54,10 @@ class RowExchange:
             mine = {g: self._tables[g].lookup(_lookup(ids, g, collision)) for g in groups}
         with self._recorder.span(f"{self._kind} rows", step=ids.number):
             parts = (part for g in groups for part in self._row_parts(ids, g, mine[g], collision))
-            exchange(self._transport, parts, self._wire_gate)
+            exchange(self._of_rows, parts, self._wire_gate)
             passed = {g: on for g in groups if (on := _passed_on(ids, g, collision)) is not None}
             parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, on, collision))
-            exchange(self._transport, parts, self._wire_gate)
+            exchange(self._of_rows, parts, self._wire_gate)
 
     def update(
         self, gradients: Gradients, back: Sequence[WayBack | None], groups: Sequence[int], *, collision: bool
@@ -70,7 +72,7 @@ class RowExchange:
         received = {g: self._new_gradients(g, apply.total) for g, (_, apply) in ways.items()}
         with self._recorder.span(f"{self._kind} gradients", step=gradients.number):
             parts = [self._gradient_parts(gradients, g, *ways[g], received[g]) for g in groups]
-            exchange(self._transport, (part for of_group in parts for part in of_group), self._wire_gate)
+            exchange(self._of_gradients, (part for of_group in parts for part in of_group), self._wire_gate)
         for g in groups:
             if collision and self._layouts[g].pooling is not None:
                 gradients.kept[g] = received[g]
@@ -82,7 +84,7 @@ class RowExchange:
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
-        self._transport.meet()
+        self._of_rows.meet()
 
     def _await_wire(self) -> None:
         """Exclusive work leaves wire and cores to collision work: to copy exclusive rows would slow that down, too."""
