@@ -266,7 +266,7 @@ def _number(text: str) -> int:
 _CONNECTIONS, _BY_DEFAULT = "CUDA_DEVICE_MAX_CONNECTIONS", "8"
 _QUEUES_OF_RINGS = _queues(
     32,
-    "two rings have six streams, beside those of compute and of workers, and one that waits for a peer would hold up "
+    "three rings have nine streams, beside those of compute and of workers, and one that waits for a peer would hold up "
     "what shares its hardware queue; "
     "set it to 32 before the process starts",
 )

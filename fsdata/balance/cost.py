@@ -8,7 +8,7 @@ before the first batch. Any callable of the same shape, with such a `repr`, can 
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -59,20 +59,9 @@ class Polynomial:
 
     def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """int64[N]; see the class."""
-        arrays = _checked(lengths)
-        most = sum(self._one(name, int(length.max(initial=0))) for name, length in arrays.items())
-        size = next(iter(arrays.values())).size
-        if most * size > _LARGEST_SUM:
-            raise ValueError(
-                f"{self} on {size} samples of up to {_longest(arrays)} could sum to {most * size}, above 2**62, where "
-                "64-bit sums start to overflow: divide the coefficients by a common factor or shorten histories"
-            )
-        cost = np.zeros(size, np.int64)
-        for name, length in arrays.items():
-            cost += self._one(name, length)
-        return cost
+        return _summed(self, self._one, lengths)
 
-    def _one(self, name, length):
+    def _one(self, name: str, length: np.ndarray) -> np.ndarray:
         if name == CANDIDATES:
             return self.candidate * length
         return (self.linear + self.quadratic * length) * length
@@ -103,18 +92,7 @@ class Segmented:
 
     def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """int64[N]; see the class."""
-        arrays = _checked(lengths)
-        size = next(iter(arrays.values())).size
-        cost, most = np.zeros(size, np.int64), 0
-        for name, length in arrays.items():
-            most += int(self._one(name, np.array([int(length.max(initial=0))], object))[0])
-            if most * size > _LARGEST_SUM:
-                raise ValueError(
-                    f"{self} on {size} samples of up to {_longest(arrays)} could sum to {most * size}, above 2**62, "
-                    "where 64-bit sums start to overflow: divide the coefficients or shorten histories"
-                )
-            cost += self._one(name, length)
-        return cost
+        return _summed(self, self._one, lengths)
 
     def _one(self, name: str, length: np.ndarray) -> np.ndarray:
         if name == CANDIDATES:
@@ -164,6 +142,26 @@ class Power:
                 )
             cost += np.rint(powers).astype(np.int64)
         return cost
+
+
+def _summed(
+    model: CostModel, one: Callable[[str, np.ndarray], np.ndarray], lengths: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """int64[N]: the sum over the sequences of `one`, which grows with the length. Raises ValueError where the costs of
+    the batch could overflow."""
+    arrays = _checked(lengths)
+    size = next(iter(arrays.values())).size
+    longest = {name: np.array([int(length.max(initial=0))], object) for name, length in arrays.items()}  # no overflow
+    most = sum(int(one(name, length)[0]) for name, length in longest.items())
+    if most * size > _LARGEST_SUM:
+        raise ValueError(
+            f"{model} on {size} samples of up to {_longest(arrays)} could sum to {most * size}, above 2**62, where "
+            "64-bit sums start to overflow: divide the coefficients by a common factor or shorten histories"
+        )
+    cost = np.zeros(size, np.int64)
+    for name, length in arrays.items():
+        cost += one(name, length)
+    return cost
 
 
 def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Sequence[float]) -> Polynomial:

@@ -3,6 +3,7 @@
 `Balance` is what the user passes; `StepPlanner` turns one step's lengths into ranks, with AutoTune's speeds.
 """
 
+import contextlib
 import re
 from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -175,7 +176,8 @@ class StepPlanner:
         def plan(part: np.ndarray | slice) -> Plan:
             if shared is not None and method in SHARES:
                 groups = sharing_groups(shared[0][part], shared[1][part], cost[part], self._world_size)
-                return self._pack_groups(groups, cost[part], tokens[part], home[part], speed)
+                with contextlib.suppress(OverCapError):  # single samples may fit where groups do not
+                    return self._pack_groups(groups, cost[part], tokens[part], home[part], speed)
             return pack(
                 cost[part],
                 self._world_size,

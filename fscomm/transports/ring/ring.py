@@ -168,7 +168,7 @@ class Ring:
     def _pace(self, issued_at: float) -> None:
         """Limit what waits in the queues: a full queue blocks the host inside the device's own call, where a dead peer
         is not noticed, and where it may hold a lock that other threads need. A queue takes about a thousand operations.
-        Two rings, whose streams may all share one hardware queue, have at most 400 operations waiting.
+        Three rings, whose streams may all share one hardware queue, have at most 600 operations waiting.
 
         The order of chunks is the same on both sides, so every rank has issued what this waits for.
         """

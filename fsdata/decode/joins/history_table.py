@@ -3,6 +3,7 @@
 Letters: K keys, E events of all of them, T fields.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -102,7 +103,8 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
     files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry)
     try:
         identity = fingerprint(join.source, files.footers, ())
-        name = blake2b(repr((_VERSION, identity, join.form, repr(schema))).encode(), digest_size=16).hexdigest()
+        contents = (_VERSION, identity, join.form, repr(schema), _versions(files))
+        name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
         shared = SharedArrays(name, lambda: _Reading(files, join, wanted).arrays(), label)
     finally:
         files.close()
@@ -130,6 +132,17 @@ def item_types(files: SourceFiles, name: str, role: str) -> set[pa.DataType | No
             if binding.field.name == name and binding.field.role == role:
                 outer = None if binding.type is None else plain(binding.type)
                 found.add(plain(outer.value_type) if outer is not None and is_list(outer) else outer)
+    return found
+
+
+def _versions(files: SourceFiles) -> list[tuple[object, ...]]:
+    """What tells files apart whose footers are equal: footers without statistics say nothing of the values."""
+    found: list[tuple[object, ...]] = []
+    for footer in files.footers:
+        file = footer.file
+        (info,) = file.filesystem.get_file_info([file.path])
+        inode = os.stat(file.path).st_ino if file.local else None
+        found.append((file.filesystem.type_name, file.path, info.size, info.mtime_ns, inode))
     return found
 
 

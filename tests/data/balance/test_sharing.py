@@ -1,9 +1,14 @@
 """Groups of samples that share a history."""
 
+from unittest import mock
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fsdata import Balance, Polynomial
+from fsdata.balance import options
+from fsdata.balance.options import StepPlanner
 from fsdata.balance.sharing import GROUPS_OF_A_RANK, sharing_groups
 
 
@@ -49,3 +54,14 @@ def test_a_long_history_is_cut_in_order() -> None:
 
 def test_histories_that_only_touch_are_apart() -> None:
     assert sharing_groups(np.array([5, 0, 3]), np.array([2, 3, 2]), np.zeros(3, np.int64), 1).tolist() == [2, 0, 1]
+
+
+def test_groups_that_do_not_fit_under_the_cap_are_taken_apart() -> None:
+    """8 samples of one history, 2 ranks, 4 samples a rank at most: a group of 5 would not fit."""
+    planner = StepPlanner(Balance(cost=Polynomial(), max_tokens=40), 2)
+    cost, tokens, home = np.full(8, 1), np.full(8, 10), np.repeat([0, 1], 4)
+    with mock.patch.object(options, "sharing_groups") as groups:
+        groups.return_value = np.array([0] * 5 + [1] * 3)
+        plan, rows, _ = planner._pack(cost, tokens, home, None, (np.zeros(8, np.int64), tokens))
+    assert rows is None
+    assert plan.counts.tolist() == [4, 4]

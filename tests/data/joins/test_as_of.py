@@ -272,3 +272,21 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
 def test_where_may_read_lists_that_no_field_needs(tmp_path: Path) -> None:
     of = small(tmp_path, kind=[[7, 8], [7]])
     assert items(tmp_path, of | {"where": pl.col("kind") == 8}) == [[], [2]]
+
+
+def test_tables_that_look_alike_are_not_taken_for_one(tmp_path: Path) -> None:
+    """Without statistics two footers are equal whatever the files hold, and the first table is still open."""
+    found, loaders = [], []
+    for number, items_of in enumerate(([[1, 2], [3]], [[4, 5], [6]])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        of = small(folder)
+        lists = {"uid": [2, 1], "item": items_of, "time": [[5, 19], [9]]}
+        pq.write_table(pa.table(lists), folder / "histories.parquet", write_statistics=False, compression="none")
+        join = AsOf(ParquetSource(folder / "histories.parquet", columns={"user": "uid"}), **of)
+        schema = Schema(sequences=(Sequence("uih", ("item",)),))
+        loaders.append(FreeScaleDataLoader(ParquetSource(folder / "requests.parquet", join=join), schema, batch_size=9))
+        found += [batch.features["item"].values().tolist() for batch in loaders[-1]]
+    for loader in loaders:
+        loader.close()
+    assert found == [[3, 1, 2], [6, 4, 5]]
