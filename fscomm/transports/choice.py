@@ -266,9 +266,8 @@ def _number(text: str) -> int:
 _CONNECTIONS, _BY_DEFAULT = "CUDA_DEVICE_MAX_CONNECTIONS", "8"
 _QUEUES_OF_RINGS = _queues(
     32,
-    "three rings have nine streams, beside those of compute and of workers, and one that waits for a peer would hold up "
-    "what shares its hardware queue; "
-    "set it to 32 before the process starts",
+    "three rings have nine streams, beside those of compute and of workers, and one that waits for a peer would hold "
+    "up what shares its hardware queue; set it to 32 before the process starts",
 )
 _QUEUES = _queues(2, "with one hardware queue communication holds up compute; unset it or raise it")
 _FOR_NCCL_CE = (

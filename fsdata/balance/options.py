@@ -212,6 +212,8 @@ class StepPlanner:
         np.add.at(sums[0], groups, cost)
         np.add.at(sums[1], groups, tokens)
         cap = self._balance.max_tokens
+        if cap is not None and sums[1].max(initial=0) > cap:
+            raise OverCapError(f"a group of {sums[1].max()} tokens is above max_tokens={cap}")
         found = pack(sums[0], self._world_size, method="vbs", tokens=sums[1], max_tokens=cap, speed=speed)
         rank = found.rank[groups]
         return replace(
