@@ -151,7 +151,8 @@ class AsOf:
         at: the time of a row, a field or column of the main source. `time` counts the same unit: both are timestamps or
             dates, or both are integers.
         time: the times of the events, a list column of `source`, ascending in every row.
-        fields: the schema's fields that come from the histories: all fields of one or several sequences.
+        fields: the schema's fields that come from the histories: all fields of one or several sequences. `time` and
+            `known_at` may be among them.
         known_at: a second list of times, when each event became known. Those that became known at `at` or later do not
             count for the row, wherever they stand in the history.
         where: polars expression over the lists' elements (fields, `time`, `known_at` and other lists of integers, by

@@ -26,7 +26,10 @@ def demo(
     batch_size: Annotated[
         int | None, typer.Option(help="Samples of a rank in a step. Default: depends on history lengths.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each of the four runs.")] = 14,
+    requests: Annotated[
+        bool, typer.Option(help="Train on the rows of a table of requests with histories as of their time, if any.")
+    ] = True,
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 14,
     ranks: Annotated[int, typer.Option(help="Number of training processes, one core each.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the synthetic set and of the model.")] = 0,
     folder: Annotated[Path, typer.Option(help="Folder for the synthetic set and the picture.")] = Path(
@@ -46,7 +49,7 @@ def demo(
         if sequence is not None and data is None:
             raise UsageError("--sequence names columns of --data; the synthetic set needs none")
         names = tuple(name.strip() for name in (sequence or "").split(",") if name.strip())
-        _run(terminal, data, names, max_length, batch_size, steps, ranks, seed, folder)
+        _run(terminal, data, names, max_length, batch_size, requests, steps, ranks, seed, folder)
 
 
 def _run(
@@ -55,6 +58,7 @@ def _run(
     sequence: tuple[str, ...],
     max_length: int | None,
     batch_size: int | None,
+    requests: bool,
     steps: int,
     ranks: int,
     seed: int,
@@ -76,7 +80,12 @@ def _run(
             described = demo_data.synthetic(files, batch_size=batch_size or 64, max_length=max_length or Lengths().clip)
         else:
             described = discover(
-                data, sequence=sequence, max_length=max_length or MAX_LENGTH, batch_size=batch_size, world_size=ranks
+                data,
+                sequence=sequence,
+                max_length=max_length or MAX_LENGTH,
+                batch_size=batch_size,
+                world_size=ranks,
+                requests=requests,
             )
     except OSError as error:
         raise CommandFailed(f"cannot write to {folder}: {error}") from error

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from freescale_tools.demo.model.features import TIME_BUCKETS, Feature, ModelSpec
+from freescale_tools.demo.model.features import HISTORY, TIME_BUCKETS, Feature, ModelSpec
 from freescale_tools.synth.histories import ITEMS
 from freescale_tools.synth.presets import DemoSet
-from fsdata import Join, ParquetSource, Schema, Sequence
-
-HISTORY = "history"
+from fsdata import AsOf, Join, ParquetSource, Schema, Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,16 +24,31 @@ class SideTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Histories:
+    """A table of histories, one row per key.
+
+    A row of the source sees the events of its key `on` whose `time` is before its own time `at`.
+    """
+
+    paths: tuple[Path, ...]
+    on: str
+    at: str
+    time: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TableSource:
     """Files of one source.
 
-    columns: field -> column, if their names differ; defaults: field -> value, if the source lacks it.
+    columns: field -> column, if their names differ; defaults: field -> value, if the source lacks it;
+    histories: where the sequence comes from, if not from the rows.
     """
 
     paths: tuple[Path, ...]
     columns: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, int | float] = field(default_factory=dict)
     side: SideTable | None = None
+    histories: Histories | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,13 +75,21 @@ class DemoData:
         return tuple(feature.name for feature in self.history)
 
     @property
+    def histories(self) -> Histories | None:
+        """The table of histories, if all rows get theirs from one."""
+        found = {table.histories for table in self.tables}
+        return found.pop() if len(found) == 1 else None
+
+    @property
     def rows(self) -> int:
         return sum(pq.read_metadata(path).num_rows for table in self.tables for path in table.paths)
 
 
-def schema(data: DemoData) -> Schema:
+def schema(data: DemoData, *, share: bool = False) -> Schema:
+    """`share`: samples of one key share events, which needs `data.histories`."""
+    key = data.histories.on if share and data.histories else None
     return Schema(
-        sequences=(Sequence(HISTORY, fields=data.fields, max_length=data.max_length),),
+        sequences=(Sequence(HISTORY, fields=data.fields, max_length=data.max_length, share=key),),
         context=tuple(feature.name for feature in data.context),
         dense=data.dense,
         time=data.time,
@@ -81,7 +102,10 @@ def sources(data: DemoData) -> list[ParquetSource]:
             [str(path) for path in table.paths],
             columns=table.columns,
             defaults=table.defaults,
-            join=[] if table.side is None else [_join(table.side)],
+            join=[
+                *([] if table.side is None else [_join(table.side)]),
+                *([] if table.histories is None else [_as_of(table.histories, data.fields)]),
+            ],
         )
         for table in data.tables
     ]
@@ -89,6 +113,11 @@ def sources(data: DemoData) -> list[ParquetSource]:
 
 def _join(side: SideTable) -> Join:
     return Join(ParquetSource([str(side.path)], defaults=side.fields), on=side.on, fields=tuple(side.fields))
+
+
+def _as_of(histories: Histories, fields: tuple[str, ...]) -> AsOf:
+    table = ParquetSource([str(path) for path in histories.paths])
+    return AsOf(table, on=histories.on, at=histories.at, time=histories.time, fields=fields)
 
 
 def synthetic(files: DemoSet, *, batch_size: int, max_length: int | None = None) -> DemoData:

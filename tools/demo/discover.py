@@ -1,7 +1,8 @@
 """Finds the sequences in a folder of Parquet files without a description.
 
 Footers tell which columns are integer lists, and how many values they hold. One row group of the largest file
-tells which of these columns are aligned, and which hold rising time stamps.
+tells which of these columns are aligned, and which hold rising time stamps. If another table holds times at
+which the keys of these histories come back, its rows are the samples, with what was before them.
 """
 
 from collections import defaultdict
@@ -9,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.demo.data import DemoData, TableSource
+from freescale_tools.demo.data import DemoData, Histories, TableSource
 from freescale_tools.demo.model.features import TIME_BUCKETS, Feature
+from freescale_tools.demo.plain_histories import as_of_lengths
 
 MAX_LENGTH = 4_096
 _TOKENS_PER_STEP = 20_000  # of one rank: about a second of work for the demo's model
@@ -32,6 +35,7 @@ class _File:
     path: Path
     rows: int
     lists: dict[str, int]  # integer list column -> values in the file
+    integers: tuple[str, ...]  # columns of one integer per row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +53,11 @@ def discover(
     max_length: int | None = MAX_LENGTH,
     batch_size: int | None = None,
     world_size: int = 2,
+    requests: bool = True,
 ) -> DemoData:
     """Describe the largest table of integer lists, or the table that holds `sequence` (the item first).
+
+    `requests`: look for a table of requests, too.
 
     Raises DiscoveryError if the folder has no Parquet files or no integer lists, or if a column of `sequence`
     is missing, not an integer list, or not aligned.
@@ -60,24 +67,29 @@ def discover(
     chosen = _with_sequence(files, sequence, folder) if sequence else _largest_table(files, folder)
     sample = _sample(max(chosen, key=lambda file: sum(file.lists.values())))
     fields, unaligned = _aligned(sample, sequence)
-    rows = sum(file.rows for file in chosen)
+    table = TableSource(paths=tuple(file.path for file in chosen))
+    history = tuple(_feature(name, sample[name], item=name == fields[0]) for name in fields)
+    used, asked = {*table.paths}, _requests(files, chosen, history) if requests else None
+    if asked is None:
+        rows, events = sum(file.rows for file in chosen), sum(file.lists[fields[0]] for file in chosen)
+    else:
+        table, used = asked, {*asked.paths, *used}
+        rows, events = _counted(asked, max_length)
     if batch_size is None:
-        events = sum(file.lists[fields[0]] for file in chosen)
         batch_size = _batch_size(rows, events, world_size)
     if rows < batch_size * world_size:
         raise DiscoveryError(
-            f"{folder}: {rows} rows with {fields[0]!r} do not fill one step of {world_size} x {batch_size} samples; "
+            f"{folder}: {rows} samples with {fields[0]!r} do not fill one step of {world_size} x {batch_size} samples; "
             "give a smaller --batch-size"
         )
-    used = {file.path for file in chosen}
     ignored = [file.path.relative_to(folder) for file in files if file.path not in used]
     return DemoData(
         name=str(folder),
-        tables=(TableSource(paths=tuple(file.path for file in chosen)),),
-        history=tuple(_feature(name, sample[name], item=name == fields[0]) for name in fields),
+        tables=(table,),
+        history=history,
         max_length=max_length,
         batch_size=batch_size,
-        notes=_notes(fields, unaligned, ignored),
+        notes=_notes(fields, table, unaligned, ignored),
     )
 
 
@@ -102,7 +114,8 @@ def _footer(path: Path) -> _File:
         leaf = {file.schema.column(i).path.split(".")[0]: i for i in range(len(file.schema))}
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         lists = {name: sum(group.column(leaf[name]).num_values for group in groups) for name in names}
-        return _File(path=path, rows=file.metadata.num_rows, lists=lists)
+        integers = tuple(field.name for field in file.schema_arrow if pa.types.is_integer(field.type))
+        return _File(path=path, rows=file.metadata.num_rows, lists=lists, integers=integers)
 
 
 def _is_integer_list(kind: pa.DataType) -> bool:
@@ -133,6 +146,42 @@ def _with_sequence(files: list[_File], sequence: tuple[str, ...], folder: Path) 
             f"integer list columns found: {', '.join(known) or 'none'}"
         )
     return chosen
+
+
+def _requests(files: list[_File], chosen: list[_File], history: tuple[Feature, ...]) -> TableSource | None:
+    """The largest table whose rows name a key of the histories and a time, if keys come back in it."""
+    time = next((feature.name for feature in history if feature.kind == "time"), None)
+    if time is None:
+        return None
+    paths = tuple(file.path for file in chosen)
+    table = pl.read_parquet(list(paths), columns=[*chosen[0].integers, time])
+    keys = [name for name in chosen[0].integers if table[name].null_count() == 0 and table[name].is_unique().all()]
+    events = table[time].list.explode().drop_nulls().to_numpy()
+    others: dict[tuple[str, ...], list[_File]] = defaultdict(list)
+    for file in files:
+        if file.path not in paths and file.rows and set(file.integers) & set(keys):
+            others[file.integers].append(file)
+    for integers, found in sorted(others.items(), key=lambda other: -sum(file.rows for file in other[1])):
+        rows = pl.read_parquet([file.path for file in found], columns=list(integers))
+        key = next(name for name in integers if name in keys)
+        times = [name for name in integers if name != key and _same_era(rows[name].to_numpy(), events)]
+        if times and rows[key].is_duplicated().any() and rows[key].null_count() == 0:
+            histories = Histories(paths=paths, on=key, at=times[0], time=time)
+            return TableSource(paths=tuple(file.path for file in found), histories=histories)
+    return None
+
+
+def _same_era(times: np.ndarray, events: np.ndarray) -> bool:
+    """Whether numbers may be times of the unit of `events`: both cover some of the same time. Nulls make floats."""
+    if not len(times) or times.dtype.kind != "i" or times.min() < _EPOCH_SECONDS:
+        return False
+    return bool(times.min() <= events.max() and events.min() <= times.max() <= 2 * events.max())
+
+
+def _counted(requests: TableSource, max_length: int | None) -> tuple[int, int]:
+    """(rows, events that they see) of a table of requests."""
+    lengths = as_of_lengths(requests, max_length)
+    return len(lengths), int(lengths.sum())
 
 
 def _sample(file: _File) -> dict[str, _Lists]:
@@ -186,8 +235,17 @@ def _batch_size(rows: int, events: int, world_size: int) -> int:
     return 1 << max(int(wanted), 1).bit_length() - 1
 
 
-def _notes(fields: tuple[str, ...], unaligned: tuple[str, ...], ignored: list[Path]) -> tuple[str, ...]:
+def _notes(
+    fields: tuple[str, ...], table: TableSource, unaligned: tuple[str, ...], ignored: list[Path]
+) -> tuple[str, ...]:
     notes = [f"sequence: {', '.join(fields)}; the task is the next {fields[0]!r}"]
+    if table.histories is not None:
+        of, first = table.histories, table.paths[0].name
+        more = f" and {len(table.paths) - 1} more" if len(table.paths) > 1 else ""
+        notes.append(
+            f"samples: rows of {first}{more}, each with the history of its {of.on!r} before its {of.at!r} "
+            f"(by {of.time!r}); --no-requests trains on whole histories"
+        )
     if unaligned:
         notes.append(f"ignored, not aligned with {fields[0]!r}: {', '.join(unaligned)}")
     if ignored:

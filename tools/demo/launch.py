@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from freescale_tools.console.errors import CommandFailed
-from freescale_tools.demo.data import HISTORY, DemoData
+from freescale_tools.demo.data import DemoData
+from freescale_tools.demo.model.features import HISTORY
 from freescale_tools.demo.outcome import tables as report
 from freescale_tools.demo.outcome.picture import picture
 from freescale_tools.demo.outcome.planner import NO_FLOOR, Planned, Planner
+from freescale_tools.demo.plain_histories import as_of_lengths
 from freescale_tools.demo.training.job import Job, Outcome
 from freescale_tools.demo.training.measure import check_same_samples
 
@@ -107,6 +109,9 @@ def history_lengths(data: DemoData) -> np.ndarray:
     """int64 [samples], as the loaders truncate them."""
     lengths = []
     for table in data.tables:
+        if table.histories is not None:
+            lengths.append(as_of_lengths(table, data.max_length))
+            continue
         column = table.columns.get(data.history[0].name, data.history[0].name)
         for path in table.paths:
             for chunk in pq.read_table(path, columns=[column], use_threads=False)[column].chunks:

@@ -93,13 +93,7 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
             ascending time.
     """
     label = f"{label}, histories {join.source.label}"
-    fields = {field.name: field for field in wanted_fields(schema) if field.name in join.fields}
-    wanted = [
-        *fields.values(),
-        *map(wanted_event_times, join.times),
-        *map(wanted_event_ids, join.only_read),
-        wanted_key(join.on),
-    ]
+    wanted = _wanted(join, schema, label)
     files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry)
     try:
         identity = fingerprint(join.source, files.footers, ())
@@ -109,6 +103,23 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
     finally:
         files.close()
     return HistoryTable(join, label, files.skipped, identity, _event_unit(files, join), shared)
+
+
+def _wanted(join: AsOf, schema: Schema, label: str) -> list[WantedField]:
+    """What is read of a table. Times that are fields, too, are read once, as times."""
+    fields = {field.name: field for field in wanted_fields(schema) if field.name in join.fields}
+    for name in join.times:
+        if name in fields and fields[name].number != "id":
+            raise SchemaError(
+                f"{label}: {name!r} is a time of events, in int64, and one of the floats: give the floats another name "
+                f"with columns={{...: {name!r}}} of the histories"
+            )
+    return [
+        *(field for name, field in fields.items() if name not in join.times),
+        *map(wanted_event_times, join.times),
+        *map(wanted_event_ids, join.only_read),
+        wanted_key(join.on),
+    ]
 
 
 def time_unit(kinds: set[pa.DataType | None]) -> str:
@@ -182,7 +193,7 @@ class _Reading:
         _check_keys(keys[order], self._files.label, self._join.on)
         starts = np.cumsum(lengths) - lengths
         found = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
-        kept = [*self._join.fields, *self._join.times]
+        kept = dict.fromkeys((*self._join.fields, *self._join.times))
         in_order = bool((order == np.arange(len(order))).all())
         for name in kept:
             whole = np.concatenate([np.empty(0, self._stored[name]), *(part.events.pop(name) for part in parts)])

@@ -157,6 +157,30 @@ def test_a_small_table(tmp_path: Path) -> None:
     assert items(tmp_path, small(tmp_path)) == [[3], [1, 2]]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_times_of_events_may_be_fields(tmp_path: Path, known: bool) -> None:
+    of = small(tmp_path, seen=pa.array([[19, 20], [9]], pa.list_(pa.int32()))) | {"fields": ("item", "time", "seen")}
+    schema = Schema(sequences=(Sequence("uih", ("item", "time", "seen")),))
+    join = AsOf(
+        ParquetSource(tmp_path / "histories.parquet", columns={"user": "uid"}),
+        known_at="seen" if known else None,
+        **of,
+    )
+    with FreeScaleDataLoader(
+        ParquetSource(tmp_path / "requests.parquet", join=join), schema, batch_size=2, num_threads=1
+    ) as loader:
+        (batch,) = loader
+    lists = {name: batch.features[name].values().tolist() for name in of["fields"]}
+    whole = {"item": [3, 1, 2], "time": [9, 5, 19], "seen": [9, 19, 20]}
+    assert lists == ({name: values[:2] for name, values in whole.items()} if known else whole)
+
+
+def test_times_of_events_are_no_floats(tmp_path: Path) -> None:
+    schema = Schema(sequences=(Sequence("uih", ("item",), floats=("time",)),), context=("row",))
+    with pytest.raises(SchemaError, match="'time' is a time of events, in int64, and one of the floats"):
+        items(tmp_path, small(tmp_path) | {"fields": ("item", "time")}, schema)
+
+
 def test_timestamps_of_different_precision_are_compared(tmp_path: Path) -> None:
     of = small(
         tmp_path,

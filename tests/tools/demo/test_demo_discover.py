@@ -73,7 +73,7 @@ def test_refuses_what_cannot_be_trained_on(folder, tmp_path):
     refuse(folder, "no file with rows has all of nope.*found: item_ids, kinds, related, tags, when", sequence=("nope",))
     refuse(folder, "prices", sequence=("prices",))
     refuse(folder, "tags: lists are not of the same length", sequence=("item_ids", "tags"))
-    refuse(folder, "128 rows .* do not fill one step of 2 x 100", batch_size=100)
+    refuse(folder, "128 samples .* do not fill one step of 2 x 100", batch_size=100)
     refuse(folder / "users", "none of its 1 Parquet files")
     (folder / "empty").mkdir()
     refuse(folder / "empty", "no \\*.parquet file")
@@ -101,5 +101,11 @@ def test_real_sets(name, fields, kinds):
     data = discover(DATA / name)
     assert data.fields == fields
     assert [feature.kind for feature in data.history] == kinds
-    assert all(path.name.startswith("interactions") for path in data.tables[0].paths)
-    assert any("requests" in note for note in data.notes)
+    assert all(path.name.startswith("requests") for path in data.tables[0].paths)
+    histories = data.histories
+    assert (histories.on, histories.at, histories.time) == ("user_id", "ts", "timestamps")
+    assert all(path.name.startswith("interactions") for path in histories.paths)
+    assert any(note.startswith("ignored") and "users" in note and "requests" not in note for note in data.notes)
+    whole = discover(DATA / name, requests=False)
+    assert whole.histories is None
+    assert all(path.name.startswith("interactions") for path in whole.tables[0].paths)

@@ -55,7 +55,8 @@ def test_lost_updates_are_noticed(files):
 
 
 def run(*losses, weights=("a",)):
-    steps = [Step(wall=1.0, compute=1.0, loss=loss, lengths=np.array([3, 1], np.int64), checksum=0) for loss in losses]
+    lengths = np.array([3, 1], np.int64)
+    steps = [Step(wall=1.0, compute=1.0, loss=loss, lengths=lengths, held=4, checksum=0) for loss in losses]
     return Run(name="x", ranks=[steps], parts={}, guess=2.0, weights=weights)
 
 

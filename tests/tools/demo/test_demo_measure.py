@@ -18,8 +18,9 @@ from fscomm.meter.intervals import KINDS, BubbleReport, StepTimes
 PARTS = dict.fromkeys(KINDS, 0.001) | {"late": 0.5}
 
 
-def step(*, compute=1.0, wall=2.0, lengths=(3, 4), checksum=7):
-    return Step(wall=wall, compute=compute, loss=6.0, lengths=np.array(lengths, np.int64), checksum=checksum)
+def step(*, compute=1.0, wall=2.0, lengths=(3, 4), held=7, checksum=7):
+    lengths = np.array(lengths, np.int64)
+    return Step(wall=wall, compute=compute, loss=6.0, lengths=lengths, held=held, checksum=checksum)
 
 
 def run_of(name, *ranks):

@@ -116,8 +116,8 @@ def model():
 
 
 def test_encoding_buckets_times_by_gap_and_keeps_rows_inside_the_tables():
-    features = batch_of((3, [60, -1, 7]), (4, []), (2_005, [2, 2])).features
-    encoded = encode(features, SPEC)
+    batch = batch_of((3, [60, -1, 7]), (4, []), (2_005, [2, 2]))
+    features, encoded = batch.features, encode(batch, SPEC)
     assert encoded.keys() == ["user", "item", NEGATIVES]
     assert encoded["user"].values().tolist() == [3, 4, 5]
     assert encoded["item"].values().tolist() == [10, 49, 7, 2, 2]

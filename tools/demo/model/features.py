@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+HISTORY = "history"  # name of the sequence in a batch
 _SMALL = 1_024  # rows up to which a table is replicated
 TIME_BUCKETS = 64  # buckets of log2 seconds, enough for a 63-bit gap
 

@@ -7,6 +7,9 @@ samples, T events of all of them, E embedding width, N negatives of a sample.
 
 The forward pass of a sample does not read other samples: its negatives are hashed from its own ids. So the
 loss of a sample is the same on every rank, and a balanced run can be compared with a plain run.
+
+Batches may share histories (`Sequence(share=...)`): embeddings are then looked up once for all samples that see
+an event, and expanded before the dense half reads them.
 """
 
 from itertools import pairwise
@@ -15,10 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec import EmbeddingCollection, EmbeddingConfig, JaggedTensor, KeyedJaggedTensor
 
 from freescale_tools.demo.model.attention import attention
-from freescale_tools.demo.model.features import Feature, ModelSpec
+from freescale_tools.demo.model.features import HISTORY, Feature, ModelSpec
+from fsdata import expand
 
 NEGATIVES = "negatives"
 _HASH = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, as a signed 64-bit number
@@ -40,14 +44,16 @@ class SequenceModel(nn.Module):
         self.tower = SequenceTower(spec)
 
     def forward(self, batch: Any) -> torch.Tensor:
-        found = self.embeddings(encode(batch.features, self.spec))
+        found = self.embeddings(encode(batch, self.spec))
+        shared = batch.shared.get(HISTORY)
 
         def looked_up(feature: Feature) -> torch.Tensor:
             if feature.small:
-                return self.small[f"table_{feature.name}"](rows_of(batch.features[feature.name], feature))
-            return found[feature.name].values()
+                return self.small[f"table_{feature.name}"](rows_of(seen(batch, feature, self.spec), feature))
+            values = found[feature.name].values()
+            return expand(values, shared) if shared is not None and feature in self.spec.history else values
 
-        offsets = batch.features[self.spec.item.name].offsets().to(torch.int64).cpu()
+        offsets = seen(batch, self.spec.item, self.spec).offsets().to(torch.int64).cpu()
         events = torch.stack([looked_up(feature) for feature in self.spec.history])
         sample = torch.cat([*map(looked_up, self.spec.context), batch.dense], dim=1)
         return self.tower(events, sample, found[NEGATIVES].values(), offsets)
@@ -70,22 +76,32 @@ def _tables(spec: ModelSpec) -> list[EmbeddingConfig]:
     ]
 
 
-def encode(features: KeyedJaggedTensor, spec: ModelSpec) -> KeyedJaggedTensor:
-    """Raw ids -> rows of the large tables, int64, keys in the order of the spec, then the negatives."""
+def seen(batch: Any, feature: Feature, spec: ModelSpec) -> JaggedTensor:
+    """The raw ids of a feature that each sample sees: int64, all of them also where samples share events."""
+    shared = batch.shared.get(HISTORY) if feature in spec.history else None
+    ids = batch.features[feature.name]
+    return ids if shared is None else JaggedTensor(values=expand(ids.values(), shared), lengths=shared.length)
+
+
+def encode(batch: Any, spec: ModelSpec) -> KeyedJaggedTensor:
+    """Raw ids -> rows of the large tables, int64, keys in the order of the spec, then the negatives.
+
+    Events that samples share are there once.
+    """
     order = [feature for feature in (*spec.context, *spec.history) if not feature.small]
     values, lengths = [], []
     for feature in order:
-        raw = features[feature.name]
+        raw = batch.features[feature.name]
         values.append(rows_of(raw, feature))
         lengths.append(raw.lengths().to(torch.int64))
-    items = features[spec.item.name]
+    items = seen(batch, spec.item, spec)
     values.append(_negatives(items, spec))
     lengths.append(torch.full_like(items.lengths(), spec.negatives, dtype=torch.int64))
     return KeyedJaggedTensor(
         keys=[*(feature.name for feature in order), NEGATIVES],
         values=torch.cat(values),
         lengths=torch.cat(lengths),
-        stride=features.stride(),
+        stride=batch.features.stride(),
     )
 
 

@@ -24,7 +24,7 @@ _FLOOR_LABEL = "one sample outweighs a rank's share"
 def picture(outcome: Outcome, floors: np.ndarray, path: Path, *, title: str) -> None:
     """Write a PNG: compute time by rank and step of the plain and the balanced run, with waiting time shaded.
 
-    Below is the exposed communication of all four runs by kind. floors [S]: the lowest straggler share that
+    Below is the exposed communication of all runs by kind. floors [S]: the lowest straggler share that
     any plan can have; steps with a high floor are marked.
     """
     figure, (first, second, third) = plt.subplots(

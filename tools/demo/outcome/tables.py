@@ -17,6 +17,10 @@ _NOTES = (
     "collide: ids whose table row the step before uses too; their rows cannot travel ahead of its update",
     "NE: log loss over that of guessing; it and the loss are those of the last quarter; times are medians",
 )
+_SHARED = (
+    "held: events in the batches, of those that the samples see: samples of one key share events, each of which is",
+    "  looked up and exchanged once; gradients are then added in another order, so losses differ in their last bits",
+)
 _LOCAL = (
     "all ranks run on this machine: an exchange is a copy in memory, and fscomm's threads share the cores that train",
     "  seen here: that results are equal, and that what remains exposed is small on both sides",
@@ -29,14 +33,15 @@ def measured(outcome: Outcome) -> Table:
     plain = outcome.plain
     made = _table(f"{len(plain.ranks)} ranks, {len(plain.losses)} steps, the same samples")
     made.add_column("", no_wrap=True)
-    for name in ("straggler", "exposed", "late", "step", "collide", "loss", "NE"):
+    shared = ["held"] if outcome.shared else []
+    for name in ("straggler", "exposed", "late", "step", "collide", *shared, "loss", "NE"):
         made.add_column(name, justify="right", no_wrap=True)
     for run in outcome.runs:
-        made.add_row(run.name, *_row(run))
+        made.add_row(run.name, *_row(run, shared=bool(shared)))
     return made
 
 
-def _row(run: Run) -> Sequence[str]:
+def _row(run: Run, *, shared: bool) -> Sequence[str]:
     found = summarize(run)
     return (
         f"{found.straggler:.1%}",
@@ -44,6 +49,7 @@ def _row(run: Run) -> Sequence[str]:
         f"{found.late_ms:.0f}",
         f"{found.step_ms:,.0f}",
         "" if run.collisions is None else f"{run.collisions:.0%}",
+        *([f"{run.held:.0%}"] if shared else []),
         f"{found.last_loss:.5f}",
         f"{found.ne:.5f}",
     )
@@ -84,4 +90,4 @@ def equality(outcome: Outcome) -> tuple[list[str], bool]:
 def notes(outcome: Outcome) -> list[str]:
     """Notes: what the columns mean, and what this machine cannot show."""
     plainly = [f"{run.name}: {name} ran plainly: {why}" for run in outcome.runs for name, why in run.fallbacks.items()]
-    return [*_NOTES, *_LOCAL, *plainly]
+    return [*_NOTES, *(_SHARED if outcome.shared else ()), *_LOCAL, *plainly]

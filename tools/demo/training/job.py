@@ -20,19 +20,23 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Four runs of one job: plain, with balancing, with prioritized communication, and with both."""
+    """Four runs of one job: plain, with balancing, with prioritized communication, and with both.
+
+    `shared`: with balancing and shared histories, and with all three; empty if histories cannot be shared.
+    """
 
     plain: Run
     balanced: Run
     prioritized: Run
     both: Run
+    shared: tuple[Run, ...]
     cost: Polynomial
 
     @property
-    def runs(self) -> tuple[Run, Run, Run, Run]:
-        return self.plain, self.balanced, self.prioritized, self.both
+    def runs(self) -> tuple[Run, ...]:
+        return self.plain, self.balanced, self.prioritized, self.both, *self.shared
 
     @property
-    def twins(self) -> tuple[tuple[Run, Run], ...]:
+    def twins(self) -> list[tuple[Run, ...]]:
         """Pairs of runs that differ only in communication. Their results must be equal bit by bit."""
-        return (self.plain, self.prioritized), (self.balanced, self.both)
+        return [(self.plain, self.prioritized), (self.balanced, self.both), *([self.shared] if self.shared else [])]

@@ -29,14 +29,16 @@ class Step:
     """One step of one rank.
 
     Times in seconds: `wall` from the request of the batch to the end of the update, `compute` CPU time of the
-    training thread without data loading. `loss` sums over the samples. `lengths` int64 [samples]. `checksum`
-    is the sum of all ids of the batch; its sum over all ranks shows whether two runs saw the same samples.
+    training thread without data loading. `loss` sums over the samples. `lengths` int64 [samples]. `held`: events
+    in the batch, fewer than the samples see if they share some. `checksum` is the sum of all ids that the samples
+    see; its sum over all ranks shows whether two runs saw the same samples.
     """
 
     wall: float
     compute: float
     loss: float
     lengths: np.ndarray
+    held: int
     checksum: int
 
 
@@ -66,6 +68,12 @@ class Run:
         steps = [step for of_rank in self.ranks for step in of_rank[-(last or 0) :]]
         predicted = sum(int((step.lengths > 1).sum()) for step in steps)
         return sum(step.loss for step in steps) / (max(predicted, 1) * self.guess)
+
+    @property
+    def held(self) -> float:
+        """Events in the batches, for each event that a sample sees."""
+        steps = [step for of_rank in self.ranks for step in of_rank]
+        return sum(step.held for step in steps) / max(sum(int(step.lengths.sum()) for step in steps), 1)
 
     @property
     def losses(self) -> np.ndarray:

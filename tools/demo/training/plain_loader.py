@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchrec import KeyedJaggedTensor
 
 from freescale_tools.demo.data import DemoData, SideTable, TableSource
+from freescale_tools.demo.plain_histories import PlainHistories
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.order.deal import epoch_streams
 from fsdata.order.mix import merge_order, merged_units, sequential_units
@@ -37,13 +39,16 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A decoded row group under the fields' names. A list field is (offsets [rows + 1], values)."""
+    """A decoded row group under the fields' names.
 
-    lists: dict[str, tuple[np.ndarray, np.ndarray]]
+    lists: field -> (where the lists begin [rows], where they end [rows], values).
+    """
+
+    lists: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
     scalars: dict[str, np.ndarray]
 
     def row(self, index: int) -> Row:
-        sample = {name: values[offsets[index] : offsets[index + 1]] for name, (offsets, values) in self.lists.items()}
+        sample = {name: values[starts[index] : ends[index]] for name, (starts, ends, values) in self.lists.items()}
         return sample | {name: values[index] for name, values in self.scalars.items()}
 
 
@@ -60,7 +65,11 @@ class Rows(IterableDataset):
 
     def __iter__(self) -> Iterator[Row]:
         sides = [None if table.side is None else _side_table(table.side) for table in self.data.tables]
-        read = lru_cache(maxsize=2 * len(self.tables))(self._read)
+        tables = [
+            None if table.histories is None else PlainHistories.read(table.histories, self.data.fields)
+            for table in self.data.tables
+        ]
+        read = lru_cache(maxsize=2 * len(self.tables))(lambda source, group: self._read(source, group, tables[source]))
         for piece in self.pieces:
             parts = self.units[piece.unit].ranges
             order = np.arange(self.units[piece.unit].rows)
@@ -80,17 +89,23 @@ class Rows(IterableDataset):
         with pq.ParquetFile(of.path) as file:
             return file.read_row_group(of.index, columns=[column], use_threads=False)[column].to_numpy()
 
-    def _read(self, source: int, group: int) -> Columns:
+    def _read(self, source: int, group: int, histories: PlainHistories | None) -> Columns:
         of = self.tables[source][group]
         joined = {} if of.table.side is None else of.table.side.fields
         context = [feature.name for feature in self.data.context if feature.name not in joined]
         scalars = [name for name in (*context, *self.data.dense) if name not in of.table.defaults]
-        renamed = {name: of.table.columns.get(name, name) for name in (*self.data.fields, *scalars)}
+        lists = self.data.fields if histories is None else (histories.join.on, histories.join.at)
+        renamed = {name: of.table.columns.get(name, name) for name in (*lists, *scalars)}
         with pq.ParquetFile(of.path) as file:
             table = file.read_row_group(of.index, columns=list(renamed.values()), use_threads=False)
         single = {name: table[renamed[name]].to_numpy() for name in scalars}
+        if histories is None:
+            found = {name: _list_column(table[renamed[name]]) for name in self.data.fields}
+        else:
+            windows = histories.windows(pl.DataFrame(table))
+            found = {name: (*windows, values) for name, values in histories.fields.items()}
         return Columns(
-            lists={name: _list_column(table[renamed[name]]) for name in self.data.fields},
+            lists=found,
             scalars=single | {name: np.full(of.rows, value) for name, value in of.table.defaults.items()},
         )
 
@@ -104,11 +119,12 @@ def _row_groups(table: TableSource) -> list[RowGroup]:
     return found
 
 
-def _list_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """(offsets, values) of a list column."""
+def _list_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(where lists begin, where they end, values) of a list column."""
     array = column.combine_chunks()
     lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], np.cumsum(lengths)]), array.flatten().to_numpy(zero_copy_only=False)
+    ends = np.cumsum(lengths)
+    return ends - lengths, ends, array.flatten().to_numpy(zero_copy_only=False)
 
 
 def _side_table(side: SideTable) -> dict[int, Row]:

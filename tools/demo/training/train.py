@@ -1,4 +1,4 @@
-"""Trains one model four times on the same samples: plain, balanced, prioritized, and both.
+"""Trains one model on the same samples: plain, balanced, prioritized, both, and with shared histories.
 
 Every rank runs this file: `torchrun --nproc-per-node 2 -m freescale_tools.demo.training.train <job file>`.
 `train` is what a user of FreeScale writes: the usual loop, with another loader for fsdata and a `with` for
@@ -28,10 +28,10 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import fscomm
-from freescale_tools.demo.data import HISTORY, DemoData, schema, sources
-from freescale_tools.demo.model.features import ModelSpec
+from freescale_tools.demo.data import DemoData, schema, sources
+from freescale_tools.demo.model.features import HISTORY, ModelSpec
 from freescale_tools.demo.model.fingerprint import fingerprint
-from freescale_tools.demo.model.sequence_model import SequenceModel, encode
+from freescale_tools.demo.model.sequence_model import SequenceModel, encode, seen
 from freescale_tools.demo.training.job import Job, Outcome
 from freescale_tools.demo.training.measure import WARMUP, Run, Step, typical
 from freescale_tools.demo.training.plain_loader import PlainLoader
@@ -43,7 +43,7 @@ ENOUGH_TO_FIT = 16  # measured steps of single ranks; with fewer the default cos
 
 
 def compare(job: Job, progress: Progress) -> Outcome:
-    """Train four times and return what was measured. Needs a process group. Collective.
+    """Train four times, or six where histories can be shared. Needs a process group. Collective.
 
     The two runs of a pair follow each other, so that a machine that slows down affects both.
     """
@@ -54,18 +54,22 @@ def compare(job: Job, progress: Progress) -> Outcome:
         balanced = train(job, loader, "balanced", progress)
     with balanced_loader(job.data, cost) as loader:
         both = train(job, loader, "both", progress, serve=True)
-    return Outcome(plain=plain, balanced=balanced, prioritized=prioritized, both=both, cost=cost)
+    shared: list[Run] = []
+    for name, serve in (("shared", False), ("shared, both", True)) if job.data.histories else ():
+        with balanced_loader(job.data, cost, share=True) as loader:
+            shared.append(train(job, loader, name, progress, serve=serve))
+    return Outcome(plain=plain, balanced=balanced, prioritized=prioritized, both=both, shared=tuple(shared), cost=cost)
 
 
 def plain_loader(data: DemoData) -> PlainLoader:
     return PlainLoader(data, rank=dist.get_rank(), world_size=dist.get_world_size())
 
 
-def balanced_loader(data: DemoData, cost: Polynomial) -> FreeScaleDataLoader:
-    """A loader that balances. Collective, as every such loader."""
+def balanced_loader(data: DemoData, cost: Polynomial, *, share: bool = False) -> FreeScaleDataLoader:
+    """A loader that balances. Collective, as every such loader. `share`: samples of a key share events."""
     return FreeScaleDataLoader(
         sources(data),
-        schema(data),
+        schema(data, share=share),
         batch_size=data.batch_size,
         mix="time" if data.time else "sequential",
         num_threads=1,
@@ -83,7 +87,7 @@ def train(job: Job, loader: Iterable[Batch], name: str, progress: Progress, *, s
         return _gather(name, spec, steps, meter, None, fingerprint(model, optimizer))
     # The batch holds raw ids, and the model encodes them into rows. fscomm needs this function to know the
     # rows ahead.
-    ids = {"embeddings": lambda batch: encode(batch.features, spec)}
+    ids = {"embeddings": lambda batch: encode(batch, spec)}
     with fscomm.enable(model, features=ids) as comm, fscomm.BubbleMeter(model) as meter:
         batches = islice(comm.lookahead(loader), job.steps)
         steps = _loop(job, model, optimizer, meter.watch(batches), name, progress)
@@ -91,7 +95,7 @@ def train(job: Job, loader: Iterable[Batch], name: str, progress: Progress, *, s
 
 
 def _loop(job: Job, model: Any, optimizer: Any, batches: Iterable[Batch], name: str, progress: Progress) -> list[Step]:
-    item = job.data.model.item.name
+    spec = job.data.model
     steps: list[Step] = []
     asked = time.perf_counter()
     for batch in batches:
@@ -104,13 +108,15 @@ def _loop(job: Job, model: Any, optimizer: Any, batches: Iterable[Batch], name: 
 
         compute, done = time.thread_time() - cpu, time.perf_counter()
         loss = float(losses.detach().double().sum())
+        ids = [seen(batch, feature, spec) for feature in (*spec.history, *spec.context)]
         steps.append(
             Step(
                 wall=done - asked,
                 compute=compute,
                 loss=loss,
-                lengths=batch.features[item].lengths().to(torch.int64).numpy(),
-                checksum=int(batch.features.values().sum()),
+                lengths=ids[0].lengths().to(torch.int64).numpy(),
+                held=len(batch.features[spec.item.name].values()),
+                checksum=sum(int(each.values().sum()) for each in ids),
             )
         )
         progress(name, len(steps), loss / max(len(losses), 1))
