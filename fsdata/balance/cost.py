@@ -32,9 +32,9 @@ class CostModel(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Polynomial:
-    """Sum over the sequences of linear * L + quadratic * L^2, plus candidate * number of candidates.
+    """Sum over the sequences of (linear + shared) * L + quadratic * L^2, plus candidate * number of candidates.
 
     The default weighs the feed-forward layers of a sequence model of about 2,000 channels against its attention. Raises
     ValueError where the costs of a batch would sum to more than 2**62.
@@ -46,16 +46,23 @@ class Polynomial:
     """Cost of one pair of events: attention."""
     candidate: int = 0
     """Cost of one candidate."""
+    shared: int = 0
+    """Cost of one event that samples of a rank share (`Sequence(share=...)`): its lookup and exchange. A group of
+    samples pays it once for all that see the event, where groups are dealt out; else each sample does."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"Polynomial({field.name}={value!r}): an integer is needed; scale all three together")
+                raise TypeError(f"Polynomial({field.name}={value!r}): an integer is needed; scale all of them together")
             if not 0 <= value <= _LARGEST_SUM:
                 raise ValueError(f"Polynomial({field.name}={value}): 0 to 2**62 is needed")
-        if self.linear == self.quadratic == self.candidate == 0:
+        if self.linear == self.quadratic == self.candidate == self.shared == 0:
             raise ValueError("Polynomial(linear=0, quadratic=0, candidate=0): every sample would cost nothing")
+
+    def __repr__(self) -> str:
+        shown = ("linear", "quadratic", "candidate", *(("shared",) if self.shared else ()))
+        return f"Polynomial({', '.join(f'{name}={getattr(self, name)}' for name in shown)})"
 
     def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """int64[N]; see the class."""
@@ -64,7 +71,7 @@ class Polynomial:
     def _one(self, name: str, length: np.ndarray) -> np.ndarray:
         if name == CANDIDATES:
             return self.candidate * length
-        return (self.linear + self.quadratic * length) * length
+        return (self.linear + self.shared + self.quadratic * length) * length
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

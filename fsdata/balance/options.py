@@ -18,7 +18,7 @@ from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
-from fsdata.balance.sharing import SHARES, sharing_groups
+from fsdata.balance.sharing import SHARES, events_shared, sharing_groups
 from fsdata.kernels import load_numba
 
 AUTO: Literal["auto"] = "auto"
@@ -145,8 +145,7 @@ class StepPlanner:
             speed = tune.speed
         shared = next(((place, batch.lengths[name]) for name, place in batch.places.items()), None)
         plan, rows, part = self._pack(cost, tokens, batch.home, speed, shared)
-        before = np.zeros(self._world_size, np.int64)
-        np.add.at(before, batch.home[part], cost[part])
+        before = self._sums(batch.home[part], self._world_size, cost[part], _part(shared, part))
         if tune is not None:
             tune.planned(batch.number, plan.load.tolist())
         return Assignment(
@@ -174,10 +173,12 @@ class StepPlanner:
         method, ranks_per_node = self.method
 
         def plan(part: np.ndarray | slice) -> Plan:
-            if shared is not None and method in SHARES:
-                groups = sharing_groups(shared[0][part], shared[1][part], cost[part], self._world_size)
+            some = _part(shared, part)
+            if some is not None and method in SHARES:
+                groups = sharing_groups(*some, cost[part], self._world_size)
+                costs = self._sums(groups, int(groups.max(initial=-1)) + 1, cost[part], some)
                 with contextlib.suppress(OverCapError):  # single samples may fit where groups do not
-                    return self._pack_groups(groups, cost[part], tokens[part], home[part], speed)
+                    return self._pack_groups(groups, costs, tokens[part], home[part], speed)
             return pack(
                 cost[part],
                 self._world_size,
@@ -207,14 +208,13 @@ class StepPlanner:
     def _pack_groups(
         self, groups: np.ndarray, cost: np.ndarray, tokens: np.ndarray, home: np.ndarray, speed: np.ndarray | None
     ) -> Plan:
-        """A plan of samples that keeps every group on one rank."""
-        sums = np.zeros((2, groups.max(initial=-1) + 1), np.int64)
-        np.add.at(sums[0], groups, cost)
-        np.add.at(sums[1], groups, tokens)
+        """A plan of samples that keeps every group on one rank. cost: of each group; tokens, home: of each sample."""
+        sums = np.zeros_like(cost)
+        np.add.at(sums, groups, tokens)
         cap = self._balance.max_tokens
-        if cap is not None and sums[1].max(initial=0) > cap:
-            raise OverCapError(f"a group of {sums[1].max()} tokens is above max_tokens={cap}")
-        found = pack(sums[0], self._world_size, method="vbs", tokens=sums[1], max_tokens=cap, speed=speed)
+        if cap is not None and sums.max(initial=0) > cap:
+            raise OverCapError(f"a group of {sums.max()} tokens is above max_tokens={cap}")
+        found = pack(cost, self._world_size, method="vbs", tokens=sums, max_tokens=cap, speed=speed)
         rank = found.rank[groups]
         return replace(
             found,
@@ -222,6 +222,17 @@ class StepPlanner:
             counts=np.bincount(rank, minlength=self._world_size),
             moved=int(tokens[rank != home].sum()) / max(1, int(tokens.sum())),
         )
+
+    def _sums(
+        self, owner: np.ndarray, owners: int, cost: np.ndarray, shared: tuple[np.ndarray, np.ndarray] | None
+    ) -> np.ndarray:
+        """int64 [owners]: the cost of all samples of an owner, where events that they share cost `shared` once."""
+        found = np.zeros(owners, np.int64)
+        np.add.at(found, owner, cost)
+        model = self._balance.cost
+        if shared is None or not isinstance(model, Polynomial) or not model.shared:
+            return found
+        return found - model.shared * events_shared(*shared, owner, owners)
 
     def state_dict(self) -> dict[str, Any] | None:
         """After the last plan, JSON-able: AutoTune's state, and with `auto` the choice; None where there is neither."""
@@ -255,6 +266,12 @@ class StepPlanner:
         if self._choice is None or not self._choice.sparing:
             return "fbs+swap", None
         return ("repair", None) if balance.ranks_per_node is None else ("hierarchical", balance.ranks_per_node)
+
+
+def _part(
+    shared: tuple[np.ndarray, np.ndarray] | None, part: np.ndarray | slice
+) -> tuple[np.ndarray, np.ndarray] | None:
+    return None if shared is None else (shared[0][part], shared[1][part])
 
 
 def _tokens(batch: GlobalBatch) -> np.ndarray:

@@ -33,3 +33,20 @@ def sharing_groups(place: np.ndarray, length: np.ndarray, cost: np.ndarray, num_
     groups = np.empty(size, np.int64)
     groups[order] = np.cumsum(opens) - 1
     return groups
+
+
+def events_shared(place: np.ndarray, length: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:
+    """int64 [owners]: events that samples of an owner see in all, less those that they see at least once.
+
+    place, length: int64 [N], see `sharing_groups`; owner: int64 [N], such as the rank or the group of each sample.
+    """
+    order = np.lexsort((place, owner))
+    of = owner[order]
+    apart = of * (int((place + length).max(initial=0)) + 1)  # events of one owner begin where those of others end
+    begin = place[order] + apart
+    end = begin + length[order]
+    reach = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])[: len(end)]
+    again = np.clip(reach, begin, end) - begin
+    found = np.zeros(owners, np.int64)
+    np.add.at(found, of, again)
+    return found

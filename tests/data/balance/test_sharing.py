@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fsdata import Balance, Polynomial
 from fsdata.balance import options
 from fsdata.balance.options import StepPlanner
-from fsdata.balance.sharing import GROUPS_OF_A_RANK, sharing_groups
+from fsdata.balance.sharing import GROUPS_OF_A_RANK, events_shared, sharing_groups
 
 
 def connected(begin: np.ndarray, end: np.ndarray) -> list[int]:
@@ -65,3 +65,39 @@ def test_groups_that_do_not_fit_under_the_cap_are_taken_apart() -> None:
         plan, rows, _ = planner._pack(cost, tokens, home, None, (np.zeros(8, np.int64), tokens))
     assert rows is None
     assert plan.counts.tolist() == [4, 4]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 3)), max_size=25),
+)
+def test_events_that_several_samples_of_an_owner_see(spans: list[tuple[int, int, int]]) -> None:
+    place, length, owner = (
+        (np.array(each, np.int64) for each in zip(*spans, strict=True)) if spans else np.empty((3, 0), np.int64)
+    )
+    wanted = []
+    for of in range(4):
+        events = [event for start, size, number in spans if number == of for event in range(start, start + size)]
+        wanted.append(len(events) - len(set(events)))
+    assert events_shared(place, length, owner, 4).tolist() == wanted
+
+
+def test_events_that_samples_share_are_paid_once() -> None:
+    """Rank 0 has 8 samples of one history, rank 1 as many of 8 histories. Without `shared` they cost the same."""
+    place = np.concatenate([np.zeros(8, np.int64), 100 * np.arange(1, 9)])
+    length, home = np.full(16, 10), np.repeat([0, 1], 8)
+    for cost, before in ((Polynomial(linear=5), [400, 400]), (Polynomial(linear=0, quadratic=0, shared=5), [50, 400])):
+        planner = StepPlanner(Balance(cost=cost), 2)
+        linear = np.full(16, 50)
+        assert planner._sums(home, 2, linear, (place, length)).tolist() == before
+        plan, _, _ = planner._pack(linear, length, home, None, (place, length))
+        load = planner._sums(plan.rank, 2, linear, (place, length))
+        assert load.max() <= (450 if before[0] == 50 else 800) // 2 + 50
+
+
+def test_only_models_with_shared_show_it() -> None:
+    """The text of a cost model stands in states and profiles."""
+    assert repr(Polynomial()) == "Polynomial(linear=2000, quadratic=1, candidate=0)"
+    assert repr(Polynomial(shared=3)) == "Polynomial(linear=2000, quadratic=1, candidate=0, shared=3)"
+    lengths = {"uih": np.array([0, 7])}
+    assert Polynomial(shared=3)(lengths).tolist() == Polynomial(linear=2003)(lengths).tolist()
