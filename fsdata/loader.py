@@ -162,7 +162,9 @@ class FreeScaleDataLoader(Generic[BatchT]):
             )
             nested = [name for group in schema.groups for name in group.nested]
             self._planner = (
-                StepPlanner(balance, self._context.world_size, carry=True, nested=nested) if balance else None
+                StepPlanner(balance, self._context.world_size, carry=True, nested=nested, exploded=schema.explode)
+                if balance
+                else None
             )
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
         self._progress = Progress.start(0, self._context.world_size)

@@ -53,7 +53,8 @@ class Sequence:
         share: the key of the histories that the sequence comes from, `AsOf(on=...)`: samples of a batch that see
             overlapping stretches of one history share them. Every field of the sequence then holds each merged stretch
             once, as the lists of the first samples; `Batch.shared[name]` says where each sample finds its own, and
-            `fsdata.expand` makes them. A merged stretch holds events that happened after some of its samples: only
+            `fsdata.expand` makes them. Without such histories only the samples of one row share, see
+            `Schema(explode=...)`. A merged stretch holds events that happened after some of its samples: only
             `expand` gives a model what it may see.
         split: stand in parts, which `Batch.split[name]` describes; the values are those without it.
 
@@ -99,7 +100,7 @@ class Sequence:
         return f"Sequence({', '.join(shown)})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Schema:
     """The fields of a training sample and their roles.
 
@@ -110,6 +111,9 @@ class Schema:
         dense: scalar features, the columns of `Batch.dense`, float32 [B, D].
         labels: scalar per sample or list aligned with the candidates; the column's type decides. float32. Labels along
             a sequence are `Sequence(labels=...)`.
+        explode: "candidates": every candidate of a row becomes a sample of its own, with all that the row has; see
+            docs/histories.md. Steps then still count rows: `batch_size` rows give as many samples as they have
+            candidates, and rows without candidates give none.
         time: the int64 or timestamp column by which `mix="time"` merges sources; not part of the batch unless it is
             also in `context`.
 
@@ -123,9 +127,14 @@ class Schema:
     dense: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     time: str | None = None
+    explode: Literal["candidates"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequences", tuple(self.sequences))
+        if self.explode not in (None, "candidates"):
+            raise SchemaError(f"explode is 'candidates' or None, got {self.explode!r}")
+        if self.explode and (self.candidates is None or self.candidates.nested):
+            raise SchemaError("explode='candidates' needs Schema(candidates=...), a group without nested fields")
         for role in ("context", "dense", "labels"):
             object.__setattr__(self, role, _names(getattr(self, role), f"Schema({role}=...)"))
         for group in self.groups:
@@ -155,6 +164,11 @@ class Schema:
             raise SchemaError("a Schema needs at least one field")
         if self.time is not None and (not isinstance(self.time, str) or not self.time):
             raise SchemaError(f"time names one column, got {self.time!r}")
+
+    def __repr__(self) -> str:
+        """Saved states hold it: `explode` stands in it only where it is used."""
+        shown = [each.name for each in fields(self) if each.name != "explode" or self.explode]
+        return f"Schema({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def groups(self) -> tuple[Sequence, ...]:

@@ -22,6 +22,7 @@ from fsdata.balance.sharing import SHARES, events_shared, sharing_groups
 from fsdata.kernels import load_numba
 
 AUTO: Literal["auto"] = "auto"
+_LARGEST_SUM = 2**62
 _NO_SPEED = ("fbs",)
 _NO_CAP = ("fbs", "vbs-contiguous")
 _NO_CARRY = (
@@ -109,14 +110,24 @@ class StepPlanner:
 
     carry: whether a plan may leave samples to the next step where not all fit under `max_tokens`.
     nested: names of nested fields: their ids count as tokens, and cost models do not see them.
+    exploded: the group whose elements become samples, each with all that its row has, where there is one.
     """
 
-    def __init__(self, balance: Balance, world_size: int, *, carry: bool = False, nested: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        balance: Balance,
+        world_size: int,
+        *,
+        carry: bool = False,
+        nested: Collection[str] = (),
+        exploded: str | None = None,
+    ) -> None:
         per_node = balance.ranks_per_node
         if per_node is not None and world_size > 1 and world_size % per_node:
             raise ValueError(f"ranks_per_node={per_node} does not divide the {world_size} ranks")
         self._balance = balance
         self._nested = frozenset(nested)
+        self._exploded = exploded
         self._world_size = world_size
         self._carry = carry
         self._tune: AutoTune | None = None
@@ -130,9 +141,9 @@ class StepPlanner:
         A planner that may carry raises only for a single sample above `max_tokens`.
         """
         balance, tune = self._balance, self._tune
-        tokens = _tokens(batch)
-        lengths = {name: length for name, length in batch.lengths.items() if name not in self._nested}
-        cost = np.asarray(balance.cost(lengths)) if lengths else tokens
+        tokens = self._tokens(batch)
+        shared = next(((place, batch.lengths[name]) for name, place in batch.places.items()), None)
+        cost = self._cost(batch, shared)
         if not cost.any():
             cost = tokens  # no histories: what is left is to give all ranks as many candidates, or samples
         _check_fits(tokens, batch, balance.max_tokens)
@@ -143,7 +154,6 @@ class StepPlanner:
         if tune is not None:
             tune.observe(reports)
             speed = tune.speed
-        shared = next(((place, batch.lengths[name]) for name, place in batch.places.items()), None)
         plan, rows, part = self._pack(cost, tokens, batch.home, speed, shared)
         before = self._sums(batch.home[part], self._world_size, cost[part], _part(shared, part))
         if tune is not None:
@@ -154,6 +164,36 @@ class StepPlanner:
             straggler_before=straggler_share(before, speed),
             straggler_after=plan.straggler,
         )
+
+    def _tokens(self, batch: GlobalBatch) -> np.ndarray:
+        """int64 [N]: elements of all groups of each row; 1 where nothing is jagged."""
+        lengths = batch.lengths
+        if not lengths:
+            return np.ones(len(batch.home), np.int64)
+        found: np.ndarray = np.sum(list(lengths.values()), axis=0)
+        if self._exploded is not None:
+            count = lengths[self._exploded]
+            found = (found - count + 1) * count
+        return found
+
+    def _cost(self, batch: GlobalBatch, shared: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+        """int64 [N]: what each row costs."""
+        model = self._balance.cost
+        lengths = {name: length for name, length in batch.lengths.items() if name not in self._nested}
+        if not lengths:
+            return self._tokens(batch)
+        if self._exploded is None:
+            return np.asarray(model(lengths))
+        count = lengths[self._exploded]
+        one = np.asarray(model(lengths | {self._exploded: np.minimum(count, 1)}))
+        if int(one.max(initial=0)) * int(count.max(initial=0)) * len(count) > _LARGEST_SUM:
+            raise ValueError(
+                f"{model} of rows with up to {count.max()} {self._exploded}, each a sample, could sum to more than "
+                "2**62, where 64-bit sums start to overflow: divide the coefficients by a common factor"
+            )
+        if shared is not None and isinstance(model, Polynomial):
+            return one * count - model.shared * shared[1] * np.maximum(count - 1, 0)
+        return one * count
 
     def _pack(
         self,
@@ -272,12 +312,6 @@ def _part(
     shared: tuple[np.ndarray, np.ndarray] | None, part: np.ndarray | slice
 ) -> tuple[np.ndarray, np.ndarray] | None:
     return None if shared is None else (shared[0][part], shared[1][part])
-
-
-def _tokens(batch: GlobalBatch) -> np.ndarray:
-    """int64 [N]: elements of all groups of each sample; 1 where nothing is jagged."""
-    lengths = list(batch.lengths.values())
-    return np.sum(lengths, axis=0) if lengths else np.ones(len(batch.home), np.int64)
 
 
 def _check_fits(tokens: np.ndarray, batch: GlobalBatch, max_tokens: int | None) -> None:

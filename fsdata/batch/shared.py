@@ -19,7 +19,7 @@ class Shared:
         start: int64 [B], where they begin in that row. length: int64 [B], how many they are.
         offset: int64 [B], where they begin in the values of one field, all rows together.
         rows: M, how many rows hold events; the others are empty.
-        total: events of all samples, the sum of `length`; known on the host.
+        total: events of all samples, the sum of `length`; held: those of all rows, at most as many. Known on the host.
     """
 
     row: Tensor
@@ -28,11 +28,17 @@ class Shared:
     offset: Tensor
     rows: int
     total: int
+    held: int
+
+    @property
+    def saved(self) -> int:
+        """Events that are not looked up again: of each, a field saves 8 bytes of ids, a row and its gradient."""
+        return self.total - self.held
 
     def map(self, function: Callable[[Tensor], Any]) -> "Shared":
         """The same with `function` of every tensor."""
         tensors = {name: function(getattr(self, name)) for name in ("row", "start", "length", "offset")}
-        return Shared(**tensors, rows=self.rows, total=self.total)
+        return Shared(**tensors, rows=self.rows, total=self.total, held=self.held)
 
     def record_stream(self, stream: torch.Stream) -> None:
         for each in (self.row, self.start, self.length, self.offset):

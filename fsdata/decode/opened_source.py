@@ -125,6 +125,8 @@ class OpenSource:
             table.length[slot] = width
             table.owners.append(table.dense)
         align(table, groups, layout, self._defaults, where)
+        if layout.exploded is not None:
+            table.drop |= table.length[layout.groups[layout.exploded]] == 0
         return _survivors(table, layout, start, stop)
 
     def read_times(self, group: RowGroup) -> np.ndarray:
@@ -220,7 +222,7 @@ def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def _may_drop(source: ParquetSource, schema: Schema) -> bool:
     drops = any(source.policy(name) == "drop" for name in schema.field_names)
-    return drops or source.filter is not None or source.on_error == "skip"
+    return drops or source.filter is not None or source.on_error == "skip" or schema.explode is not None
 
 
 def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
@@ -240,7 +242,7 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
             }
         joined |= set(join.fields)
     for group in schema.groups:
-        if group.share is not None and group.name not in shared:
+        if group.share is not None and group.name not in shared and schema.explode is None:
             raise SchemaError(
                 f"{label}: Sequence({group.name!r}, share={group.share!r}) needs histories that are stored once: bring "
                 f"its fields by AsOf(on={group.share!r})"

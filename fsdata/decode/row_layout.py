@@ -51,7 +51,7 @@ class Layout:
     """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then everything float32.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
-    stand in parts.
+    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.steps.explode`.
     """
 
     fields: tuple[Field, ...]
@@ -59,6 +59,7 @@ class Layout:
     dense: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     split: tuple[tuple[str, Split], ...] = ()
+    exploded: str | None = None
 
     @property
     def itemsize(self) -> np.ndarray:
@@ -143,7 +144,7 @@ def layout_of(
     rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
     shared = tuple(group.name for group in schema.groups if group.share is not None)
     split = tuple((group.name, group.split) for group in schema.groups if group.split is not None)
-    return Layout((*keys, *rest), len(keys), schema.dense, shared, split)
+    return Layout((*keys, *rest), len(keys), schema.dense, shared, split, schema.explode)
 
 
 _AS_OF = "as of "

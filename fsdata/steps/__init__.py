@@ -1,5 +1,6 @@
 """Rows to batches, step by step, on one rank.
 
 The `dataset` gives an epoch; the `reader` (by `unit_reader`) decodes its rows ahead; `steps` takes rows and exchanges
-them; `assemble` copies them into a batch, once where samples `share` events; `adapt` makes it the user's own.
+them; `assemble` copies them into a batch, after they `explode` into samples, once where samples `share` events; `adapt`
+makes it the user's own.
 """

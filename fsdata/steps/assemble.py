@@ -32,7 +32,7 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
             continue
         if field.kind == "dense":
             dense = flat[row].view(table.num_rows, field.width)
-        elif field.kind == "label":
+        elif field.kind != "floats" and field.group in (None, layout.exploded):
             labels[field.name] = flat[row]
         else:
             rows = Jagged.from_lengths(flat[row], torch.from_numpy(table.length[row]))
@@ -66,6 +66,7 @@ def _shared(windows: Windows) -> Shared:
         offset=torch.from_numpy(windows.offset),
         rows=len(windows.first),
         total=int(windows.length.sum()),
+        held=int(windows.size.sum()),
     )
 
 

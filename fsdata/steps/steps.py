@@ -8,7 +8,7 @@ Three ways to make a step, by what the ranks have to tell each other:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable
 from fsdata.order.progress import Progress
 from fsdata.steps.assemble import assemble
+from fsdata.steps.explode import explode, items_of
 from fsdata.steps.reader import Reader
 
 Uneven = Literal["drop", "empty"]
@@ -99,7 +100,16 @@ class Steps(ABC):
         return StatusWord(epoch=before.epoch, step=before.step + self.step, **known)
 
     def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats) -> Batch:
+        """stats: of the samples, where rows are exploded."""
+        if self.layout.exploded is not None:
+            table, row = explode(table, self.layout)
+            origin = origin[row]
         return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
+
+    def _samples(self, table: RowTable) -> int:
+        """How many samples rows become."""
+        exploded = self.layout.exploded
+        return table.num_rows if exploded is None else int(table.length[self.layout.groups[exploded]].sum())
 
     def _progress(self, positions: Sequence[int], tuning: dict | None = None) -> Progress:
         """Progress after the step in hand, and on to the next. positions: [W] rows passed in this stretch."""
@@ -164,9 +174,9 @@ class AgreedSteps(Steps):
         if self.over:
             return None
         table, status = self._take(self._exchange)
-        statuses: tuple[StatusWord, ...] = (status,)
+        statuses: tuple[StatusWord, ...] = (replace(status, rows=self._samples(table)),)
         if self._exchange is not None:
-            statuses = self._agree(self._exchange, status)
+            statuses = self._agree(self._exchange, statuses[0])
         samples = [status.rows for status in statuses]
         ended = [status.ended for status in statuses]
         self.over = all(ended) if self._uneven == "empty" else any(ended)
@@ -177,7 +187,7 @@ class AgreedSteps(Steps):
             self.dropped += table.num_rows * (self._uneven == "drop")
             return None
         items = group_items(table, self.layout) if self.share.world_size == 1 else {}
-        stats = self._stats(table.num_rows, sum(samples), global_items=items)
+        stats = self._stats(self._samples(table), sum(samples), global_items=items)
         batch = self._batch(table, self._own_origin(table.num_rows), stats)
         return batch, self._progress([status.position for status in statuses])
 
@@ -233,10 +243,11 @@ class BalancedSteps(Steps):
         if not step.global_samples:
             return None
         self._first_number = step.number - self.step
+        exploded = self.layout.exploded
         stats = self._stats(
-            step.table.num_rows,
-            step.global_samples,
-            global_items=step.global_items,
+            self._samples(step.table),
+            step.global_samples if exploded is None else step.global_items[exploded],
+            global_items=items_of(step.lengths, exploded),
             straggler_before=step.straggler_before,
             straggler_after=step.straggler_after,
             moved=step.moved,
@@ -260,6 +271,7 @@ class BalancedSteps(Steps):
 
 
 def group_items(table: RowTable, layout: Layout) -> dict[str, int]:
-    """Group name -> elements of the group in these rows."""
+    """Group name -> elements of the group in the samples of these rows."""
     groups = layout.groups
-    return dict(zip(groups, table.length[list(groups.values())].sum(axis=1).tolist(), strict=True))
+    lengths = dict(zip(groups, table.length[list(groups.values())], strict=True))
+    return items_of(lengths, layout.exploded)

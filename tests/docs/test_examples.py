@@ -133,7 +133,7 @@ def test_sources_and_schema(here):
 
 
 def test_histories(here):
-    once, shared, parts = python("docs/histories.md")
+    once, shared, exploded, parts = python("docs/histories.md")
     rng = np.random.default_rng(0)
     for folder in ("histories", "requests"):
         (here / folder).mkdir()
@@ -147,6 +147,7 @@ def test_histories(here):
         }
     ).write_parquet(here / "histories" / "a.parquet")
     rows = {"user_id": rng.integers(0, 30, 200), "request_ts": rng.integers(0, 1000, 200), "click": [1] * 200}
+    rows |= {"candidate_id": [[7, 8, 9]] * 200, "clicks": [[0.0, 1.0, 0.0]] * 200}
     pl.DataFrame(rows).write_parquet(here / "requests" / "a.parquet")
     scope: dict = {}
     exec(once, scope)
@@ -155,6 +156,9 @@ def test_histories(here):
     exec(shared, scope)
     assert torch.equal(scope["events"], plain)
     assert len(scope["merged"]) < len(scope["events"])
+    exec(exploded, scope)
+    assert scope["candidate"].tolist() == [7, 8, 9] * (200 % 64)
+    assert scope["click"].tolist() == [0.0, 1.0, 0.0] * (200 % 64)
     exec(parts, scope)
     assert scope["positions"].shape == (scope["parts"].total, 16)
     assert scope["mask"].shape[0] == len(scope["batch"])

@@ -83,7 +83,7 @@ class StepResult:
         origin: int64 [n, 2], the rank that read the sample and its row in that rank's table.
         statuses: what every rank said, W of them.
         counts: int64 [W], samples of every rank after the exchange.
-        global_items: group -> elements over all ranks.
+        lengths: group -> int64 [N], elements of the samples of all ranks, in order of home rank and row.
         straggler_before, straggler_after: from the plan; None in a step without samples.
         moved: share of the global batch's elements (of its samples where nothing is jagged) that changed rank.
         carried: samples of all ranks that the plan left out. The next step has to begin with them.
@@ -95,12 +95,17 @@ class StepResult:
     origin: np.ndarray
     statuses: tuple[StatusWord, ...]
     counts: np.ndarray
-    global_items: dict[str, int]
+    lengths: dict[str, np.ndarray]
     straggler_before: float | None
     straggler_after: float | None
     moved: float
     carried: int
     rest: RowTable
+
+    @property
+    def global_items(self) -> dict[str, int]:
+        """Group -> elements over all ranks."""
+        return {group: int(length.sum()) for group, length in self.lengths.items()}
 
     @property
     def ended(self) -> bool:
@@ -212,7 +217,7 @@ class StepExchange:
             origin=origin,
             statuses=statuses,
             counts=np.bincount(plan.rank, minlength=len(counts)),
-            global_items=dict(zip(spec.groups, everywhere.sum(axis=1).tolist(), strict=True)),
+            lengths=dict(zip(spec.groups, everywhere, strict=True)),
             straggler_before=plan.straggler_before,
             straggler_after=plan.straggler_after,
             moved=int(elements[moves].sum()) / max(1, int(elements.sum())),
