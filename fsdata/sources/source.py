@@ -159,6 +159,9 @@ class AsOf:
             the names they have in the schema or the files), as if each event were a row. Only events for which it is
             true are kept.
         inclusive: events at the time of the row count, too. They may tell what the row is to predict.
+        bucketed: keep the table on disk, in the folder for temporary files (`TMPDIR`), for tables that do not fit in
+            memory. Inside a shuffle window rows then come in groups, one for each of so many buckets of histories, so
+            that those of one bucket are in memory while they are used. Without shuffling rows keep their order.
 
     Raises:
         SchemaError: options that contradict each other.
@@ -173,8 +176,11 @@ class AsOf:
     known_at: str | None = None
     where: "pl.Expr | expressions.Expression | None" = None
     inclusive: bool = False
+    bucketed: int | None = None
 
     def __post_init__(self) -> None:
+        if self.bucketed is not None and (type(self.bucketed) is not int or self.bucketed < 1):
+            raise SchemaError(f"AsOf(bucketed=...) is an integer of at least 1 or None, got {self.bucketed!r}")
         for option in ("at", "time", *(["known_at"] if self.known_at is not None else [])):
             if not isinstance(getattr(self, option), str) or not getattr(self, option):
                 raise SchemaError(f"AsOf({option}=...) names one column, got {getattr(self, option)!r}")
@@ -201,7 +207,8 @@ class AsOf:
         """What it says, without its source; for fingerprints."""
         times = f"{self.at} {self.time} {self.known_at} inclusive={self.inclusive}"
         where = None if self.condition is None else self.condition.form
-        return f"as of {self.on} {times} {' '.join(self.fields)} where {where}"
+        bucketed = f" bucketed={self.bucketed}" if self.bucketed else ""
+        return f"as of {self.on} {times} {' '.join(self.fields)} where {where}{bucketed}"
 
     @property
     def only_read(self) -> tuple[str, ...]:

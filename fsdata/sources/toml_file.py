@@ -20,7 +20,7 @@ on = "user_id"
 at = "request_ts"
 time = "event_ts"
 fields = ["item_id", "action"]
-where = "action <> 3"                    # SQL; as known_at and inclusive, it can be left out
+where = "action <> 3"                    # SQL; as known_at, inclusive and bucketed, it can be left out
 paths = "histories/*.parquet"            # and every option above but weight
 
 Reading it touches no other file and no network.
@@ -90,7 +90,7 @@ def _join(table: Any, folder: Path, where: str) -> Join:
 
 
 def _as_of(table: Any, folder: Path, where: str) -> AsOf:
-    given, source = _parts(table, _OF_HISTORIES, ("known_at", "where", "inclusive"), folder, where)
+    given, source = _parts(table, _OF_HISTORIES, ("known_at", "where", "inclusive", "bucketed"), folder, where)
     if "where" in given:
         given["where"] = expressions.parse(given["where"], f"{where}.where")
     return _made(lambda: AsOf(source, **given), where)

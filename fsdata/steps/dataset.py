@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fsdata.decode.joins.as_of import buckets_of
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
 from fsdata.decode.row_table import RowTable
@@ -41,6 +42,7 @@ class Dataset:
         self.sources = sources
         as_of = [set(source.histories.groups) for source in sources]
         self.layout = layout_of(schema, _list_labels(sources, schema), set.intersection(*as_of))
+        self._bucket = buckets_of([source.histories for source in sources], self.layout)
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
         self._seed = seed
@@ -96,6 +98,7 @@ class Dataset:
             windows,
             read=self._read,
             order=order if self._shuffle else None,
+            group=self._bucket if self._shuffle else None,
             itemsize=self.layout.itemsize,
             executor=executor,
             ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),

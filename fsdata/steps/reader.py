@@ -37,6 +37,7 @@ class Reader:
         windows: what is left to read; `position` starts at 0.
         read: decodes a piece, called in `executor`.
         order: the permutation of a window's rows, or None to keep them in order.
+        group: rows -> int64 [n], a number for each; permuted rows of a window come in the order of their numbers.
         executor: decodes up to `ahead` pieces beyond the window being read.
     """
 
@@ -46,6 +47,7 @@ class Reader:
         *,
         read: Callable[[Piece], SurvivingRows],
         order: Callable[[Window], np.ndarray] | None,
+        group: Callable[[RowTable], np.ndarray] | None = None,
         itemsize: np.ndarray,
         executor: Executor,
         ahead: int,
@@ -54,6 +56,7 @@ class Reader:
             windows = map(_only_needed, windows)
         self.position = 0
         self._order = order
+        self._group = group
         self._read = read
         self._itemsize = itemsize
         self._executor = executor
@@ -127,12 +130,17 @@ class Reader:
     def _opened(self, window: Window, pieces: list[SurvivingRows]) -> _Open:
         planned = sum(piece.rows for piece in window.pieces)
         order = np.arange(planned) if self._order is None else self._order(window)
-        order = order[window.start : window.stop]
         passed = self._decoded + np.arange(1, window.rows + 1)
         table = concat([piece.table for piece in pieces])
-        if table.num_rows < planned:
+        kept = _kept(window, pieces) if table.num_rows < planned else None
+        if self._group is not None:
+            numbers = np.zeros(planned, np.int64)
+            numbers[slice(None) if kept is None else kept] = self._group(table)
+            order = order[np.argsort(numbers[order], kind="stable")]
+        order = order[window.start : window.stop]
+        if kept is not None:
             row_of = np.full(planned, -1)
-            row_of[_kept(window, pieces)] = np.arange(table.num_rows)
+            row_of[kept] = np.arange(table.num_rows)
             alive = row_of[order] >= 0
             order, passed = row_of[order[alive]], passed[alive]
             passed[-1:] = self._decoded + window.rows  # rows dropped at the end are passed with the last one that lives

@@ -6,7 +6,7 @@ batch is made, by the rank that computes the sample. So a sample that moves to a
 of which it is taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,10 @@ class Histories:
         self._tables = tables
         self._source = source
         self._compared: set[int] = set()
+
+    def bucketed(self, group: str) -> int:
+        """How many buckets the histories of a sequence have; 0 if they are not bucketed."""
+        return self.groups[group].join.bucketed or 0
 
     def attach(self, rows: Slice, layout: Layout, where: str) -> None:
         """Give the rows of `rows`, whose layout is `layout`, their histories, in place.
@@ -128,10 +132,29 @@ class Histories:
 def places(rows: RowTable, layout: Layout) -> dict[str, np.ndarray]:
     """Sequence that samples share -> int64 [N], the number of the first event that each sees among all histories."""
     found = {}
-    for name in layout.shared:
+    for name in set(layout.shared) & set(layout.references):
         source, first, _, _ = _references(rows, layout.references[name], np.arange(rows.num_rows)).T
         found[name] = source << _EVENT_BITS | first
     return found
+
+
+def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[RowTable], np.ndarray] | None:
+    """What tells the bucket of the history of each row, int64 [N]; None where no history is bucketed.
+
+    A bucket is a stretch of the events of all histories. Where a row has several, the first that is bucketed counts.
+    """
+    name = next((each for each in layout.references if any(of.bucketed(each) for of in sources)), None)
+    if name is None:
+        return None
+    buckets = np.array([of.bucketed(name) for of in sources])
+    events = np.array([max(len(of.groups[name].times), 1) for of in sources])
+
+    def bucket(rows: RowTable) -> np.ndarray:
+        source, first, _, _ = _references(rows, layout.references[name], np.arange(rows.num_rows)).T
+        found: np.ndarray = first * buckets[source] // events[source]
+        return found
+
+    return bucket
 
 
 def _references(rows: RowTable, slot: int, some: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fsdata.catalog.roles import (
     wanted_key,
 )
 from fsdata.decode.align import Defaults, Groups, align
+from fsdata.decode.joins.pile import Pile
 from fsdata.decode.joins.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.row_layout import Field, Layout
 from fsdata.decode.slices import Slice
@@ -99,7 +101,8 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
         identity = fingerprint(join.source, files.footers, ())
         contents = (_VERSION, identity, join.form, repr(schema), _versions(files))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
-        shared = SharedArrays(name, lambda: _Reading(files, join, wanted).arrays(), label)
+        reading = _Reading(files, join, wanted)
+        shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
     finally:
         files.close()
     return HistoryTable(join, label, files.skipped, identity, _event_unit(files, join), shared)
@@ -184,20 +187,28 @@ class _Reading:
         self._groups = Groups(names=("histories",), members=np.arange(len(lists)), records=np.zeros(1, index.GROUP))
         self._groups.records[0] = (0, len(lists), -1, False)
 
-    def arrays(self) -> Arrays:
-        """Everything by name, the events in the order of their keys."""
-        parts = [part for group in self._files.groups if (part := self._part(group)) is not None]
-        keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)])
-        lengths = np.concatenate([np.empty(0, np.int64), *(part.lengths for part in parts)])
+    def arrays(self, scratch: Path | None) -> Arrays:
+        """Everything by name, the events in the order of their keys. scratch: where events lie until then, if not in
+        memory."""
+        kept = dict.fromkeys((*self._join.fields, *self._join.times))
+        piles = {name: Pile(self._stored[name], scratch and scratch / str(n)) for n, name in enumerate(kept)}
+        heads = []
+        for group in self._files.groups:
+            part = self._part(group)
+            if part is not None:
+                heads.append((part.keys, part.lengths))
+                for name, pile in piles.items():
+                    pile.add(part.events[name])
+        empty = np.empty(0, np.int64)
+        keys = np.concatenate([empty, *(keys for keys, _ in heads)])
+        lengths = np.concatenate([empty, *(lengths for _, lengths in heads)])
         order = np.argsort(keys, kind="stable")
         _check_keys(keys[order], self._files.label, self._join.on)
         starts = np.cumsum(lengths) - lengths
         found = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
-        kept = dict.fromkeys((*self._join.fields, *self._join.times))
         in_order = bool((order == np.arange(len(order))).all())
-        for name in kept:
-            whole = np.concatenate([np.empty(0, self._stored[name]), *(part.events.pop(name) for part in parts)])
-            found[name] = whole if in_order else _gathered(whole, starts[order], lengths[order])
+        for name, pile in piles.items():
+            found[name] = pile.whole() if in_order else pile.gathered(starts[order], lengths[order])
         return found
 
     def _part(self, group: RowGroup) -> "_Part | None":
@@ -274,19 +285,6 @@ def _integer(kind: pa.DataType) -> np.dtype[Any]:
     if pa.types.is_boolean(kind):
         return np.dtype(np.uint8)
     return np.dtype(kind.to_pandas_dtype()) if pa.types.is_integer(kind) else np.dtype(np.int64)
-
-
-def _gathered(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The lists that begin at `starts`, one after another."""
-    out = np.empty_like(values)
-    size = values.itemsize
-    gather_fields(
-        (values.ctypes.data + starts * size)[None],
-        (lengths * size)[None],
-        np.array([1]),
-        np.array([out.ctypes.data]),
-    )
-    return out
 
 
 def _check_keys(keys: np.ndarray, label: str, on: str) -> None:

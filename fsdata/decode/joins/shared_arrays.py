@@ -1,6 +1,7 @@
 """Arrays that all processes of a host share: one of them makes them, all map the same file.
 
-The file lies in memory (/dev/shm) if it fits there, else in the folder for temporary files. A process that uses it
+The file lies in memory (/dev/shm) if it fits there, else in the folder for temporary files. What is meant for the disk
+lies there in any case; the system then keeps in memory what is used, as far as there is room. A process that uses it
 holds a shared lock on it, and the one that makes it an exclusive lock on a second file, so that the system knows who is
 there: whatever ends a process gives its locks back. The last one to leave removes the file. What killed processes left
 is removed by the next process that shares anything.
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,8 +36,10 @@ class SharedArrays:
 
     Args:
         name: what the arrays are; the same name must mean the same contents. Letters and digits.
-        make: makes them, in one process of the host while the others wait.
+        make: makes them, in one process of the host while the others wait; called with None, or with a folder for what
+            does not fit in memory.
         what: for messages.
+        on_disk: keep them there.
 
     Raises:
         DataError: the process that makes them does not come to an end.
@@ -44,13 +47,13 @@ class SharedArrays:
         What `make` raises.
     """
 
-    def __init__(self, name: str, make: Callable[[], Arrays], what: str) -> None:
+    def __init__(self, name: str, make: Callable[[Path | None], Arrays], what: str, *, on_disk: bool = False) -> None:
         folder = _folders()[0]
         with _locked(folder / f"{name}.lock", what):
             _sweep(folder)
             path = next((each / f"{name}.data" for each in _folders() if (each / f"{name}.data").exists()), None)
             if path is None:
-                path = _write(name, make())
+                path = _written_on_disk(name, make) if on_disk else _write(name, make(None), _folders())
             self._file = open(path, "rb")  # noqa: SIM115 (closed with this object)
             fcntl.flock(self._file, fcntl.LOCK_SH)
         self.arrays: Arrays = _mapped(path, self._file)
@@ -114,12 +117,22 @@ def _same_file(file: IO[Any], path: Path) -> bool:
         return False
 
 
-def _write(name: str, arrays: Arrays) -> Path:
+def _written_on_disk(name: str, make: Callable[[Path | None], Arrays]) -> Path:
+    folder = _folders()[-1]
+    scratch = folder / f"{name}.scratch"
+    scratch.mkdir(mode=0o700)
+    try:
+        return _write(name, make(scratch), [folder])
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write(name: str, arrays: Arrays, folders: Sequence[Path]) -> Path:
+    """folders: where the file may lie, the best first."""
     head, at = {}, 0
     for key, array in arrays.items():
         head[key] = (str(array.dtype), len(array), at)
         at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    folders = _folders()
     roomy = (folder for folder in folders if shutil.disk_usage(folder).free > at + _SPARE)
     path = next(roomy, folders[-1]) / f"{name}.data"
     text = json.dumps(head).encode()
@@ -175,6 +188,7 @@ def _sweep(folder: Path) -> None:
             if all(gone):
                 for path in paths:
                     path.with_suffix(".half").unlink(missing_ok=True)
+                    shutil.rmtree(path.with_suffix(".scratch"), ignore_errors=True)
                 lock.unlink(missing_ok=True)
 
 

@@ -96,9 +96,11 @@ class Data:
         return found
 
 
-def source(folder: Path, *, known: bool = False, inclusive: bool = False, **options: Any) -> ParquetSource:
+def source(
+    folder: Path, *, known: bool = False, inclusive: bool = False, bucketed: int | None = None, **options: Any
+) -> ParquetSource:
     paths = str(folder / "histories")
-    given: dict[str, Any] = {"on": "user", "at": "at", "time": "time", "inclusive": inclusive}
+    given: dict[str, Any] = {"on": "user", "at": "at", "time": "time", "inclusive": inclusive, "bucketed": bucketed}
     given["known_at"] = "known" if known else None
     pool = ParquetSource(paths, columns={"bought": "item", "stars": "price", "next": "kind"})
     return ParquetSource(

@@ -26,15 +26,23 @@ OPTIONS = [{}, {"known": True}, {"inclusive": True}, {"known": True, "inclusive"
     seed=st.integers(0, 2**32),
     stored=st.sampled_from(STORED),
     options=st.sampled_from(OPTIONS),
+    bucketed=st.sampled_from([None, 1, 5]),
     shuffle=st.booleans(),
     batch_size=st.integers(1, 50),
 )
 def test_every_row_sees_what_had_happened(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, stored: str, options: dict, shuffle: bool, batch_size: int
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    stored: str,
+    options: dict,
+    bucketed: int | None,
+    shuffle: bool,
+    batch_size: int,
 ) -> None:
     folder, data = tmp_path_factory.mktemp("as_of"), Data.drawn(seed, stored=stored)
     data.write(folder)
-    assert read(folder, options, shuffle=shuffle, batch_size=batch_size) == data.expected(**options)
+    found = read(folder, options | {"bucketed": bucketed}, shuffle=shuffle, batch_size=batch_size)
+    assert found == data.expected(**options)
 
 
 def read_balanced(rank: int, size: int, folder: Path, options: dict[str, Any], shuffle: bool) -> tuple[dict, int]:
@@ -91,20 +99,61 @@ def test_a_source_with_histories_beside_one_with_lists_in_its_rows(tmp_path: Pat
     assert found == data.expected() | lists
 
 
-def test_a_saved_state_goes_on_with_the_next_row(tmp_path: Path) -> None:
+def test_rows_of_one_bucket_come_together_where_rows_are_shuffled(tmp_path: Path) -> None:
+    """All rows are one window; buckets are stretches of events in the order of users, so users come in that order."""
+    Data.drawn(2, requests=60).write(tmp_path)
+    orders = []
+    for bucketed in (None, 1000):
+        with FreeScaleDataLoader(
+            source(tmp_path, bucketed=bucketed), SCHEMA, batch_size=7, shuffle=True, shuffle_window=99, num_threads=1
+        ) as loader:
+            table = loader._data.sources[0].histories.groups["uih"]
+            has = dict(zip(table.keys.tolist(), (np.diff(table.offsets) > 0).tolist(), strict=True))
+            batches = [batch.features[name].values().tolist() for batch in loader for name in ("user", "row")]
+        users = [user for of in batches[::2] for user in of if has.get(user)]
+        orders.append([row for of in batches[1::2] for row in of])
+        assert (users == sorted(users)) == (bucketed is not None)
+    assert sorted(orders[0]) == sorted(orders[1])
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
+def test_other_ranks_go_on_with_rows_in_buckets(tmp_path: Path, before: int, after: int) -> None:
+    data = Data.drawn(5, requests=90)
+    data.write(tmp_path, files=3)
+    given = {"batch_size": 4, "shuffle": True, "shuffle_window": 3, "num_threads": 1}
+    seen, state = [], {}
+
+    def steps(rank: int, size: int, most: int | None) -> dict:
+        with FreeScaleDataLoader(source(tmp_path, bucketed=4), SCHEMA, rank=rank, world_size=size, **given) as loader:
+            if state:
+                loader.load_state_dict(state)
+            for _, batch in zip(range(99 if most is None else most), loader, strict=False):
+                seen.extend(samples(batch))
+            return loader.state_dict()
+
+    found = [steps(rank, before, 3) for rank in range(before)]
+    state |= found[0]
+    for rank in range(after):
+        steps(rank, after, None)
+    assert len(seen) == 90
+    assert dict(seen) == data.expected()
+
+
+@pytest.mark.parametrize("bucketed", [None, 3])
+def test_a_saved_state_goes_on_with_the_next_row(tmp_path: Path, bucketed: int | None) -> None:
     Data.drawn(2, requests=60).write(tmp_path)
     given = {"batch_size": 7, "shuffle": True, "num_threads": 1}
 
     def batches(loader: FreeScaleDataLoader) -> list[list[tuple[int, dict]]]:
         return [list(samples(batch)) for batch in loader]
 
-    with FreeScaleDataLoader(source(tmp_path), SCHEMA, **given) as loader:
+    with FreeScaleDataLoader(source(tmp_path, bucketed=bucketed), SCHEMA, **given) as loader:
         whole = batches(loader)
         loader.set_epoch(0)
         steps = iter(loader)
         first = [list(samples(next(steps))) for _ in range(3)]
         state = loader.state_dict()
-    with FreeScaleDataLoader(source(tmp_path), SCHEMA, **given) as loader:
+    with FreeScaleDataLoader(source(tmp_path, bucketed=bucketed), SCHEMA, **given) as loader:
         loader.load_state_dict(state)
         assert first + batches(loader) == whole
 
@@ -114,7 +163,7 @@ def test_histories_are_part_of_what_a_state_belongs_to(tmp_path: Path) -> None:
     data.write(tmp_path)
     with FreeScaleDataLoader(source(tmp_path), SCHEMA, batch_size=4) as loader:
         state = loader.state_dict()
-    for options in ({"inclusive": True}, {"known": True}):
+    for options in ({"inclusive": True}, {"known": True}, {"bucketed": 2}):
         refuses(state, source(tmp_path, **options), "arguments")
     next(iter(data.histories.values())).append({"time": 99, "known": 99, "item": 1, "price": 0.0, "kind": 1})
     data.write(tmp_path)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 from unittest import mock
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from fsdata.decode.joins import shared_arrays
+from fsdata.decode.joins.pile import Pile
 from fsdata.decode.joins.shared_arrays import SharedArrays
 from fsdata.errors import DataError
 
@@ -20,7 +22,7 @@ ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "
 SCRIPT = """
 import sys, time, numpy as np
 from fsdata.decode.joins.shared_arrays import SharedArrays
-def make():
+def make(_):
     print("made", flush=True)
     time.sleep(float(sys.argv[2]))
     return {"a": np.arange(1000, dtype=np.int32)}
@@ -56,12 +58,12 @@ def ended(process: subprocess.Popen) -> list[str]:
     return said
 
 
-def never() -> dict[str, np.ndarray]:
+def never(_) -> dict[str, np.ndarray]:
     raise AssertionError("made twice")
 
 
 def test_what_one_makes_all_have(name: str) -> None:
-    first = SharedArrays(name, lambda: ARRAYS, "the table")
+    first = SharedArrays(name, lambda _: ARRAYS, "the table")
     second = SharedArrays(name, never, "the table")
     for shared in (first, second):
         assert all(np.array_equal(shared[key], each) for key, each in ARRAYS.items())
@@ -90,7 +92,7 @@ def test_a_killed_process_leaves_nothing_for_long(name: str) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert files(name)
-    shared = SharedArrays(f"{name}x", lambda: ARRAYS, "another table")
+    shared = SharedArrays(f"{name}x", lambda _: ARRAYS, "another table")
     assert not [file for file in files(name) if not file.startswith(f"{name}x")]
     shared.close()
     assert files(name) == []
@@ -102,10 +104,43 @@ def test_whoever_is_killed_while_making_them_is_replaced(name: str) -> None:
     assert process.stdout.readline().strip() == "made"
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    shared = SharedArrays(name, lambda: ARRAYS, "the table")
+    shared = SharedArrays(name, lambda _: ARRAYS, "the table")
     assert np.array_equal(shared["a"], ARRAYS["a"])
     shared.close()
     assert files(name) == []
+
+
+def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def make(scratch: Path | None) -> dict[str, np.ndarray]:
+        assert scratch is not None
+        pile = Pile(np.dtype(np.int32), scratch / "a")
+        for part in np.split(ARRAYS["a"], 4):
+            pile.add(part)
+        return {"a": pile.gathered(np.array([500, 0]), np.array([500, 500]))}
+
+    # What a process that was killed while it read the table has left.
+    left = shared_arrays._folders()[-1] / f"{name}y.scratch"
+    left.mkdir()
+    (left / "a").write_bytes(b"1")
+    (shared_arrays._folders()[0] / f"{name}y.lock").touch()
+    shared = SharedArrays(name, make, "the table", on_disk=True)
+    assert np.array_equal(shared["a"], np.roll(ARRAYS["a"], 500))
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{name}.data"]
+    other = SharedArrays(name, never, "the table", on_disk=True)
+    shared.close()
+    other.close()
+    assert files(name) == []
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_pile_without_values(tmp_path: Path, on_disk: bool) -> None:
+    pile = Pile(np.dtype(np.int16), tmp_path / "a" if on_disk else None)
+    none = np.empty(0, np.int64)
+    for found in (pile.whole(), pile.gathered(none, none)):
+        assert found.dtype == np.int16
+        assert len(found) == 0
 
 
 def test_another_process_keeps_the_file(name: str) -> None:
@@ -120,13 +155,15 @@ def test_another_process_keeps_the_file(name: str) -> None:
 
 
 def test_an_error_is_raised_and_nothing_is_left(name: str) -> None:
-    def fails() -> dict[str, np.ndarray]:
+    def fails(scratch: Path | None) -> dict[str, np.ndarray]:
+        if scratch is not None:
+            (scratch / "half").write_bytes(b"1")
         raise ValueError("a bad table")
 
-    for _ in range(2):
+    for on_disk in (False, True, False):
         with pytest.raises(ValueError, match="a bad table"):
-            SharedArrays(name, fails, "the table")
-    SharedArrays(f"{name}x", lambda: ARRAYS, "another table").close()
+            SharedArrays(name, fails, "the table", on_disk=on_disk)
+    SharedArrays(f"{name}x", lambda _: ARRAYS, "another table").close()
     assert files(name) == []
 
 
@@ -152,7 +189,7 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
 
 def test_where_memory_is_full_the_folder_for_temporary_files_serves(name: str) -> None:
     with mock.patch.object(shared_arrays, "_SPARE", 1 << 60):
-        shared = SharedArrays(name, lambda: ARRAYS, "the table")
+        shared = SharedArrays(name, lambda _: ARRAYS, "the table")
     assert any(each.name == f"{name}.data" for each in shared_arrays._folders()[-1].iterdir())
     assert np.array_equal(shared["a"], ARRAYS["a"])
     shared.close()
