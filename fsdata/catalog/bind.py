@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.footers import Footer
+from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.file_list import Partitions
 from fsdata.catalog.roles import WantedField, is_list, objection, plain
 from fsdata.errors import SchemaError
 from fsdata.sources.expressions import expressions
@@ -50,42 +52,46 @@ class FileKind:
 
 
 def bind(
-    source: ParquetSource, wanted: Sequence[WantedField], footers: Sequence[Footer], label: str
-) -> tuple[list[FileKind], list[int]]:
-    """The kinds of files of a source, and which kind every file is of.
+    source: ParquetSource, wanted: Sequence[WantedField], catalog: Catalog, label: str
+) -> tuple[list[FileKind], np.ndarray]:
+    """The kinds of files of a source, and int32 [files], which kind every file is of.
 
     Raises:
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
     """
-    values = _partition_values(footers)
+    folders = catalog.files.folders
+    values = _partition_values([folder.partitions for folder in folders])
     read = _names_read(source, wanted)
+    texts = [schema.to_string(show_field_metadata=False, show_schema_metadata=False) for schema in catalog.schemas]
     kinds: list[FileKind] = []
-    kind_of: list[int] = []
     seen: dict[tuple, int] = {}
-    problems: dict[tuple[str, str], list[str]] = defaultdict(list)
     faults: list[list[tuple[str, str]]] = []
-    schema, text = footers[0].schema, ""
-    for footer, partitions in zip(footers, values, strict=True):
-        if not text or not footer.schema.equals(schema):
-            schema, text = footer.schema, _text(footer.schema)
-        twice = _in_both(footer, source)
-        key = text, tuple(sorted((name, value) for name, value in partitions.items() if name in read)), twice
+    # Files of one schema in one folder are of one kind.
+    places, first, place_of = np.unique(
+        catalog.schema_of.astype(np.int64) * len(folders) + catalog.files.folder, return_index=True, return_inverse=True
+    )
+    kind_of_place = np.empty(len(places), np.int32)
+    for place in np.argsort(first).tolist():
+        number, folder = divmod(int(places[place]), len(folders))
+        schema = catalog.schemas[number]
+        partitions = {name: value for name, value in values[folder].items() if name not in schema.names}
+        twice = _in_both(folders[folder].partitions, schema, source)
+        key = texts[number], tuple(sorted((name, value) for name, value in partitions.items() if name in read)), twice
         if key not in seen:
             seen[key] = len(kinds)
             bindings, fault = _bind_kind(source, wanted, schema, partitions, twice)
             kinds.append(FileKind(schema, partitions, tuple(bindings)))
             faults.append(fault)
-        kind_of.append(seen[key])
-        for problem in faults[kind_of[-1]]:
-            problems[problem].append(footer.file.name)
-    _compare_kinds(kinds, kind_of, footers, problems)
-    if problems:
-        raise SchemaError(_message(problems, label, footers, kinds[0]))
+        kind_of_place[place] = seen[key]
+    kind_of = kind_of_place[place_of]
+    found: list[tuple[int, tuple[str, str]]] = [(n, fault) for n, of in enumerate(faults) for fault in of]
+    found += _differences(kinds)
+    if found:
+        problems: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for kind, problem in found:
+            problems[problem].add(kind)
+        raise SchemaError(_message(problems, label, catalog, kind_of, kinds[0]))
     return kinds, kind_of
-
-
-def _text(schema: pa.Schema) -> str:
-    return schema.to_string(show_field_metadata=False, show_schema_metadata=False)
 
 
 def _names_read(source: ParquetSource, wanted: Sequence[WantedField]) -> set[str]:
@@ -95,21 +101,17 @@ def _names_read(source: ParquetSource, wanted: Sequence[WantedField]) -> set[str
     return columns.union(*(expression.columns for expression in expressions))
 
 
-def _partition_values(footers: Sequence[Footer]) -> list[dict[str, int | str | None]]:
+def _partition_values(folders: Sequence[Partitions]) -> list[dict[str, int | str | None]]:
     """A partition is a column of integers if all its values are, else of strings."""
     texts: dict[str, list[str]] = defaultdict(list)
-    for footer in footers:
-        for name, text in footer.file.partitions.items():
+    for partitions in folders:
+        for name, text in partitions.items():
             if text is not None:
                 texts[name].append(text)
     integer = {name for name, found in texts.items() if all(_is_int64(text) for text in found)}
     return [
-        {
-            name: int(text) if text is not None and name in integer else text
-            for name, text in footer.file.partitions.items()
-            if name not in footer.schema.names
-        }
-        for footer in footers
+        {name: int(text) if text is not None and name in integer else text for name, text in partitions.items()}
+        for partitions in folders
     ]
 
 
@@ -118,11 +120,11 @@ def _is_int64(text: str) -> bool:
     return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
 
 
-def _in_both(footer: Footer, source: ParquetSource) -> tuple[str, ...]:
+def _in_both(partitions: Partitions, schema: pa.Schema, source: ParquetSource) -> tuple[str, ...]:
     """Names that are a column of the file and a `key=value` folder, and that `columns` does not mention."""
     mentioned = {column for column in source.columns.values() if isinstance(column, str)}
     mentioned.update(name for expression in source.computed.values() for name in expression.columns)
-    return tuple(sorted(set(footer.file.partitions) & set(footer.schema.names) - mentioned))
+    return tuple(sorted(set(partitions) & set(schema.names) - mentioned))
 
 
 def _check_both(field: str, name: str, twice: Sequence[str]) -> None:
@@ -228,17 +230,11 @@ def expression_type(
     return expressions.output_type(expression, pa.schema(fields))
 
 
-def _compare_kinds(
-    kinds: Sequence[FileKind],
-    kind_of: Sequence[int],
-    footers: Sequence[Footer],
-    problems: dict[tuple[str, str], list[str]],
-) -> None:
-    """Note types that differ between files too much to be converted: a list in some files, times in two units."""
+def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]:
+    """(kind, (field, what is wrong)): types that differ between files too much to be converted: a list in some files,
+    times in two units."""
     first: dict[str, FieldBinding] = {}
-    files: dict[int, list[str]] = defaultdict(list)
-    for of, footer in zip(kind_of, footers, strict=True):
-        files[of].append(footer.file.name)
+    found = []
     for number, kind in enumerate(kinds):
         for binding in kind.bindings:
             if binding.type is None:
@@ -250,7 +246,8 @@ def _compare_kinds(
                 what = f"is {binding.type} in some files and {reference.type} in the first: units would be mixed"
             else:
                 continue
-            problems[binding.field.name, what] += files[number]
+            found.append((number, (binding.field.name, what)))
+    return found
 
 
 def _unit(arrow_type: pa.DataType | None) -> str:
@@ -262,15 +259,18 @@ def _unit(arrow_type: pa.DataType | None) -> str:
     return getattr(item, "unit", "") if pa.types.is_temporal(item) else ""
 
 
-def _message(problems: dict[tuple[str, str], list[str]], label: str, footers: Sequence[Footer], first: FileKind) -> str:
-    total = len(footers)
+def _message(
+    problems: dict[tuple[str, str], set[int]], label: str, catalog: Catalog, kind_of: np.ndarray, first: FileKind
+) -> str:
+    total = len(catalog)
     lines = [f"{label} cannot be read as this schema:"]
-    for (field, what), files in problems.items():
+    for (field, what), kinds in problems.items():
+        files = [catalog.files.name(file) for file in np.flatnonzero(np.isin(kind_of, list(kinds))).tolist()]
         where = "all files" if len(files) == total else f"{len(files)} of {total} files: {_names(files)}"
         lines.append(f"  {field}: {what} [{files[0] if total == 1 else where}]")
     columns = [*(f"{column.name}: {column.type}" for column in first.schema), *first.partitions]
     more = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
-    lines.append(f"  columns of {footers[0].file.name}: {', '.join(columns[:_COLUMNS_NAMED])}{more}")
+    lines.append(f"  columns of {catalog.files.name(0)}: {', '.join(columns[:_COLUMNS_NAMED])}{more}")
     return "\n".join(lines)
 
 

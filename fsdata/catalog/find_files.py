@@ -5,41 +5,23 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from fsdata.catalog.file_list import FileList
 from fsdata.catalog.walk import files_below, same_files
 from fsdata.errors import SchemaError
 
 SUFFIXES = (".parquet", ".parq")
-NO_PARTITION_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _NATIVE_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 _NAMED = 5
 _OPTIONS = re.compile(r"\?[a-z_]+=[^?&]*(&[a-z_]+=[^?&]*)*$")
-_PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class FileRef:
-    """One file of a source.
-
-    `name` is relative to the folder that all files of the source share; `partitions` are the texts of its `key=value`
-    folders, None for the null partition.
-    """
-
-    path: str
-    name: str
-    filesystem: pafs.FileSystem = field(repr=False)
-    local: bool = False
-    partitions: dict[str, str | None] = field(default_factory=dict)
-
-
-def discover(paths: Sequence[str], filesystem: Any) -> list[FileRef]:
+def discover(paths: Sequence[str], filesystem: Any) -> FileList:
     """The files that `paths` stand for, in order: paths as given, the files of one glob or folder by name.
 
     Raises:
@@ -51,11 +33,7 @@ def discover(paths: Sequence[str], filesystem: Any) -> list[FileRef]:
         system, path = _resolve(given, filesystem)
         found += [(system, file) for file in _expand(system, path, given)]
     _check_repeats(found)
-    base = _common_folder([path for _, path in found])
-    return [
-        FileRef(path, path[len(base) :], system, isinstance(system, pafs.LocalFileSystem), _partitions(path))
-        for system, path in found
-    ]
+    return FileList.of(found)
 
 
 def _check_repeats(found: list[tuple[pafs.FileSystem, str]]) -> None:
@@ -184,25 +162,3 @@ def _pattern(glob: str) -> re.Pattern[str]:
         else:
             text += translated.get(part, re.escape(part))
     return re.compile(text)
-
-
-def _common_folder(paths: list[str]) -> str:
-    folders = [path.rsplit("/", 1)[0].split("/") if "/" in path else [] for path in paths]
-    shared: list[str] = []
-    for level in zip(*folders, strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    if any(len(folder) == 0 for folder in folders) or not shared:
-        return ""
-    return "/".join(shared) + "/"
-
-
-def _partitions(path: str) -> dict[str, str | None]:
-    values: dict[str, str | None] = {}
-    for part in path.split("/")[:-1]:
-        match = _PARTITION.fullmatch(part)
-        if match:
-            text = unquote(match[2])
-            values[unquote(match[1])] = None if text == NO_PARTITION_VALUE else text
-    return values

@@ -3,21 +3,20 @@
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from fsdata.catalog.footers import Footer
+from fsdata.catalog.catalog import Catalog
 from fsdata.sources.source import ParquetSource
 
 
-def fingerprint(source: ParquetSource, footers: Iterable[Footer], side: Iterable[dict[str, str]]) -> dict[str, str]:
+def fingerprint(source: ParquetSource, catalog: Catalog, side: Iterable[dict[str, str]]) -> dict[str, str]:
     """Item -> short description; equal where the source is the same.
 
     Args:
         side: the fingerprints of the side tables, in the order of `source.join`.
     """
-    footers = list(footers)
-    rows = sum(footer.metadata.num_rows for footer in footers)
+    sizes = catalog.size.tolist()
     items = {
-        "files": f"{len(footers)} files, {rows} rows, names {_hash(footer.file.name for footer in footers)}",
-        "footers": _hash(f"{footer.size} {footer.digest}" for footer in footers),
+        "files": f"{len(catalog)} files, {int(catalog.rows.sum())} rows, names {_hash(catalog.files.names())}",
+        "footers": _hash(f"{size} {catalog.digest(file)}" for file, size in enumerate(sizes)),
         "arguments": _hash(_arguments(source)),
     }
     for number, table in enumerate(side):

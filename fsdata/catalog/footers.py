@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.find_files import FileRef
+from fsdata.catalog.file_list import FileRef
 from fsdata.catalog.retry import Retry
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
@@ -99,13 +99,19 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
         FileNotFoundError, PermissionError: naming the file.
         CorruptFileError: not Parquet, truncated, or a footer that cannot be parsed or contradicts itself.
     """
-    with open_file(file) as handle:
-        size = handle.size()
-        raw = footer_bytes(handle, size, file)
+    raw, size = raw_footer(file)
+    return Footer(file, size, digest(raw), *parsed(raw, size, file, schemas))
+
+
+def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.FileMetaData, pa.Schema, np.ndarray]:
+    """(what pyarrow makes of a footer, its schema, null counts); see `read_footer`. raw: with length and magic."""
+    numbers = checked(raw, size, file)
     try:
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + raw))
-        null_counts, said = _checked(raw, size, file, metadata)
-        key = said, (metadata.metadata or {}).get(b"ARROW:schema")
+        shape = metadata.num_row_groups, metadata.num_columns
+        if len(numbers.chunks) != shape[0] * shape[1]:
+            raise _contradiction(file, (kernel.COLUMNS, -1, -1, len(numbers.chunks), shape[0] * shape[1]))
+        key = numbers.described, (metadata.metadata or {}).get(b"ARROW:schema")
         schema = schemas.get(key)
         if schema is None:
             made = metadata.schema.to_arrow_schema().remove_metadata()
@@ -114,31 +120,51 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
-    return Footer(file, size, digest(raw), metadata, schema, null_counts)
+    return metadata, schema, numbers.chunks[:, kernel.NULLS].reshape(shape).copy()
 
 
-def _checked(raw: bytes, size: int, file: FileRef, metadata: pq.FileMetaData) -> tuple[np.ndarray, bytes]:
-    """Check every number of the footer that is relied on; return the null counts of all chunks and the bytes of the
-    schema."""
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What the bytes of a footer say.
+
+    Attributes:
+        chunks: int64 [row groups x leaf columns, 5], see `fsdata.kernels.footer`.
+        rows: int64 [row groups].
+        described: the bytes of the schema; by_key: those of the metadata by key.
+    """
+
+    chunks: np.ndarray
+    rows: np.ndarray
+    described: bytes
+    by_key: bytes
+
+
+def checked(raw: bytes, size: int, file: FileRef) -> Numbers:
+    """Check every number of the footer that is relied on.
+
+    Raises:
+        CorruptFileError: it contradicts itself, or the size of the file.
+    """
     report = np.zeros(5, np.int64)
     room = size - len(raw)
-    chunks, described = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
-    code, group, leaf, found, allowed = report.tolist()
-    shape = metadata.num_row_groups, metadata.num_columns
-    if code == kernel.OK and len(chunks) != shape[0] * shape[1]:
-        code, found, allowed = kernel.COLUMNS, len(chunks), shape[0] * shape[1]
-    if code != kernel.OK:
-        where = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
-        raise CorruptFileError(
-            f"{file.path}: the footer contradicts itself: {where}{_FAULTS[code].format(found=found, allowed=allowed)}. "
-            "Write the file again"
-        )
-    begin, end, unordered = described.tolist()
+    chunks, places, rows = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
+    if report[0] != kernel.OK:
+        raise _contradiction(file, report.tolist())
+    begin, end, unordered, first, last = places.tolist()
     if unordered and _overlap(chunks):
         raise CorruptFileError(
             f"{file.path}: the footer contradicts itself: column chunks overlap. Write the file again"
         )
-    return chunks[:, kernel.NULLS].reshape(shape).copy(), raw[begin:end]
+    return Numbers(chunks, rows, raw[begin:end], raw[first:last])
+
+
+def _contradiction(file: FileRef, report: Sequence[int]) -> CorruptFileError:
+    code, group, leaf, found, allowed = report
+    where = "" if group < 0 else f"row group {group}" + ("" if leaf < 0 else f", leaf column {leaf}") + ": "
+    return CorruptFileError(
+        f"{file.path}: the footer contradicts itself: {where}{_FAULTS[code].format(found=found, allowed=allowed)}. "
+        "Write the file again"
+    )
 
 
 def _overlap(chunks: np.ndarray) -> bool:
@@ -146,6 +172,13 @@ def _overlap(chunks: np.ndarray) -> bool:
     order = np.argsort(begin, kind="stable")
     order = order[chunks[order, kernel.VALUES] > 0]
     return bool((begin[order[1:]] < (begin + stored)[order[:-1]]).any())
+
+
+def raw_footer(file: FileRef) -> tuple[bytes, int]:
+    """(the footer with its length and magic, the size of the file)."""
+    with open_file(file) as handle:
+        size = handle.size()
+        return footer_bytes(handle, size, file), size
 
 
 def open_file(file: FileRef) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fsdata.catalog.find_files import FileRef
+from fsdata.catalog.file_list import FileRef
 from fsdata.errors import FreeScaleError
 
 Result = TypeVar("Result")

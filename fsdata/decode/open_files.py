@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from fsdata.catalog.footers import Footer, digest, footer_bytes, open_file
+from fsdata.catalog.file_list import FileRef
+from fsdata.catalog.footers import digest, footer_bytes, open_file, parsed
 from fsdata.errors import CorruptFileError
 
 
@@ -15,7 +16,7 @@ from fsdata.errors import CorruptFileError
 class OpenParquet:
     """One open file. `stamp`: its time of modification when it was opened, 0 if it is not local."""
 
-    footer: Footer
+    file: FileRef
     stamp: int
     parquet: pq.ParquetFile
     source: Any
@@ -27,8 +28,8 @@ class OpenParquet:
 class OpenFiles:
     """A pool of open files: a thread takes one, reads a row group, and gives it back, or closes it after an error.
 
-    A file is compared with its footer when it is opened, and a local one again whenever its time of modification
-    is another: a file that was replaced must not be decoded with the old footer. Thread-safe.
+    A file is compared with its identity when it is opened, and a local one again whenever its time of modification
+    is another: a file that was replaced must not be decoded with plans of the old one. Thread-safe.
 
     Args:
         keep: idle files kept open; with as many as there are decode threads no file is opened per row group.
@@ -40,28 +41,29 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, footer: Footer) -> OpenParquet:
-        """An open file that belongs to the caller until `give`.
+    def take(self, file: FileRef, size: int, identity: str) -> OpenParquet:
+        """An open file that belongs to the caller until `give`. size, identity: bytes and digest of the footer.
 
         Raises:
-            CorruptFileError: the file is not the one whose footer was read.
+            CorruptFileError: the file is not the one whose footer was read, or pyarrow cannot parse the footer.
         """
-        stamp = os.stat(footer.file.path).st_mtime_ns if footer.file.local else 0
+        stamp = os.stat(file.path).st_mtime_ns if file.local else 0
         with self._lock:
-            position = next((n for n in reversed(range(len(self._idle))) if self._idle[n].footer is footer), None)
+            position = next((n for n in reversed(range(len(self._idle))) if self._idle[n].file.path == file.path), None)
             if position is not None:
                 idle = self._idle.pop(position)
                 if idle.stamp == stamp:
                     return idle
                 idle.close()
-        source = open_file(footer.file)
+        source = open_file(file)
         try:
-            _compare(footer, source)
-            parquet = pq.ParquetFile(source, metadata=footer.metadata, page_checksum_verification=True)
+            raw = _compared(file, size, identity, source)
+            metadata = parsed(raw, size, file, {})[0]
+            parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         except BaseException:
             source.close()
             raise
-        return OpenParquet(footer, stamp, parquet, source)
+        return OpenParquet(file, stamp, parquet, source)
 
     def give(self, file: OpenParquet) -> None:
         """Keep the file for the next row group; the longest idle one is closed if there are too many."""
@@ -82,15 +84,18 @@ class OpenFiles:
             file.close()
 
 
-def _compare(footer: Footer, source: Any) -> None:
-    size = source.size()
-    if size != footer.size:
+def _compared(file: FileRef, size: int, identity: str, source: Any) -> bytes:
+    """The footer with its length and magic."""
+    now = source.size()
+    if now != size:
         raise CorruptFileError(
-            f"{footer.file.path}: replaced while in use: {size} bytes, {footer.size} when its footer was read. "
+            f"{file.path}: replaced while in use: {now} bytes, {size} when its footer was read. "
             "Start the job again, with files that nobody writes"
         )
-    if digest(footer_bytes(source, size, footer.file)) != footer.digest:
+    raw = footer_bytes(source, size, file)
+    if digest(raw) != identity:
         raise CorruptFileError(
-            f"{footer.file.path}: replaced while in use: its footer is not the one that was read at the start. "
+            f"{file.path}: replaced while in use: its footer is not the one that was read at the start. "
             "Start the job again, with files that nobody writes"
         )
+    return raw

@@ -70,7 +70,7 @@ class OpenSource:
         self.may_drop = _may_drop(source, schema) or any(
             side.source.policy(name) == "drop" for side in joined for name in side.fields
         )
-        self.fingerprint = fingerprint(source, self._files.footers, [side.fingerprint for side in joined])
+        self.fingerprint = fingerprint(source, self._files.catalog, [side.fingerprint for side in joined])
 
     def _open(
         self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None

@@ -3,13 +3,17 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import bind
+from fsdata.catalog.catalog import Catalog, read_catalog
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.find_files import discover
-from fsdata.catalog.footers import Footer, Skipped, read_footers
+from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retry, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.open_files import OpenFiles
@@ -32,6 +36,36 @@ class RowGroup:
     file: int
     index: int
     rows: int
+
+
+class RowGroups(Sequence[RowGroup]):
+    """The row groups of a source that have rows, in order; a `RowGroup` is made when somebody asks for one.
+
+    Attributes:
+        row_counts: int64 [groups].
+    """
+
+    def __init__(self, source: int, catalog: Catalog) -> None:
+        filled = np.flatnonzero(catalog.rows)
+        self._source = source
+        self._file = np.searchsorted(catalog.first, filled, side="right").astype(np.int32) - 1
+        self._index = (filled - catalog.first[self._file]).astype(np.int32)
+        self.row_counts = catalog.rows[filled]
+
+    def __len__(self) -> int:
+        return len(self.row_counts)
+
+    @overload
+    def __getitem__(self, index: int) -> RowGroup: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RowGroup]: ...
+
+    def __getitem__(self, index: int | slice) -> RowGroup | list[RowGroup]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        file, group, rows = (int(of[index]) for of in (self._file, self._index, self.row_counts))
+        return RowGroup(self._source, file, group, rows)
 
 
 class SourceFiles:
@@ -67,32 +101,21 @@ class SourceFiles:
         self._lock = threading.Lock()
         files = discover(source.path_list, source.filesystem)
         at_once = threads or usable_cores()
-        self.footers = self._usable(
-            read_footers(files, threads=at_once if files[0].local else max(at_once, _REMOTE_THREADS), retry=retry),
-            [file.name for file in files],
-        )
-        self.kinds, self._kind_of = bind(source, wanted, self.footers, label)
-        self.groups = tuple(
-            RowGroup(index, number, group, rows)
-            for number, footer in enumerate(self.footers)
-            for group, rows in enumerate(footer.row_groups)
-            if rows > 0
-        )
+        threads = at_once if files[0].local else max(at_once, _REMOTE_THREADS)
+        self.catalog, faults = read_catalog(files, threads=threads, retry=retry)
+        self._skip_files(faults, len(files))
+        self.kinds, self._kind_of = bind(source, wanted, self.catalog, label)
+        self.groups = RowGroups(index, self.catalog)
         self._pool = pool
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1)
 
-    def _usable(self, answers: list[Footer | CorruptFileError], names: list[str]) -> list[Footer]:
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, CorruptFileError):
-                if self.source.on_error == "raise":
-                    raise CorruptFileError(f"{self.label}: {answer}") from answer
-                self.skipped.append(Skipped(file=name, row_group=None, rows=0, reason=str(answer)))
-        usable = [answer for answer in answers if isinstance(answer, Footer)]
-        if not usable:
-            raise CorruptFileError(
-                f"{self.label}: none of its {len(names)} files is readable: {self.skipped[0].reason}"
-            )
-        return usable
+    def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
+        for name, error in faults:
+            if self.source.on_error == "raise":
+                raise CorruptFileError(f"{self.label}: {error}") from error
+            self.skipped.append(Skipped(file=name, row_group=None, rows=0, reason=str(error)))
+        if len(faults) == total:
+            raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")
 
     def plans(self, serves: Callable[[WantedField], bool], layout: Layout, *, filtered: bool) -> tuple[SlicePlan, ...]:
         """How the fields that `serves` chooses are decoded, one plan per kind of file."""
@@ -108,7 +131,7 @@ class SourceFiles:
         )
 
     def where(self, group: RowGroup) -> str:
-        return f"{self.label}, {self.footers[group.file].file.name}, row group {group.index}"
+        return f"{self.label}, {self.catalog.files.name(group.file)}, row group {group.index}"
 
     def decode(self, plans: Sequence[SlicePlan], group: RowGroup, start: int, stop: int) -> Slice | None:
         """Rows [start, stop) of a row group; None if it is damaged and skipped.
@@ -118,29 +141,30 @@ class SourceFiles:
             OSError: the file cannot be reached, whatever `on_error` says.
             DataError: see `decode`.
         """
-        footer = self.footers[group.file]
-        plan = plans[self._kind_of[group.file]]
-        wanted = RowRange(
-            group=group.index,
-            start=start,
-            stop=stop,
-            to_end=self.source.on_error == "skip",
-            wide=self._wide_columns(footer, plan.batches.read),
-            where=self.where(group),
-        )
+        catalog, number = self.catalog, group.file
+        file = catalog.files[number]
+        plan = plans[self._kind_of[number]]
 
         def attempt() -> Slice:
-            file = self._open_files.take(footer)
+            opened = self._open_files.take(file, int(catalog.size[number]), catalog.digest(number))
             try:
-                result = decode(file.parquet, wanted, plan, self._pool)
+                wanted = RowRange(
+                    group=group.index,
+                    start=start,
+                    stop=stop,
+                    to_end=self.source.on_error == "skip",
+                    wide=self._wide_columns(opened.parquet, number, plan.batches.read),
+                    where=self.where(group),
+                )
+                result = decode(opened.parquet, wanted, plan, self._pool)
             except BaseException:
-                file.close()
+                opened.close()
                 raise
-            self._open_files.give(file)
+            self._open_files.give(opened)
             return result
 
         try:
-            return self.retry.call(attempt, footer.file)
+            return self.retry.call(attempt, file)
         except DataError:
             raise
         except (pa.ArrowException, OSError) as error:
@@ -154,22 +178,20 @@ class SourceFiles:
                     f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
                     "on_error='skip' to leave such row groups out"
                 ) from error
-            self._skip(footer, group, reason)
+            self._skip(file.name, group, reason)
             return None
 
-    def _wide_columns(self, footer: Footer, read: tuple[str, ...]) -> tuple[int, ...]:
-        key = id(footer.schema), read
+    def _wide_columns(self, opened: pq.ParquetFile, file: int, read: tuple[str, ...]) -> tuple[int, ...]:
+        key = int(self.catalog.schema_of[file]), read
         if key not in self._wide:
-            self._wide[key] = wide_columns(footer.metadata, read)
+            self._wide[key] = wide_columns(opened.metadata, read)
         return self._wide[key]
 
-    def _skip(self, footer: Footer, group: RowGroup, reason: str) -> None:
+    def _skip(self, name: str, group: RowGroup, reason: str) -> None:
         with self._lock:
-            if (footer.file.name, group.index) not in self._seen:
-                self._seen.add((footer.file.name, group.index))
-                self.skipped.append(
-                    Skipped(file=footer.file.name, row_group=group.index, rows=group.rows, reason=reason)
-                )
+            if (name, group.index) not in self._seen:
+                self._seen.add((name, group.index))
+                self.skipped.append(Skipped(file=name, row_group=group.index, rows=group.rows, reason=reason))
 
     @property
     def time_unit(self) -> str | None:

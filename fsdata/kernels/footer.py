@@ -323,8 +323,9 @@ def _check_chunks(leaves, chunks, rows, room, report):
 
 @njit(nogil=True, cache=True)
 def read_chunks(raw, room, report):
-    """Chunks of all row groups, int64 [G * L, 5], as far as nothing is wrong; and int64 [3]: the first byte of the
-    schema, the first one after it, and whether a chunk begins before the end of the one before it.
+    """Chunks of all row groups, int64 [G * L, 5], as far as nothing is wrong; and int64 [5]: the first byte of the
+    schema, the first one after it, whether a chunk begins before the end of the one before it, and the first byte of
+    the metadata by key and the first one after it; and the rows of each row group, int64 [G].
 
     Args:
         raw: uint8, the footer without its length and magic.
@@ -333,7 +334,7 @@ def read_chunks(raw, room, report):
     """
     leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, 5), np.int64)
     inside = np.empty((_DEPTH, 2), np.int64)
-    described = np.zeros(3, np.int64)
+    described, of_group = np.zeros(5, np.int64), np.zeros(0, np.int64)
     end = np.int64(0)
     before, at, claimed, total, number = 0, 0, np.int64(0), np.int64(0), 0
     report[1] = report[2] = -1
@@ -352,7 +353,8 @@ def read_chunks(raw, room, report):
             groups = min(groups, len(raw))
             if groups and (len(leaves) == 0 or groups * len(leaves) > len(raw)):
                 _fault(report, NO_SCHEMA, -1, 0, 0)
-                return chunks, described
+                return chunks, described, of_group
+            of_group = np.zeros(groups, np.int64)
             chunks = np.zeros((groups * len(leaves), 5), np.int64)
             chunks[:, NULLS] = -1
             for number in range(groups):
@@ -363,12 +365,17 @@ def read_chunks(raw, room, report):
                     if part[leaf, VALUES] > 0:
                         described[2] |= part[leaf, BEGIN] < end
                         end = part[leaf, BEGIN] + max(part[leaf, STORED], 0)
+                of_group[number] = rows
                 total += rows
                 if report[0] != OK:
                     report[1] = number
-                    return chunks, described
+                    return chunks, described, of_group
+        elif before == 5 and kind == _LIST:
+            described[3] = at
+            at = _after(raw, at, kind, inside)
+            described[4] = min(at, len(raw))
         else:
             at = _after(raw, at, kind, inside)
     if claimed != total:
         _fault(report, FILE_ROWS, -1, claimed, total)
-    return chunks, described
+    return chunks, described, of_group

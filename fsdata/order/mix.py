@@ -5,23 +5,17 @@ key (a row's place in its source divided by the source's weight; or its time), t
 its own order. A merged unit is a contiguous range of every source, so the merge itself can wait until the unit is
 decoded, and planning needs no more than the keys at a few cuts.
 
-Letters: S sources, C candidate cuts.
+Sources are given by the rows of their row groups, int64 [groups] each. Units are kept in arrays, as there may be
+millions. Letters: S sources, C candidate cuts, U units, R ranges of all of them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import astuple, dataclass
+from typing import Literal, overload
 
 import numpy as np
 
 Mix = Literal["sequential", "weighted", "time"]
-
-
-class HasRows(Protocol):
-    """A row group: what the planning needs to know of it."""
-
-    @property
-    def rows(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +44,57 @@ class Unit:
         return sum(row_range.rows for row_range in self.ranges)
 
 
+class Units(Sequence[Unit]):
+    """Units in arrays; a `Unit` is made when somebody asks for one.
+
+    Attributes:
+        row_counts: int64 [U].
+    """
+
+    def __init__(self, ranges: np.ndarray, ends: np.ndarray) -> None:
+        """ranges: int64 [5, R], the attributes of `RowRange`; ends: int64 [U], the ranges of each unit end there."""
+        self._source = ranges[0].astype(np.int32)
+        self._group = ranges[1].astype(np.int32)
+        self._start, self._stop, self._first = ranges[2:]
+        self._ends = ends
+        rows = np.concatenate([[0], np.cumsum(self._stop - self._start)])
+        self.row_counts = np.diff(rows[np.concatenate([[0], ends])])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Unit: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Unit]: ...
+
+    def __getitem__(self, index: int | slice) -> Unit | list[Unit]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        here = slice(self._ends[number - 1] if number else 0, self._ends[number])
+        columns = (of[here].tolist() for of in (self._source, self._group, self._start, self._stop, self._first))
+        return Unit(tuple(RowRange(*of) for of in zip(*columns, strict=True)))
+
+
 Keys = Callable[[int, int], np.ndarray]
 """(source, group) -> the sort keys of the group's rows, in row order."""
 
 
-def sequential_units(sources: Sequence[Sequence[HasRows]]) -> list[Unit]:
+def sequential_units(sources: Sequence[np.ndarray]) -> Units:
     """One unit per row group, source after source."""
-    units = []
-    for source, groups in enumerate(sources):
-        first = 0
-        for index, group in enumerate(groups):
-            units.append(Unit((RowRange(source, index, 0, group.rows, first),)))
-            first += group.rows
-    return units
+    columns = [np.empty((5, 0), np.int64)]
+    for source, rows in enumerate(sources):
+        zeros = np.zeros_like(rows)
+        columns.append(np.stack([zeros + source, np.arange(len(rows)), zeros, rows, _starts(rows)[:-1]]))
+    ranges = np.concatenate(columns, axis=1)
+    return Units(ranges, np.arange(1, ranges.shape[1] + 1))
 
 
-def weighted_keys(sources: Sequence[Sequence[HasRows]], weights: Sequence[float]) -> Keys:
+def weighted_keys(sources: Sequence[np.ndarray], weights: Sequence[float]) -> Keys:
     """Keys under which source s has a share of weight_s in every stretch, until it is exhausted."""
-    starts = [_starts(groups) for groups in sources]
+    starts = [_starts(rows) for rows in sources]
 
     def keys(source: int, group: int) -> np.ndarray:
         rows = np.arange(starts[source][group], starts[source][group + 1])
@@ -76,21 +103,24 @@ def weighted_keys(sources: Sequence[Sequence[HasRows]], weights: Sequence[float]
     return keys
 
 
-def merged_units(sources: Sequence[Sequence[HasRows]], keys: Keys) -> list[Unit]:
+def merged_units(sources: Sequence[np.ndarray], keys: Keys) -> Units:
     """Units of one row group per source or a little more, whose order is the merge of all sources by `keys`.
 
     Calls `keys` twice for every row group, one row group at a time.
     """
     cuts = _cuts(sources, keys)
-    size = sum(max((group.rows for group in groups), default=0) for groups in sources)
-    starts = [_starts(groups) for groups in sources]
-    units = []
+    size = sum(int(rows.max(initial=0)) for rows in sources)
+    starts = [_starts(rows) for rows in sources]
+    ranges: list[RowRange] = []
+    ends = []
     begin = np.zeros(len(sources), np.int64)
     for cut in cuts:
         if (cut - begin).sum() >= size or cut is cuts[-1]:
-            units.append(Unit(tuple(_ranges(starts, begin, cut))))
+            ranges += _ranges(starts, begin, cut)
+            ends.append(len(ranges))
             begin = cut
-    return [unit for unit in units if unit.rows]
+    columns = np.array([astuple(each) for each in ranges], np.int64).reshape(-1, 5).T
+    return Units(columns, np.unique([end for end in ends if end]).astype(np.int64))
 
 
 def merge_order(unit: Unit, keys: Sequence[np.ndarray]) -> np.ndarray:
@@ -106,9 +136,9 @@ def merge_order(unit: Unit, keys: Sequence[np.ndarray]) -> np.ndarray:
     return np.argsort(np.concatenate(running), kind="stable")
 
 
-def _cuts(sources: Sequence[Sequence[HasRows]], keys: Keys) -> list[np.ndarray]:
+def _cuts(sources: Sequence[np.ndarray], keys: Keys) -> list[np.ndarray]:
     """int64 [S] each, increasing: rows of every source that come before the end of some row group."""
-    ends = [_running_ends(keys, source, len(groups)) for source, groups in enumerate(sources)]
+    ends = [_running_ends(keys, source, len(rows)) for source, rows in enumerate(sources)]
     at = [(key, source, group) for source, of in enumerate(ends) for group, key in enumerate(of)]
     at.sort()
     if not at:
@@ -117,9 +147,9 @@ def _cuts(sources: Sequence[Sequence[HasRows]], keys: Keys) -> list[np.ndarray]:
     cut_source = np.array([source for _, source, _ in at])
     cut_group = np.array([group for _, _, group in at])
     counts = np.zeros((len(at), len(sources)), np.int64)
-    for source, groups in enumerate(sources):
+    for source, rows in enumerate(sources):
         floor = None
-        for group in range(len(groups)):
+        for group in range(len(rows)):
             of = keys(source, group)
             of = np.maximum.accumulate(of if floor is None else np.maximum(of, floor))
             floor = of[-1]
@@ -130,13 +160,13 @@ def _cuts(sources: Sequence[Sequence[HasRows]], keys: Keys) -> list[np.ndarray]:
             )
             counts[inside.stop :, source] += len(of)
         own = cut_source == source
-        counts[own, source] = _starts(groups)[cut_group[own] + 1]
+        counts[own, source] = _starts(rows)[cut_group[own] + 1]
     return list(counts)
 
 
-def _starts(groups: Sequence[HasRows]) -> np.ndarray:
+def _starts(rows: np.ndarray) -> np.ndarray:
     """int64 [groups + 1]: the source's row number at which each group starts, and its end."""
-    return np.cumsum([0, *(group.rows for group in groups)])
+    return np.concatenate([[0], np.cumsum(rows)])
 
 
 def _running_ends(keys: Keys, source: int, groups: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from fsdata.decode.row_layout import layout_of
 from fsdata.decode.row_table import RowTable
 from fsdata.errors import SchemaError
 from fsdata.order.deal import epoch_streams, window_order
-from fsdata.order.mix import Keys, Mix, Unit, merged_units, sequential_units, weighted_keys
+from fsdata.order.mix import Keys, Mix, Units, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, Window
 from fsdata.schema import Schema
@@ -47,9 +47,9 @@ class Dataset:
         self._shuffle_window = shuffle_window
         self._seed = seed
         units, keys = _units(sources, schema, mix)
-        self._unit_rows = [unit.rows for unit in units]
+        self._unit_rows = units.row_counts
         self._read = piece_reader(sources, self.layout, units, keys)
-        self.rows = sum(self._unit_rows)
+        self.rows = int(self._unit_rows.sum())
         self.may_drop = any(source.may_drop for source in sources)
         self.fingerprint = {
             "schema": repr(schema),
@@ -128,8 +128,8 @@ def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str
     return frozenset(name for name, (is_list, _) in form.items() if is_list)
 
 
-def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[list[Unit], Keys | None]:
-    groups = [source.groups for source in sources]
+def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[Units, Keys | None]:
+    groups = [source.groups.row_counts for source in sources]
     if mix == "sequential" or len(sources) == 1:
         return sequential_units(groups), None
     if mix == "weighted":
@@ -147,7 +147,7 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[lis
             )
 
         def keys(source: int, group: int) -> Any:
-            return sources[source].read_times(groups[source][group])
+            return sources[source].read_times(sources[source].groups[group])
 
     return merged_units(groups, keys), keys
 
@@ -155,5 +155,5 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[lis
 def _weights(sources: Sequence[OpenSource]) -> list[float]:
     """The given weights, 1 where one is missing; with none given the row counts, so that all sources end together."""
     if all(source.weight is None for source in sources):
-        return [float(max(sum(group.rows for group in source.groups), 1)) for source in sources]
+        return [float(max(int(source.groups.row_counts.sum()), 1)) for source in sources]
     return [1.0 if source.weight is None else source.weight for source in sources]

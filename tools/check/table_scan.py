@@ -14,6 +14,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import read_files
 from freescale_tools.scan.reading import reading_source
 from fsdata.catalog.bind import FieldBinding, FileKind, bind, partition_column
+from fsdata.catalog.catalog import catalog_of
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.roles import WantedField
 from fsdata.errors import CorruptFileError, DataError, SchemaError
@@ -100,7 +101,7 @@ class Table:
     def _bind(self) -> list[FileKind | None]:
         """For every file, the fields that can be read from it; None if its rows cannot be read."""
         try:
-            kinds, kind_of = bind(self.source, self._wanted, self.footers, self.label)
+            kinds, kind_of = bind(self.source, self._wanted, catalog_of(self.footers), self.label)
         except SchemaError as error:
             self.findings += mismatches(error, self.label)
             known: dict[tuple[str, tuple], FileKind | None] = {}
@@ -116,12 +117,12 @@ class Table:
     def _bind_what_fits(self, footer: Footer) -> FileKind | None:
         bindings: list[FieldBinding] = []
         try:
-            (kind,), _ = bind(self.source, [], [footer], self.label)
+            (kind,), _ = bind(self.source, [], catalog_of([footer]), self.label)
         except SchemaError:  # the filter does not fit, so it is unknown which rows count
             return None
         for field in self._wanted:
             try:
-                bindings += bind(self.source, [field], [footer], self.label)[0][0].bindings
+                bindings += bind(self.source, [field], catalog_of([footer]), self.label)[0][0].bindings
             except SchemaError:
                 continue
         return replace(kind, bindings=tuple(bindings))

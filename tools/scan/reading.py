@@ -76,7 +76,7 @@ def reading_source(footer: Footer) -> Iterator[Reading]:
 
     Raises CorruptFileError if the file has changed since its footer was read.
     """
-    handle = OpenFiles(keep=1).take(footer)
+    handle = OpenFiles(keep=1).take(footer.file, footer.size, footer.digest)
     try:
         yield Reading(handle.parquet, footer.file.path)
     finally:

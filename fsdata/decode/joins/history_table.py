@@ -98,7 +98,7 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
     wanted = _wanted(join, schema, label)
     files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry)
     try:
-        identity = fingerprint(join.source, files.footers, ())
+        identity = fingerprint(join.source, files.catalog, ())
         contents = (_VERSION, identity, join.form, repr(schema), _versions(files))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
         reading = _Reading(files, join, wanted)
@@ -152,8 +152,7 @@ def item_types(files: SourceFiles, name: str, role: str) -> set[pa.DataType | No
 def _versions(files: SourceFiles) -> list[tuple[object, ...]]:
     """What tells files apart whose footers are equal: footers without statistics say nothing of the values."""
     found: list[tuple[object, ...]] = []
-    for footer in files.footers:
-        file = footer.file
+    for file in files.catalog.files:
         (info,) = file.filesystem.get_file_info([file.path])
         inode = os.stat(file.path).st_ino if file.local else None
         found.append((file.filesystem.type_name, file.path, info.size, info.mtime_ns, inode))

@@ -103,7 +103,7 @@ def _sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: 
         table=concat(tables).take(order) if tables else empty(layout.itemsize),
         dense=np.concatenate(dense)[order],
         defaults=defaults,
-        fingerprint=fingerprint(join.source, files.footers, ()),
+        fingerprint=fingerprint(join.source, files.catalog, ()),
     )
 
 

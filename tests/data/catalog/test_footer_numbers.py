@@ -103,7 +103,8 @@ def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
     footer = footer_of(raw)
     size = len(thrift.write_struct(footer))
     report = np.zeros(5, np.int64)
-    found, described = kernel.read_chunks(np.frombuffer(raw, np.uint8)[-8 - size : -8], len(raw) - size - 8, report)
+    body = np.frombuffer(raw, np.uint8)[-8 - size : -8]
+    found, described, rows = kernel.read_chunks(body, len(raw) - size - 8, report)
     chunks = [one[3] for group in footer[4].values for one in group[1].values]
     expected = [
         [min(one[9], one.get(11) or one[9]), one[7], one.get(12, {}).get(3, -1), one[6], one[5]] for one in chunks
@@ -111,7 +112,11 @@ def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
     assert report[0] == kernel.OK
     assert found.tolist() == expected
     inside = raw[-8 - size :]
-    begin, end, unordered = described.tolist()
+    assert rows.tolist() == [group[3] for group in footer[4].values]
+    begin, end, unordered, first, last = described.tolist()
+    by_key = b"".join(thrift.write_struct(pair) for pair in footer[5].values) if footer.get(5) else b""
+    assert raw[-8 - size :][first:last].endswith(by_key)
+    assert bool(by_key) == (b"ARROW:schema" in raw[-8 - size :][first:last])
     assert not unordered
     elements = b"".join(thrift.write_struct(element) for element in footer[2].values)
     assert inside[begin:end].endswith(elements)

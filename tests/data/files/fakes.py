@@ -17,6 +17,12 @@ LAYOUT = layout_of(SCHEMA)
 Group = namedtuple("Group", "source index rows")
 
 
+class Groups(list):
+    @property
+    def row_counts(self):
+        return np.array([group.rows for group in self], np.int64)
+
+
 def table_of(numbers: np.ndarray) -> RowTable:
     """Row n has `row` n and a history of n % 5 items, each n."""
     numbers = np.ascontiguousarray(numbers, np.int64)
@@ -51,7 +57,7 @@ class FakeSource:
 
     @property
     def groups(self):
-        return [Group(self.index, i, size) for i, size in enumerate(self.sizes)]
+        return Groups(Group(self.index, i, size) for i, size in enumerate(self.sizes))
 
     @property
     def may_drop(self) -> bool:

@@ -1,7 +1,5 @@
 """Merging sources row by row: the units' order is the k-way merge, whatever the row groups look like."""
 
-from collections import namedtuple
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +7,11 @@ from hypothesis import strategies as st
 
 from fsdata.order.mix import merge_order, merged_units, sequential_units, weighted_keys
 
-Group = namedtuple("Group", "rows")
 sorted_source = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=6), min_size=0, max_size=5)
+
+
+def sizes(rows):
+    return np.array(list(rows), np.int64)
 
 
 def merged(units, keys):
@@ -42,7 +43,7 @@ def test_time_mix_is_the_k_way_merge(sources):
     def keys(source, group):
         return np.array(times[source][starts[source][group] : starts[source][group + 1]])
 
-    units = merged_units([[Group(len(group)) for group in source] for source in sources], keys)
+    units = merged_units([sizes(map(len, source)) for source in sources], keys)
     assert merged(units, keys) == k_way(times)
 
 
@@ -52,7 +53,7 @@ def test_unsorted_sources_lose_nothing_and_keep_their_own_order(sources):
     def keys(source, group):
         return np.array(sources[source][group])
 
-    units = merged_units([[Group(len(group)) for group in source] for source in sources], keys)
+    units = merged_units([sizes(map(len, source)) for source in sources], keys)
     rows = merged(units, keys)
     for source, groups in enumerate(sources):
         assert [row for of, row in rows if of == source] == list(range(sum(map(len, groups))))
@@ -61,7 +62,7 @@ def test_unsorted_sources_lose_nothing_and_keep_their_own_order(sources):
 @given(st.lists(st.lists(st.integers(1, 30), max_size=5), min_size=1, max_size=3), st.data())
 @settings(max_examples=100, deadline=None)
 def test_units_are_bounded(sources, data):
-    groups = [[Group(rows) for rows in source] for source in sources]
+    groups = [sizes(source) for source in sources]
     weights = [data.draw(st.sampled_from([0.5, 1, 3])) for _ in sources]
     units = merged_units(groups, weighted_keys(groups, weights))
     largest = sum(max(source, default=0) for source in sources)
@@ -70,7 +71,7 @@ def test_units_are_bounded(sources, data):
 
 
 def test_weighted_mix_holds_its_shares_in_every_stretch():
-    groups = [[Group(100)] * 3, [Group(50)] * 2]
+    groups = [sizes([100] * 3), sizes([50] * 2)]
     keys = weighted_keys(groups, [3.0, 1.0])
     rows = [source for source, _ in merged(merged_units(groups, keys), keys)]
     for start in range(0, 380, 20):
@@ -78,9 +79,11 @@ def test_weighted_mix_holds_its_shares_in_every_stretch():
 
 
 def test_sequential_units_are_the_row_groups():
-    units = sequential_units([[Group(4), Group(2)], [Group(3)]])
+    units = sequential_units([sizes([4, 2]), sizes([]), sizes([3])])
     assert [(unit.ranges[0].source, unit.ranges[0].group, unit.rows, unit.ranges[0].first) for unit in units] == [
         (0, 0, 4, 0),
         (0, 1, 2, 4),
-        (1, 0, 3, 0),
+        (2, 0, 3, 0),
     ]
+    assert units.row_counts.tolist() == [unit.rows for unit in units] == [4, 2, 3]
+    assert units[-1] == units[2]

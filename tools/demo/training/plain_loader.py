@@ -58,9 +58,11 @@ class Rows(IterableDataset):
     def __init__(self, data: DemoData, *, rank: int, world_size: int) -> None:
         self.data = data
         self.tables = [_row_groups(table) for table in data.tables]
-        self.units = merged_units(self.tables, self._times) if data.time else sequential_units(self.tables)
-        rows = [unit.rows for unit in self.units]
-        streams = epoch_streams(rows, world_size=world_size, shuffle=False, shuffle_window=1, seed=0, epoch=0)
+        sizes = [np.array([group.rows for group in groups], np.int64) for groups in self.tables]
+        self.units = merged_units(sizes, self._times) if data.time else sequential_units(sizes)
+        streams = epoch_streams(
+            self.units.row_counts, world_size=world_size, shuffle=False, shuffle_window=1, seed=0, epoch=0
+        )
         self.pieces = [piece for window in streams[rank] for piece in window.pieces]
 
     def __iter__(self) -> Iterator[Row]:
