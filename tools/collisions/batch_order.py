@@ -11,6 +11,7 @@ import numpy as np
 
 from fsdata.order.deal import deal, permutation
 
+ORDERS = ("file", "shuffled", "time")
 _STREAK = 4  # consecutive pairs; they need one batch more than that
 _LONGEST = 64  # pairs of a streak if all pairs are counted
 
@@ -39,6 +40,30 @@ class Streak:
     run: int
     first: int
     batches: int
+
+
+class Orders:
+    """Batches of the same rows in different orders. Each order is made once.
+
+    units: rows of every row group, by run; time: int64[N]; known: bool[N], as of `by_time`.
+    """
+
+    def __init__(self, units: Sequence[Sequence[int]], time: np.ndarray, known: np.ndarray, *, seed: int) -> None:
+        self._units = units
+        self._time, self._known = time, known
+        self._seed = seed
+        self._ordered: dict[str, list[np.ndarray]] = {}
+
+    def batches(self, order: str, *, ranks: int, batch_size: int) -> Batches:
+        """The batches of one of `ORDERS`."""
+        if order == "file":
+            return in_file_order(self._units, ranks=ranks, batch_size=batch_size)
+        if order not in self._ordered:
+            runs = [sum(run) for run in self._units]
+            self._ordered[order] = (
+                shuffled(sum(runs), self._seed) if order == "shuffled" else by_time(self._time, self._known, runs)
+            )
+        return sliced(self._ordered[order], ranks * batch_size)
 
 
 def in_file_order(units: Sequence[Sequence[int]], *, ranks: int, batch_size: int) -> Batches:

@@ -1,5 +1,6 @@
 """The command `freescale collisions`: reads its options, runs it, and shows the result."""
 
+import contextlib
 import enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ import typer
 from freescale_tools.collisions.tables import show
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import created
+from freescale_tools.console.options import EventTime, Histories, On, StoredHistories, stored_histories
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.report.write import tell_skipped, write_report
 
@@ -34,6 +36,9 @@ def collisions(
         str | None,
         typer.Option(help="The column with the time of a row, for --order time. Of a list, the last element counts."),
     ] = None,
+    histories: Histories = None,
+    on: On = None,
+    event_time: EventTime = None,
     order: Annotated[
         list[OrderName] | None,
         typer.Option(
@@ -53,6 +58,8 @@ def collisions(
     A shared row cannot be prefetched; FreeScale hides the exchange of all other rows. Reads the id column, or
     as much of it as fits into memory. Damaged files and row groups are left out and named. The exit status is
     then 1.
+
+    With --histories, every row is a request that sees the ids of its key before its time.
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.collisions.page import collisions_page
@@ -72,22 +79,27 @@ def collisions(
             "seed": seed,
             "pairs": pairs,
         }
-        document = _counted(terminal, paths, ids, settings)
+        stored = stored_histories(histories, on=on, event_time=event_time, time=time)
+        document = _counted(terminal, paths, ids, settings, stored)
         write_report(document, collisions_page(document), out, "collisions")
         show(terminal, document["collisions"])
         terminal.say(f"written to {out / 'collisions.html'} and {out / 'collisions.json'}")
         terminal.result(document)
 
 
-def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _counted(
+    terminal: Terminal, paths: list[str], ids: str, settings: dict[str, Any], stored: StoredHistories | None
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     from freescale_tools.collisions.estimate import estimate
     from freescale_tools.scan.files import open_files
+    from freescale_tools.scan.histories import open_requests
 
     files = open_files(paths)
-    with terminal.progress("reading ids", rows=files.rows) as progress:
-        found = estimate(files, ids, progress=progress, **settings)
+    histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, [ids], paths=paths)
+    with histories as requests, terminal.progress("reading ids", rows=files.rows) as progress:
+        found = estimate(files, ids, progress=progress, requests=requests, **settings)
     found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
     tell_skipped(terminal, found["skipped"])
     return {
@@ -95,5 +107,6 @@ def _counted(terminal: Terminal, paths: list[str], ids: str, settings: dict[str,
         "kind": "collisions",
         "created": created(),
         "paths": paths,
+        "histories": None if stored is None else asdict(stored),
         "collisions": found,
     }

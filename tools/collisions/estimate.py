@@ -13,22 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from freescale_tools.collisions.batch_order import Batches, by_time, in_file_order, shuffled, sliced, streaks
+from freescale_tools.collisions.batch_order import ORDERS, Batches, Orders, streaks
 from freescale_tools.collisions.ids_in_memory import MOST_IDS, Held, hold
+from freescale_tools.collisions.ids_stored_once import hold_stored_once
 from freescale_tools.collisions.kernels import MARKS, leave_mark, tally, tally_ranks
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.histories import Requests
 from fsdata.catalog.cores import usable_cores
 
-ORDERS = ("file", "shuffled", "time")
 _LENGTHS = (50, 100, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 _MOST_LENGTHS = 6
 _STATE_BYTES = 256 << 20  # of all threads together
 # Work of a point, in ids: a share of the ids in memory, but at least `_WORK_IDS`. The larger share is for the
 # points that the bytes and the orders come from.
 _WORK_SHARE, _DEFAULT_SHARE, _WORK_IDS = 1 / 8, 1 / 2, 1 << 20
+_MOST_WORK_IDS = 4 * MOST_IDS  # of which the shares are taken
 _ID_BYTES, _FLOAT_BYTES = 8, 4
 
 
@@ -60,6 +62,7 @@ def estimate(
     pairs: int = 16,
     most_ids: int = MOST_IDS,
     progress: Progress | None = None,
+    requests: Requests | None = None,
 ) -> dict[str, Any]:
     """The document: shares at the default and along each axis, and bytes per rank and step.
 
@@ -71,6 +74,7 @@ def estimate(
         time: the column for the order `time`. Of a list, the last element counts.
         pairs: most consecutive pairs per point. Large batches get fewer, at least one.
         most_ids: about how many ids memory holds.
+        requests: the files, if their histories are stored once. The column is then a list of the histories.
 
     Points that need more rows than memory holds are left out and listed. Raises UsageError if a number or an
     order is invalid, if the column holds no integers, or if two batches need more rows than there are;
@@ -78,10 +82,13 @@ def estimate(
     """
     _check(batch_size=batch_size, ranks=ranks, max_length=max_length, dim=dim, pairs=pairs)
     _check_orders(orders, time)
-    held = hold(
-        files, column, time=time if "time" in orders else None, max_length=max_length, ranks=ranks,
-        batch_size=batch_size, most_ids=most_ids, progress=progress,
-    )  # fmt: skip
+    size: dict[str, Any] = {
+        "max_length": max_length, "ranks": ranks, "batch_size": batch_size, "most_ids": most_ids, "progress": progress
+    }  # fmt: skip
+    if requests is None:
+        held = hold(files, column, time=time if "time" in orders else None, **size)
+    else:
+        held = hold_stored_once(requests, column, **size)
     # Without a limit, the longest history serves as the limit: plots need a number.
     default = Spot(order=orders[0], batch_size=batch_size, ranks=ranks, max_length=max_length or max(held.longest, 1))
     counting = _Counting(held, pairs=pairs, seed=seed)
@@ -114,21 +121,10 @@ class _Counting:
     def __init__(self, held: Held, *, pairs: int, seed: int) -> None:
         self._held = held
         self._pairs = pairs
-        self._seed = seed
-        self._ordered: dict[str, list[np.ndarray]] = {}
+        self._orders = Orders(held.units, held.time, held.known, seed=seed)
 
     def batches(self, spot: Spot) -> Batches:
-        held = self._held
-        if spot.order == "file":
-            return in_file_order(held.units, ranks=spot.ranks, batch_size=spot.batch_size)
-        if spot.order not in self._ordered:
-            runs = [sum(run) for run in held.units]
-            self._ordered[spot.order] = (
-                shuffled(held.rows_read, self._seed)
-                if spot.order == "shuffled"
-                else by_time(held.time, held.known, runs)
-            )
-        return sliced(self._ordered[spot.order], spot.rows)
+        return self._orders.batches(spot.order, ranks=spot.ranks, batch_size=spot.batch_size)
 
     def all(self, spots: Iterable[Spot], *, default: Spot) -> dict[Spot, np.ndarray]:
         """int64 [pairs, 6]: counts of all spots with a pair of batches; at `default` also by rank."""
@@ -168,8 +164,12 @@ class _Counting:
         return np.array(found)
 
     def _affordable(self, batches: Batches, share: float) -> int:
-        """How many pairs to count: as many as wanted, within the work of this share of the ids in memory."""
-        share = max(share, _WORK_IDS / max(int(self._held.lengths.sum()), 1))
+        """How many pairs to count: as many as wanted, within the work of this share of the ids in memory.
+
+        Rows that overlap in memory have more ids than it holds.
+        """
+        ids = max(int(self._held.lengths.sum()), 1)
+        share = max(share * min(_MOST_WORK_IDS / ids, 1.0), _WORK_IDS / ids)
         return int(min(max(sum(batches.steps) * share, 1), self._pairs))
 
 

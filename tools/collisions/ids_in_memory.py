@@ -25,7 +25,7 @@ from fsdata.errors import DataError
 
 MOST_IDS = 80 << 20
 _ENOUGH_IDS = 32 << 20  # more ids are read only if the batches need them
-_BATCHES = 4  # global batches of the default size that should be in memory
+BATCHES = 4  # global batches of the default size that should be in memory
 _ROW_IDS = 4  # memory for the start and length of a row, counted in ids
 _MOST_RUNS = 8
 _DIRECT = 1 << 28  # ids below this are counted without renumbering, in one byte each per thread
@@ -47,7 +47,7 @@ class Held:
     """Rows in memory, N of them, in file order.
 
     Attributes:
-        ids: uint32, below `distinct`; row n is ids[starts[n] : starts[n] + lengths[n]].
+        ids: uint32, below `distinct`; row n is ids[starts[n] : starts[n] + lengths[n]]. Rows may overlap.
         starts, lengths: int64 [N].
         distinct: all ids are below this number.
         units: rows of every row group, by run of consecutive row groups.
@@ -101,7 +101,7 @@ def hold(
     )
     units = _whole_units(files, bound, wanted, max_length)
     low, span = _range(files, bound, column, units)
-    wanted_rows = _BATCHES * ranks * batch_size
+    wanted_rows = BATCHES * ranks * batch_size
     if span >= _DIRECT:
         most_ids //= 4
     runs = plan_runs(units, most_ids, ranks=ranks, rows_wanted=wanted_rows)
@@ -294,17 +294,8 @@ class _UnitReader:
         used = np.concatenate(
             [ids[begin:end] for begin, end in self._stretches(starts, lengths)] or [np.empty(0, ids.dtype)]
         )
-        low, high = (int(used.min()), int(used.max())) if len(used) else (0, 0)
-        if high - low < _DIRECT:
-            numbers, distinct = np.subtract(used, low, dtype=used.dtype).astype(np.uint32), high - low + 1
-        else:
-            encoded = pa.array(used).dictionary_encode()
-            numbers, distinct = (
-                np.frombuffer(encoded.indices.buffers()[1], np.uint32)[: len(used)],
-                len(encoded.dictionary),
-            )
         starts[:] = np.cumsum(lengths) - lengths
-        return np.array(numbers), distinct
+        return renumbered(used)
 
     def _stretches(self, starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, int]]:
         """(begin, end) of the ids of each unit. The rows of a unit have no gaps between them."""
@@ -314,6 +305,17 @@ class _UnitReader:
                 last = first + count - 1
                 yield int(starts[first]), int(starts[last] + lengths[last])
             first += count
+
+
+def renumbered(ids: np.ndarray) -> tuple[np.ndarray, int]:
+    """(ids as uint32 from 0, a number above all of them). ids: integers of any type."""
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+    if high - low < _DIRECT:
+        moved = np.subtract(ids, low, dtype=ids.dtype)
+        return moved.view(f"u{moved.itemsize}").astype(np.uint32), high - low + 1
+    encoded = pa.array(ids).dictionary_encode()
+    numbers = np.frombuffer(encoded.indices.buffers()[1], np.uint32)[: len(ids)]
+    return np.array(numbers), len(encoded.dictionary)
 
 
 def _tasks(units: Sequence[Unit]) -> Iterator[list[int]]:

@@ -1,6 +1,10 @@
 """Reads options that several commands have in common."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from freescale_tools.console.errors import UsageError
 
@@ -22,3 +26,57 @@ def numbers(given: Sequence[str] | None, option: str) -> list[int] | None:
     if found[0] < 1:
         raise UsageError(f"{option} must be at least 1, got {found[0]}")
     return found
+
+
+Histories = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Files of histories that are stored once per key: PATHS are then requests, and list columns are those "
+        "of this table. May be given several times. Needs --on, --event-time and --time."
+    ),
+]
+On = Annotated[str | None, typer.Option(help="The key of requests and histories.")]
+EventTime = Annotated[
+    str | None,
+    typer.Option(help="The list column of --histories with the times of the events; --time is that of a request."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredHistories:
+    """Histories that are stored once per key, as the user names them.
+
+    Attributes:
+        paths: of the table.
+        on: the key, a column of the table and of the requests.
+        event_time: the times of the events, a list column of the table.
+        time: the time of a request.
+    """
+
+    paths: tuple[str, ...]
+    on: str
+    event_time: str
+    time: str
+
+
+def stored_histories(
+    paths: Sequence[str] | None, *, on: str | None, event_time: str | None, time: str | None
+) -> StoredHistories | None:
+    """What the options --histories, --on, --event-time and --time say; None without histories.
+
+    Raises UsageError if they are incomplete.
+    """
+    if not paths:
+        alone = [name for name, value in (("--on", on), ("--event-time", event_time)) if value]
+        if alone:
+            raise UsageError(f"{' and '.join(alone)} without --histories: name the files of the histories, too")
+        return None
+    if on and event_time and time:
+        return StoredHistories(paths=tuple(paths), on=on, event_time=event_time, time=time)
+    needed = {
+        "--on": (on, "the key of requests and histories"),
+        "--event-time": (event_time, "the list column of the histories with the times of the events"),
+        "--time": (time, "the column with the time of a request"),
+    }
+    missing = [f"{name}, {what}" for name, (value, what) in needed.items() if not value]
+    raise UsageError(f"--histories also needs {'; '.join(missing)}")

@@ -1,5 +1,6 @@
 """The command `freescale profile`: reads its options, runs it, and shows the result."""
 
+import contextlib
 import enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.options import RANKS, numbers
+from freescale_tools.console.options import RANKS, EventTime, Histories, On, StoredHistories, numbers, stored_histories
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.report.write import tell_skipped, write_report
 
@@ -35,6 +36,9 @@ def profile(
     ids: Annotated[
         str | None, typer.Option(help="The column whose collisions are counted. Default: the first --sequence.")
     ] = None,
+    histories: Histories = None,
+    on: On = None,
+    event_time: EventTime = None,
     engine: Annotated[
         EngineName, typer.Option(help="local: threads of this process. ray: a Ray cluster.")
     ] = EngineName.local,
@@ -49,6 +53,9 @@ def profile(
 
     Reads the named list columns once; with --quick, only footers. Damaged files and row groups are left out,
     counted and named. The exit status is then 1.
+
+    With --histories, every row is a request that sees the events of its key before its time: lengths,
+    collisions and predictions are those of these windows, which no file holds.
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.profile.measure import Columns, Settings
@@ -57,12 +64,30 @@ def profile(
         settings = Settings(ranks=tuple(numbers(ranks, "--ranks") or RANKS), batch_size=batch_size, ids=ids)
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file; name a folder")
+        stored = stored_histories(histories, on=on, event_time=event_time, time=time)
+        if stored and quick:
+            raise UsageError(
+                "--quick reads no rows, and windows of histories are found by the time of each row: leave out --quick"
+            )
+        if stored and engine is EngineName.ray:
+            raise UsageError(
+                "--engine ray cannot read --histories: all of them are in the memory of this process. "
+                "Leave out --engine"
+            )
         if quick and (time or ids):
             raise UsageError("--quick reads no rows: leave out --time and --ids, or --quick")
-        _run(terminal, paths, columns, settings, out, engine.value if not quick else None)
+        _run(terminal, paths, columns, settings, out, engine.value if not quick else None, stored)
 
 
-def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out: Path, engine_name: str | None) -> None:
+def _run(
+    terminal: Terminal,
+    paths: list[str],
+    columns: Any,
+    settings: Any,
+    out: Path,
+    engine_name: str | None,
+    stored: StoredHistories | None,
+) -> None:
     """Profile the files and show the result. `engine_name` is None if only footers are read."""
     from freescale_tools.collisions.arrow_ids import check_ids
     from freescale_tools.profile import measure as profiles
@@ -72,26 +97,32 @@ def _run(terminal: Terminal, paths: list[str], columns: Any, settings: Any, out:
     from freescale_tools.scan.engines.choose import engine
     from freescale_tools.scan.engines.threads import REMOTE_THREADS
     from freescale_tools.scan.files import open_files
+    from freescale_tools.scan.histories import open_requests
 
     files = open_files(paths)
-    if settings.ids is not None:
-        bind(files, [settings.ids], check=check_ids)  # fails before all lengths are read
-    if engine_name is None:
-        found = profiles.quick(files, columns, paths=paths)
-    else:
-        threads = None if files.footers[0].file.local else REMOTE_THREADS
-        with (
-            engine(engine_name, threads=threads) as where,
-            terminal.progress("reading lengths", rows=files.rows) as progress,
-        ):
-            found = profiles.full(files, columns, paths=paths, engine=where, progress=progress)
-    document = found.document
-    tell_skipped(terminal, document["skipped"])
-    notes = []
-    if engine_name is not None:
-        from freescale_tools.profile.predict import predict
+    with contextlib.ExitStack() as stack:
+        requests = None
+        if stored is not None:
+            lists = dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])])
+            requests = stack.enter_context(open_requests(files, stored, list(lists), paths=paths))
+        if settings.ids is not None:
+            bind(requests.table if requests else files, [settings.ids], check=check_ids)  # before all lengths are read
+        if engine_name is None:
+            found = profiles.quick(files, columns, paths=paths)
+        else:
+            threads = None if files.footers[0].file.local else REMOTE_THREADS
+            with (
+                engine(engine_name, threads=threads) as where,
+                terminal.progress("reading lengths", rows=files.rows) as progress,
+            ):
+                found = profiles.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
+        document = found.document
+        tell_skipped(terminal, document["skipped"])
+        notes = []
+        if engine_name is not None:
+            from freescale_tools.profile.predict import predict
 
-        notes = predict(found, files, columns, settings, paths=paths, bar=terminal.progress)
+            notes = predict(found, files, columns, settings, paths=paths, bar=terminal.progress, requests=requests)
     write_report(document, profile_page(document), out, "profile")
     show(terminal, document)
     for note in notes:

@@ -2,19 +2,20 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import created
 from freescale_tools.console.terminal import Progress
-from freescale_tools.scan.columns import Bound, bind_lists
+from freescale_tools.scan.columns import bind, bind_lists
 from freescale_tools.scan.counts import counts
 from freescale_tools.scan.engines.engine import Engine, Lost
 from freescale_tools.scan.engines.threads import Local
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.scan.lengths import Tally, pieces, scan
+from freescale_tools.scan.histories import Requests, scan_windows
+from freescale_tools.scan.lengths import Piece, Scanned, Tally, pieces, scan
 from freescale_tools.scan.times import Spans, time_spans
 from fsdata.catalog.footers import Skipped
 
@@ -58,11 +59,13 @@ class Settings:
         ranks: numbers of ranks.
         batch_size: samples of a rank.
         ids: the column whose collisions are counted; None takes the first sequence if it holds integers.
+        share: the key whose samples share their history, or None.
     """
 
     ranks: tuple[int, ...]
     batch_size: int
     ids: str | None = None
+    share: str | None = None
 
     def __post_init__(self) -> None:
         for name, values in (("--ranks", self.ranks), ("--batch-size", (self.batch_size,))):
@@ -80,7 +83,7 @@ class Profile:
     """A profile before its predictions.
 
     Attributes:
-        document: profile.json; stragglers, recommended, collisions and simulation are still null.
+        document: profile.json; stragglers, recommended, collisions, simulation and sharing are still null.
         histograms: one for every list column; none in quick mode.
     """
 
@@ -106,37 +109,63 @@ def full(
     paths: Sequence[str],
     engine: Engine | None = None,
     progress: Progress | None = None,
+    requests: Requests | None = None,
 ) -> Profile:
     """Profile from the lengths of all rows. Reads the list columns and the time column once.
+
+    `requests`: the files, if their histories are stored once. The sequences are then lists of the histories,
+    and a row has the length of its window. Candidates are always in the rows.
 
     Damaged row groups, files that cannot be reached and files with an unusable column are in the document's
     `skipped`. Raises UsageError if a column is usable in no file.
     """
-    bound = bind_lists(files, columns.lists)
+    where = engine or Local()
+    in_rows = columns.lists if requests is None else columns.lists[len(columns.sequences) :]
+    bound = bind_lists(files, in_rows)
     missing = list(bound.missing)
     spans = None
     if columns.time is not None:
         spans, timed = time_spans(files, columns.time)
         missing += timed.missing
-    tallies, lost = _scan(files, columns.lists, bound, spans, engine or Local(), progress)
+    tallies = {column: Tally(files, bound, column) for column in in_rows}
+    todo = pieces(files, bound, spans, workers=where.workers)
+    lost = _scan(tallies, functools.partial(scan, spans=spans), todo, where, progress)
+    if requests is not None:
+        windows, more = _scan_windows(requests, spans, where, progress)
+        tallies |= dict.fromkeys(columns.sequences, windows)
+        known = {(one.file, one.row_group) for one in lost}
+        lost += [one for one in more if (one.file, one.row_group) not in known]
     found = {column: tally.document(spans) for column, tally in tallies.items()}
     document = _document("full", files, columns, paths, found, [*files.skipped, *missing, *lost])
+    if requests is not None:
+        document["histories"] = _histories(requests)
     return Profile(document=document, histograms={column: tally.histogram for column, tally in tallies.items()})
 
 
+def _scan_windows(
+    requests: Requests, spans: Spans | None, engine: Engine, progress: Progress | None
+) -> tuple[Tally, list[Skipped]]:
+    """The lengths of the windows of all requests: the same for every list of the histories."""
+    stored = requests.stored
+    bound = bind(requests.files, [stored.on, stored.time])
+    tally = Tally(requests.files, bound, stored.on)
+    work = functools.partial(scan_windows, requests=requests, spans=spans)
+    todo = pieces(requests.files, bound, None, workers=engine.workers)
+    lost = _scan({stored.on: tally}, work, todo, engine, progress)
+    return tally, [*lost, *requests.skipped]
+
+
 def _scan(
-    files: FileSet,
-    columns: Sequence[str],
-    bound: Bound,
-    spans: Spans | None,
+    tallies: Mapping[str, Tally],
+    work: Callable[[Piece], Scanned],
+    todo: Iterable[Piece],
     engine: Engine,
     progress: Progress | None,
-) -> tuple[dict[str, Tally], list[Skipped]]:
-    tallies = {column: Tally(files, bound, column) for column in columns}
+) -> list[Skipped]:
+    """Add what `work` finds in all pieces to the tallies. Returns what could not be read."""
     unreachable: dict[tuple[str, str], int] = {}
     damaged: list[Skipped] = []
-    todo = pieces(files, bound, spans, workers=engine.workers)
-    for piece, found in engine.run(functools.partial(scan, spans=spans), todo):
+    for piece, found in engine.run(work, todo):
         if isinstance(found, Lost):
             key = piece.footer.file.name, found.reason
             unreachable[key] = unreachable.get(key, 0) + piece.rows
@@ -149,7 +178,18 @@ def _scan(
     lost = [
         Skipped(file=file, row_group=None, rows=rows, reason=reason) for (file, reason), rows in unreachable.items()
     ]
-    return tallies, [*lost, *damaged]
+    return [*lost, *damaged]
+
+
+def _histories(requests: Requests) -> dict[str, Any]:
+    """`histories` of profile.json: where they are, and how many."""
+    return {
+        **dataclasses.asdict(requests.stored),
+        "keys": requests.keys,
+        "events": requests.events,
+        "files": len(requests.table.footers),
+        "bytes": requests.table.bytes,
+    }
 
 
 def _document(
@@ -170,6 +210,7 @@ def _document(
         "rows": files.rows,
         "row_groups": files.row_groups,
         "bytes": files.bytes,
+        "histories": None,
         "skipped": [dataclasses.asdict(one) for one in skipped],
         "sequences": {column: found[column] for column in columns.sequences},
         "candidates": {columns.candidates: found[columns.candidates]} if columns.candidates else {},
@@ -177,4 +218,5 @@ def _document(
         "recommended": None,
         "collisions": None,
         "simulation": None,
+        "sharing": None,
     }

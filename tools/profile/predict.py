@@ -14,12 +14,12 @@ from freescale_tools.profile.loader_code import loader_files
 from freescale_tools.profile.measure import Columns, Profile, Settings
 from freescale_tools.profile.recommend import recommend, recommended_length
 from freescale_tools.profile.stragglers import straggler_grid
-from freescale_tools.scan.columns import bind_lists, type_of
+from freescale_tools.scan.columns import bind_lists, holds
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.histories import Requests
 from freescale_tools.simulate.enough_rows import fitting
 from freescale_tools.simulate.hardware.parameters import load_hardware
 from freescale_tools.simulate.simulation import simulate
-from fsdata.catalog.roles import plain
 
 HARDWARE = "h100-ib"
 DIM = 128  # of the embedding table, for the bytes of an exchange
@@ -28,12 +28,19 @@ Bar = Callable[[str], AbstractContextManager[Progress]]
 
 
 def predict(
-    profile: Profile, files: FileSet, columns: Columns, settings: Settings, *, paths: Sequence[str], bar: Bar
+    profile: Profile,
+    files: FileSet,
+    columns: Columns,
+    settings: Settings,
+    *,
+    paths: Sequence[str],
+    bar: Bar,
+    requests: Requests | None = None,
 ) -> list[str]:
     """Fill stragglers, recommended, collisions and simulation of a full profile.
 
-    Returns why some are still null. `bar` shows the progress. Raises UsageError if collisions cannot be
-    counted in the column `settings.ids`.
+    Returns why some are still null. `bar` shows the progress. `requests`: as of `full`. Raises UsageError if
+    collisions cannot be counted in the column `settings.ids`.
     """
     document = profile.document
     name = columns.sequences[0]
@@ -58,21 +65,30 @@ def predict(
         )
     document["stragglers"] = grid
     document["recommended"] = recommend(
-        histogram, grid, files=loader_files(files, document, paths=paths), candidates=candidates
+        histogram,
+        grid,
+        files=loader_files(files, document, paths=paths, requests=requests, share=settings.share is not None),
+        candidates=candidates,
     )
     with bar("counting collisions") as progress:
-        document["collisions"], notes = _collisions(document, files, columns, settings, progress)
+        document["collisions"], notes = _collisions(document, files, columns, settings, progress, requests)
     document["simulation"] = simulate(document, load_hardware(HARDWARE), ranks=settings.ranks)
     return notes
 
 
 def _collisions(
-    document: dict[str, Any], files: FileSet, columns: Columns, settings: Settings, progress: Progress
+    document: dict[str, Any],
+    files: FileSet,
+    columns: Columns,
+    settings: Settings,
+    progress: Progress,
+    requests: Requests | None,
 ) -> tuple[dict[str, Any] | None, list[str]]:
     column = settings.ids or columns.sequences[0]
     if settings.ids is None:
-        files = _with_integers(files, column)
-        if not files.footers:
+        usable = _with_integers(files if requests is None else requests.table, column)
+        files = usable if requests is None else files
+        if not usable.footers:
             return None, [
                 f"collisions are not estimated: {column} holds no integers; name a column that does with --ids"
             ]
@@ -93,6 +109,7 @@ def _collisions(
             orders=("file", "shuffled", *(("time",) if columns.time else ())),
             time=columns.time,
             progress=progress,
+            requests=requests,
         )
     except UsageError as error:
         if settings.ids is not None:
@@ -107,8 +124,6 @@ def _with_integers(files: FileSet, column: str) -> FileSet:
     return replace(
         files,
         footers=tuple(
-            footer
-            for footer, leaves in found
-            if column in leaves and pa.types.is_integer(plain(type_of(footer.schema, column).value_type))
+            footer for footer, leaves in found if column in leaves and holds(footer, column, pa.types.is_integer)
         ),
     )

@@ -17,6 +17,8 @@ def show(terminal: Terminal, document: Document) -> None:
         f"{document['files']:,} files, {document['row_groups']:,} row groups, {document['rows']:,} rows, "
         f"{document['bytes'] / 1e6:,.1f} MB"
     )
+    if document["histories"]:
+        terminal.say(_histories(document["histories"]))
     columns = {**document["sequences"], **document["candidates"]}
     _lengths(terminal, columns, quick=document["mode"] == "quick")
     name, first = next(iter(document["sequences"].items()))
@@ -36,6 +38,13 @@ def show(terminal: Terminal, document: Document) -> None:
         _gain(terminal, document["simulation"])
     if document["recommended"]:
         _recommended(terminal, document["recommended"])
+
+
+def _histories(stored: Document) -> str:
+    return (
+        f"as of {stored['time']}: histories by {stored['on']}, stored once: {stored['keys']:,} keys, "
+        f"{stored['events']:,} events, {stored['bytes'] / 1e6:,.1f} MB"
+    )
 
 
 def _lengths(terminal: Terminal, columns: Document, *, quick: bool) -> None:

@@ -139,6 +139,11 @@ def type_of(schema: pa.Schema, column: str) -> pa.DataType:
     return kind
 
 
+def holds(footer: Footer, column: str, test: Callable[[pa.DataType], bool]) -> bool:
+    """Whether the type of the elements of a list column passes a test such as `pa.types.is_integer`."""
+    return test(plain(type_of(footer.schema, column).value_type))
+
+
 class Reader:
     """One open file, for one thread. A context manager."""
 

@@ -185,7 +185,7 @@ class _OpenFile:
 def _row_group(
     piece: Piece, opened: _OpenFile, group: int, first_row: int, spans: Spans | None
 ) -> Mapping[str, LengthSums]:
-    counters = {column: _Counter(spans if piece.time else None) for column in piece.leaves}
+    counters = {column: LengthCounter(spans if piece.time else None) for column in piece.leaves}
     leaves = dict(piece.leaves)
     if spans is not None and piece.time is not None:
         leaves[spans.column] = piece.time
@@ -197,8 +197,8 @@ def _row_group(
     return {column: counter.part() for column, counter in counters.items()}
 
 
-class _Counter:
-    """Collects lengths and counts them many rows at a time."""
+class LengthCounter:
+    """Collects lengths of some rows of one file and counts them many at a time, also by span of time."""
 
     def __init__(self, spans: Spans | None) -> None:
         self._spans = spans
@@ -208,6 +208,7 @@ class _Counter:
         self._rows = 0
 
     def add(self, lengths: Lengths, first_row: int, times: pa.Array | None) -> None:
+        """Add the rows from `first_row` of the file on. times: of the rows, if their spans are wanted."""
         part = self._part
         part.null_rows += lengths.null_rows
         part.null_elements += lengths.null_elements

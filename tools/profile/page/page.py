@@ -48,6 +48,11 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
             yield name, count(document[key])
     if document.get("bytes") is not None:
         yield "Size on disk", size(document["bytes"])
+    if stored := document.get("histories"):
+        yield (
+            "Histories",
+            f"{count(stored['keys'])} stored once, {count(stored['events'])} events, by {short(stored['on'])}",
+        )
     if document.get("mode"):
         yield "Read", "footers only (quick)" if document["mode"] == "quick" else "every length"
 

@@ -1,0 +1,158 @@
+"""Requests whose histories are stored once: where the window of each request lies, and how long it is.
+
+fsdata reads the requests, joins them as a loader does, and finds the windows by search. No value of a history
+is copied.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.options import StoredHistories
+from freescale_tools.scan.columns import Lengths, bind_lists, holds
+from freescale_tools.scan.files import FileSet, open_files
+from freescale_tools.scan.lengths import LengthCounter, Piece, Scanned
+from freescale_tools.scan.times import Spans
+from fsdata import AsOf, ParquetSource, Schema
+from fsdata import Sequence as Group
+from fsdata.catalog.footers import Skipped
+from fsdata.decode.joins.as_of import places
+from fsdata.decode.opened_source import OpenSource, open_source
+from fsdata.decode.row_layout import layout_of
+from fsdata.decode.source_files import RowGroup
+from fsdata.errors import FreeScaleError
+
+_GROUP = "histories"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """What N requests see of the table of histories.
+
+    Attributes:
+        place: int64 [N], the number of the first event among all events of the table.
+        length: int64 [N], events; 0 for keys without a history and for null keys.
+        time: int64 [N], of the requests; nanoseconds if they are timestamps or dates.
+    """
+
+    place: np.ndarray
+    length: np.ndarray
+    time: np.ndarray
+
+
+class Requests:
+    """Requests and their histories, opened by `open_requests`. Thread-safe.
+
+    Attributes:
+        stored: how the user names the histories.
+        files: the requests. table: the files of the histories.
+    """
+
+    def __init__(self, stored: StoredHistories, files: FileSet, table: FileSet, opened: OpenSource, schema: Schema):
+        self.stored = stored
+        self.files = files
+        self.table = table
+        self._opened = opened
+        self._layout = layout_of(schema, as_of=opened.histories.groups)
+        self._histories = opened.histories.groups[_GROUP]
+
+    @property
+    def floats(self) -> frozenset[str]:
+        """The lists of the table that hold floats."""
+        return frozenset(name for name, values in self._histories.fields.items() if values.dtype.kind == "f")
+
+    @property
+    def keys(self) -> int:
+        """How many histories there are."""
+        return len(self._histories.keys)
+
+    @property
+    def events(self) -> int:
+        """Of all histories."""
+        return len(self._histories.times)
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Damaged row groups of requests that `windows` met so far."""
+        return [one for one in self._opened.skipped if one.row_group is not None]
+
+    def values(self, column: str) -> np.ndarray:
+        """[E]: a list column of the table, all histories one after another; windows are stretches of it."""
+        return self._histories.fields[column]
+
+    def windows(self, file: int, row_group: int, rows: int) -> Windows:
+        """Of the first `rows` requests of a row group of file number `file`; of none if the row group is damaged.
+
+        Raises UsageError for rows that a loader refuses, such as a null time; OSError if the file cannot be
+        reached.
+        """
+        whole = self.files.footers[file].metadata.row_group(row_group).num_rows
+        group = RowGroup(source=0, file=file, index=row_group, rows=whole)
+        try:
+            found = self._opened.read(group, self._layout, 0, rows).table
+            time = self._opened.read_times(group)
+        except FreeScaleError as error:
+            raise UsageError(str(error)) from error
+        length = found.length[self._layout.groups[_GROUP]]
+        return Windows(place=places(found, self._layout)[_GROUP], length=length, time=time[: len(length)])
+
+
+@contextmanager
+def open_requests(
+    files: FileSet, stored: StoredHistories, lists: Sequence[str], *, paths: Sequence[str]
+) -> Iterator[Requests]:
+    """Read the table of histories into memory and open the requests, for the time of the block.
+
+    files: the requests, found by `paths`. lists: columns of the table.
+
+    Raises UsageError for what a loader of these files refuses; CommandFailed if a file cannot be reached.
+    """
+    if stored.event_time in lists:
+        raise UsageError(
+            f"{stored.event_time} is --event-time: name another list of the histories, all of them are as long"
+        )
+    table = open_files(stored.paths)
+    bind_lists(table, lists)
+    floats = tuple(name for name in lists if _holds_floats(table, name))
+    ids = tuple(name for name in lists if name not in floats)
+    schema = Schema(sequences=(Group(_GROUP, ids, floats=floats, share=stored.on),), time=stored.time)
+    try:
+        join = AsOf(
+            ParquetSource(stored.paths), on=stored.on, at=stored.time, time=stored.event_time, fields=tuple(lists)
+        )
+        opened = open_source(ParquetSource(list(paths), join=[join], on_error="skip"), schema)
+    except FreeScaleError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise CommandFailed(f"the histories cannot be read: {error}") from error
+    try:
+        yield Requests(stored, files, table, opened, schema)
+    finally:
+        opened.close()
+
+
+def scan_windows(piece: Piece, requests: Requests, spans: Spans | None = None) -> Scanned:
+    """Find the lengths of the windows of a piece; `Scanned.parts` has them under the key of the histories.
+
+    A damaged row group is left out and listed by `requests.skipped`. Raises as `Requests.windows`.
+    """
+    counter = LengthCounter(spans)
+    first_row = piece.first_row
+    for group in piece.row_groups:
+        rows = piece.footer.metadata.row_group(group).num_rows
+        if rows:
+            seen = requests.windows(piece.file, group, rows)
+            times = None if spans is None else pa.array(seen.time // 1000 if spans.calendar else seen.time)
+            counter.add(Lengths(of_row=seen.length, null_rows=0, null_elements=0), first_row, times)
+        first_row += rows
+    return Scanned(parts={requests.stored.on: counter.part()}, skipped=())
+
+
+def _holds_floats(files: FileSet, column: str) -> bool:
+    """Whether one of the files has floats in the column."""
+    found = zip(files.footers, bind_lists(files, [column]).leaves, strict=True)
+    return any(column in leaves and holds(footer, column, pa.types.is_floating) for footer, leaves in found)
