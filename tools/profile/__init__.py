@@ -1,5 +1,5 @@
 """`freescale profile`: the lengths of a data set, and what FreeScale would bring for it.
 
 `command` calls `measure`, then `predict`: simulated `stragglers`, settings to `recommend` with `loader_code`
-to paste, collisions and steps. `tables` and `page` show the result.
+to paste, collisions, steps, and what `sharing` of histories saves. `tables` and `page` show the result.
 """

@@ -39,6 +39,10 @@ def profile(
     histories: Histories = None,
     on: On = None,
     event_time: EventTime = None,
+    share: Annotated[
+        str | None,
+        typer.Option(help="Predict what Sequence(share=KEY) saves; KEY is that of --on."),
+    ] = None,
     engine: Annotated[
         EngineName, typer.Option(help="local: threads of this process. ray: a Ray cluster.")
     ] = EngineName.local,
@@ -61,10 +65,18 @@ def profile(
         from freescale_tools.profile.measure import Columns, Settings
 
         columns = Columns(sequences=tuple(sequence), candidates=candidates, time=time)
-        settings = Settings(ranks=tuple(numbers(ranks, "--ranks") or RANKS), batch_size=batch_size, ids=ids)
+        settings = Settings(
+            ranks=tuple(numbers(ranks, "--ranks") or RANKS), batch_size=batch_size, ids=ids, share=share
+        )
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file; name a folder")
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
+        if share and stored is None:
+            raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
+        if share and stored and share != stored.on:
+            raise UsageError(
+                f"--share {share}: samples share the histories of the key of --on, and that is {stored.on}"
+            )
         if stored and quick:
             raise UsageError(
                 "--quick reads no rows, and windows of histories are found by the time of each row: leave out --quick"

@@ -8,11 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from freescale_tools.collisions.estimate import estimate
+from freescale_tools.collisions.ids_stored_once import hold_stored_once
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
 from freescale_tools.profile.loader_code import loader_files
 from freescale_tools.profile.measure import Columns, Profile, Settings
 from freescale_tools.profile.recommend import recommend, recommended_length
+from freescale_tools.profile.sharing import sharing
 from freescale_tools.profile.stragglers import straggler_grid
 from freescale_tools.scan.columns import bind_lists, holds
 from freescale_tools.scan.files import FileSet
@@ -37,7 +39,7 @@ def predict(
     bar: Bar,
     requests: Requests | None = None,
 ) -> list[str]:
-    """Fill stragglers, recommended, collisions and simulation of a full profile.
+    """Fill stragglers, recommended, collisions, simulation and, if asked for, sharing of a full profile.
 
     Returns why some are still null. `bar` shows the progress. `requests`: as of `full`. Raises UsageError if
     collisions cannot be counted in the column `settings.ids`.
@@ -73,6 +75,9 @@ def predict(
     with bar("counting collisions") as progress:
         document["collisions"], notes = _collisions(document, files, columns, settings, progress, requests)
     document["simulation"] = simulate(document, load_hardware(HARDWARE), ranks=settings.ranks)
+    if requests is not None and settings.share is not None:
+        with bar("merging windows") as progress:
+            document["sharing"] = _sharing(document, columns, requests, progress)
     return notes
 
 
@@ -116,6 +121,27 @@ def _collisions(
             raise
         return None, [f"collisions are not estimated: {error}"]
     return found, [*notes, *found["notes"]]
+
+
+def _sharing(document: dict[str, Any], columns: Columns, requests: Requests, progress: Progress) -> dict[str, Any]:
+    default = document["stragglers"]["default"]
+    held = hold_stored_once(
+        requests,
+        None,
+        max_length=document["recommended"]["max_length"],
+        ranks=default["ranks"],
+        batch_size=default["batch_size"],
+    )
+    return sharing(
+        held,
+        document,
+        load_hardware(HARDWARE),
+        share=requests.stored.on,
+        fields=len(columns.sequences),
+        dim=DIM,
+        orders=("file", "shuffled", "time"),
+        progress=progress,
+    )
 
 
 def _with_integers(files: FileSet, column: str) -> FileSet:

@@ -36,6 +36,8 @@ def show(terminal: Terminal, document: Document) -> None:
         _collisions(terminal, document["collisions"])
     if document["simulation"]:
         _gain(terminal, document["simulation"])
+    if document["sharing"]:
+        _sharing(terminal, document["sharing"])
     if document["recommended"]:
         _recommended(terminal, document["recommended"])
 
@@ -140,6 +142,38 @@ def _gain(terminal: Terminal, found: Document) -> None:
         notes=[
             f"enough rows: the {found['carried']['rows']:,} rows make at least {BATCHES} different global batches.",
             "Simulated; every assumed parameter is in profile.json. `freescale simulate` takes other hardware.",
+        ],
+    )
+
+
+def _sharing(terminal: Terminal, found: Document) -> None:
+    rows = [
+        [
+            point["order"],
+            point["batch_size"],
+            "yes" if point["balanced"] else "no",
+            round(point["events"]),
+            _percent(point["ratio"]),
+            sum(point["bytes_saved"].values()) / 1e6,
+            _percent(point["straggler_shared"]),
+            point["step_ms"],
+            point["step_ms"] - point["step_ms_shared"],
+        ]
+        for point in found["points"]
+    ]
+    headings = ["order", "samples", "balanced", "events", "held %", "MB saved", "straggler %", "step ms", "ms saved"]
+    where = f"{found['ranks']} ranks, histories of at most {found['max_length']:,} events"
+    terminal.table(
+        f"What share={found['share']!r} saves: {where}",
+        headings,
+        rows,
+        notes=[
+            "By rank and step. events: of its samples; held: of these, with windows of a history merged.",
+            f"MB saved: of what leaves a rank. An event has {8 * found['fields']} bytes of ids, {4 * found['dim']} of "
+            "rows and as many of gradients. Where equal ids are looked up once anyway (fscomm), rows are not saved.",
+            "balanced: Balance keeps samples of one history on one rank.",
+            f"step ms: without sharing, simulated on {found['hardware']}; TorchRec's pipeline, balanced with all of "
+            "FreeScale. Shared events are read, moved, looked up, sent and updated once; the model computes as before.",
         ],
     )
 

@@ -116,7 +116,6 @@ def open_requests(
             f"{stored.event_time} is --event-time: name another list of the histories, all of them are as long"
         )
     table = open_files(stored.paths)
-    bind_lists(table, lists)
     floats = tuple(name for name in lists if _holds_floats(table, name))
     ids = tuple(name for name in lists if name not in floats)
     schema = Schema(sequences=(Group(_GROUP, ids, floats=floats, share=stored.on),), time=stored.time)

@@ -80,10 +80,11 @@ def test_a_step_is_simulated_from_it(call, folder):
 
 
 def test_tables_for_people(call, folder):
-    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item", "--out",
+    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price", "--out",
                 folder / "out", *SETTINGS[:-1])  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "as of at: histories by user" in done.stdout
+    assert "price holds no integers; name a column that does with --ids" in done.stdout
     assert "join=histories" in done.stdout
 
 

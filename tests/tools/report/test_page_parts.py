@@ -66,6 +66,16 @@ def test_sentences_tell_the_figures_of_the_data():
     assert f"+{100 * gain[-1]['qps_gain']:.1f} % at 1,024" in aid
 
 
+def test_tiles_have_room_for_their_figures():
+    document = documents.profile()
+    values = {}
+    for events in (999_999_999, 6_847_477_148):
+        document["sequences"]["item_ids"]["events"] = events
+        (summary,) = (one for one in documents.page(document).sections if one.id == "summary")
+        values[events] = summary.blocks[0].tiles[0].value
+    assert values == {999_999_999: "999,999,999", 6_847_477_148: "6.85 billion"}
+
+
 def test_maps_of_one_quantity_share_their_colours():
     grid = documents.grid()
     maps = [

@@ -32,6 +32,7 @@ def test_windows_are_what_happened_before(tmp_path_factory, seed, files, group):
                 times += seen.time.tolist()
                 half = requests.windows(file, number, (rows + 1) // 2)
                 assert half.length.tolist() == seen.length[: (rows + 1) // 2].tolist()
+                assert half.time.tolist() == seen.time[: (rows + 1) // 2].tolist()
     assert found == samples.windows
     assert times == [at for _, at in samples.requests]
 
@@ -63,10 +64,11 @@ def test_a_damaged_row_group_is_left_out_and_named(tmp_path):
     samples = Samples.drawn(3, requests=40)
     samples.write(tmp_path, files=2, group=5)
     path = tmp_path / "requests" / "1.parquet"
-    chunk = pq.read_metadata(path).row_group(2).column(0)
-    start = chunk.dictionary_page_offset or chunk.data_page_offset
     raw = bytearray(path.read_bytes())
-    raw[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
+    for column in range(3):
+        chunk = pq.read_metadata(path).row_group(2).column(column)
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        raw[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
     path.write_bytes(raw)
     (tmp_path / "requests" / "2.parquet").write_bytes(b"PAR1 and no more")
     columns = Columns(sequences=("item",), candidates="shown")

@@ -1,15 +1,16 @@
-"""The page of `freescale profile`: lengths, settings, stragglers, collisions and simulated steps."""
+"""The page of `freescale profile`: lengths, settings, stragglers, collisions, shared histories and simulated steps."""
 
 from collections.abc import Iterator
 
 from freescale_tools.collisions.page import collision_part
 from freescale_tools.profile.page.length_sections import length_sections
 from freescale_tools.profile.page.settings_section import settings_section
+from freescale_tools.profile.page.sharing_section import ASSUMPTION, sharing_section
 from freescale_tools.profile.page.straggler_figures import method_name
 from freescale_tools.profile.page.straggler_sections import straggler_section
 from freescale_tools.report.assemble import Part, assembled
 from freescale_tools.report.blocks import Document, Page, Tile
-from freescale_tools.report.numbers import count, percent, short, size
+from freescale_tools.report.numbers import count, number, percent, short, size
 from freescale_tools.simulate.page import simulation_part
 
 _STRAGGLER_ASSUMPTION = (
@@ -37,6 +38,8 @@ def _parts(document: Document) -> Iterator[Part]:
         yield Part(sections=(straggler_section(grid),), assumptions=(_STRAGGLER_ASSUMPTION,))
     if document.get("collisions"):
         yield collision_part(document["collisions"], brief=bool(advice))
+    if document.get("sharing"):
+        yield Part(sections=(sharing_section(document["sharing"]),), assumptions=(ASSUMPTION,))
     if document.get("simulation"):
         ranks = grid["default"]["ranks"] if grid else None
         yield simulation_part(document["simulation"], usual_ranks=ranks, brief=bool(advice))
@@ -62,7 +65,7 @@ def _length_tiles(sequences: Document) -> Iterator[Tile]:
         longest = "" if sequence["max"] is None else f", {count(sequence['max'])} at most"
         yield Tile(
             name=f"Events in {short(name)}",
-            value=count(sequence["events"]),
+            value=_few_digits(sequence["events"]),
             note=f"{count(sequence['mean'])} in a mean history{longest}",
         )
         if sequence["top1_share"] is not None:
@@ -71,6 +74,11 @@ def _length_tiles(sequences: Document) -> Iterator[Tile]:
                 value=percent(sequence["top1_share"]),
                 note="of all events: why ranks wait for each other",
             )
+
+
+def _few_digits(events: int) -> str:
+    """A tile has room for nine digits."""
+    return count(events) if events < 1e9 else f"{number(events / 1e9)} billion"
 
 
 def _advice_tile(advice: Document, grid: Document | None) -> Tile:

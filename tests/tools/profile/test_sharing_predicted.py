@@ -1,0 +1,180 @@
+"""What sharing histories saves: events against sets and against a loader that shares, bytes and steps by formula."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_once_data import OPTIONS, Samples, opened
+
+from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.profile.sharing import dealt, shared_events, sharing
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.hardware.parameters import load_hardware
+from freescale_tools.simulate.simulation import predict
+from freescale_tools.simulate.workload import choose, workload
+from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
+
+COMMAND = "profile"
+HARDWARE = load_hardware("h100-ib")
+COST = Polynomial()
+
+
+def held_by_sets(place, length, rank):
+    """Events that each rank holds once, over all ranks."""
+    seen = {
+        (of, event) for begin, size, of in zip(place, length, rank, strict=True) for event in range(begin, begin + size)
+    }
+    return len(seen)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 3)), max_size=30))
+def test_events_are_held_once_by_each_rank(samples):
+    place, length, rank = (
+        (np.array(one, np.int64) for one in zip(*samples, strict=True)) if samples else [np.empty(0, np.int64)] * 3
+    )
+    assert shared_events(place, length, rank) == held_by_sets(place.tolist(), length.tolist(), rank.tolist())
+
+
+def profile_of(held, *, ranks, batch_size, method="fbs+swap", max_length=1000):
+    """As much of a profile as the prediction needs."""
+    histogram = LengthHistogram.of(held.lengths)
+    default = {"ranks": ranks, "batch_size": batch_size, "max_length": max_length, "cost": repr(COST)}
+    return {
+        "sequences": {"item": {"histogram": histogram.to_dict()}},
+        "stragglers": {"default": default, "points": []},
+        "recommended": {"max_length": max_length, "method": method, "cost_model": repr(COST)},
+        "collisions": None,
+    }
+
+
+def predicted(folder, *, ranks, batch_size, orders=("file", "shuffled", "time"), max_length=1000, fields=1, **options):
+    with opened(folder) as requests:
+        held = hold_stored_once(requests, None, max_length=max_length, ranks=ranks, batch_size=batch_size)
+    document = profile_of(held, ranks=ranks, batch_size=batch_size, max_length=max_length, **options)
+    return sharing(held, document, HARDWARE, share="user", fields=fields, dim=16, orders=orders), document
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_by_hand_in_order_of_time(tmp_path, seed):
+    """Five steps of four ranks with four samples each, their windows as sets of (user, event)."""
+    samples = Samples.drawn(seed, requests=80, users=3)
+    samples.write(tmp_path, group=9)
+    found, _ = predicted(tmp_path, ranks=4, batch_size=4, orders=("time",), max_length=6)
+    points = {(one["batch_size"], one["balanced"]): one for one in found["points"]}
+    order = sorted(range(80), key=lambda n: samples.requests[n][1])
+    windows = samples.windows
+    events = shared = 0
+    for first in range(0, 80, 4):
+        batch = order[first : first + 4]
+        kept = [(samples.requests[n][0], e) for n in batch for e in range(len(windows[n]))[-6:]]
+        events, shared = events + len(kept), shared + len(set(kept))
+    point = points[4, False]
+    assert point["steps"] == 5
+    assert (point["events"] * 20, point["shared_events"] * 20) == pytest.approx((events, shared))
+    assert point["ratio"] == shared / events < 1
+    assert points.keys() == set(itertools.product((1, 4), (False, True)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loader_that_shares_holds_as_many(tmp_path, ranks):
+    samples = Samples.drawn(7, requests=48, users=5)
+    samples.write(tmp_path, files=2, group=6)
+    found, _ = predicted(tmp_path, ranks=ranks, batch_size=6 // ranks, orders=("file",), max_length=5)
+    (point,) = (one for one in found["points"] if one["batch_size"] == 6 // ranks and not one["balanced"])
+    source = ParquetSource(
+        str(tmp_path / "requests"),
+        join=[AsOf(ParquetSource(str(tmp_path / "histories")), on="user", at="at", time="when", fields=("item",))],
+    )
+    held = {}
+    for share in (None, "user"):
+        schema = Schema(sequences=(Sequence("uih", ("item",), max_length=5, share=share),))
+        held[share] = 0
+        for rank in range(ranks):
+            options = {"batch_size": 6 // ranks, "num_threads": 1, "rank": rank, "world_size": ranks}
+            with FreeScaleDataLoader(source, schema, **options) as loader:
+                held[share] += sum(batch.features["item"].values().numel() for batch in loader)
+    assert point["steps"] == 8
+    assert held == {None: round(8 * ranks * point["events"]), "user": round(8 * ranks * point["shared_events"])}
+
+
+def test_balanced_samples_of_a_history_stay_together():
+    random = np.random.default_rng(3)
+    user = random.integers(0, 40, 256)
+    length = random.integers(0, 50, 256)
+    place = 1000 * user + 50 - length
+    rank, before, after = dealt(place, length, ranks=4, cost=COST, balance=Balance(cost=COST))
+    home, alone, same = dealt(place, length, ranks=4, cost=COST, balance=None)
+    cost = COST({"x": length})
+    assert after == pytest.approx(1 - np.bincount(rank, cost).mean() / np.bincount(rank, cost).max())
+    assert before == pytest.approx(pack(cost, 4).straggler)
+    assert alone == same == pytest.approx(1 - np.bincount(home, cost).mean() / np.bincount(home, cost).max())
+    assert home.tolist() == np.repeat(range(4), 64).tolist()
+    assert shared_events(place, length, rank) < 0.7 * shared_events(place, length, home)
+    apart = pack(cost, 4).rank
+    assert shared_events(place, length, rank) < shared_events(place, length, apart)
+    assert max(before, after) < 0.05 < alone
+
+
+def test_bytes_and_steps(tmp_path):
+    Samples.drawn(5, requests=400, users=6, longest=40).write(tmp_path)
+    found, document = predicted(tmp_path, ranks=4, batch_size=8, fields=3)
+    settings = {(one["order"], one["batch_size"], one["balanced"]) for one in found["points"]}
+    assert settings == set(itertools.product(("file", "shuffled", "time"), (2, 8), (False, True)))
+    assert (found["ranks"], found["fields"], found["dim"]) == (4, 3, 16)
+    for point in found["points"]:
+        saved = (point["events"] - point["shared_events"]) * 3 / 4
+        assert point["bytes_saved"] == pytest.approx({"ids": 24 * saved, "rows": 64 * saved, "gradients": 64 * saved})
+        load = workload(document, choose(document, batch_size=point["batch_size"], dim=16), ranks=())
+        way, method = ("all", "fbs+swap") if point["balanced"] else ("sparse dist", "none")
+        for key, ratio, share in (("step_ms", 1, "straggler"), ("step_ms_shared", point["ratio"], "straggler_shared")):
+            changed = replace(load, events=load.events * ratio, stragglers={(4, method): point[share]})
+            (step,) = predict(HARDWARE, changed, ranks=[4], way_names=[way])
+            assert point[key] == pytest.approx(step["step_ms"])
+        assert point["ratio"] < 1
+
+
+def test_requests_that_share_nothing_save_nothing(tmp_path):
+    samples = Samples(requests=[(n, 9) for n in range(40)], histories={n: ([1, 2], [n, n]) for n in range(40)})
+    samples.write(tmp_path)
+    found, _ = predicted(tmp_path, ranks=2, batch_size=4)
+    for point in found["points"]:
+        assert point["ratio"] == 1.0
+        assert point["step_ms_shared"] == point["step_ms"]
+        assert set(point["bytes_saved"].values()) == {0.0}
+
+
+@pytest.mark.parametrize("requests", [600, 640])
+def test_the_command(call, tmp_path, requests):
+    """640 requests are enough for five steps of four times 32, 600 are not."""
+    Samples.drawn(11, requests=requests, users=40, longest=60).write(tmp_path, group=20)
+    files = (tmp_path / "requests", "--histories", tmp_path / "histories", *OPTIONS, "--sequence", "item")
+    out = ("--ranks", "4", "--batch-size", "8", "--out", tmp_path / "out")
+    done = call(*files, "--share", "user", *out)
+    assert done.exit_code == 0, done.output
+    assert "What share='user' saves" in done.stdout
+    assert "share='user')" in done.stdout
+    found = json.loads((tmp_path / "out" / "profile.json").read_text())["sharing"]
+    assert {(one["order"], one["batch_size"]) for one in found["points"]} == set(
+        itertools.product(("file", "shuffled", "time"), (2, 8, 32) if requests > 600 else (2, 8))
+    )
+    page = (tmp_path / "out" / "profile.html").read_text()
+    assert "Histories that samples share" in page
+    assert "Events held (%) by batch size, balanced" in page
+
+
+def refused():
+    yield "no histories", ("--share", "user"), "--share user needs histories that are stored once"
+    yield "another key", ("--histories", "histories", *OPTIONS, "--share", "at"), "the key of --on, and that is user"
+
+
+@pytest.mark.parametrize(("more", "message"), [case[1:] for case in refused()], ids=[case[0] for case in refused()])
+def test_refused(call, tmp_path, monkeypatch, more, message):
+    monkeypatch.chdir(tmp_path)
+    Samples.drawn(2).write(tmp_path)
+    done = call("requests", "--sequence", "item", *more)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
