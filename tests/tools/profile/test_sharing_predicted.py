@@ -147,19 +147,32 @@ def test_requests_that_share_nothing_save_nothing(tmp_path):
         assert set(point["bytes_saved"].values()) == {0.0}
 
 
-@pytest.mark.parametrize("requests", [600, 640])
-def test_the_command(call, tmp_path, requests):
+def test_ranks_are_halved_until_the_requests_are_enough(tmp_path):
+    Samples.drawn(5, requests=100).write(tmp_path)
+    found, _ = predicted(tmp_path, ranks=64, batch_size=4)
+    assert (found["ranks"], {one["batch_size"] for one in found["points"]}) == (4, {1, 4})
+    assert {one["steps"] for one in found["points"] if one["batch_size"] == 4} == {6}
+
+
+@pytest.mark.parametrize("number", [600, 640])
+def test_the_command(call, tmp_path, number):
     """640 requests are enough for five steps of four times 32, 600 are not."""
-    Samples.drawn(11, requests=requests, users=40, longest=60).write(tmp_path, group=20)
+    Samples.drawn(11, requests=number, users=40, longest=60).write(tmp_path, group=20)
     files = (tmp_path / "requests", "--histories", tmp_path / "histories", *OPTIONS, "--sequence", "item")
     out = ("--ranks", "4", "--batch-size", "8", "--out", tmp_path / "out")
     done = call(*files, "--share", "user", *out)
     assert done.exit_code == 0, done.output
     assert "What share='user' saves" in done.stdout
     assert "share='user')" in done.stdout
-    found = json.loads((tmp_path / "out" / "profile.json").read_text())["sharing"]
+    document = json.loads((tmp_path / "out" / "profile.json").read_text())
+    found, most = document["sharing"], document["recommended"]["max_length"]
+    with opened(tmp_path) as requests:
+        held = hold_stored_once(requests, None, max_length=most, ranks=4, batch_size=8)
+    assert found == sharing(
+        held, document, HARDWARE, share="user", fields=1, dim=128, orders=("file", "shuffled", "time")
+    )
     assert {(one["order"], one["batch_size"]) for one in found["points"]} == set(
-        itertools.product(("file", "shuffled", "time"), (2, 8, 32) if requests > 600 else (2, 8))
+        itertools.product(("file", "shuffled", "time"), (2, 8, 32) if number > 600 else (2, 8))
     )
     page = (tmp_path / "out" / "profile.html").read_text()
     assert "Histories that samples share" in page
