@@ -1,6 +1,6 @@
 """Predicts what `Sequence(share=...)` saves: events that batches hold, bytes of exchanges, time of a step.
 
-Batches are made as for collisions, and windows that overlap are merged as the loader merges them. A point is
+Batches are made as for collisions, and events that several samples of a rank see are counted once. A point is
 one batch size in one order, without balancing or balanced. `Balance` then keeps samples of one history on one
 rank; what it is compared with is the same method without regard to that.
 
@@ -25,7 +25,7 @@ from fsdata.balance.cost import CostModel
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing.plan import straggler_share
-from fsdata.steps.share import merge_windows
+from fsdata.balance.sharing import events_shared
 
 _SMALLER, _LARGER = 1 / 4, 4  # batch sizes beside that of the profile
 _STEPS = 8
@@ -107,7 +107,7 @@ def _over_steps(held: Held, batches: Batches, ranks: int, cost: CostModel, balan
         place, length = held.starts[rows], held.lengths[rows]
         rank, *shares = dealt(place, length, ranks=ranks, cost=cost, balance=balance)
         events += int(length.sum())
-        shared += shared_events(place, length, rank)
+        shared += int(length.sum() - events_shared(place, length, rank, ranks).sum())
         stragglers.append(shares)
     before, after = np.mean(stragglers, axis=0).tolist()
     return _Found(steps=len(chosen), events=events, shared=shared, straggler_before=before, straggler_after=after)
@@ -132,13 +132,6 @@ def dealt(
     apart = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=()))
     groups = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=(), places={_SEQUENCE: place}))
     return groups.rank, apart.straggler_after or 0.0, groups.straggler_after or 0.0
-
-
-def shared_events(place: np.ndarray, length: np.ndarray, rank: np.ndarray) -> int:
-    """Events that all ranks hold together, if windows of a rank that overlap are merged. int64 [G] each."""
-    # Ranks that are further apart than all events have no windows that overlap.
-    apart = int((place + length).max(initial=0))
-    return int(merge_windows(place + rank * apart, length, 1).size.sum())
 
 
 def _point(

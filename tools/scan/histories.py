@@ -111,10 +111,6 @@ def open_requests(
 
     Raises UsageError for what a loader of these files refuses; CommandFailed if a file cannot be reached.
     """
-    if stored.event_time in lists:
-        raise UsageError(
-            f"{stored.event_time} is --event-time: name another list of the histories, all of them are as long"
-        )
     table = open_files(stored.paths)
     floats = tuple(name for name in lists if _holds_floats(table, name))
     ids = tuple(name for name in lists if name not in floats)

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from stored_once_data import OPTIONS, Samples, opened
 
 from freescale_tools.collisions.ids_stored_once import hold_stored_once
-from freescale_tools.profile.sharing import dealt, shared_events, sharing
+from freescale_tools.profile.sharing import dealt, sharing
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.simulate.hardware.parameters import load_hardware
 from freescale_tools.simulate.simulation import predict
@@ -31,14 +29,6 @@ def held_by_sets(place, length, rank):
     return len(seen)
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 3)), max_size=30))
-def test_events_are_held_once_by_each_rank(samples):
-    place, length, rank = (
-        (np.array(one, np.int64) for one in zip(*samples, strict=True)) if samples else [np.empty(0, np.int64)] * 3
-    )
-    assert shared_events(place, length, rank) == held_by_sets(place.tolist(), length.tolist(), rank.tolist())
-
-
 def profile_of(held, *, ranks, batch_size, method="fbs+swap", max_length=1000):
     """As much of a profile as the prediction needs."""
     histogram = LengthHistogram.of(held.lengths)
@@ -55,7 +45,7 @@ def predicted(folder, *, ranks, batch_size, orders=("file", "shuffled", "time"),
     with opened(folder) as requests:
         held = hold_stored_once(requests, None, max_length=max_length, ranks=ranks, batch_size=batch_size)
     document = profile_of(held, ranks=ranks, batch_size=batch_size, max_length=max_length, **options)
-    return sharing(held, document, HARDWARE, share="user", fields=fields, dim=16, orders=orders), document
+    return sharing(held, document, HARDWARE, share="user", fields=fields, dim=16, orders=orders), document, held
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -63,7 +53,7 @@ def test_by_hand_in_order_of_time(tmp_path, seed):
     """Five steps of four ranks with four samples each, their windows as sets of (user, event)."""
     samples = Samples.drawn(seed, requests=80, users=3)
     samples.write(tmp_path, group=9)
-    found, _ = predicted(tmp_path, ranks=4, batch_size=4, orders=("time",), max_length=6)
+    found, _, held = predicted(tmp_path, ranks=4, batch_size=4, orders=("time",), max_length=6)
     points = {(one["batch_size"], one["balanced"]): one for one in found["points"]}
     order = sorted(range(80), key=lambda n: samples.requests[n][1])
     windows = samples.windows
@@ -77,13 +67,19 @@ def test_by_hand_in_order_of_time(tmp_path, seed):
     assert (point["events"] * 20, point["shared_events"] * 20) == pytest.approx((events, shared))
     assert point["ratio"] == shared / events < 1
     assert points.keys() == set(itertools.product((1, 4), (False, True)))
+    together = 0
+    for first in range(0, 80, 16):
+        place, length = (of[order[first : first + 16]] for of in (held.starts, held.lengths))
+        rank, *_ = dealt(place, length, ranks=4, cost=COST, balance=Balance(cost=COST))
+        together += held_by_sets(place, length, rank)
+    assert points[4, True]["shared_events"] * 20 == pytest.approx(together)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_loader_that_shares_holds_as_many(tmp_path, ranks):
     samples = Samples.drawn(7, requests=48, users=5)
     samples.write(tmp_path, files=2, group=6)
-    found, _ = predicted(tmp_path, ranks=ranks, batch_size=6 // ranks, orders=("file",), max_length=5)
+    found, *_ = predicted(tmp_path, ranks=ranks, batch_size=6 // ranks, orders=("file",), max_length=5)
     (point,) = (one for one in found["points"] if one["batch_size"] == 6 // ranks and not one["balanced"])
     source = ParquetSource(
         str(tmp_path / "requests"),
@@ -113,15 +109,15 @@ def test_balanced_samples_of_a_history_stay_together():
     assert before == pytest.approx(pack(cost, 4).straggler)
     assert alone == same == pytest.approx(1 - np.bincount(home, cost).mean() / np.bincount(home, cost).max())
     assert home.tolist() == np.repeat(range(4), 64).tolist()
-    assert shared_events(place, length, rank) < 0.7 * shared_events(place, length, home)
+    assert held_by_sets(place, length, rank) < 0.7 * held_by_sets(place, length, home)
     apart = pack(cost, 4).rank
-    assert shared_events(place, length, rank) < shared_events(place, length, apart)
+    assert held_by_sets(place, length, rank) < held_by_sets(place, length, apart)
     assert max(before, after) < 0.05 < alone
 
 
 def test_bytes_and_steps(tmp_path):
     Samples.drawn(5, requests=400, users=6, longest=40).write(tmp_path)
-    found, document = predicted(tmp_path, ranks=4, batch_size=8, fields=3)
+    found, document, _ = predicted(tmp_path, ranks=4, batch_size=8, fields=3)
     settings = {(one["order"], one["batch_size"], one["balanced"]) for one in found["points"]}
     assert settings == set(itertools.product(("file", "shuffled", "time"), (2, 8), (False, True)))
     assert (found["ranks"], found["fields"], found["dim"]) == (4, 3, 16)
@@ -140,7 +136,7 @@ def test_bytes_and_steps(tmp_path):
 def test_requests_that_share_nothing_save_nothing(tmp_path):
     samples = Samples(requests=[(n, 9) for n in range(40)], histories={n: ([1, 2], [n, n]) for n in range(40)})
     samples.write(tmp_path)
-    found, _ = predicted(tmp_path, ranks=2, batch_size=4)
+    found, *_ = predicted(tmp_path, ranks=2, batch_size=4)
     for point in found["points"]:
         assert point["ratio"] == 1.0
         assert point["step_ms_shared"] == point["step_ms"]
@@ -149,7 +145,7 @@ def test_requests_that_share_nothing_save_nothing(tmp_path):
 
 def test_ranks_are_halved_until_the_requests_are_enough(tmp_path):
     Samples.drawn(5, requests=100).write(tmp_path)
-    found, _ = predicted(tmp_path, ranks=64, batch_size=4)
+    found, *_ = predicted(tmp_path, ranks=64, batch_size=4)
     assert (found["ranks"], {one["batch_size"] for one in found["points"]}) == (4, {1, 4})
     assert {one["steps"] for one in found["points"] if one["batch_size"] == 4} == {6}
 

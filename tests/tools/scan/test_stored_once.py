@@ -45,10 +45,11 @@ def test_lengths_are_those_of_the_same_samples_in_rows(tmp_path_factory, seed, f
     samples.write(folder, files=files, group=group, time=pa.timestamp("ms") if calendar else None)
     columns = Columns(sequences=("item",), candidates="shown", time="at")
     rows = full(open_files([str(folder / "rows")]), columns, paths=["x"]).document
-    with opened(folder, "item", "price") as requests:
-        both = Columns(sequences=("item", "price"), candidates="shown", time="at")
-        found = full(requests.files, both, paths=["x"], engine=Local(threads), requests=requests).document
-    assert found["sequences"] == {"item": rows["sequences"]["item"], "price": rows["sequences"]["item"]}
+    lists = ("item", "price", "when")
+    with opened(folder, *lists) as requests:
+        all_lists = Columns(sequences=lists, candidates="shown", time="at")
+        found = full(requests.files, all_lists, paths=["x"], engine=Local(threads), requests=requests).document
+    assert found["sequences"] == dict.fromkeys(lists, rows["sequences"]["item"])
     assert found["candidates"] == rows["candidates"]
     assert {key: found[key] for key in ("files", "rows", "row_groups", "skipped")} == {
         key: rows[key] for key in ("files", "rows", "row_groups", "skipped")
@@ -92,7 +93,6 @@ def refused():
     yield "key of text", {"on": "name"}, [], "text is never turned into numbers"
     yield "no list", {}, ["itms"], "no file has a column 'itms'; .*has user, when, item"
     yield "one value", {}, ["user"], "user is int64, one value per row"
-    yield "event times as a list", {}, ["item", "when"], "when is --event-time: name another list"
 
 
 @pytest.mark.parametrize(("names", "lists", "message"), [case[1:] for case in refused()], ids=[c[0] for c in refused()])
