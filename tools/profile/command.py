@@ -71,24 +71,28 @@ def profile(
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file; name a folder")
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
-        if share and stored is None:
-            raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
-        if share and stored and share != stored.on:
-            raise UsageError(
-                f"--share {share}: samples share the histories of the key of --on, and that is {stored.on}"
-            )
-        if stored and quick:
-            raise UsageError(
-                "--quick reads no rows, and windows of histories are found by the time of each row: leave out --quick"
-            )
-        if stored and engine is EngineName.ray:
-            raise UsageError(
-                "--engine ray cannot read --histories: all of them are in the memory of this process. "
-                "Leave out --engine"
-            )
+        _check_stored(stored, share, quick=quick, engine=engine)
         if quick and (time or ids):
             raise UsageError("--quick reads no rows: leave out --time and --ids, or --quick")
         _run(terminal, paths, columns, settings, out, engine.value if not quick else None, stored)
+
+
+def _check_stored(stored: StoredHistories | None, share: str | None, *, quick: bool, engine: EngineName) -> None:
+    """Raise UsageError for options that do not go together with --histories, or not without."""
+    if stored is None:
+        if share:
+            raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
+        return
+    if share and share != stored.on:
+        raise UsageError(f"--share {share}: samples share the histories of the key of --on, and that is {stored.on}")
+    if quick:
+        raise UsageError(
+            "--quick reads no rows, and windows of histories are found by the time of each row: leave out --quick"
+        )
+    if engine is EngineName.ray:
+        raise UsageError(
+            "--engine ray cannot read --histories: all of them are in the memory of this process. Leave out --engine"
+        )
 
 
 def _run(
@@ -101,43 +105,55 @@ def _run(
     stored: StoredHistories | None,
 ) -> None:
     """Profile the files and show the result. `engine_name` is None if only footers are read."""
-    from freescale_tools.collisions.arrow_ids import check_ids
-    from freescale_tools.profile import measure as profiles
     from freescale_tools.profile.page.page import profile_page
     from freescale_tools.profile.tables import show
-    from freescale_tools.scan.columns import bind
-    from freescale_tools.scan.engines.choose import engine
-    from freescale_tools.scan.engines.threads import REMOTE_THREADS
     from freescale_tools.scan.files import open_files
     from freescale_tools.scan.histories import open_requests
 
     files = open_files(paths)
-    with contextlib.ExitStack() as stack:
-        requests = None
-        if stored is not None:
-            lists = dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])])
-            requests = stack.enter_context(open_requests(files, stored, list(lists), paths=paths))
-        if settings.ids is not None:
-            bind(requests.table if requests else files, [settings.ids], check=check_ids)  # before all lengths are read
-        if engine_name is None:
-            found = profiles.quick(files, columns, paths=paths)
-        else:
-            threads = None if files.footers[0].file.local else REMOTE_THREADS
-            with (
-                engine(engine_name, threads=threads) as where,
-                terminal.progress("reading lengths", rows=files.rows) as progress,
-            ):
-                found = profiles.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
-        document = found.document
-        tell_skipped(terminal, document["skipped"])
-        notes = []
-        if engine_name is not None:
-            from freescale_tools.profile.predict import predict
-
-            notes = predict(found, files, columns, settings, paths=paths, bar=terminal.progress, requests=requests)
+    lists = list(dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])]))
+    histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
+    with histories as requests:
+        document, notes = _profiled(terminal, paths, files, columns, settings, engine_name, requests)
     write_report(document, profile_page(document), out, "profile")
     show(terminal, document)
     for note in notes:
         terminal.say(note)
     terminal.say(f"written to {out / 'profile.html'} and {out / 'profile.json'}")
     terminal.result(document)
+
+
+def _profiled(
+    terminal: Terminal,
+    paths: list[str],
+    files: Any,
+    columns: Any,
+    settings: Any,
+    engine_name: str | None,
+    requests: Any,
+) -> tuple[dict[str, Any], list[str]]:
+    """(profile.json, why parts of it are null)."""
+    from freescale_tools.collisions.arrow_ids import check_ids
+    from freescale_tools.profile import measure as profiles
+    from freescale_tools.scan.columns import bind
+    from freescale_tools.scan.engines.choose import engine
+    from freescale_tools.scan.engines.threads import REMOTE_THREADS
+
+    if settings.ids is not None:
+        bind(requests.table if requests else files, [settings.ids], check=check_ids)  # before all lengths are read
+    if engine_name is None:
+        found = profiles.quick(files, columns, paths=paths)
+        tell_skipped(terminal, found.document["skipped"])
+        return found.document, []
+    from freescale_tools.profile.predict import predict
+
+    threads = None if files.footers[0].file.local else REMOTE_THREADS
+    with (
+        engine(engine_name, threads=threads) as where,
+        terminal.progress("reading lengths", rows=files.rows) as progress,
+    ):
+        found = profiles.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
+    tell_skipped(terminal, found.document["skipped"])
+    return found.document, predict(
+        found, files, columns, settings, paths=paths, bar=terminal.progress, requests=requests
+    )

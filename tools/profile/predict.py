@@ -137,7 +137,7 @@ def _sharing(document: dict[str, Any], columns: Columns, requests: Requests, pro
         document,
         load_hardware(HARDWARE),
         share=requests.stored.on,
-        fields=len(columns.sequences),
+        fields=sum(name not in requests.floats for name in columns.sequences),
         dim=DIM,
         orders=("file", "shuffled", "time"),
         progress=progress,

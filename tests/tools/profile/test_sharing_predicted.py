@@ -155,6 +155,7 @@ def test_the_command(call, tmp_path, number):
     """640 requests are enough for five steps of four times 32, 600 are not."""
     Samples.drawn(11, requests=number, users=40, longest=60).write(tmp_path, group=20)
     files = (tmp_path / "requests", "--histories", tmp_path / "histories", *OPTIONS, "--sequence", "item")
+    files += ("--sequence", "price")
     out = ("--ranks", "4", "--batch-size", "8", "--out", tmp_path / "out")
     done = call(*files, "--share", "user", *out)
     assert done.exit_code == 0, done.output
