@@ -9,8 +9,8 @@ from freescale_tools.report.numbers import count, milliseconds, percent, short, 
 ASSUMPTION = (
     "Sharing: in sampled global batches, an event that several samples of a rank see counts once. Bytes saved leave "
     "a rank: 8 for an id, 4 a value for embedding rows and for gradients. Where equal ids are looked up once anyway "
-    "(fscomm), rows are not saved. In a step, shared events are read, moved, looked up, sent and updated once; the model "
-    "computes as before."
+    "(fscomm), rows are not saved. In a step, shared events are read, moved, looked up, sent and updated once; the "
+    "model computes as before."
 )
 
 
