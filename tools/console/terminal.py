@@ -173,4 +173,4 @@ def _text(value: Any) -> str:
         return str(value)
     if isinstance(value, int | np.integer):
         return f"{value:,}"
-    return f"{value:,.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
