@@ -10,6 +10,7 @@ from freescale_tools.check.command import check
 from freescale_tools.collisions.command import collisions
 from freescale_tools.demo.command import demo
 from freescale_tools.profile.command import profile
+from freescale_tools.rewrite.catalog import catalog
 from freescale_tools.rewrite.histories.command import histories
 from freescale_tools.rewrite.optimize.command import optimize
 from freescale_tools.simulate.command import simulate
@@ -23,5 +24,5 @@ def freescale() -> None:
     """Find out what FreeScale brings for your data, and with which settings, before you book a GPU."""
 
 
-for command in (profile, collisions, simulate, calibrate, optimize, histories, check, synth, demo):
+for command in (profile, collisions, simulate, calibrate, optimize, histories, catalog, check, synth, demo):
     app.command()(command)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.file_list import Partitions
+from fsdata.catalog.listing.file_list import Partitions
 from fsdata.catalog.roles import WantedField, is_list, objection, plain
 from fsdata.errors import SchemaError
 from fsdata.sources.expressions import expressions

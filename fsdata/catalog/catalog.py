@@ -1,25 +1,34 @@
-"""What planning has to know of many files, in arrays: 32 bytes a file beside its name, 8 a row group.
+"""What planning has to know of many files, in arrays: some 60 bytes a file beside its name, 8 a row group.
 
 Footers are parsed and dropped; whoever reads a row group parses the footer of its file again. Of footers that describe
-the same schema only the first is parsed by pyarrow, the others by `fsdata.kernels.footer`.
+the same schema only the first is parsed by pyarrow, the others by `fsdata.kernels.footer`. Of many files the catalog is
+made once per host.
 
 Letters: N files, G row groups.
 """
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.file_list import FileList, FileRef
+from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, checked, digest, parsed, raw_footer
+from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
 from fsdata.catalog.retry import Retry
+from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.errors import CorruptFileError
 
+SHARED_FROM = 1_000  # files; the catalog of fewer is made by every process for itself
 _BLOCK = 256  # files that one thread reads at a time
+_VERSION = 1  # of the arrays that processes share
+_ARRAYS = ("size", "schema_of", "first", "rows")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +50,7 @@ class Catalog:
     schemas: tuple[pa.Schema, ...]
     first: np.ndarray
     rows: np.ndarray
+    _shared: SharedArrays | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -62,7 +72,9 @@ def catalog_of(footers: Sequence[Footer]) -> Catalog:
     first = footers[0].file
     groups = [footer.row_groups for footer in footers]
     return Catalog(
-        FileList.of([(each.file.filesystem, each.file.path) for each in footers], first.path[: -len(first.name)]),
+        FileList.of(
+            [(each.file.filesystem, each.file.path, UNKNOWN) for each in footers], first.path[: -len(first.name)]
+        ),
         np.array([footer.size for footer in footers]),
         np.frombuffer(bytes.fromhex("".join(footer.digest for footer in footers)), np.uint8).reshape(-1, 16),
         np.array([number[id(footer.schema)] for footer in footers], np.int32),
@@ -72,8 +84,136 @@ def catalog_of(footers: Sequence[Footer]) -> Catalog:
     )
 
 
-def read_catalog(files: FileList, *, threads: int, retry: Retry) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
+EMPTY = Catalog(
+    FileList.of([]),
+    np.empty(0, np.int64),
+    np.empty((0, 16), np.uint8),
+    np.empty(0, np.int32),
+    (),
+    np.zeros(1, np.int64),
+    np.empty(0, np.int64),
+)
+
+Faults = list[tuple[int, CorruptFileError]]
+"""Numbers of files that have no usable footer, and why."""
+
+
+def open_catalog(
+    files: FileList, *, threads: int, retry: Retry, label: str
+) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
     """(the catalog of the files that have a usable footer, name and fault of each of the others).
+
+    Of many files the processes of a host make one together: one reads, the others wait and map the same memory. What
+    tells that they mean the same files is the listing, with sizes and times of modification.
+
+    Raises:
+        FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
+    """
+    identity = files.identity if len(files) >= SHARED_FROM else ""
+    if not identity:
+        return _named(files, *_read(files, threads=threads, retry=retry))
+
+    def make(_: Path | None) -> Arrays:
+        return _packed(*_read(files, threads=max(threads, usable_cores()), retry=retry))
+
+    shared = SharedArrays(f"catalog{_VERSION}x{identity}", make, f"{label}, its footers")
+    return _named(files, *_unpacked(files, shared))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What `updated` did: files that are `new`, that have another size or time than before, and that are gone."""
+
+    catalog: Catalog
+    faults: list[tuple[str, CorruptFileError]]
+    new: int
+    changed: int
+    gone: int
+
+
+def updated(old: Catalog, files: FileList, *, threads: int, retry: Retry) -> Update:
+    """The catalog of `files`. Only files that `old` does not know with the same size and time are opened.
+
+    Raises: as `open_catalog`.
+    """
+    known = {old.files.path(number): number for number in range(len(old))}
+    place = np.array([known.get(files.path(number), -1) for number in range(len(files))], np.int64)
+    there = place >= 0
+    versions = old.files.versions[place, :2] if len(old) else np.zeros((len(files), 2), np.int64)
+    same = there & (versions == files.versions[:, :2]).all(axis=1) & (versions[:, 1] > 0)
+    fresh, faults = _read(files.without(np.flatnonzero(same).tolist()), threads=threads, retry=retry)
+    opened = np.flatnonzero(~same)
+    unusable = [number for number, _ in faults]
+    bad = opened[unusable]
+    place[np.delete(opened, unusable)] = len(old) + np.arange(len(fresh))
+    kept = np.delete(np.arange(len(files)), bad)
+    return Update(
+        catalog=_chosen((old, fresh), files.without(bad.tolist()), place[kept]),
+        faults=[(files.name(number), error) for number, (_, error) in zip(bad.tolist(), faults, strict=True)],
+        new=int((~there).sum()),
+        changed=int((there & ~same).sum()),
+        gone=len(known) - int(there.sum()),
+    )
+
+
+def _chosen(parts: Sequence[Catalog], files: FileList, place: np.ndarray) -> Catalog:
+    """The entries `place`, int64 [N], of all parts, one part after another; `files` are theirs."""
+    schemas: list[pa.Schema] = []
+    numbers = []
+    for schema in (schema for part in parts for schema in part.schemas):
+        number = next((n for n, each in enumerate(schemas) if each.equals(schema, check_metadata=True)), len(schemas))
+        schemas += [schema] if number == len(schemas) else []
+        numbers.append(number)
+    first_schema = np.cumsum([0, *(len(part.schemas) for part in parts)])
+    schema_of = np.concatenate([part.schema_of + first for part, first in zip(parts, first_schema, strict=False)])
+    groups = np.concatenate([np.diff(part.first) for part in parts])
+    begins = (np.cumsum(groups) - groups)[place]
+    groups = groups[place]
+    ends = np.cumsum(groups)
+    rows = np.concatenate([part.rows for part in parts])
+    return Catalog(
+        files=files,
+        size=np.concatenate([part.size for part in parts])[place],
+        digests=np.concatenate([part.digests for part in parts])[place],
+        schema_of=np.array(numbers, np.int32)[schema_of[place]],
+        schemas=tuple(schemas),
+        first=np.concatenate([[0], ends]),
+        rows=rows[np.repeat(begins - (ends - groups), groups) + np.arange(int(groups.sum()))],
+    )
+
+
+def _named(files: FileList, catalog: Catalog, faults: Faults) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
+    return catalog, [(files.name(number), error) for number, error in faults]
+
+
+def _packed(catalog: Catalog, faults: Faults) -> Arrays:
+    said = json.dumps([(number, str(error)) for number, error in faults]).encode()
+    schemas = [np.frombuffer(schema.serialize(), np.uint8) for schema in catalog.schemas]
+    return {
+        **{name: getattr(catalog, name) for name in _ARRAYS},
+        "digests": catalog.digests.reshape(-1),
+        "schemas": np.concatenate([np.empty(0, np.uint8), *schemas]),
+        "schema_ends": np.cumsum([0, *map(len, schemas)]),
+        "faults": np.frombuffer(said, np.uint8),
+    }
+
+
+def _unpacked(files: FileList, shared: SharedArrays) -> tuple[Catalog, Faults]:
+    faults = [(number, CorruptFileError(said)) for number, said in json.loads(shared["faults"].tobytes())]
+    ends = shared["schema_ends"]
+    schemas = [shared["schemas"][begin:end] for begin, end in pairwise(ends.tolist())]
+    catalog = Catalog(
+        files=files.without([number for number, _ in faults]),
+        digests=shared["digests"].reshape(-1, 16),
+        schemas=tuple(pa.ipc.read_schema(pa.py_buffer(schema.tobytes())) for schema in schemas),
+        **{name: shared[name] for name in _ARRAYS},
+        _shared=shared,
+    )
+    return catalog, faults
+
+
+def _read(files: FileList, *, threads: int, retry: Retry) -> tuple[Catalog, Faults]:
+    """(the catalog of the files that have a usable footer, the others).
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
@@ -84,7 +224,7 @@ def read_catalog(files: FileList, *, threads: int, retry: Retry) -> tuple[Catalo
     def read(block: range) -> _Block:
         return _Block.read(files, block, schemas, retry)
 
-    if threads <= 1 or len(files) == 1:
+    if threads <= 1 or len(files) <= 1:
         found = [read(block) for block in blocks]
     else:
         with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="fsdata-footer") as pool:
@@ -100,7 +240,7 @@ def read_catalog(files: FileList, *, threads: int, retry: Retry) -> tuple[Catalo
         np.concatenate([[0], np.cumsum(groups)]),
         np.concatenate([np.empty(0, np.int64), *(block.rows for block in found)]),
     )
-    return catalog, [(files.name(number), error) for number, error in faults]
+    return catalog, faults
 
 
 def _narrow(blocks: Sequence[range], threads: int) -> list[range]:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.file_list import FileRef
+from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retry
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fsdata.catalog.file_list import FileRef
+from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import FreeScaleError
 
 Result = TypeVar("Result")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from fsdata.catalog.file_list import FileRef
 from fsdata.catalog.footers import digest, footer_bytes, open_file, parsed
+from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
 
 
@@ -33,10 +33,12 @@ class OpenFiles:
 
     Args:
         keep: idle files kept open; with as many as there are decode threads no file is opened per row group.
+        advice: what to do about a file that was replaced.
     """
 
-    def __init__(self, keep: int) -> None:
+    def __init__(self, keep: int, advice: str = "") -> None:
         self._keep = keep
+        self._advice = advice
         self._idle: list[OpenParquet] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -57,7 +59,7 @@ class OpenFiles:
                 idle.close()
         source = open_file(file)
         try:
-            raw = _compared(file, size, identity, source)
+            raw = self._compared(file, size, identity, source)
             metadata = parsed(raw, size, file, {})[0]
             parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         except BaseException:
@@ -83,19 +85,17 @@ class OpenFiles:
         for file in idle:
             file.close()
 
-
-def _compared(file: FileRef, size: int, identity: str, source: Any) -> bytes:
-    """The footer with its length and magic."""
-    now = source.size()
-    if now != size:
-        raise CorruptFileError(
-            f"{file.path}: replaced while in use: {now} bytes, {size} when its footer was read. "
-            "Start the job again, with files that nobody writes"
-        )
-    raw = footer_bytes(source, size, file)
-    if digest(raw) != identity:
-        raise CorruptFileError(
-            f"{file.path}: replaced while in use: its footer is not the one that was read at the start. "
-            "Start the job again, with files that nobody writes"
-        )
-    return raw
+    def _compared(self, file: FileRef, size: int, identity: str, source: Any) -> bytes:
+        """The footer with its length and magic."""
+        now = source.size()
+        if now != size:
+            raise CorruptFileError(
+                f"{file.path}: replaced while in use: {now} bytes, {size} when its footer was read. {self._advice}"
+            )
+        raw = footer_bytes(source, size, file)
+        if digest(raw) != identity:
+            raise CorruptFileError(
+                f"{file.path}: replaced while in use: its footer is not the one that was read at the start. "
+                f"{self._advice}"
+            )
+        return raw

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import bind
-from fsdata.catalog.catalog import Catalog, read_catalog
+from fsdata.catalog.catalog import Catalog, open_catalog
+from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.cores import usable_cores
-from fsdata.catalog.find_files import discover
 from fsdata.catalog.footers import Skipped
+from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retry, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.open_files import OpenFiles
@@ -22,10 +23,14 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.slice_plan import SlicePlan, plan_slices
 from fsdata.decode.slices import Slice, decode
-from fsdata.errors import CorruptFileError, DataError, FreeScaleError
+from fsdata.errors import CorruptFileError, DataError, FreeScaleError, SchemaError
 from fsdata.sources.source import ParquetSource
 
 _REMOTE_THREADS = 16
+_ADVICE = (
+    "Start the job again, with files that nobody writes",
+    "Bring the catalog up to date: `freescale catalog --update`",
+)  # of files that were listed, and of those of a catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +104,26 @@ class SourceFiles:
         self._seen: set[tuple[str, int]] = set()
         self._wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}  # by schema and columns read
         self._lock = threading.Lock()
-        files = discover(source.path_list, source.filesystem)
         at_once = threads or usable_cores()
-        threads = at_once if files[0].local else max(at_once, _REMOTE_THREADS)
-        self.catalog, faults = read_catalog(files, threads=threads, retry=retry)
-        self._skip_files(faults, len(files))
+        self.catalog = self._listed(at_once) if source.catalog is None else self._from_file()
         self.kinds, self._kind_of = bind(source, wanted, self.catalog, label)
         self.groups = RowGroups(index, self.catalog)
         self._pool = pool
-        self._open_files = OpenFiles(keep=max(at_once, 2) + 1)
+        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
+
+    def _listed(self, threads: int) -> Catalog:
+        files = discover(self.source.path_list, self.source.filesystem)
+        at_once = threads if files[0].local else max(threads, _REMOTE_THREADS)
+        catalog, faults = open_catalog(files, threads=at_once, retry=self.retry, label=self.label)
+        self._skip_files(faults, len(files))
+        return catalog
+
+    def _from_file(self) -> Catalog:
+        assert self.source.catalog is not None
+        catalog = read_catalog_file(self.source.catalog, self.source.filesystem)
+        if not len(catalog):
+            raise SchemaError(f"{self.label}: the catalog has no files")
+        return catalog
 
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
         for name, error in faults:

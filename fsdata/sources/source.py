@@ -25,6 +25,8 @@ class ParquetSource:
         paths: files, globs (`*`, `?`, `[...]`, `**`), folders (all `.parquet` and `.parq` files below, names that
             begin with `_` or `.` left out), or URLs of any pyarrow or fsspec filesystem. `key=value` folders are
             columns. Files of one glob or folder are read in the order of their names.
+        catalog: a file that `freescale catalog` made of the paths, in their place: nothing is listed, and no footer is
+            read before planning. A file that has changed since is an error when it is read.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
             list) per row from that row alone, of the operations in `fsdata.sources.expressions.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
@@ -44,8 +46,9 @@ class ParquetSource:
         SchemaError: options that contradict each other.
     """
 
-    paths: str | Path | Sequence[str | Path]
+    paths: str | Path | Sequence[str | Path] = ()
     _: KW_ONLY
+    catalog: str | Path | None = None
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class ParquetSource:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "paths", _paths(self.paths))
+        set_field(self, "paths", _paths(self.paths, self.catalog))
         for option in ("columns", "defaults", "nulls"):
             set_field(self, option, _mapping(option, getattr(self, option)))
         set_field(self, "join", _joins(self.join))
@@ -87,7 +90,7 @@ class ParquetSource:
     @property
     def label(self) -> str:
         """The first path, short enough for a message."""
-        paths = self.path_list
+        paths = self.path_list if self.catalog is None else (str(self.catalog),)
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
     @property
@@ -245,8 +248,14 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"the source of a {kind} is not mixed: leave its weight out")
 
 
-def _paths(value: Any) -> tuple[str, ...]:
+def _paths(value: Any, catalog: Any) -> tuple[str, ...]:
     paths = _tuple_of(value, str | Path)
+    if catalog is not None:
+        if not isinstance(catalog, str | Path) or not str(catalog):
+            raise SchemaError(f"ParquetSource(catalog=...) names one file, got {catalog!r}")
+        if paths:
+            raise SchemaError("ParquetSource takes paths or a catalog of them, not both")
+        return ()
     if not paths or not all(isinstance(path, str | Path) and str(path) for path in paths):
         raise SchemaError(f"ParquetSource takes one or more paths, got {value!r}")
     for path in map(str, paths):

@@ -36,7 +36,7 @@ from fsdata.sources.expressions import expressions
 from fsdata.sources.source import AsOf, Join, ParquetSource
 
 Made = TypeVar("Made")
-_OPTIONS = ("paths", "columns", "defaults", "nulls", "filter", "weight", "on_error", "join", "as_of")
+_OPTIONS = ("paths", "catalog", "columns", "defaults", "nulls", "filter", "weight", "on_error", "join", "as_of")
 _OF_JOIN = ("on", "fields")
 _OF_HISTORIES = (*_OF_JOIN, "at", "time")
 
@@ -56,9 +56,11 @@ def sources_from_toml(path: str | Path) -> list[ParquetSource]:
 
 def _source(table: Any, folder: Path, where: str) -> ParquetSource:
     table_of(table, where, _OPTIONS)
-    if "paths" not in table:
-        raise SchemaError(f"{where} needs paths")
-    paths = table["paths"] if isinstance(table["paths"], list) else [table["paths"]]
+    if "paths" not in table and "catalog" not in table:
+        raise SchemaError(f"{where} needs paths, or a catalog of them")
+    paths = table.get("paths", [])
+    paths = paths if isinstance(paths, list) else [paths]
+    catalog = table.get("catalog")
     for option in ("join", "as_of"):
         if not isinstance(table.get(option, []), list):
             raise SchemaError(f"{where}.{option} is a list of tables, got {table[option]!r}")
@@ -69,6 +71,7 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
     try:
         return ParquetSource(
             [_absolute(path, folder, where) for path in paths],
+            catalog=None if catalog is None else _absolute(catalog, folder, where),
             columns={name: _column(column, f"{where}.columns.{name}") for name, column in columns.items()},
             defaults=table.get("defaults", {}),
             nulls=table.get("nulls", {}),

@@ -89,6 +89,8 @@ class Table:
         return merged(found)
 
     def _read(self) -> list[Footer]:
+        if self.source.catalog is not None:
+            raise UsageError(f"{self.label}: a catalog; name the files to check")
         try:
             found = read_files(self.source.path_list, self.source.filesystem)
         except UsageError as error:

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
 from fsdata.catalog.cores import usable_cores
-from fsdata.catalog.file_list import FileRef
-from fsdata.catalog.find_files import discover
 from fsdata.catalog.footers import Footer, Skipped, read_footers
+from fsdata.catalog.listing.file_list import FileRef
+from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retry
 from fsdata.errors import CorruptFileError, SchemaError
 

@@ -25,9 +25,9 @@ from fsdata.catalog.roles import (
     wanted_fields,
     wanted_key,
 )
+from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.align import Defaults, Groups, align
 from fsdata.decode.joins.pile import Pile
-from fsdata.decode.joins.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.row_layout import Field, Layout
 from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import RowGroup, SourceFiles

@@ -12,8 +12,8 @@ from footers import change, chunk, footer_of, with_footer
 from parquet import lists, opened, read, read_all, write
 
 from fsdata import Schema, Sequence
-from fsdata.catalog.find_files import discover
 from fsdata.catalog.footers import read_footers
+from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retry
 from fsdata.decode.opened_source import open_source
 from fsdata.errors import CorruptFileError, SchemaError

@@ -13,7 +13,7 @@ from parquet import column, opened, read, read_all, write
 from user_files import USERS, found, users
 
 from fsdata import Schema
-from fsdata.catalog.find_files import _resolve
+from fsdata.catalog.listing.find_files import resolve
 from fsdata.decode.record_batches import wide_columns
 from fsdata.errors import SchemaError
 from fsdata.sources import ParquetSource
@@ -119,11 +119,11 @@ def test_a_linked_folder_is_followed_once(folder, tmp_path_factory):
 )
 def test_options_of_a_url_are_not_wildcards(url, path):
     options = "region=eu-south-9&scheme=http&endpoint_override=127.0.0.1:9"
-    system, found_path = _resolve(url + options, None)
+    system, found_path = resolve(url + options, None)
     assert (system.region, found_path) == ("eu-south-9", path)
     assert "127.0.0.1:9" in str(system.__reduce__())
     with pytest.raises(SchemaError, match=r"s3://.*nosuch"):
-        _resolve(url + "nosuch=1", None)
+        resolve(url + "nosuch=1", None)
 
 
 def test_relative_paths(folder, monkeypatch):

@@ -38,8 +38,8 @@ from freescale_tools.rewrite.optimize.layout import Path as ColumnPath
 from freescale_tools.rewrite.optimize.sort import ordered, sorting
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source, reading_written
-from fsdata.catalog.file_list import FileRef
 from fsdata.catalog.footers import Footer
+from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retry
 from fsdata.errors import CorruptFileError
 

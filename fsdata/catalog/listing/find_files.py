@@ -4,15 +4,16 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from fsdata.catalog.file_list import FileList
-from fsdata.catalog.walk import files_below, same_files
+from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Version
+from fsdata.catalog.listing.walk import files_below, same_files
 from fsdata.errors import SchemaError
 
 SUFFIXES = (".parquet", ".parq")
@@ -28,19 +29,34 @@ def discover(paths: Sequence[str], filesystem: Any) -> FileList:
         FileNotFoundError: a path, glob or folder without a Parquet file.
         SchemaError: a file that is found twice, a folder inside itself, an unknown kind of filesystem.
     """
-    found: list[tuple[pafs.FileSystem, str]] = []
+    files = FileList.of(_found(paths, filesystem))
+    _check_repeats(files)
+    return files
+
+
+def _found(paths: Sequence[str], filesystem: Any) -> Iterator[tuple[pafs.FileSystem, str, Version]]:
     for given in paths:
-        system, path = _resolve(given, filesystem)
-        found += [(system, file) for file in _expand(system, path, given)]
-    _check_repeats(found)
-    return FileList.of(found)
+        system, path = resolve(given, filesystem)
+        local = isinstance(system, pafs.LocalFileSystem)
+        for file, version in _expand(system, path, given):
+            yield system, file, (_local_version(file) if local else version)
 
 
-def _check_repeats(found: list[tuple[pafs.FileSystem, str]]) -> None:
+def _local_version(path: str) -> Version:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _check_repeats(files: FileList) -> None:
     """Refuse two paths to one file. Of remote files only equal paths are known to be one file."""
-    local = [path for system, path in found if isinstance(system, pafs.LocalFileSystem)]
-    remote = Counter(path for system, path in found if not isinstance(system, pafs.LocalFileSystem))
-    twice = same_files(local) + [(path, path) for path, times in remote.items() if times > 1]
+    inodes = files.versions[:, 2]
+    order = np.argsort(inodes, kind="stable")
+    same = (inodes[order][1:] == inodes[order][:-1]) & (inodes[order][1:] != 0)
+    maybe = np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
+    twice = same_files([files[number].path for number in maybe.tolist()])
+    unknown = np.flatnonzero(inodes == 0).tolist()
+    remote = Counter(files[number].path for number in unknown) if unknown else Counter()
+    twice += [(path, path) for path, times in remote.items() if times > 1]
     if twice:
         named = "; ".join(one if one == other else f"{one} and {other}" for one, other in twice[:_NAMED])
         more = f"; and {len(twice) - _NAMED} more" if len(twice) > _NAMED else ""
@@ -50,7 +66,8 @@ def _check_repeats(found: list[tuple[pafs.FileSystem, str]]) -> None:
         )
 
 
-def _resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
+def resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
+    """The filesystem of a path or URL, and the path in it."""
     if filesystem is not None:
         return _as_arrow(filesystem), given
     scheme = given.split("://", 1)[0] if "://" in given else ""
@@ -103,12 +120,12 @@ def _fixed_part(path: str) -> tuple[str, str]:
     return path[: max(cut, 0)], path[max(cut, 0) :]
 
 
-def _expand(system: pafs.FileSystem, path: str, given: str) -> list[str]:
+def _expand(system: pafs.FileSystem, path: str, given: str) -> list[tuple[str, Version]]:
     info = system.get_file_info(path)
     if info.type == pafs.FileType.File:
-        return [info.path]
+        return [(info.path, _version(info))]
     if info.type == pafs.FileType.Directory:
-        files = [file for file in _below(system, info.path, recursive=True) if file.endswith(SUFFIXES)]
+        files = [each for each in _below(system, info.path, recursive=True) if each[0].endswith(SUFFIXES)]
         if not files:
             raise FileNotFoundError(f"{given}: no {' or '.join(SUFFIXES)} file in this folder or below it")
         return files
@@ -123,9 +140,8 @@ def _expand(system: pafs.FileSystem, path: str, given: str) -> list[str]:
     if system.get_file_info(base).type == pafs.FileType.NotFound:
         raise FileNotFoundError(f"{given}: no file matches; there is no folder {base}")
     pattern = _pattern(path)
-    files = [
-        file for file in _below(system, base, recursive=rest.count("/") > 1 or "**" in rest) if pattern.fullmatch(file)
-    ]
+    below = _below(system, base, recursive=rest.count("/") > 1 or "**" in rest)
+    files = [each for each in below if pattern.fullmatch(each[0])]
     if not files:
         raise FileNotFoundError(f"{given}: no file matches")
     return files
@@ -142,13 +158,18 @@ def _what_it_is(path: str) -> str:
     return kinds.get(stat.S_IFMT(mode), "neither a file nor a folder")
 
 
-def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[str]:
+def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[tuple[str, Version]]:
     if isinstance(system, pafs.LocalFileSystem):
-        return files_below(folder, recursive=recursive)
+        return [(file, UNKNOWN) for file in files_below(folder, recursive=recursive)]
     selector = pafs.FileSelector(folder, recursive=recursive)
-    files = [info.path for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
+    found = (info for info in system.get_file_info(selector) if info.type == pafs.FileType.File)
     skip = len(folder.rstrip("/"))
-    return sorted(file for file in files if not re.search(r"/[._]", "/" + file[skip:].lstrip("/")))
+    shown = [info for info in found if not re.search(r"/[._]", "/" + info.path[skip:].lstrip("/"))]
+    return sorted((info.path, _version(info)) for info in shown)
+
+
+def _version(info: pafs.FileInfo) -> Version:
+    return info.size or 0, info.mtime_ns or 0, 0
 
 
 def _pattern(glob: str) -> re.Pattern[str]:

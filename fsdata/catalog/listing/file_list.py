@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import overload
 from urllib.parse import unquote
 
@@ -14,6 +15,12 @@ _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
 Partitions = dict[str, str | None]
 """Texts of `key=value` folders, None for the null partition."""
+
+
+Version = tuple[int, int, int]
+"""Bytes, time of modification in ns, inode; 0 where unknown."""
+
+UNKNOWN: Version = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +52,54 @@ class FileList(Sequence[FileRef]):
     Attributes:
         folders: each once.
         folder: int32 [N], the folder of each file.
+        base: the folder of all files, with its slash, or empty.
+        versions: int64 [N, 3], bytes, time of modification in ns, and inode; 0 where the listing did not say.
     """
 
-    def __init__(self, folders: tuple[Folder, ...], folder: np.ndarray, text: bytes, ends: np.ndarray, base: str):
+    def __init__(
+        self,
+        folders: tuple[Folder, ...],
+        folder: np.ndarray,
+        text: bytes,
+        ends: np.ndarray,
+        versions: np.ndarray,
+        base: str,
+    ):
         """text: all names inside their folders; ends: int64 [N], where each ends; base: the folder of all files."""
         self.folders = folders
         self.folder = folder
+        self.versions = versions
         self._text = text
         self._ends = ends
-        self._base = base
+        self.base = base
 
     @classmethod
-    def of(cls, found: Iterable[tuple[pafs.FileSystem, str]], base: str | None = None) -> "FileList":
-        """found: filesystem and path of each file; base: the folder of all files, None to find it."""
+    def of(cls, found: Iterable[tuple[pafs.FileSystem, str, Version]], base: str | None = None) -> "FileList":
+        """found: filesystem, path and version of each file; base: the folder of all files, None to find it."""
         numbers: dict[tuple[int, str], int] = {}
         folders: list[Folder] = []
         folder, sizes = np.empty(1024, np.int32), np.empty(1024, np.int64)
+        versions = np.empty((1024, 3), np.int64)
         text = bytearray()
         count = 0
-        for system, path in found:
+        for system, path, version in found:
             cut = path.rfind("/") + 1
             key = id(system), path[:cut]
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(folders)
-                folders.append(Folder(path[:cut], system, _partitions(path[:cut])))
+                folders.append(folder_of(system, path[:cut]))
             if count == len(folder):
                 folder, sizes = np.resize(folder, 2 * count), np.resize(sizes, 2 * count)
+                versions = np.resize(versions, (2 * count, 3))
             name = path[cut:].encode("utf-8", "surrogateescape")
-            folder[count], sizes[count] = number, len(name)
+            folder[count], sizes[count], versions[count] = number, len(name), version
             text += name
             count += 1
         base = _common_folder([each.path for each in folders]) if base is None else base
-        return cls(tuple(folders), folder[:count].copy(), bytes(text), np.cumsum(sizes[:count]), base)
+        return cls(
+            tuple(folders), folder[:count].copy(), bytes(text), np.cumsum(sizes[:count]), versions[:count].copy(), base
+        )
 
     def __len__(self) -> int:
         return len(self.folder)
@@ -94,13 +116,13 @@ class FileList(Sequence[FileRef]):
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         number = index % len(self)
-        folder, path = self.folders[self.folder[number]], self._path(number)
+        folder, path = self.folders[self.folder[number]], self.path(number)
         local = isinstance(folder.filesystem, pafs.LocalFileSystem)
-        return FileRef(path, path[len(self._base) :], folder.filesystem, local, folder.partitions)
+        return FileRef(path, path[len(self.base) :], folder.filesystem, local, folder.partitions)
 
     def name(self, number: int) -> str:
         """See `FileRef.name`."""
-        return self._path(number)[len(self._base) :]
+        return self.path(number)[len(self.base) :]
 
     def names(self) -> Iterator[str]:
         return map(self.name, range(len(self)))
@@ -112,13 +134,32 @@ class FileList(Sequence[FileRef]):
         kept = np.delete(np.arange(len(self)), some)
         names = [self._raw(number) for number in kept.tolist()]
         ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-        return FileList(self.folders, self.folder[kept], b"".join(names), ends, self._base)
+        return FileList(self.folders, self.folder[kept], b"".join(names), ends, self.versions[kept], self.base)
+
+    @property
+    def identity(self) -> str:
+        """A hash of the paths, filesystems and versions; "" if the listing did not say all versions."""
+        if not len(self) or not (self.versions[:, 1] > 0).all():
+            return ""
+        found = blake2b(digest_size=16)
+        for each in self.folders:
+            found.update(f"{each.filesystem.type_name} {each.path}".encode("utf-8", "surrogateescape") + b"\0")
+        for part in (self.folder, self._ends, self.versions):
+            found.update(np.ascontiguousarray(part).data)
+        found.update(self._text)
+        return found.hexdigest()
 
     def _raw(self, number: int) -> bytes:
         return self._text[self._ends[number - 1] if number else 0 : self._ends[number]]
 
-    def _path(self, number: int) -> str:
+    def path(self, number: int) -> str:
+        """See `FileRef.path`."""
         return self.folders[self.folder[number]].path + self._raw(number).decode("utf-8", "surrogateescape")
+
+
+def folder_of(filesystem: pafs.FileSystem, path: str) -> Folder:
+    """path: with its slash."""
+    return Folder(path, filesystem, _partitions(path))
 
 
 def _common_folder(folders: Sequence[str]) -> str:

@@ -13,15 +13,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fsdata.decode.joins import shared_arrays
+from fsdata.catalog import shared_arrays
+from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.joins.pile import Pile
-from fsdata.decode.joins.shared_arrays import SharedArrays
 from fsdata.errors import DataError
 
 ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "b": np.array([2.5], np.float32)}
 SCRIPT = """
 import sys, time, numpy as np
-from fsdata.decode.joins.shared_arrays import SharedArrays
+from fsdata.catalog.shared_arrays import SharedArrays
 def make(_):
     print("made", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -43,7 +43,7 @@ def files(name: str) -> list[str]:
 
 def other(name: str, seconds: float = 0.0) -> subprocess.Popen:
     command = [sys.executable, "-c", SCRIPT, name, str(seconds)]
-    env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[3])}
+    env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[2])}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 

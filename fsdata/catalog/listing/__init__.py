@@ -1,0 +1,1 @@
+"""Which files there are: `find_files` (on this machine by `walk`) makes a `file_list` of paths, globs and folders."""

@@ -1,0 +1,255 @@
+"""A catalog says of files what their footers say: read here, shared by processes, from a file, brought up to date."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
+from fsdata.catalog import catalog as catalogs
+from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, updated
+from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
+from fsdata.catalog.footers import read_footers
+from fsdata.catalog.listing.find_files import discover
+from fsdata.catalog.retry import Retry
+
+LIST = pa.list_(pa.int64())
+SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row", "day"))
+
+
+def write(path: Path, rows: range, *, wide: bool = False, group: int = 3) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {"row": pa.array(list(rows), pa.int64()), "item": pa.array([[row, row + 1] for row in rows], LIST)}
+    if wide:
+        columns["more"] = pa.array([float(row) for row in rows])
+    pq.write_table(pa.table(columns), path, row_group_size=group)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """30 files in 6 days, of two schemas; one has no rows."""
+    for number in range(30):
+        name = f"day={number % 6}/part-{number:02}.parquet"
+        size = 0 if number == 7 else 4 + number % 3
+        write(tmp_path / "lake" / name, range(100 * number, 100 * number + size), wide=number % 5 == 0)
+    return tmp_path / "lake"
+
+
+def opened(folder: Path) -> Catalog:
+    catalog, faults = open_catalog(discover([str(folder)], None), threads=2, retry=Retry(), label="source 0")
+    assert faults == []
+    return catalog
+
+
+def said(catalog: Catalog) -> list[tuple]:
+    """Everything, file by file."""
+    return [
+        (
+            catalog.files[number],
+            int(catalog.size[number]),
+            catalog.digest(number),
+            catalog.schema(number),
+            catalog.rows[catalog.first[number] : catalog.first[number + 1]].tolist(),
+        )
+        for number in range(len(catalog))
+    ]
+
+
+def test_it_says_what_footers_say(lake: Path) -> None:
+    footers = read_footers(discover([str(lake)], None), threads=1, retry=Retry())
+    catalog = opened(lake)
+    assert said(catalog) == [
+        (footer.file, footer.size, footer.digest, footer.schema, footer.row_groups) for footer in footers
+    ]
+    assert [(file.path, *rest) for file, *rest in said(catalog)] == [
+        (file.path, *rest) for file, *rest in said(catalog_of(footers))
+    ]
+    assert len(catalog.schemas) == 2
+    assert list(catalog.files.names()) == [footer.file.name for footer in footers]
+
+
+def test_only_the_first_footer_of_a_schema_is_parsed(lake: Path) -> None:
+    with mock.patch.object(catalogs, "parsed", wraps=catalogs.parsed) as parsed:
+        files = discover([str(lake)], None)
+        open_catalog(files, threads=1, retry=Retry(), label="source 0")
+    assert parsed.call_count == 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_files_without_a_footer_are_named(lake: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "SHARED_FROM", 1 if shared else 1_000)
+    for name in ("day=0/part-00.parquet", "day=3/part-15.parquet", "day=5/part-29.parquet"):
+        (lake / name).write_bytes(b"PAR1 cut short")
+    files = discover([str(lake)], None)
+    catalog, faults = open_catalog(files, threads=2, retry=Retry(), label="source 0")
+    assert [name for name, _ in faults] == ["day=0/part-00.parquet", "day=3/part-15.parquet", "day=5/part-29.parquet"]
+    assert all("truncated" in str(error) for _, error in faults)
+    assert len(catalog) == 27
+    for file, size, *_ in said(catalog):
+        assert os.path.getsize(file.path) == size
+
+
+SCRIPT = """
+import json, sys
+from unittest import mock
+from fsdata.catalog import catalog as catalogs
+from fsdata.catalog.listing.find_files import discover
+from fsdata.catalog.retry import Retry
+catalogs.SHARED_FROM = 1
+with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
+    found, _ = catalogs.open_catalog(discover([sys.argv[1]], None), threads=1, retry=Retry(), label="x")
+said = [found.size.tolist(), found.digests.tolist(), found.rows.tolist(), found.first.tolist(), len(found.schemas)]
+print(json.dumps([entry.call_count, said]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_of_a_host_read_the_footers_once(lake: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(lake)]
+    env = os.environ | {"PYTHONPATH": str(Path(catalogs.__file__).parents[2])}
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
+    ]
+    answers = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+    write(lake / "day=0/part-00.parquet", range(9))
+    late = subprocess.run(command, input="", capture_output=True, text=True, env=env, check=True)
+    for process in processes:
+        process.communicate("")
+    assert sorted(count for count, _ in answers) == [0, 0, 30]
+    assert all(found == answers[0][1] for _, found in answers)
+    count, found = json.loads(late.stdout)  # another listing: not the catalog of the others
+    assert count == 30
+    assert found != answers[0][1]
+
+
+def test_a_file_of_it_gives_it_back(lake: Path, tmp_path: Path) -> None:
+    catalog = opened(lake)
+    write_catalog(catalog, tmp_path / "lake.catalog")
+    assert said(read_catalog_file(tmp_path / "lake.catalog")) == said(catalog)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["lake.catalog"]
+
+
+def batches(source: ParquetSource) -> list[tuple[list[int], list[int], list[int]]]:
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=7, shuffle=True, num_threads=1) as loader:
+        return [tuple(batch.features[name].values().tolist() for name in ("row", "day", "item")) for batch in loader]
+
+
+def test_a_loader_reads_by_it_what_it_reads_by_paths(lake: Path, tmp_path: Path) -> None:
+    write_catalog(opened(lake), tmp_path / "lake.catalog")
+    with (
+        mock.patch("fsdata.decode.source_files.discover", side_effect=AssertionError("listed")),
+        mock.patch("fsdata.catalog.catalog.raw_footer", side_effect=AssertionError("read a footer")),
+    ):
+        found = batches(ParquetSource(catalog=tmp_path / "lake.catalog"))
+    assert found == batches(ParquetSource(lake))
+    loaders = [
+        FreeScaleDataLoader(source, SCHEMA, batch_size=7)
+        for source in (ParquetSource(lake), ParquetSource(catalog=str(tmp_path / "lake.catalog")))
+    ]
+    state = loaders[0].state_dict()
+    loaders[1].load_state_dict(state)
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_file_that_changed_since_is_an_error(lake: Path, tmp_path: Path) -> None:
+    write_catalog(opened(lake), tmp_path / "lake.catalog")
+    write(lake / "day=1/part-01.parquet", range(5, 10))
+    with pytest.raises(CorruptFileError, match=r"part-01.parquet: replaced .*`freescale catalog --update`"):
+        batches(ParquetSource(catalog=tmp_path / "lake.catalog"))
+    (lake / "day=1/part-01.parquet").unlink()
+    with pytest.raises(FileNotFoundError, match=r"part-01.parquet"):
+        batches(ParquetSource(catalog=tmp_path / "lake.catalog"))
+
+
+def test_what_is_no_catalog_is_refused(lake: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lake.catalog"
+    with pytest.raises(FileNotFoundError, match=r"no such catalog. Make it with"):
+        batches(ParquetSource(catalog=path))
+    with pytest.raises(SchemaError, match="not a whole catalog"):
+        batches(ParquetSource(catalog=lake / "day=0" / "part-00.parquet"))
+    write_catalog(opened(lake), path)
+    whole = path.read_bytes()
+    for size in (0, 3, 40, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(SchemaError, match=r"lake.catalog: not a whole catalog.*Make it again"):
+            batches(ParquetSource(catalog=path))
+    table = pq.read_table(pa.BufferReader(whole))
+    head = json.loads(table.schema.metadata[b"freescale.catalog"])
+    for changed, text in (({"version": 99}, "version 99"), ({"filesystem": "py::x"}, r"files on py::x: give Parquet")):
+        metadata = {b"freescale.catalog": json.dumps(head | changed).encode()}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+        with pytest.raises(SchemaError, match=text):
+            batches(ParquetSource(catalog=path))
+    pq.write_table(table.slice(0, 0), path)
+    with pytest.raises(SchemaError, match="the catalog has no files"):
+        batches(ParquetSource(catalog=path))
+    with pytest.raises(SchemaError, match="paths or a catalog"):
+        ParquetSource("a", catalog="b")
+    with pytest.raises(SchemaError, match="names one file"):
+        ParquetSource(catalog=3)  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="one or more paths"):
+        ParquetSource()
+
+
+def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None:
+    below = pafs.SubTreeFileSystem(str(lake.parent), pafs.LocalFileSystem())
+    catalog, _ = open_catalog(discover(["lake"], below), threads=1, retry=Retry(), label="x")
+    write_catalog(catalog, tmp_path / "lake.catalog")
+    found = batches(ParquetSource(catalog=tmp_path / "lake.catalog", filesystem=below))
+    assert found == batches(ParquetSource(lake))
+    with pytest.raises(SchemaError, match="files on subtree: give ParquetSource"):
+        batches(ParquetSource(catalog=tmp_path / "lake.catalog"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 11), st.sampled_from(["write", "wide", "remove", "break", "touch"])), max_size=12)
+)
+def test_an_update_is_what_a_new_catalog_says(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("lake")
+    for number in range(8):
+        write(folder / f"{number:02}.parquet", range(number, 2 * number + 2))
+    old = opened(folder)
+    for step, (number, change) in enumerate(changes):
+        path = folder / f"{number:02}.parquet"
+        if change == "remove":
+            path.unlink(missing_ok=True)
+        elif change == "break":
+            path.write_bytes(b"no file of the kind")
+        elif change == "touch" and path.exists():
+            os.utime(path, ns=(0, 1_000_000_000 * (step + 1)))
+        elif change != "touch":
+            write(path, range(number, number + 3 + step), wide=change == "wide")
+    if not list(folder.iterdir()):
+        return
+    files = discover([str(folder)], None)
+    with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
+        found = updated(old, files, threads=1, retry=Retry())
+    whole, faults = open_catalog(files, threads=1, retry=Retry(), label="x")
+    assert said(found.catalog) == said(whole)
+    assert [name for name, _ in found.faults] == [name for name, _ in faults]
+    assert np.array_equal(found.catalog.files.versions, whole.files.versions)
+    paths = {file.path for file in old.files}
+    now = {file.path for file in files}
+    assert found.gone == len(paths - now)
+    assert found.new == len(now - paths)
+    assert entry.call_count == found.new + found.changed
+
+
+def test_an_update_of_nothing_is_a_new_catalog(lake: Path) -> None:
+    found = updated(EMPTY, discover([str(lake)], None), threads=1, retry=Retry())
+    assert said(found.catalog) == said(opened(lake))
+    assert (found.new, found.changed, found.gone) == (30, 0, 0)
