@@ -111,7 +111,7 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    declared, labelled, nested, adapted = python("docs/sources-and-schema.md")
+    declared, labelled, nested, adapted, from_catalog = python("docs/sources-and-schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -130,6 +130,8 @@ def test_sources_and_schema(here):
     exec(adapted, scope)
     assert type(scope["batch"]) is scope["Clicks"]
     assert scope["loss"].item() > 0
+    exec(from_catalog, scope)
+    assert scope["source"].label == "source-0.catalog"
 
 
 def test_histories(here):
