@@ -77,6 +77,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         uneven: without `balance`, where rows drop out while reading: `"drop"` ends the epoch on all ranks when the
             first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
             all are done.
+        drop_last: leave out the last global batch of an epoch if it is not whole; its rows are counted in `dropped`.
         rank, world_size: default to `process_group`, else torch.distributed, else torchrun's environment, else 0 of 1.
         process_group: the ranks that share the data, where that is not all of the job (data-parallel beside context- or
             tensor-parallel ranks). A group of gloo's is made from them. `Balance(process_group=...)` means the same.
@@ -112,6 +113,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         pin_memory: bool = False,
         adapt: Callable[[Batch], BatchT] | None = None,
         uneven: Uneven = "drop",
+        drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -126,6 +128,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             seed=seed,
             mix=mix,
             uneven=uneven,
+            drop_last=drop_last,
             timeout_s=timeout_s,
         )
         sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
@@ -191,7 +194,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
 
         Rows that drop out make it fewer; every row carried over can make it more.
         """
-        return -(-self._data.rows // (self._context.world_size * self._options.batch_size))
+        size = self._context.world_size * self._options.batch_size
+        return self._data.rows // size if self._options.drop_last else -(-self._data.rows // size)
 
     def __enter__(self) -> Self:
         return self
@@ -251,7 +255,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
 
     @property
     def dropped(self) -> int:
-        """Rows of this rank that `uneven="drop"` left out at the ends of epochs, as counted by the footers."""
+        """Rows of this rank that `uneven="drop"` (as counted by the footers) and `drop_last` left out at the ends of
+        epochs."""
         return self._dropped + (self._steps.dropped if self._steps else 0)
 
     @property
@@ -324,6 +329,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             rank=context.rank,
             world_size=context.world_size,
             batch_size=options.batch_size,
+            drop_last=options.drop_last,
             left=np.array([stream.rows for stream in streams]),
             progress=progress,
         )
@@ -359,6 +365,7 @@ class _Options:
     seed: int
     mix: str
     uneven: Uneven
+    drop_last: bool
     timeout_s: float
 
     def __post_init__(self) -> None:
@@ -375,12 +382,14 @@ class _Options:
         for name, allowed in (("mix", ("sequential", "weighted", "time")), ("uneven", ("drop", "empty"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        if not isinstance(self.drop_last, bool):
+            raise ValueError(f"drop_last must be True or False, got {self.drop_last!r}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
 
     def shared(self) -> dict[str, str]:
         """What all ranks must have been given alike."""
-        return {name: repr(getattr(self, name)) for name in ("batch_size", "uneven")}
+        return {name: repr(getattr(self, name)) for name in ("batch_size", "uneven", "drop_last")}
 
 
 def cores_of_this_rank() -> int:

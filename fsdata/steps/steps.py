@@ -34,6 +34,7 @@ class Share:
 
     Attributes:
         rank, world_size, batch_size: of the job; `batch_size` samples per rank and step.
+        drop_last: leave out a last global batch that is not whole.
         left: int64 [W], planned rows that each rank still has to pass.
         progress: where the job stands before the first of these steps.
     """
@@ -41,6 +42,7 @@ class Share:
     rank: int
     world_size: int
     batch_size: int
+    drop_last: bool
     left: np.ndarray
     progress: Progress
 
@@ -137,6 +139,10 @@ class Steps(ABC):
             **known,  # type: ignore[arg-type]
         )
 
+    def _too_short(self, rows: int) -> bool:
+        """Whether a last global batch of so many rows is left out."""
+        return self.share.drop_last and rows < self.share.world_size * self.share.batch_size
+
     def _own_origin(self, samples: int) -> np.ndarray:
         origin = np.empty((samples, 2), np.int64)
         origin[:, 0] = self.share.rank
@@ -149,8 +155,9 @@ class PlannedSteps(Steps):
 
     def next(self) -> tuple[Batch, Progress] | None:
         counts = self.share.counts(self.passed)
-        if not counts.any():
+        if not counts.any() or self._too_short(int(counts.sum())):
             self.over = True
+            self.dropped += int(counts[self.share.rank])
             return None
         table = self.reader.take(int(counts[self.share.rank]))
         samples = table.num_rows
@@ -181,10 +188,11 @@ class AgreedSteps(Steps):
         ended = [status.ended for status in statuses]
         self.over = all(ended) if self._uneven == "empty" else any(ended)
         nothing = not any(samples) if self._uneven == "empty" else not all(samples)
+        nothing |= self.over and self.share.drop_last  # a rank that has ended has less than a whole batch
         if self.over and self._uneven == "drop":
             self.dropped = int(self.share.left[self.share.rank]) - self.reader.position
         if nothing:
-            self.dropped += table.num_rows * (self._uneven == "drop")
+            self.dropped += table.num_rows
             return None
         items = group_items(table, self.layout) if self.share.world_size == 1 else {}
         stats = self._stats(self._samples(table), sum(samples), global_items=items)
@@ -240,7 +248,8 @@ class BalancedSteps(Steps):
             self.over = True
             raise
         self.over = step.ended
-        if not step.global_samples:
+        if not step.global_samples or (self.over and self._too_short(step.global_samples)):
+            self.dropped += status.rows
             return None
         self._first_number = step.number - self.step
         exploded = self.layout.exploded
