@@ -35,6 +35,8 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
         yield "filter"
         yield source.condition.form
     yield from (join.form for join in source.join)
+    if source.skip or source.limit is not None:
+        yield f"skip {source.skip} limit {source.limit}"
     yield f"weight {source.weight!r} on_error {source.on_error}"
 
 

@@ -104,13 +104,14 @@ class OpenSource:
         return self._retry.count
 
     def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> SurvivingRows:
-        """Decode rows [start, stop) of a row group. Blocks; most of it without the GIL.
+        """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
 
         Raises:
             CorruptFileError, OSError: see `SourceFiles.decode`.
             DataError: rows that contradict the schema and the null policies.
         """
         plans, groups = self._plan(layout)
+        start, stop = start + group.first, stop + group.first
         table = self._files.decode(plans, group, start, stop)
         if table is None:
             return SurvivingRows(empty(layout.itemsize), np.empty(0, np.int64))
@@ -138,7 +139,8 @@ class OpenSource:
             DataError: a null in a row that the filter keeps.
         """
         assert self._schema.time is not None
-        table = self._files.decode(self._time_plans, group, 0, group.rows)
+        here = group.first, group.first + group.rows
+        table = self._files.decode(self._time_plans, group, *here)
         if table is None:
             return np.zeros(group.rows, np.int64)
         times, null = table.arrays[self._schema.time]
@@ -146,14 +148,14 @@ class OpenSource:
             return times
         bad = null.copy()
         if self._files.source.filter is not None:
-            kept = self._files.decode(self._filtered_time_plans, group, 0, group.rows)
+            kept = self._files.decode(self._filtered_time_plans, group, *here)
             if kept is not None and kept.rows is not None:
                 bad = np.zeros(group.rows, bool)
-                bad[kept.rows] = null[kept.rows]
+                bad[kept.rows - group.first] = null[kept.rows - group.first]
         if bad.any():
             raise DataError(
-                f"{self._files.where(group)}, row {int(np.flatnonzero(bad)[0])}: {self._schema.time} is null, and rows "
-                "without a time cannot be merged. Leave them out with filter=..."
+                f"{self._files.where(group)}, row {group.first + int(np.flatnonzero(bad)[0])}: {self._schema.time} is "
+                "null, and rows without a time cannot be merged. Leave them out with filter=..."
             )
         last = np.maximum.accumulate(np.where(null, -1, np.arange(group.rows)))
         return np.where(last >= 0, times[last], 0)

@@ -35,12 +35,16 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group that has rows: `source` and `file` are positions, `index` is its place in the file."""
+    """A row group, or `rows` rows of it that begin with its row `first`.
+
+    `source` and `file` are positions, `index` is its place in the file.
+    """
 
     source: int
     file: int
     index: int
     rows: int
+    first: int = 0
 
 
 class RowGroups(Sequence[RowGroup]):
@@ -50,12 +54,18 @@ class RowGroups(Sequence[RowGroup]):
         row_counts: int64 [groups].
     """
 
-    def __init__(self, source: int, catalog: Catalog) -> None:
-        filled = np.flatnonzero(catalog.rows)
+    def __init__(self, source: int, catalog: Catalog, skip: int = 0, limit: int | None = None) -> None:
+        """skip, limit: see `ParquetSource`."""
+        ends = np.cumsum(catalog.rows)
+        stop = int(ends[-1]) if limit is None and len(ends) else skip + (limit or 0)
+        begin = np.clip(skip - (ends - catalog.rows), 0, catalog.rows)
+        rows = np.clip(stop - (ends - catalog.rows), 0, catalog.rows) - begin
+        filled = np.flatnonzero(rows > 0)
         self._source = source
+        self._begin = begin[filled]
         self._file = np.searchsorted(catalog.first, filled, side="right").astype(np.int32) - 1
         self._index = (filled - catalog.first[self._file]).astype(np.int32)
-        self.row_counts = catalog.rows[filled]
+        self.row_counts = rows[filled]
 
     def __len__(self) -> int:
         return len(self.row_counts)
@@ -69,8 +79,11 @@ class RowGroups(Sequence[RowGroup]):
     def __getitem__(self, index: int | slice) -> RowGroup | list[RowGroup]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        file, group, rows = (int(of[index]) for of in (self._file, self._index, self.row_counts))
-        return RowGroup(self._source, file, group, rows)
+        return RowGroup(self._source, *(int(of[index]) for of in self._columns))
+
+    @property
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self._file, self._index, self.row_counts, self._begin
 
 
 class SourceFiles:
@@ -107,7 +120,7 @@ class SourceFiles:
         at_once = threads or usable_cores()
         self.catalog = self._listed(at_once) if source.catalog is None else self._from_file()
         self.kinds, self._kind_of = bind(source, wanted, self.catalog, label)
-        self.groups = RowGroups(index, self.catalog)
+        self.groups = RowGroups(index, self.catalog, source.skip, source.limit)
         self._pool = pool
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
 

@@ -39,6 +39,8 @@ class ParquetSource:
         join: side tables, see `Join`, and histories that are stored once, see `AsOf`.
         filter: polars expression over the file's columns; rows where it is true are kept, before anything else.
         filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
+        skip, limit: leave out the first `skip` rows, and read at most `limit` of the rest, in the order of files and
+            before `filter`: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
         weight: share of this source under `mix="weighted"`.
         on_error: `raise` at a corrupt file or row group, or `skip` it: counted and listed.
 
@@ -55,6 +57,8 @@ class ParquetSource:
     join: Sequence["Join | AsOf"] = ()
     filter: "pl.Expr | expressions.Expression | None" = None
     filesystem: Any = None
+    skip: int = 0
+    limit: int | None = None
     weight: float | None = None
     on_error: Literal["raise", "skip"] = "raise"
 
@@ -78,6 +82,10 @@ class ParquetSource:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
             set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
+        for name, least in (("skip", 0), ("limit", 1)):
+            value = getattr(self, name)
+            if not (name == "limit" and value is None) and (type(value) is not int or value < least):
+                raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
         if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
             raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
         if self.on_error not in ("raise", "skip"):
@@ -236,6 +244,8 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"{kind}(fields=...) names a field twice: {join.fields!r}")
     if join.source.join:
         raise SchemaError(f"the source of a {kind} cannot have joins itself: join both tables to the main source")
+    if join.source.skip or join.source.limit is not None:
+        raise SchemaError(f"the source of a {kind} is read whole: it has no skip and no limit")
     for option in ("columns", "defaults", "nulls"):
         known = {*join.fields, *columns} if option == "columns" else set(join.fields)
         unknown = sorted(set(getattr(join.source, option)) - known)

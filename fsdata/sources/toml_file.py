@@ -7,13 +7,15 @@ columns = { item_id = "items", hour = { sql = "DIV(request_ts, 3600) % 24" },
 defaults = { country = 0 }
 nulls = { click = "drop" }
 filter = "click IS NOT NULL"             # SQL, see `fsdata.sources.expressions.sql` and `sql_functions`
+skip = 1000                              # rows, and of the rest
+limit = 50000                            # at most so many
 weight = 2.0
 on_error = "skip"
 
 [[sources.join]]
 on = "user_id"
 fields = ["age"]
-paths = "users.parquet"                  # and every option above but weight
+paths = "users.parquet"                  # and every option above but weight, skip and limit
 
 [[sources.as_of]]                        # histories stored once, see `AsOf`
 on = "user_id"
@@ -21,7 +23,7 @@ at = "request_ts"
 time = "event_ts"
 fields = ["item_id", "action"]
 where = "action <> 3"                    # SQL; as known_at, inclusive and bucketed, it can be left out
-paths = "histories/*.parquet"            # and every option above but weight
+paths = "histories/*.parquet"            # and every option above but weight, skip and limit
 
 Reading it touches no other file and no network.
 """
@@ -36,7 +38,20 @@ from fsdata.sources.expressions import expressions
 from fsdata.sources.source import AsOf, Join, ParquetSource
 
 Made = TypeVar("Made")
-_OPTIONS = ("paths", "catalog", "columns", "defaults", "nulls", "filter", "weight", "on_error", "join", "as_of")
+_OPTIONS = (
+    "paths",
+    "catalog",
+    "columns",
+    "defaults",
+    "nulls",
+    "filter",
+    "skip",
+    "limit",
+    "weight",
+    "on_error",
+    "join",
+    "as_of",
+)
 _OF_JOIN = ("on", "fields")
 _OF_HISTORIES = (*_OF_JOIN, "at", "time")
 
@@ -80,6 +95,8 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
                 *(_as_of(entry, folder, f"{where}.as_of[{n}]") for n, entry in enumerate(table.get("as_of", []))),
             ],
             filter=None if condition is None else expressions.parse(condition, f"{where}.filter"),
+            skip=table.get("skip", 0),
+            limit=table.get("limit"),
             weight=table.get("weight"),
             on_error=table.get("on_error", "raise"),
         )
