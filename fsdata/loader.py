@@ -253,6 +253,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """Files and row groups that `on_error="skip"` passed over on this rank, with the reason."""
         return [entry for source in self._data.sources for entry in source.skipped]
 
+    def describe(self) -> list[dict[str, Any]]:
+        """What each source is: files, `pruned_files` that `filter` needs nothing of, row groups, rows, bytes of the
+        files, schemas, what was skipped so far, and seconds that opening it took, by phase. JSON-able."""
+        return [source.describe() for source in self._data.sources]
+
     @property
     def dropped(self) -> int:
         """Rows of this rank that `uneven="drop"` (as counted by the footers) and `drop_last` left out at the ends of

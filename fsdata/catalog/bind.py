@@ -47,7 +47,7 @@ class FileKind:
     """Files of one schema and the same values of the partitions that are read. `partitions`: all those of one file."""
 
     schema: pa.Schema
-    partitions: dict[str, int | str | None]
+    partitions: dict[str, pa.Scalar]
     bindings: tuple[FieldBinding, ...]
 
 
@@ -60,7 +60,7 @@ def bind(
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
     """
     folders = catalog.files.folders
-    values = _partition_values([folder.partitions for folder in folders])
+    values = partition_values([folder.partitions for folder in folders])
     read = _names_read(source, wanted)
     texts = [schema.to_string(show_field_metadata=False, show_schema_metadata=False) for schema in catalog.schemas]
     kinds: list[FileKind] = []
@@ -76,7 +76,8 @@ def bind(
         schema = catalog.schemas[number]
         partitions = {name: value for name, value in values[folder].items() if name not in schema.names}
         twice = _in_both(folders[folder].partitions, schema, source)
-        key = texts[number], tuple(sorted((name, value) for name, value in partitions.items() if name in read)), twice
+        known = sorted((name, value.as_py()) for name, value in partitions.items() if name in read)
+        key = texts[number], tuple(known), twice
         if key not in seen:
             seen[key] = len(kinds)
             bindings, fault = _bind_kind(source, wanted, schema, partitions, twice)
@@ -101,18 +102,21 @@ def _names_read(source: ParquetSource, wanted: Sequence[WantedField]) -> set[str
     return columns.union(*(expression.columns for expression in expressions))
 
 
-def _partition_values(folders: Sequence[Partitions]) -> list[dict[str, int | str | None]]:
-    """A partition is a column of integers if all its values are, else of strings."""
+def partition_values(folders: Sequence[Partitions]) -> list[dict[str, pa.Scalar]]:
+    """A partition is a column of int64 if all its values in all folders are, else of strings; nulls have its type."""
     texts: dict[str, list[str]] = defaultdict(list)
     for partitions in folders:
         for name, text in partitions.items():
             if text is not None:
                 texts[name].append(text)
-    integer = {name for name, found in texts.items() if all(_is_int64(text) for text in found)}
-    return [
-        {name: int(text) if text is not None and name in integer else text for name, text in partitions.items()}
-        for partitions in folders
-    ]
+    strings = {name for name, found in texts.items() if not all(_is_int64(text) for text in found)}
+
+    def scalar(name: str, text: str | None) -> pa.Scalar:
+        if name in strings:
+            return pa.scalar(text, pa.string())
+        return pa.scalar(None if text is None else int(text), pa.int64())
+
+    return [{name: scalar(name, text) for name, text in partitions.items()} for partitions in folders]
 
 
 def _is_int64(text: str) -> bool:
@@ -139,7 +143,7 @@ def _bind_kind(
     source: ParquetSource,
     wanted: Sequence[WantedField],
     schema: pa.Schema,
-    partitions: dict[str, int | str | None],
+    partitions: dict[str, pa.Scalar],
     twice: Sequence[str],
 ) -> tuple[list[FieldBinding], list[tuple[str, str]]]:
     bindings = []
@@ -164,7 +168,7 @@ def _bind_kind(
 
 
 def _bind_one(
-    source: ParquetSource, field: WantedField, schema: pa.Schema, partitions: dict[str, int | str | None]
+    source: ParquetSource, field: WantedField, schema: pa.Schema, partitions: dict[str, pa.Scalar]
 ) -> FieldBinding:
     column = source.columns.get(field.name, field.name)
     policy = source.policy(field.name)
@@ -183,12 +187,12 @@ def _bind_one(
         _check_type(field, arrow_type, f"column {column!r}")
         return FieldBinding(field, "column", column, arrow_type, default, policy)
     if column in partitions:
-        value = partitions[column]
-        _check_type(field, partition_column(value, 0).type, f"partition {column!r}")
+        _check_type(field, partitions[column].type, f"partition {column!r}")
+        value = partitions[column].as_py()
         if value is None and policy == "error":
             raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {field.name!r}")
         known = default if value is None and policy == "default" else value
-        return FieldBinding(field, "partition", column, pa.int64(), known, policy)  # type: ignore[arg-type]
+        return FieldBinding(field, "partition", column, pa.int64(), known, policy)
     if field.name in source.defaults:
         return FieldBinding(field, "default", None, None, default, policy)
     hint = f"columns={{{field.name!r}: ...}}" + (
@@ -210,13 +214,13 @@ def _check_type(field: WantedField, arrow_type: pa.DataType, what: str) -> None:
         raise SchemaError(f"{what} {reason}")
 
 
-def partition_column(value: int | str | None, rows: int) -> pa.Array:
+def partition_column(value: pa.Scalar, rows: int) -> pa.Array:
     """A partition value as a column."""
-    return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int64()), rows)
+    return pa.repeat(value, rows)
 
 
 def expression_type(
-    expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, int | str | None]
+    expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, pa.Scalar]
 ) -> pa.DataType:
     """Run an expression on no rows of the columns it names."""
     fields = []
@@ -224,7 +228,7 @@ def expression_type(
         if name in schema.names:
             fields.append(schema.field(name))
         elif name in partitions:
-            fields.append(pa.field(name, partition_column(partitions[name], 0).type))
+            fields.append(pa.field(name, partitions[name].type))
         else:
             raise SchemaError(f"the expression's column {name!r} is missing")
     return expressions.output_type(expression, pa.schema(fields))

@@ -58,6 +58,12 @@ class Catalog:
     def digest(self, file: int) -> str:
         return self.digests[file].tobytes().hex()
 
+    def without(self, some: Sequence[int]) -> "Catalog":
+        """All files but `some`."""
+        if not some:
+            return self
+        return _chosen([self], self.files.without(some), np.delete(np.arange(len(self)), some))
+
     def schema(self, file: int) -> pa.Schema:
         return self.schemas[self.schema_of[file]]
 

@@ -103,6 +103,10 @@ class OpenSource:
         """How many reads of remote files were repeated."""
         return self._retry.count
 
+    def describe(self) -> dict[str, Any]:
+        """See `SourceFiles.describe`; with the label, and what is skipped of side tables, too."""
+        return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
+
     def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> SurvivingRows:
         """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
 

@@ -1,9 +1,10 @@
 """The files of one source, found and bound: decoding slices of them with retries and the policy for damage."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.find_files import discover
+from fsdata.catalog.prune import pruned
 from fsdata.catalog.retry import Retry, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.open_files import OpenFiles
@@ -89,6 +91,10 @@ class RowGroups(Sequence[RowGroup]):
 class SourceFiles:
     """Files of a source, bound to the fields that are wanted. Thread-safe after construction.
 
+    Attributes:
+        pruned: files that were not opened, because `filter` leaves out all of their folder.
+        seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
+
     Args:
         wanted: the fields to serve.
         index: the source's position in the loader.
@@ -118,24 +124,39 @@ class SourceFiles:
         self._wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}  # by schema and columns read
         self._lock = threading.Lock()
         at_once = threads or usable_cores()
+        self.pruned = 0
+        self.seconds: dict[str, float] = {}
         self.catalog = self._listed(at_once) if source.catalog is None else self._from_file()
+        begin = time.perf_counter()
         self.kinds, self._kind_of = bind(source, wanted, self.catalog, label)
+        self.seconds["binding"] = time.perf_counter() - begin
         self.groups = RowGroups(index, self.catalog, source.skip, source.limit)
         self._pool = pool
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
 
     def _listed(self, threads: int) -> Catalog:
+        begin = time.perf_counter()
         files = discover(self.source.path_list, self.source.filesystem)
+        without = pruned(files, self.source)
+        self.pruned = len(without)
+        files = files.without(without)
+        listed = time.perf_counter()
         at_once = threads if files[0].local else max(threads, _REMOTE_THREADS)
         catalog, faults = open_catalog(files, threads=at_once, retry=self.retry, label=self.label)
         self._skip_files(faults, len(files))
+        self.seconds = {"listing": listed - begin, "footers": time.perf_counter() - listed}
         return catalog
 
     def _from_file(self) -> Catalog:
         assert self.source.catalog is not None
+        begin = time.perf_counter()
         catalog = read_catalog_file(self.source.catalog, self.source.filesystem)
         if not len(catalog):
             raise SchemaError(f"{self.label}: the catalog has no files")
+        without = pruned(catalog.files, self.source)
+        self.pruned = len(without)
+        catalog = catalog.without(without)
+        self.seconds = {"catalog": time.perf_counter() - begin}
         return catalog
 
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
@@ -221,6 +242,19 @@ class SourceFiles:
             if (name, group.index) not in self._seen:
                 self._seen.add((name, group.index))
                 self.skipped.append(Skipped(file=name, row_group=group.index, rows=group.rows, reason=reason))
+
+    def describe(self) -> dict[str, Any]:
+        """What was found, and what finding it took; JSON-able."""
+        return {
+            "files": len(self.catalog),
+            "pruned_files": self.pruned,
+            "row_groups": len(self.groups),
+            "rows": int(self.groups.row_counts.sum()),
+            "bytes": int(self.catalog.size.sum()),
+            "schemas": len(set(self.catalog.schema_of.tolist())),
+            "skipped": len(self.skipped),
+            "seconds": {phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
+        }
 
     @property
     def time_unit(self) -> str | None:

@@ -3,6 +3,7 @@
 Polars is imported on first use: a source without expressions does not pay for it.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,16 @@ def checked(value: Any, where: str) -> Expression:
     if not columns:
         raise SchemaError(f"{where} must read at least one column; for a constant use defaults")
     return Expression(value, form, columns)
+
+
+def conjuncts(condition: Expression) -> list[Expression]:
+    """The conditions of which all must be true: the sides of every `and` at the top."""
+    document = json.loads(condition.polars.meta.serialize(format="json"))
+    root = document.get("BinaryExpr") if isinstance(document, dict) else None
+    if root is None or root["op"] not in ("And", "LogicalAnd"):
+        return [condition]
+    sides = [Expression(side, "", tuple(side.meta.root_names())) for side in condition.polars.meta.pop()]
+    return [each for side in sides for each in conjuncts(side)]
 
 
 def parse(sql: Any, where: str) -> Expression:
