@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fsdata.batch.split import segment_mask
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.schema import Schema, Sequence, Split
-    from fsdata.sources import AsOf, Join, ParquetSource, sources_from_toml
+    from fsdata.sources import AsOf, Join, ParquetSource, Retry, sources_from_toml
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ __all__ = [
     "Plan",
     "Polynomial",
     "Power",
+    "Retry",
     "Schema",
     "SchemaError",
     "Segmented",
@@ -72,6 +73,7 @@ _WHERE = {
     "Plan": "fsdata.balance.packing",
     "Polynomial": "fsdata.balance.cost",
     "Power": "fsdata.balance.cost",
+    "Retry": "fsdata.sources",
     "Schema": "fsdata.schema",
     "Segmented": "fsdata.balance.cost",
     "Sequence": "fsdata.schema",

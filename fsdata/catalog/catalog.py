@@ -21,7 +21,7 @@ import pyarrow as pa
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, checked, digest, parsed, raw_footer
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.errors import CorruptFileError
 
@@ -105,7 +105,7 @@ Faults = list[tuple[int, CorruptFileError]]
 
 
 def open_catalog(
-    files: FileList, *, threads: int, retry: Retry, label: str
+    files: FileList, *, threads: int, retry: Retrying, label: str
 ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
     """(the catalog of the files that have a usable footer, name and fault of each of the others).
 
@@ -137,7 +137,7 @@ class Update:
     gone: int
 
 
-def updated(old: Catalog, files: FileList, *, threads: int, retry: Retry) -> Update:
+def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying) -> Update:
     """The catalog of `files`. Only files that `old` does not know with the same size and time are opened.
 
     Raises: as `open_catalog`.
@@ -218,7 +218,7 @@ def _unpacked(files: FileList, shared: SharedArrays) -> tuple[Catalog, Faults]:
     return catalog, faults
 
 
-def _read(files: FileList, *, threads: int, retry: Retry) -> tuple[Catalog, Faults]:
+def _read(files: FileList, *, threads: int, retry: Retrying) -> tuple[Catalog, Faults]:
     """(the catalog of the files that have a usable footer, the others).
 
     Raises:
@@ -267,7 +267,7 @@ class _Block:
     faults: list[tuple[int, CorruptFileError]]
 
     @classmethod
-    def read(cls, files: FileList, block: range, schemas: "_Schemas", retry: Retry) -> "_Block":
+    def read(cls, files: FileList, block: range, schemas: "_Schemas", retry: Retrying) -> "_Block":
         entries, faults = [], []
         for number in block:
             file = files[number]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
 
@@ -73,7 +73,7 @@ class Skipped:
     reason: str
 
 
-def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retry) -> list[Footer | CorruptFileError]:
+def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retrying) -> list[Footer | CorruptFileError]:
     """One entry per file, in order: its footer, or why it has none."""
     schemas: Schemas = {}
 

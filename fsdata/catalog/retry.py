@@ -1,5 +1,7 @@
 """Bounded retries of reads from filesystems that fail now and then."""
 
+import logging
+import random
 import re
 import threading
 import time
@@ -9,8 +11,12 @@ from typing import TypeVar
 
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import FreeScaleError
+from fsdata.sources.source import Retry
 
 Result = TypeVar("Result")
+_LOG = logging.getLogger("fsdata")
+_FIRST_WAIT_S, _GROWTH = 0.1, 4
+_TRIES_OF_DAMAGE = 3  # what does not look like the transport goes away, if at all, when the bytes are read again
 
 # Trying again gives the same error.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FreeScaleError)
@@ -18,18 +24,18 @@ _CLOUD = re.compile(r"AWS Error |google::cloud::Status|Azure Error")  # of S3, G
 
 
 @dataclass(slots=True)
-class Retry:
-    """Repeat a read of a remote file after OSError (timeouts included). Thread-safe.
+class Retrying:
+    """Repeats reads of remote files after OSError (timeouts included), as `policy` says. Thread-safe.
 
     Args:
-        delays_s: how long to wait before the second try, the third, ...: their number bounds the tries.
-        sleep: for tests.
+        sleep, jitter: for tests; `jitter` gives numbers from 0 to 1.
 
     `count` is how many tries were repeated.
     """
 
-    delays_s: tuple[float, ...] = (0.1, 0.4)
+    policy: Retry = field(default_factory=Retry)
     sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = random.random
     count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -40,22 +46,27 @@ class Retry:
             ConnectionError: the last error, naming the file, if it is about reaching it.
             OSError: any other last error as it is.
         """
-        delays = () if file.local else self.delays_s
-        for tries in range(len(delays) + 1):
+        tries = 1 if file.local else self.policy.tries
+        waited = 0.0
+        for number in range(1, tries + 1):
             try:
                 return read()
             except OSError as error:
                 if isinstance(error, _FINAL):
                     raise
-                if tries == len(delays):
+                wait = _FIRST_WAIT_S * _GROWTH ** (number - 1) * (1 + self.jitter()) / 2
+                damage = not unreachable(error) and number >= _TRIES_OF_DAMAGE
+                if number == tries or waited + wait > self.policy.max_s or damage:
                     if unreachable(error):
                         raise ConnectionError(
-                            f"{file.path}: cannot be read after {tries + 1} tries: {type(error).__name__}: {error}"
+                            f"{file.path}: cannot be read after {number} tries: {type(error).__name__}: {error}"
                         ) from error
                     raise
+                _LOG.info("%s: %s: %s: trying again in %.1f s", file.path, type(error).__name__, error, wait)
             with self._lock:
                 self.count += 1
-            self.sleep(delays[tries])
+            waited += wait
+            self.sleep(wait)
         raise AssertionError("unreachable: the last try returns or raises")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
 from fsdata.decode.align import Defaults, Groups, align, groups_of
 from fsdata.decode.joins.as_of import Histories
@@ -45,14 +45,14 @@ class OpenSource:
         *,
         index: int,
         threads: int | None = None,
-        retry: Retry | None = None,
+        retry: Retrying | None = None,
         pool: Pool | None = None,
     ) -> None:
         self.index = index
         self.label = f"source {index} ({source.label})"
         self.weight = source.weight
         self._schema = schema
-        self._retry = retry or Retry()
+        self._retry = retry or Retrying(source.retry)
         self._files, joined = self._open(source, schema, threads, pool)
         self._sides = [each for each in joined if isinstance(each, SideTable)]
         tables = [each for each in joined if isinstance(each, HistoryTable)]

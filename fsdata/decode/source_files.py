@@ -1,5 +1,6 @@
 """The files of one source, found and bound: decoding slices of them with retries and the policy for damage."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.prune import pruned
-from fsdata.catalog.retry import Retry, unreachable
+from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.open_files import OpenFiles
 from fsdata.decode.record_batches import RowRange, wide_columns
@@ -28,6 +29,7 @@ from fsdata.decode.slices import Slice, decode
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError, SchemaError
 from fsdata.sources.source import ParquetSource
 
+_LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
 _ADVICE = (
     "Start the job again, with files that nobody writes",
@@ -113,7 +115,7 @@ class SourceFiles:
         index: int,
         label: str,
         threads: int | None,
-        retry: Retry,
+        retry: Retrying,
         pool: Pool | None = None,
     ) -> None:
         self.source = source
@@ -163,7 +165,7 @@ class SourceFiles:
         for name, error in faults:
             if self.source.on_error == "raise":
                 raise CorruptFileError(f"{self.label}: {error}") from error
-            self.skipped.append(Skipped(file=name, row_group=None, rows=0, reason=str(error)))
+            self._note(Skipped(file=name, row_group=None, rows=0, reason=str(error)))
         if len(faults) == total:
             raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")
 
@@ -241,7 +243,12 @@ class SourceFiles:
         with self._lock:
             if (name, group.index) not in self._seen:
                 self._seen.add((name, group.index))
-                self.skipped.append(Skipped(file=name, row_group=group.index, rows=group.rows, reason=reason))
+                self._note(Skipped(file=name, row_group=group.index, rows=group.rows, reason=reason))
+
+    def _note(self, left_out: Skipped) -> None:
+        where = left_out.file if left_out.row_group is None else f"{left_out.file}, row group {left_out.row_group}"
+        _LOG.warning("%s: left out: %s: %s", self.label, where, left_out.reason)
+        self.skipped.append(left_out)
 
     def describe(self) -> dict[str, Any]:
         """What was found, and what finding it took; JSON-able."""

@@ -17,6 +17,28 @@ Policy = Literal["default", "drop", "error"]
 POLICIES = ("error", "default", "drop")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How often a read of a remote file is repeated after an error of its transport.
+
+    Waits grow four times with each try, from a tenth of a second on, and a random part of up to one half is left out of
+    each, so that many ranks do not come back together.
+
+    Args:
+        tries: at most so many, the first included.
+        max_s: seconds of all waits together.
+    """
+
+    tries: int = 5
+    max_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if type(self.tries) is not int or self.tries < 1:
+            raise SchemaError(f"Retry(tries=...) is an integer of at least 1, got {self.tries!r}")
+        if not _is_number(self.max_s) or not self.max_s >= 0:
+            raise SchemaError(f"Retry(max_s=...) is a number of seconds, got {self.max_s!r}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ParquetSource:
     """One set of Parquet files and how it becomes the fields of a `Schema`.
@@ -42,6 +64,7 @@ class ParquetSource:
         skip, limit: leave out the first `skip` rows, and read at most `limit` of the rest, in the order of files and
             before `filter`: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
         weight: share of this source under `mix="weighted"`.
+        retry: how often reads of remote files are repeated; local files are read once.
         on_error: `raise` at a corrupt file or row group, or `skip` it: counted and listed.
 
     Raises:
@@ -61,6 +84,7 @@ class ParquetSource:
     limit: int | None = None
     weight: float | None = None
     on_error: Literal["raise", "skip"] = "raise"
+    retry: Retry = field(default_factory=Retry)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -88,6 +112,8 @@ class ParquetSource:
                 raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
         if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
             raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
+        if not isinstance(self.retry, Retry):
+            raise SchemaError(f"retry takes a Retry, got {self.retry!r}")
         if self.on_error not in ("raise", "skip"):
             raise SchemaError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
 

@@ -11,6 +11,7 @@ skip = 1000                              # rows, and of the rest
 limit = 50000                            # at most so many
 weight = 2.0
 on_error = "skip"
+retry = { tries = 8, max_s = 60 }        # of reads of remote files
 
 [[sources.join]]
 on = "user_id"
@@ -35,7 +36,7 @@ from typing import Any, TypeVar
 from fsdata.errors import SchemaError
 from fsdata.schema import load_toml, table_of
 from fsdata.sources.expressions import expressions
-from fsdata.sources.source import AsOf, Join, ParquetSource
+from fsdata.sources.source import AsOf, Join, ParquetSource, Retry
 
 Made = TypeVar("Made")
 _OPTIONS = (
@@ -49,6 +50,7 @@ _OPTIONS = (
     "limit",
     "weight",
     "on_error",
+    "retry",
     "join",
     "as_of",
 )
@@ -98,6 +100,7 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
             skip=table.get("skip", 0),
             limit=table.get("limit"),
             weight=table.get("weight"),
+            retry=Retry(**table_of(table.get("retry", {}), f"{where}.retry", ("tries", "max_s"))),
             on_error=table.get("on_error", "raise"),
         )
     except SchemaError as error:

@@ -18,6 +18,7 @@ from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, Window
 from fsdata.schema import Schema
 from fsdata.steps.reader import Reader
+from fsdata.steps.timing import Timing
 from fsdata.steps.unit_reader import piece_reader
 
 _FIRST_ROWS = 512
@@ -43,6 +44,7 @@ class Dataset:
         as_of = [set(source.histories.groups) for source in sources]
         self.layout = layout_of(schema, _list_labels(sources, schema), set.intersection(*as_of))
         self._bucket = buckets_of([source.histories for source in sources], self.layout)
+        self.timing = Timing()
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
         self._seed = seed
@@ -102,6 +104,7 @@ class Dataset:
             itemsize=self.layout.itemsize,
             executor=executor,
             ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),
+            timing=self.timing,
         )
 
 

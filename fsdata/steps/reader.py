@@ -10,6 +10,7 @@ import numpy as np
 
 from fsdata.decode.row_table import RowTable, SurvivingRows, concat, empty
 from fsdata.order.stream import Piece, Window
+from fsdata.steps.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Reader:
         order: the permutation of a window's rows, or None to keep them in order.
         group: rows -> int64 [n], a number for each; permuted rows of a window come in the order of their numbers.
         executor: decodes up to `ahead` pieces beyond the window being read.
+        timing: where the time that reading and waiting take is counted.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class Reader:
         itemsize: np.ndarray,
         executor: Executor,
         ahead: int,
+        timing: Timing,
     ) -> None:
         if order is None:
             windows = map(_only_needed, windows)
         self.position = 0
+        self.timing = timing
         self._order = order
         self._group = group
         self._read = read
@@ -110,7 +114,8 @@ class Reader:
         """Open windows until there are rows; whether there are."""
         while not self._open and (window := next(self._windows, None)) is not None:
             self._submit(self._ahead + len(window.pieces))
-            pieces = [self._pending.popleft().result() for _ in window.pieces]
+            with self.timing.of("wait_for_decoding"):
+                pieces = [self._pending.popleft().result() for _ in window.pieces]
             self._submit(self._ahead)
             opened = self._opened(window, pieces)
             self._decoded += window.rows
@@ -125,7 +130,11 @@ class Reader:
             piece = next(self._to_submit, None)
             if piece is None:
                 return
-            self._pending.append(self._executor.submit(self._read, piece))
+            self._pending.append(self._executor.submit(self._decoded_piece, piece))
+
+    def _decoded_piece(self, piece: Piece) -> SurvivingRows:
+        with self.timing.of("decode"):
+            return self._read(piece)
 
     def _opened(self, window: Window, pieces: list[SurvivingRows]) -> _Open:
         planned = sum(piece.rows for piece in window.pieces)

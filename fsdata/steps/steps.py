@@ -106,7 +106,8 @@ class Steps(ABC):
         if self.layout.exploded is not None:
             table, row = explode(table, self.layout)
             origin = origin[row]
-        return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
+        with self.reader.timing.of("assemble"):
+            return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
 
     def _samples(self, table: RowTable) -> int:
         """How many samples rows become."""
@@ -201,7 +202,8 @@ class AgreedSteps(Steps):
 
     def _agree(self, exchange: StepExchange, status: StatusWord) -> tuple[StatusWord, ...]:
         try:
-            return exchange.agree(status)
+            with self.reader.timing.of("exchange"):
+                return exchange.agree(status)
         except Exception:
             self.over = True
             raise
@@ -242,8 +244,9 @@ class BalancedSteps(Steps):
             return None
         table, status = self._take(self._exchange, self._sure)
         try:
-            step = self._exchange.step(table, self._spec, self._planner, status, places(table, self.layout))
-            positions = self._positions(step)
+            with self.reader.timing.of("exchange"):
+                step = self._exchange.step(table, self._spec, self._planner, status, places(table, self.layout))
+                positions = self._positions(step)
         except Exception:
             self.over = True
             raise

@@ -32,7 +32,7 @@ def _run(terminal: Terminal, paths: list[str], out: Path, *, update: bool) -> No
     from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
     from fsdata.catalog.cores import usable_cores
     from fsdata.catalog.listing.find_files import discover
-    from fsdata.catalog.retry import Retry
+    from fsdata.catalog.retry import Retrying
     from fsdata.errors import SchemaError
 
     begin = time.monotonic()
@@ -40,7 +40,7 @@ def _run(terminal: Terminal, paths: list[str], out: Path, *, update: bool) -> No
         files = discover(paths, None)
         system = files.folders[0].filesystem
         old = read_catalog_file(out, None if files[0].local else system) if update and out.exists() else EMPTY
-        found = updated(old, files, threads=usable_cores() if files[0].local else 16, retry=Retry())
+        found = updated(old, files, threads=usable_cores() if files[0].local else 16, retry=Retrying())
         if not len(found.catalog):
             raise CommandFailed(f"none of {len(files)} files is readable: {found.faults[0][1]}")
         out.parent.mkdir(parents=True, exist_ok=True)

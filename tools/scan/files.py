@@ -11,7 +11,7 @@ from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, Skipped, read_footers
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError, SchemaError
 
 _REMOTE_THREADS = 16  # reading remote footers is waiting, not computing
@@ -83,7 +83,7 @@ def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileR
     try:
         files = discover(paths, filesystem)
         threads = usable_cores() if files[0].local else _REMOTE_THREADS
-        return list(zip(files, read_footers(files, threads=threads, retry=Retry()), strict=True))
+        return list(zip(files, read_footers(files, threads=threads, retry=Retrying()), strict=True))
     except (FileNotFoundError, SchemaError) as error:
         raise UsageError(str(error)) from error
     except (OSError, pa.ArrowException) as error:

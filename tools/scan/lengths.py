@@ -15,7 +15,7 @@ from freescale_tools.scan.files import FileSet, Leaf
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.times import Spans
 from fsdata.catalog.footers import Footer, Skipped
-from fsdata.catalog.retry import Retry, unreachable
+from fsdata.catalog.retry import Retrying, unreachable
 
 LONGEST = 10
 QUANTILES = {
@@ -136,7 +136,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     parts = {column: LengthSums() for column in piece.leaves}
     skipped = []
     file = piece.footer.file
-    retry = Retry()
+    retry = Retrying()
     first_row = piece.first_row
     with _OpenFile(piece.footer) as opened:
         for group in piece.row_groups:

@@ -99,10 +99,14 @@ def repair(problem: Problem) -> np.ndarray:
 
 
 def hierarchical(problem: Problem) -> np.ndarray:
-    """Swap between nodes until the nodes are even, then between the ranks of each node."""
+    """Swap between nodes until the nodes are even, then between the ranks of each node; or nothing where that is worse.
+
+    Even nodes can hold few and very unlike samples, which ranks cannot share.
+    """
     assert problem.home is not None
     span = problem.ranks_per_node
     rank = even_counts(problem.home, problem.order, num_ranks=problem.num_ranks, ranks_per_node=span)
+    before = rank.copy()
     # The nodes may use up half of the tolerance, so that the ranks inside the fullest one need not be perfect.
     # fsum: numpy's sum of floats may add in another order on another CPU.
     node_target = np.array([math.fsum(node) for node in problem.target.reshape(-1, span).tolist()])
@@ -113,7 +117,8 @@ def hierarchical(problem: Problem) -> np.ndarray:
     target = problem.target * np.repeat(np.maximum(held, 1) / node_target, span)
     ceiling = np.maximum(problem.target / (1.0 - problem.tolerance), target * (1.0 + _TIGHT))
     _exchange(problem, rank, target, ceiling=ceiling, span=span)
-    return rank
+    fits = _deal.sums(before, problem.tokens, problem.num_ranks).max(initial=0) <= problem.max_tokens
+    return before if fits and _longest(problem, before) < _longest(problem, rank) else rank
 
 
 METHODS: dict[str, tuple[Callable[[Problem], np.ndarray], frozenset[str]]] = {

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import (
     WantedField,
     is_list,
@@ -86,7 +86,7 @@ class HistoryTable:
         return {name: self.shared[name] for name in self.join.fields}
 
 
-def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | None, retry: Retry) -> HistoryTable:
+def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> HistoryTable:
     """Read a table of histories, or map the one that another process of this host has read.
 
     Raises:

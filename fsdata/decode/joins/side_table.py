@@ -10,7 +10,7 @@ import numpy as np
 
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.row_table import RowTable, concat, empty
@@ -53,7 +53,7 @@ class SideTable:
         return self.files.skipped
 
 
-def load_side_table(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retry) -> SideTable:
+def load_side_table(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> SideTable:
     """Decode a whole side table.
 
     Raises:

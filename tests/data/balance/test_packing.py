@@ -87,6 +87,13 @@ def test_swaps_are_never_worse_than_zigzag(cost, num_ranks):
     assert pack(cost, num_ranks, method="vbs").load.max() <= plain.load.max()
 
 
+def test_nodes_that_are_even_may_be_worse_for_their_ranks():
+    """Two sixes cannot stand on the ranks of one node beside others, though the nodes are even then."""
+    cost, home = [1, 1, 6, 0, 1, 1, 1, 5, 0, 6], np.arange(10) % 6
+    plan = pack(cost, 6, method="hierarchical", home=home, ranks_per_node=3)
+    assert plan.load.max() == 6
+
+
 @untimed
 @given(cost=costs, num_ranks=st.integers(1, 9), data=st.data())
 def test_repair_is_never_worse_than_an_even_home(cost, num_ranks, data):

@@ -21,7 +21,7 @@ from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, upd
 from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.footers import read_footers
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 
 LIST = pa.list_(pa.int64())
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row", "day"))
@@ -46,7 +46,7 @@ def lake(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path) -> Catalog:
-    catalog, faults = open_catalog(discover([str(folder)], None), threads=2, retry=Retry(), label="source 0")
+    catalog, faults = open_catalog(discover([str(folder)], None), threads=2, retry=Retrying(), label="source 0")
     assert faults == []
     return catalog
 
@@ -66,7 +66,7 @@ def said(catalog: Catalog) -> list[tuple]:
 
 
 def test_it_says_what_footers_say(lake: Path) -> None:
-    footers = read_footers(discover([str(lake)], None), threads=1, retry=Retry())
+    footers = read_footers(discover([str(lake)], None), threads=1, retry=Retrying())
     catalog = opened(lake)
     assert said(catalog) == [
         (footer.file, footer.size, footer.digest, footer.schema, footer.row_groups) for footer in footers
@@ -81,7 +81,7 @@ def test_it_says_what_footers_say(lake: Path) -> None:
 def test_only_the_first_footer_of_a_schema_is_parsed(lake: Path) -> None:
     with mock.patch.object(catalogs, "parsed", wraps=catalogs.parsed) as parsed:
         files = discover([str(lake)], None)
-        open_catalog(files, threads=1, retry=Retry(), label="source 0")
+        open_catalog(files, threads=1, retry=Retrying(), label="source 0")
     assert parsed.call_count == 2
 
 
@@ -91,7 +91,7 @@ def test_files_without_a_footer_are_named(lake: Path, shared: bool, monkeypatch:
     for name in ("day=0/part-00.parquet", "day=3/part-15.parquet", "day=5/part-29.parquet"):
         (lake / name).write_bytes(b"PAR1 cut short")
     files = discover([str(lake)], None)
-    catalog, faults = open_catalog(files, threads=2, retry=Retry(), label="source 0")
+    catalog, faults = open_catalog(files, threads=2, retry=Retrying(), label="source 0")
     assert [name for name, _ in faults] == ["day=0/part-00.parquet", "day=3/part-15.parquet", "day=5/part-29.parquet"]
     assert all("truncated" in str(error) for _, error in faults)
     assert len(catalog) == 27
@@ -104,10 +104,10 @@ import json, sys
 from unittest import mock
 from fsdata.catalog import catalog as catalogs
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 catalogs.SHARED_FROM = 1
 with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
-    found, _ = catalogs.open_catalog(discover([sys.argv[1]], None), threads=1, retry=Retry(), label="x")
+    found, _ = catalogs.open_catalog(discover([sys.argv[1]], None), threads=1, retry=Retrying(), label="x")
 said = [found.size.tolist(), found.digests.tolist(), found.rows.tolist(), found.first.tolist(), len(found.schemas)]
 print(json.dumps([entry.call_count, said]), flush=True)
 sys.stdin.read()
@@ -204,7 +204,7 @@ def test_what_is_no_catalog_is_refused(lake: Path, tmp_path: Path) -> None:
 
 def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None:
     below = pafs.SubTreeFileSystem(str(lake.parent), pafs.LocalFileSystem())
-    catalog, _ = open_catalog(discover(["lake"], below), threads=1, retry=Retry(), label="x")
+    catalog, _ = open_catalog(discover(["lake"], below), threads=1, retry=Retrying(), label="x")
     write_catalog(catalog, tmp_path / "lake.catalog")
     found = batches(ParquetSource(catalog=tmp_path / "lake.catalog", filesystem=below))
     assert found == batches(ParquetSource(lake))
@@ -237,8 +237,8 @@ def test_an_update_is_what_a_new_catalog_says(
         return
     files = discover([str(folder)], None)
     with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
-        found = updated(old, files, threads=1, retry=Retry())
-    whole, faults = open_catalog(files, threads=1, retry=Retry(), label="x")
+        found = updated(old, files, threads=1, retry=Retrying())
+    whole, faults = open_catalog(files, threads=1, retry=Retrying(), label="x")
     assert said(found.catalog) == said(whole)
     assert [name for name, _ in found.faults] == [name for name, _ in faults]
     assert np.array_equal(found.catalog.files.versions, whole.files.versions)
@@ -250,6 +250,6 @@ def test_an_update_is_what_a_new_catalog_says(
 
 
 def test_an_update_of_nothing_is_a_new_catalog(lake: Path) -> None:
-    found = updated(EMPTY, discover([str(lake)], None), threads=1, retry=Retry())
+    found = updated(EMPTY, discover([str(lake)], None), threads=1, retry=Retrying())
     assert said(found.catalog) == said(opened(lake))
     assert (found.new, found.changed, found.gone) == (30, 0, 0)

@@ -14,7 +14,7 @@ from parquet import lists, opened, read, read_all, write
 from fsdata import Schema, Sequence
 from fsdata.catalog.footers import read_footers
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.decode.opened_source import open_source
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.kernels import footer as kernel
@@ -135,7 +135,7 @@ def test_files_share_a_schema_only_where_their_footers_say_the_same(tmp_path):
     }
     for name, table in tables.items():
         write(tmp_path / f"{name}.parquet", table)
-    footers = read_footers(discover([str(tmp_path)], None), threads=1, retry=Retry())
+    footers = read_footers(discover([str(tmp_path)], None), threads=1, retry=Retrying())
     for footer, name in zip(footers, tables, strict=True):
         whole = pq.read_schema(tmp_path / f"{name}.parquet")
         assert footer.schema.equals(whole.remove_metadata(), check_metadata=True)

@@ -14,7 +14,7 @@ from fsdata.catalog import catalog as catalogs
 from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.catalog_file import write_catalog
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.decode import source_files
 from fsdata.sources.expressions.expressions import parse
 
@@ -33,7 +33,7 @@ def lake(tmp_path_factory):
                 rows = np.arange(row, row + 6)
                 pl.DataFrame({"row": rows, "size": rows % 4}).write_parquet(below / f"{part}.parquet")
                 row += 6
-    catalog, _ = open_catalog(discover([str(folder)], None), threads=1, retry=Retry(), label="")
+    catalog, _ = open_catalog(discover([str(folder)], None), threads=1, retry=Retrying(), label="")
     write_catalog(catalog, folder.parent / "lake.catalog")
     return folder
 
@@ -53,7 +53,7 @@ CONDITIONS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(conditions=st.lists(CONDITIONS, min_size=1, max_size=3), from_catalog=st.booleans())
 def test_rows_are_those_of_a_filter_that_reads_all(lake, conditions, from_catalog):
     condition = conditions[0]

@@ -22,7 +22,7 @@ from freescale_tools.scan.engines.threads import Local
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.times import even_edges
 from fsdata.catalog.footers import open_file
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 
 ROWS = [[1, 2, 3], [], None, [4], [5, None], [7] * 12]
 
@@ -323,13 +323,13 @@ def test_remote_files_that_fail_now_and_then(tmp_path, monkeypatch):
             return open_file(file)
 
         monkeypatch.setattr(scan_columns, "open_file", flaky)
-        monkeypatch.setattr(scan_lengths, "Retry", lambda: Retry(delays_s=(0, 0)))
+        monkeypatch.setattr(scan_lengths, "Retrying", lambda: Retrying(sleep=lambda _: None))
         document = full(files, Columns(sequences=("items",)), paths=[]).document
     finally:
         system.rm("/lengths", recursive=True)
     assert (document["sequences"]["items"]["rows"], document["sequences"]["items"]["events"]) == (2, 3)
     assert [(one["file"], one["rows"]) for one in document["skipped"]] == [("b.parquet", 2)]
-    assert "cannot be read after 3 tries" in document["skipped"][0]["reason"]
+    assert "cannot be read after 5 tries" in document["skipped"][0]["reason"]
 
 
 def test_a_file_that_is_gone_is_lost(tmp_path):

@@ -40,7 +40,7 @@ from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source, reading_written
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.catalog.retry import Retry
+from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 
 VERSION = 1
@@ -154,7 +154,8 @@ def optimize(job: Job, settings: Settings, progress: Progress) -> dict[str, Any]
     if _mark_of(job.target) == mark:
         progress.advance(rows=metadata.num_rows, bytes=footer.size)
     else:
-        document |= Retry().call(lambda: _rewrite(job, settings, mark, progress), footer.file) | {"status": "written"}
+        written = Retrying().call(lambda: _rewrite(job, settings, mark, progress), footer.file)
+        document |= written | {"status": "written"}
     document["bytes"]["after"] = job.target.stat().st_size
     document["row_groups"]["after"] = pq.read_metadata(job.target).num_row_groups
     return document
