@@ -77,7 +77,7 @@ def test_a_source_has_a_policy(tmp_path):
         assert loader._data.sources[0]._retry.policy == source.retry
     for text in ("retry = 3", "retry = { tries = 0 }", "retry = { times = 1 }"):
         (tmp_path / "data.toml").write_text(f'[[sources]]\npaths = "a.parquet"\n{text}\n')
-        with pytest.raises(SchemaError, match="retry|Retry"):
+        with pytest.raises(SchemaError, match=r"retry|Retry"):
             sources_from_toml(tmp_path / "data.toml")
     with pytest.raises(SchemaError, match="takes a Retry"):
         ParquetSource("a", retry=3)
