@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
+from fsdata.catalog import retry
 
 
 def call(*arguments):
@@ -76,7 +77,8 @@ class Unreachable(fsspec.AbstractFileSystem):
 
 @pytest.mark.parametrize("path", ["unreachable://bucket/a.parquet", "unreachable://listed/a.parquet"])
 @pytest.mark.parametrize("command", ["profile", "collisions", "optimize", "check"])
-def test_a_store_that_cannot_be_reached_is_one_line_and_status_2(command, path, tmp_path):
+def test_a_store_that_cannot_be_reached_is_one_line_and_status_2(command, path, tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.001)
     fsspec.register_implementation("unreachable", Unreachable, clobber=True)
     (tmp_path / "schema.toml").write_text('[schema]\ncontext = ["user_id"]\n')
     options = {
