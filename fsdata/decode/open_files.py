@@ -2,6 +2,8 @@
 
 import os
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,9 @@ import pyarrow.parquet as pq
 from fsdata.catalog.footers import digest, footer_bytes, open_file, parsed
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
+
+FOOTER_BYTES = 32 << 20  # of parsed footers that are kept
+_CHUNK_BYTES = 800  # that pyarrow needs for a column chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,33 @@ class OpenParquet:
 
     def close(self) -> None:
         self.source.close()
+
+
+class _Footers:
+    """Parsed footers, those used last, up to some bytes: a file may be opened again soon. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str], tuple[pq.FileMetaData, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def of(self, file: FileRef, identity: str, parse: Callable[[], pq.FileMetaData]) -> pq.FileMetaData:
+        key = file.path, identity
+        with self._lock:
+            known = self._kept.get(key)
+            if known is not None:
+                self._kept.move_to_end(key)
+                return known[0]
+        metadata = parse()
+        size = metadata.num_row_groups * metadata.num_columns * _CHUNK_BYTES
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = metadata, size
+                self._bytes += size
+            while self._bytes > FOOTER_BYTES:
+                _, (_, gone) = self._kept.popitem(last=False)
+                self._bytes -= gone
+        return metadata
 
 
 class OpenFiles:
@@ -40,6 +72,7 @@ class OpenFiles:
         self._keep = keep
         self._advice = advice
         self._idle: list[OpenParquet] = []
+        self._footers = _Footers()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -60,7 +93,7 @@ class OpenFiles:
         source = open_file(file)
         try:
             raw = self._compared(file, size, identity, source)
-            metadata = parsed(raw, size, file, {})[0]
+            metadata = self._footers.of(file, identity, lambda: parsed(raw, size, file, {})[0])
             parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         except BaseException:
             source.close()

@@ -22,6 +22,7 @@ from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.footers import read_footers
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
+from fsdata.decode import open_files
 
 LIST = pa.list_(pa.int64())
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row", "day"))
@@ -105,6 +106,7 @@ from unittest import mock
 from fsdata.catalog import catalog as catalogs
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
+from fsdata.decode import open_files
 catalogs.SHARED_FROM = 1
 with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
     found, _ = catalogs.open_catalog(discover([sys.argv[1]], None), threads=1, retry=Retrying(), label="x")
@@ -253,3 +255,21 @@ def test_an_update_of_nothing_is_a_new_catalog(lake: Path) -> None:
     found = updated(EMPTY, discover([str(lake)], None), threads=1, retry=Retrying())
     assert said(found.catalog) == said(opened(lake))
     assert (found.new, found.changed, found.gone) == (30, 0, 0)
+
+
+@pytest.mark.parametrize("kept", [1 << 20, 2 * 2 * open_files._CHUNK_BYTES, 0])
+def test_footers_that_were_used_last_are_kept(lake: Path, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "FOOTER_BYTES", kept)
+    files = [file for file in discover([str(lake)], None) if "day=3" in file.name][:4]
+    catalog, _ = open_catalog(discover([file.path for file in files], None), threads=1, retry=Retrying(), label="")
+    pool = open_files.OpenFiles(keep=1)
+    with mock.patch.object(open_files, "parsed", wraps=open_files.parsed) as parsed:
+        for number in (0, 1, 0, 2, 0, 3, 1):
+            handle = pool.take(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
+            first, end = catalog.first[number : number + 2]
+            assert handle.parquet.metadata.num_rows == catalog.rows[first:end].sum()
+            handle.close()
+    pool.close()
+    assert pool._footers._bytes <= kept
+    assert parsed.call_count == {1 << 20: 4, 0: 7}.get(kept, parsed.call_count)
+    assert 4 <= parsed.call_count <= 7
