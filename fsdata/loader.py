@@ -278,7 +278,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def dropped(self) -> int:
         """Rows of this rank that `uneven="drop"` (as counted by the footers) and `drop_last` left out at the ends of
         epochs."""
-        return self._dropped + (self._steps.dropped if self._steps else 0)
+        steps = self._steps  # another thread may end them
+        return self._dropped + (steps.dropped if steps else 0)
 
     @property
     def retries(self) -> int:

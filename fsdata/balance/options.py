@@ -155,14 +155,17 @@ class StepPlanner:
             tune.observe(reports)
             speed = tune.speed
         plan, rows, part = self._pack(cost, tokens, batch.home, speed, shared)
-        before = self._sums(batch.home[part], self._world_size, cost[part], _part(shared, part))
+        before, after = (
+            self._sums(rank, self._world_size, cost[part], _part(shared, part))
+            for rank in (batch.home[part], plan.rank)
+        )
         if tune is not None:
-            tune.planned(batch.number, plan.load.tolist())
+            tune.planned(batch.number, after.tolist())
         return Assignment(
             rank=plan.rank,
             rows=rows,
             straggler_before=straggler_share(before, speed),
-            straggler_after=plan.straggler,
+            straggler_after=straggler_share(after, speed),
         )
 
     def _tokens(self, batch: GlobalBatch) -> np.ndarray:

@@ -164,14 +164,13 @@ def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying) -> 
 
 def _chosen(parts: Sequence[Catalog], files: FileList, place: np.ndarray) -> Catalog:
     """The entries `place`, int64 [N], of all parts, one part after another; `files` are theirs."""
-    schemas: list[pa.Schema] = []
-    numbers = []
-    for schema in (schema for part in parts for schema in part.schemas):
-        number = next((n for n, each in enumerate(schemas) if each.equals(schema, check_metadata=True)), len(schemas))
-        schemas += [schema] if number == len(schemas) else []
-        numbers.append(number)
-    first_schema = np.cumsum([0, *(len(part.schemas) for part in parts)])
-    schema_of = np.concatenate([part.schema_of + first for part, first in zip(parts, first_schema, strict=False)])
+    found = _Schemas()
+    given = [schema for part in parts for schema in part.schemas]
+    before = np.cumsum([0, *(len(part.schemas) for part in parts)])
+    schema_of = np.concatenate([part.schema_of + first for part, first in zip(parts, before, strict=False)])[place]
+    numbers = np.zeros(len(given), np.int32)
+    for used in np.unique(schema_of).tolist():
+        numbers[used] = found.add(given[used])
     groups = np.concatenate([np.diff(part.first) for part in parts])
     begins = (np.cumsum(groups) - groups)[place]
     groups = groups[place]
@@ -181,8 +180,8 @@ def _chosen(parts: Sequence[Catalog], files: FileList, place: np.ndarray) -> Cat
         files=files,
         size=np.concatenate([part.size for part in parts])[place],
         digests=np.concatenate([part.digests for part in parts])[place],
-        schema_of=np.array(numbers, np.int32)[schema_of[place]],
-        schemas=tuple(schemas),
+        schema_of=numbers[schema_of],
+        schemas=tuple(found.found),
         first=np.concatenate([[0], ends]),
         rows=rows[np.repeat(begins - (ends - groups), groups) + np.arange(int(groups.sum()))],
     )
@@ -315,9 +314,13 @@ class _Schemas:
             return number
         schema = parse()
         with self._lock:
-            number = next((n for n, each in enumerate(self.found) if each.equals(schema, check_metadata=True)), None)
-            if number is None:
-                number = len(self.found)
-                self.found.append(schema)
-            self._numbers[key] = number
+            self._numbers[key] = number = self.add(schema)
+        return number
+
+    def add(self, schema: pa.Schema) -> int:
+        """Its number; the caller is alone."""
+        number = next((n for n, each in enumerate(self.found) if each.equals(schema, check_metadata=True)), None)
+        if number is None:
+            number = len(self.found)
+            self.found.append(schema)
         return number

@@ -32,25 +32,27 @@ _COLUMNS = pa.schema(
         ("rows", pa.list_(pa.int64())),
     ]
 )
-_SCHEMES = {"s3": "s3://", "gcs": "gs://", "abfs": "abfs://", "hdfs": "hdfs://"}
+_SCHEMES = {"s3": "s3://", "gcs": "gs://"}  # whose URLs say all that their filesystems need
 
 
 def write_catalog(catalog: Catalog, path: Path) -> None:
     """Write it, whole or not at all.
 
     Raises:
-        SchemaError: files of more than one filesystem.
+        SchemaError: files of more than one filesystem or bucket.
         OSError: it cannot be written.
     """
     files = catalog.files
     filesystem = files.folders[0].filesystem
     if any(not each.filesystem.equals(filesystem) for each in files.folders):
         raise SchemaError("a catalog holds files of one filesystem: make one for each")
+    if filesystem.type_name in _SCHEMES and not files.base:
+        raise SchemaError("a catalog holds files of one bucket: make one for each")
     folders = pa.array([folder.path[len(files.base) :] for folder in files.folders], pa.string())
-    names = [files.path(number)[len(files.folders[files.folder[number]].path) :] for number in range(len(files))]
+    names = pa.array([file.path.rpartition("/")[2] for file in files], pa.string())
     columns = [
         pa.DictionaryArray.from_arrays(pa.array(files.folder), folders),
-        pa.array(names, pa.string()),
+        names,
         pa.array(catalog.size),
         pa.array(files.versions[:, 1]),
         pa.FixedSizeBinaryArray.from_buffers(
@@ -77,7 +79,7 @@ def write_catalog(catalog: Catalog, path: Path) -> None:
 def read_catalog_file(path: str | Path, filesystem: Any = None) -> Catalog:
     """The catalog as it was written; no file of it is looked at.
 
-    filesystem: of the files, where it is not one of this machine or of S3, GCS, Azure or HDFS as their URLs say.
+    filesystem: of the files, where it is neither that of this machine nor what a plain URL of S3 or GCS says.
 
     Raises:
         FileNotFoundError: no such catalog.

@@ -120,6 +120,7 @@ def _same_file(file: IO[Any], path: Path) -> bool:
 def _written_on_disk(name: str, make: Callable[[Path | None], Arrays]) -> Path:
     folder = _folders()[-1]
     scratch = folder / f"{name}.scratch"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed while it made the same
     scratch.mkdir(mode=0o700)
     try:
         return _write(name, make(scratch), [folder])

@@ -9,6 +9,7 @@ import numpy as np
 
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
+from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
 from fsdata.decode.align import Defaults, Groups, align, groups_of
@@ -102,6 +103,11 @@ class OpenSource:
     def retries(self) -> int:
         """How many reads of remote files were repeated."""
         return self._retry.count
+
+    @property
+    def files(self) -> FileList:
+        """The files that are read; `RowGroup.file` counts them."""
+        return self._files.catalog.files
 
     def describe(self) -> dict[str, Any]:
         """See `SourceFiles.describe`; with the label, and what is skipped of side tables, too."""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -74,20 +74,9 @@ class RowGroups(Sequence[RowGroup]):
     def __len__(self) -> int:
         return len(self.row_counts)
 
-    @overload
-    def __getitem__(self, index: int) -> RowGroup: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[RowGroup]: ...
-
-    def __getitem__(self, index: int | slice) -> RowGroup | list[RowGroup]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        return RowGroup(self._source, *(int(of[index]) for of in self._columns))
-
-    @property
-    def _columns(self) -> tuple[np.ndarray, ...]:
-        return self._file, self._index, self.row_counts, self._begin
+    def __getitem__(self, index: int) -> RowGroup:  # type: ignore[override]  # no slices
+        columns = (self._file, self._index, self.row_counts, self._begin)
+        return RowGroup(self._source, *(int(of[index]) for of in columns))
 
 
 class SourceFiles:

@@ -11,7 +11,7 @@ millions. Letters: S sources, C candidate cuts, U units, R ranges of all of them
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
 
@@ -63,15 +63,7 @@ class Units(Sequence[Unit]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> Unit: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Unit]: ...
-
-    def __getitem__(self, index: int | slice) -> Unit | list[Unit]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Unit:  # type: ignore[override]  # no slices
         number = range(len(self))[index]
         here = slice(self._ends[number - 1] if number else 0, self._ends[number])
         columns = (of[here].tolist() for of in (self._source, self._group, self._start, self._stop, self._first))

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.demo.data import DemoData, Histories, TableSource
 from freescale_tools.demo.model.features import TIME_BUCKETS, Feature
-from freescale_tools.demo.plain_histories import as_of_lengths
+from freescale_tools.demo.plain_histories import as_of_lengths, read_files
 
 MAX_LENGTH = 4_096
 _TOKENS_PER_STEP = 20_000  # of one rank: about a second of work for the demo's model
@@ -154,17 +153,18 @@ def _requests(files: list[_File], chosen: list[_File], history: tuple[Feature, .
     if time is None:
         return None
     paths = tuple(file.path for file in chosen)
-    table = pl.read_parquet(list(paths), columns=[*chosen[0].integers, time])
-    keys = [name for name in chosen[0].integers if table[name].null_count() == 0 and table[name].is_unique().all()]
-    events = table[time].list.explode().drop_nulls().to_numpy()
+    integers = [name for name in chosen[0].integers if all(name in file.integers for file in chosen)]
+    table = read_files(paths, (*integers, time))
+    keys = [name for name in integers if table[name].null_count() == 0 and table[name].is_unique().all()]
+    events = table[time].explode().drop_nulls().to_numpy()
     others: dict[tuple[str, ...], list[_File]] = defaultdict(list)
     for file in files:
         if file.path not in paths and file.rows and set(file.integers) & set(keys):
             others[file.integers].append(file)
-    for integers, found in sorted(others.items(), key=lambda other: -sum(file.rows for file in other[1])):
-        rows = pl.read_parquet([file.path for file in found], columns=list(integers))
-        key = next(name for name in integers if name in keys)
-        times = [name for name in integers if name != key and _same_era(rows[name].to_numpy(), events)]
+    for columns, found in sorted(others.items(), key=lambda other: -sum(file.rows for file in other[1])):
+        rows = read_files([file.path for file in found], columns)
+        key = next(name for name in columns if name in keys)
+        times = [name for name in columns if name != key and _same_era(rows[name].to_numpy(), events)]
         if times and rows[key].is_duplicated().any() and rows[key].null_count() == 0:
             histories = Histories(paths=paths, on=key, at=times[0], time=time)
             return TableSource(paths=tuple(file.path for file in found), histories=histories)

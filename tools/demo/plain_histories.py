@@ -3,7 +3,9 @@
 Letters: K keys, E events of all of them, N requests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -28,7 +30,7 @@ class PlainHistories:
 
     @classmethod
     def read(cls, join: Histories, fields: tuple[str, ...]) -> "PlainHistories":
-        rows = pl.read_parquet(list(join.paths), columns=list(dict.fromkeys((join.on, join.time, *fields))))
+        rows = read_files(join.paths, (join.on, join.time, *fields))
         counts = rows.select(join.on, number=pl.col(join.time).list.len().cast(pl.Int64))
         starts = counts.select(join.on, start=pl.col("number").cum_sum() - pl.col("number"))
         events = rows.filter(pl.col(join.time).list.len() > 0).explode(
@@ -47,7 +49,8 @@ class PlainHistories:
         requests: a row each, with the key and the time of the request.
         """
         join = self.join
-        asked = requests.select(join.on, pl.col(join.at).alias("time")).with_row_index("request").sort("time")
+        asked = requests.select(pl.col(join.on).cast(pl.Int64), pl.col(join.at).cast(pl.Int64).alias("time"))
+        asked = asked.with_row_index("request").sort("time")
         found = (
             asked.join_asof(
                 self.events.sort("time", maintain_order=True),
@@ -68,6 +71,17 @@ def as_of_lengths(requests: TableSource, max_length: int | None) -> np.ndarray:
     """int64 [N]: how many events each row of a table of requests sees, at most `max_length`."""
     join = requests.histories
     assert join is not None
-    rows = pl.read_parquet(list(requests.paths), columns=[join.on, join.at])
+    rows = read_files(requests.paths, (join.on, join.at))
     first, stop = PlainHistories.read(join, ()).windows(rows)
     return np.minimum(stop - first, max_length or np.iinfo(np.int64).max)
+
+
+def read_files(paths: Sequence[Path], columns: Sequence[str]) -> pl.DataFrame:
+    """Columns of integers and of lists of integers, as int64, whatever integers each of the files has."""
+    parts = []
+    for path in paths:
+        part = pl.read_parquet(path, columns=list(dict.fromkeys(columns)))
+        parts.append(
+            part.cast({name: pl.List(pl.Int64) if kind.is_nested() else pl.Int64 for name, kind in part.schema.items()})
+        )
+    return pl.concat(parts)

@@ -59,6 +59,7 @@ class Requests:
         self._opened = opened
         self._layout = layout_of(schema, as_of=opened.histories.groups)
         self._histories = opened.histories.groups[_GROUP]
+        self._numbers = {file.path: number for number, file in enumerate(opened.files)}
 
     @property
     def floats(self) -> frozenset[str]:
@@ -90,8 +91,9 @@ class Requests:
         Raises UsageError for rows that a loader refuses, such as a null time; OSError if the file cannot be
         reached.
         """
-        whole = self.files.footers[file].metadata.row_group(row_group).num_rows
-        group = RowGroup(source=0, file=file, index=row_group, rows=whole)
+        footer = self.files.footers[file]
+        whole = footer.metadata.row_group(row_group).num_rows
+        group = RowGroup(source=0, file=self._numbers[footer.file.path], index=row_group, rows=whole)
         try:
             found = self._opened.read(group, self._layout, 0, rows).table
             time = self._opened.read_times(group)

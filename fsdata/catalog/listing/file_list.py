@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import overload
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow.fs as pafs
 
 NO_PARTITION_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_SAME_EVERYWHERE = ("local", "s3", "gcs", "abfs", "hdfs")  # filesystems in which a path is one file
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
 Partitions = dict[str, str | None]
@@ -92,7 +92,7 @@ class FileList(Sequence[FileRef]):
             if count == len(folder):
                 folder, sizes = np.resize(folder, 2 * count), np.resize(sizes, 2 * count)
                 versions = np.resize(versions, (2 * count, 3))
-            name = path[cut:].encode("utf-8", "surrogateescape")
+            name = path[cut:].encode()
             folder[count], sizes[count], versions[count] = number, len(name), version
             text += name
             count += 1
@@ -104,21 +104,15 @@ class FileList(Sequence[FileRef]):
     def __len__(self) -> int:
         return len(self.folder)
 
-    @overload
-    def __getitem__(self, index: int) -> FileRef: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[FileRef]: ...
-
-    def __getitem__(self, index: int | slice) -> FileRef | list[FileRef]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        number = index % len(self)
+    def __getitem__(self, index: int) -> FileRef:  # type: ignore[override]  # no slices
+        number = range(len(self))[index]
         folder, path = self.folders[self.folder[number]], self.path(number)
         local = isinstance(folder.filesystem, pafs.LocalFileSystem)
         return FileRef(path, path[len(self.base) :], folder.filesystem, local, folder.partitions)
+
+    def path(self, number: int) -> str:
+        """See `FileRef.path`."""
+        return self.folders[self.folder[number]].path + self._raw(number).decode()
 
     def name(self, number: int) -> str:
         """See `FileRef.name`."""
@@ -138,12 +132,13 @@ class FileList(Sequence[FileRef]):
 
     @property
     def identity(self) -> str:
-        """A hash of the paths, filesystems and versions; "" if the listing did not say all versions."""
-        if not len(self) or not (self.versions[:, 1] > 0).all():
+        """A hash of the paths, filesystems and versions; "" if these may be the same of other files."""
+        everywhere = all(folder.filesystem.type_name in _SAME_EVERYWHERE for folder in self.folders)
+        if not len(self) or not everywhere or not (self.versions[:, 1] > 0).all():
             return ""
         found = blake2b(digest_size=16)
         for each in self.folders:
-            found.update(f"{each.filesystem.type_name} {each.path}".encode("utf-8", "surrogateescape") + b"\0")
+            found.update(f"{each.filesystem.type_name} {each.path}".encode() + b"\0")
         for part in (self.folder, self._ends, self.versions):
             found.update(np.ascontiguousarray(part).data)
         found.update(self._text)
@@ -151,10 +146,6 @@ class FileList(Sequence[FileRef]):
 
     def _raw(self, number: int) -> bytes:
         return self._text[self._ends[number - 1] if number else 0 : self._ends[number]]
-
-    def path(self, number: int) -> str:
-        """See `FileRef.path`."""
-        return self.folders[self.folder[number]].path + self._raw(number).decode("utf-8", "surrogateescape")
 
 
 def folder_of(filesystem: pafs.FileSystem, path: str) -> Folder:

@@ -39,7 +39,15 @@ def _found(paths: Sequence[str], filesystem: Any) -> Iterator[tuple[pafs.FileSys
         system, path = resolve(given, filesystem)
         local = isinstance(system, pafs.LocalFileSystem)
         for file, version in _expand(system, path, given):
+            _check_text(file)
             yield system, file, (_local_version(file) if local else version)
+
+
+def _check_text(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise SchemaError(f"{path!r}: its name is not UTF-8, and Arrow cannot open it: rename it") from error
 
 
 def _local_version(path: str) -> Version:

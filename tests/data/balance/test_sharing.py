@@ -3,11 +3,14 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdata import Balance, Polynomial
 from fsdata.balance import options
+from fsdata.balance.exchange.status_word import StatusWord
+from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.sharing import GROUPS_OF_A_RANK, events_shared, sharing_groups
 
@@ -101,3 +104,20 @@ def test_only_models_with_shared_show_it() -> None:
     assert repr(Polynomial(shared=3)) == "Polynomial(linear=2000, quadratic=1, candidate=0, shared=3)"
     lengths = {"uih": np.array([0, 7])}
     assert Polynomial(shared=3)(lengths).tolist() == Polynomial(linear=2003)(lengths).tolist()
+
+
+@pytest.mark.parametrize("method", ["fbs+swap", "repair"])
+def test_straggler_shares_count_shared_events_once(method: str) -> None:
+    """At first 8 samples of one history on rank 0, 8 of others on rank 1. Both shares count alike, in every method."""
+    place = np.concatenate([np.zeros(8, np.int64), 100 * np.arange(1, 9)])
+    batch = GlobalBatch(
+        number=0,
+        lengths={"uih": np.full(16, 10)},
+        places={"uih": place},
+        home=np.repeat([0, 1], 8),
+        statuses=(StatusWord(epoch=0, step=0),) * 2,
+    )
+    found = StepPlanner(Balance(method, cost=Polynomial(linear=0, quadratic=0, shared=5)), 2)(batch)
+    load = [5 * 10 * len(set(place[found.rank == rank].tolist())) for rank in range(2)]
+    assert found.straggler_before == pytest.approx(1 - 225 / 400)
+    assert found.straggler_after == pytest.approx(1 - sum(load) / 2 / max(load))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
 from fsdata.catalog import catalog as catalogs
+from fsdata.catalog import catalog_file
 from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, updated
 from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.footers import read_footers
@@ -104,6 +105,7 @@ SCRIPT = """
 import json, sys
 from unittest import mock
 from fsdata.catalog import catalog as catalogs
+from fsdata.catalog import catalog_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
 from fsdata.decode import open_files
@@ -273,3 +275,33 @@ def test_footers_that_were_used_last_are_kept(lake: Path, kept: int, monkeypatch
     assert pool._footers._bytes <= kept
     assert parsed.call_count == {1 << 20: 4, 0: 7}.get(kept, parsed.call_count)
     assert 4 <= parsed.call_count <= 7
+
+
+def test_schemas_of_files_that_are_gone_are_gone(lake: Path) -> None:
+    old = opened(lake)
+    for number in range(0, 30, 5):
+        (lake / f"day={number % 6}/part-{number:02}.parquet").unlink()
+    found = updated(old, discover([str(lake)], None), threads=1, retry=Retrying()).catalog
+    assert (len(found), len(found.schemas), len(old.schemas)) == (24, 1, 2)
+    assert said(found) == said(opened(lake))
+
+
+def test_files_of_a_filesystem_inside_another_are_not_taken_for_others(lake: Path) -> None:
+    below = pafs.SubTreeFileSystem(str(lake.parent), pafs.LocalFileSystem())
+    assert discover([str(lake)], None).identity != ""
+    assert discover(["lake"], below).identity == ""
+
+
+def test_a_name_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", range(3))
+    os.rename(tmp_path / "a.parquet", os.fsencode(tmp_path) + b"/\xff.parquet")
+    with pytest.raises(SchemaError, match=r"udcff.parquet': its name is not UTF-8, and Arrow cannot open it: rename"):
+        batches(ParquetSource(tmp_path))
+
+
+def test_a_bucket_and_no_more(monkeypatch: pytest.MonkeyPatch, lake: Path, tmp_path: Path) -> None:
+    monkeypatch.setitem(catalog_file._SCHEMES, "local", "file://")
+    catalog = opened(lake)
+    monkeypatch.setattr(catalog.files, "base", "")
+    with pytest.raises(SchemaError, match="of one bucket"):
+        write_catalog(catalog, tmp_path / "lake.catalog")

@@ -120,11 +120,11 @@ def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkey
             pile.add(part)
         return {"a": pile.gathered(np.array([500, 0]), np.array([500, 500]))}
 
-    # What a process that was killed while it read the table has left.
-    left = shared_arrays._folders()[-1] / f"{name}y.scratch"
-    left.mkdir()
-    (left / "a").write_bytes(b"1")
-    (shared_arrays._folders()[0] / f"{name}y.lock").touch()
+    for left in (name, f"{name}y"):  # by processes that were killed while they read this table, and another one
+        scratch = shared_arrays._folders()[-1] / f"{left}.scratch"
+        scratch.mkdir()
+        (scratch / "a").write_bytes(b"1")
+        (shared_arrays._folders()[0] / f"{left}.lock").touch()
     shared = SharedArrays(name, make, "the table", on_disk=True)
     assert np.array_equal(shared["a"], np.roll(ARRAYS["a"], 500))
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{name}.data"]

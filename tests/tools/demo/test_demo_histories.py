@@ -81,6 +81,25 @@ def test_a_table_in_which_no_key_comes_back_is_no_table_of_requests(folder, tmp_
     assert discover(tmp_path, batch_size=2).histories is None
 
 
+def test_files_may_differ_in_their_integers(folder, tmp_path):
+    """Keys and times of 32 and 64 bits, and a column that one file has alone."""
+    histories, requests = (pl.read_parquet(folder / f"{name}.parquet") for name in ("histories", "requests"))
+    narrow = {"user_id": pl.Int16, "item_ids": pl.List(pl.Int32), "when": pl.List(pl.Int32)}
+    histories[:3].with_columns(age=pl.lit(3)).write_parquet(tmp_path / "h0.parquet")
+    histories[3:].cast(narrow).write_parquet(tmp_path / "h1.parquet")
+    requests.cast({"user_id": pl.Int32, "ts": pl.Int32}).write_parquet(tmp_path / "r.parquet")
+    data = discover(tmp_path, max_length=20, batch_size=8)
+    assert (data.histories.on, [path.name for path in data.histories.paths]) == (
+        "user_id",
+        ["h0.parquet", "h1.parquet"],
+    )
+    assert history_lengths(data).tolist() == [len(items) for items, _, _ in wanted(folder, 20)]
+    batches = list(PlainLoader(data, rank=0, world_size=1, workers=0))
+    assert [row.tolist() for batch in batches for row in batch.features["item_ids"].to_dense()] == [
+        items for items, _, _ in wanted(folder, 20)
+    ]
+
+
 @pytest.fixture
 def one_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
