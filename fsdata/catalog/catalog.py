@@ -1,4 +1,5 @@
-"""What planning has to know of many files, in arrays: some 60 bytes a file beside its name, 8 a row group.
+"""What planning has to know of many files, in arrays: some 60 bytes a file beside its name, 8 a row group, and 16 more
+for each column whose bounds are wanted.
 
 Footers are parsed and dropped; whoever reads a row group parses the footer of its file again. Of footers that describe
 the same schema only the first is parsed by pyarrow, the others by `fsdata.kernels.footer`. Of many files the catalog is
@@ -9,7 +10,7 @@ Letters: N files, G row groups.
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, checked, digest, parsed, raw_footer
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
@@ -27,7 +29,8 @@ from fsdata.errors import CorruptFileError
 
 SHARED_FROM = 1_000  # files; the catalog of fewer is made by every process for itself
 _BLOCK = 256  # files that one thread reads at a time
-_VERSION = 1  # of the arrays that processes share
+_VERSION = 2  # of the arrays that processes share
+_BOUNDS = "bounds of "
 _ARRAYS = ("size", "schema_of", "first", "rows")
 
 
@@ -41,6 +44,7 @@ class Catalog:
         schema_of: int32 [N]; schemas: without metadata, each once.
         first: int64 [N + 1], the first row group of each file, and the end.
         rows: int64 [G].
+        bounds: of the columns that were asked for.
     """
 
     files: FileList
@@ -50,6 +54,7 @@ class Catalog:
     schemas: tuple[pa.Schema, ...]
     first: np.ndarray
     rows: np.ndarray
+    bounds: Bounds = field(default_factory=dict)
     _shared: SharedArrays | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -63,6 +68,11 @@ class Catalog:
         if not some:
             return self
         return _chosen([self], self.files.without(some), np.delete(np.arange(len(self)), some))
+
+    @property
+    def schema_of_group(self) -> np.ndarray:
+        """int32 [G]."""
+        return np.repeat(self.schema_of, np.diff(self.first))
 
     def schema(self, file: int) -> pa.Schema:
         return self.schemas[self.schema_of[file]]
@@ -105,24 +115,27 @@ Faults = list[tuple[int, CorruptFileError]]
 
 
 def open_catalog(
-    files: FileList, *, threads: int, retry: Retrying, label: str
+    files: FileList, *, threads: int, retry: Retrying, label: str, bounds_of: Sequence[str] = ()
 ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
     """(the catalog of the files that have a usable footer, name and fault of each of the others).
 
     Of many files the processes of a host make one together: one reads, the others wait and map the same memory. What
     tells that they mean the same files is the listing, with sizes and times of modification.
 
+    bounds_of: names of columns, see `fsdata.catalog.bounds`.
+
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
     """
     identity = files.identity if len(files) >= SHARED_FROM else ""
     if not identity:
-        return _named(files, *_read(files, threads=threads, retry=retry))
+        return _named(files, *_read(files, bounds_of, threads=threads, retry=retry))
 
     def make(_: Path | None) -> Arrays:
-        return _packed(*_read(files, threads=max(threads, usable_cores()), retry=retry))
+        return _packed(*_read(files, bounds_of, threads=max(threads, usable_cores()), retry=retry))
 
-    shared = SharedArrays(f"catalog{_VERSION}x{identity}", make, f"{label}, its footers")
+    columns = digest(json.dumps(sorted(bounds_of)).encode()) if bounds_of else ""
+    shared = SharedArrays(f"catalog{_VERSION}x{identity}{columns}", make, f"{label}, its footers")
     return _named(files, *_unpacked(files, shared))
 
 
@@ -137,17 +150,21 @@ class Update:
     gone: int
 
 
-def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying) -> Update:
-    """The catalog of `files`. Only files that `old` does not know with the same size and time are opened.
+def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying, bounds_of: Sequence[str] = ()) -> Update:
+    """The catalog of `files`. Only files that `old` does not know with the same size and time are opened; all of them,
+    where it lacks the bounds of a column in `bounds_of`.
 
     Raises: as `open_catalog`.
     """
+    if set(bounds_of) - set(old.bounds):
+        old = EMPTY
     known = {old.files.path(number): number for number in range(len(old))}
     place = np.array([known.get(files.path(number), -1) for number in range(len(files))], np.int64)
     there = place >= 0
     versions = old.files.versions[place, :2] if len(old) else np.zeros((len(files), 2), np.int64)
     same = there & (versions == files.versions[:, :2]).all(axis=1) & (versions[:, 1] > 0)
-    fresh, faults = _read(files.without(np.flatnonzero(same).tolist()), threads=threads, retry=retry)
+    opened_files = files.without(np.flatnonzero(same).tolist())
+    fresh, faults = _read(opened_files, bounds_of, threads=threads, retry=retry)
     opened = np.flatnonzero(~same)
     unusable = [number for number, _ in faults]
     bad = opened[unusable]
@@ -175,7 +192,9 @@ def _chosen(parts: Sequence[Catalog], files: FileList, place: np.ndarray) -> Cat
     begins = (np.cumsum(groups) - groups)[place]
     groups = groups[place]
     ends = np.cumsum(groups)
-    rows = np.concatenate([part.rows for part in parts])
+    chosen = np.repeat(begins - (ends - groups), groups) + np.arange(int(groups.sum()))
+    names = dict.fromkeys(name for part in parts for name in part.bounds)
+    bounds = joined([part.bounds for part in parts], [len(part.rows) for part in parts], names)
     return Catalog(
         files=files,
         size=np.concatenate([part.size for part in parts])[place],
@@ -183,7 +202,8 @@ def _chosen(parts: Sequence[Catalog], files: FileList, place: np.ndarray) -> Cat
         schema_of=numbers[schema_of],
         schemas=tuple(found.found),
         first=np.concatenate([[0], ends]),
-        rows=rows[np.repeat(begins - (ends - groups), groups) + np.arange(int(groups.sum()))],
+        rows=np.concatenate([part.rows for part in parts])[chosen],
+        bounds={name: of[:, chosen] for name, of in bounds.items()},
     )
 
 
@@ -197,6 +217,7 @@ def _packed(catalog: Catalog, faults: Faults) -> Arrays:
     return {
         **{name: getattr(catalog, name) for name in _ARRAYS},
         "digests": catalog.digests.reshape(-1),
+        **{_BOUNDS + name: of.reshape(-1) for name, of in catalog.bounds.items()},
         "schemas": np.concatenate([np.empty(0, np.uint8), *schemas]),
         "schema_ends": np.cumsum([0, *map(len, schemas)]),
         "faults": np.frombuffer(said, np.uint8),
@@ -212,18 +233,21 @@ def _unpacked(files: FileList, shared: SharedArrays) -> tuple[Catalog, Faults]:
         digests=shared["digests"].reshape(-1, 16),
         schemas=tuple(pa.ipc.read_schema(pa.py_buffer(schema.tobytes())) for schema in schemas),
         **{name: shared[name] for name in _ARRAYS},
+        bounds={
+            name[len(_BOUNDS) :]: of.reshape(2, -1) for name, of in shared.arrays.items() if name.startswith(_BOUNDS)
+        },
         _shared=shared,
     )
     return catalog, faults
 
 
-def _read(files: FileList, *, threads: int, retry: Retrying) -> tuple[Catalog, Faults]:
+def _read(files: FileList, bounds_of: Sequence[str], *, threads: int, retry: Retrying) -> tuple[Catalog, Faults]:
     """(the catalog of the files that have a usable footer, the others).
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
     """
-    schemas = _Schemas()
+    schemas = _Schemas(bounds_of=tuple(bounds_of))
     blocks = [range(begin, min(begin + _BLOCK, len(files))) for begin in range(0, len(files), _BLOCK)]
 
     def read(block: range) -> _Block:
@@ -244,6 +268,7 @@ def _read(files: FileList, *, threads: int, retry: Retrying) -> tuple[Catalog, F
         tuple(schemas.found),
         np.concatenate([[0], np.cumsum(groups)]),
         np.concatenate([np.empty(0, np.int64), *(block.rows for block in found)]),
+        joined([block.bounds for block in found], [len(block.rows) for block in found], bounds_of),
     )
     return catalog, faults
 
@@ -263,6 +288,7 @@ class _Block:
     schema_of: np.ndarray
     groups: np.ndarray
     rows: np.ndarray
+    bounds: Bounds
     faults: list[tuple[int, CorruptFileError]]
 
     @classmethod
@@ -280,6 +306,7 @@ class _Block:
             np.array([entry.schema for entry in entries], np.int32),
             np.array([len(entry.rows) for entry in entries], np.int64),
             np.concatenate([np.empty(0, np.int64), *(entry.rows for entry in entries)]),
+            joined([entry.bounds for entry in entries], [len(entry.rows) for entry in entries], schemas.bounds_of),
             faults,
         )
 
@@ -290,13 +317,29 @@ class _Entry:
     digest: str
     schema: int
     rows: np.ndarray
+    bounds: Bounds
 
 
 def _entry(file: FileRef, schemas: "_Schemas") -> _Entry:
     raw, size = raw_footer(file)
     numbers = checked(raw, size, file)
-    schema = schemas.number(numbers.described, numbers.by_key, lambda: parsed(raw, size, file, {})[1])
-    return _Entry(size, digest(raw), schema, numbers.rows)
+
+    def parse() -> tuple[pa.Schema, int, dict[str, BoundsReader]]:
+        metadata, schema, _ = parsed(raw, size, file, {})
+        return schema, metadata.num_columns, readers(metadata, schema, schemas.bounds_of)
+
+    kind = schemas.kind(numbers.described, numbers.by_key, parse)
+    bounds = {name: reader.read(raw, numbers.chunks, kind.leaves) for name, reader in kind.readers.items()}
+    return _Entry(size, digest(raw), kind.number, numbers.rows, bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Footers that describe their columns by the same bytes: number of their schema, leaf columns."""
+
+    number: int
+    leaves: int
+    readers: Mapping[str, BoundsReader]
 
 
 @dataclass(slots=True)
@@ -304,18 +347,20 @@ class _Schemas:
     """Schemas by the bytes that describe them, each once. Thread-safe."""
 
     found: list[pa.Schema] = field(default_factory=list)
-    _numbers: dict[str, int] = field(default_factory=dict)
+    bounds_of: tuple[str, ...] = ()
+    _kinds: dict[str, _Kind] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def number(self, described: bytes, by_key: bytes, parse: Callable[[], pa.Schema]) -> int:
+    def kind(
+        self, described: bytes, by_key: bytes, parse: Callable[[], tuple[pa.Schema, int, dict[str, BoundsReader]]]
+    ) -> _Kind:
         key = digest(len(described).to_bytes(8, "little") + described + by_key)
-        number = self._numbers.get(key)
-        if number is not None:
-            return number
-        schema = parse()
-        with self._lock:
-            self._numbers[key] = number = self.add(schema)
-        return number
+        kind = self._kinds.get(key)
+        if kind is None:
+            schema, leaves, found = parse()
+            with self._lock:
+                self._kinds[key] = kind = _Kind(self.add(schema), leaves, found)
+        return kind
 
     def add(self, schema: pa.Schema) -> int:
         """Its number; the caller is alone."""

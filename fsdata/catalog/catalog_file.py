@@ -1,7 +1,8 @@
 """A catalog as one Parquet file, made once: with it a job lists no folder and reads no footer before it plans.
 
 A row is a file: folder and name under one root, size, time of modification, digest of its footer, number of its schema,
-and the rows of its row groups. The root and the schemas stand in the metadata.
+and the rows of its row groups, with the bounds of columns if there are any. The root and the schemas stand in the
+metadata.
 """
 
 import base64
@@ -19,7 +20,7 @@ from fsdata.catalog.listing.file_list import FileList, folder_of
 from fsdata.catalog.listing.find_files import resolve
 from fsdata.errors import SchemaError
 
-VERSION = 1
+VERSION = 2
 _KEY = b"freescale.catalog"
 _COLUMNS = pa.schema(
     [
@@ -32,6 +33,7 @@ _COLUMNS = pa.schema(
         ("rows", pa.list_(pa.int64())),
     ]
 )
+_BOUNDS = ("least of ", "greatest of ")
 _SCHEMES = {"s3": "s3://", "gcs": "gs://"}  # whose URLs say all that their filesystems need
 
 
@@ -60,14 +62,20 @@ def write_catalog(catalog: Catalog, path: Path) -> None:
         ),
         pa.array(catalog.schema_of),
         pa.ListArray.from_arrays(pa.array(catalog.first, pa.int32()), pa.array(catalog.rows)),
+        *(
+            pa.ListArray.from_arrays(pa.array(catalog.first, pa.int32()), pa.array(end))
+            for bounds in catalog.bounds.values()
+            for end in bounds
+        ),
     ]
     head = {
         "version": VERSION,
         "root": _SCHEMES.get(filesystem.type_name, "") + files.base,
         "filesystem": filesystem.type_name,
+        "bounds": list(catalog.bounds),
         "schemas": [base64.b64encode(schema.serialize()).decode() for schema in catalog.schemas],
     }
-    table = pa.Table.from_arrays(columns, schema=_COLUMNS.with_metadata({_KEY: json.dumps(head).encode()}))
+    table = pa.Table.from_arrays(columns, schema=_columns(head).with_metadata({_KEY: json.dumps(head).encode()}))
     half = path.with_name(f".{path.name}.half")
     try:
         pq.write_table(table, half, compression="zstd", write_page_checksum=True)
@@ -93,7 +101,7 @@ def read_catalog_file(path: str | Path, filesystem: Any = None) -> Catalog:
         head = json.loads((table.schema.metadata or {})[_KEY])
         if head["version"] != VERSION:
             raise SchemaError(f"{path}: a catalog of version {head['version']}, this one reads {VERSION}. {again}")
-        table = table.cast(_COLUMNS).unify_dictionaries()
+        table = table.cast(_columns(head)).unify_dictionaries()
         pa.default_memory_pool().release_unused()  # decoding needs several times what it gives
         schemas = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in head["schemas"])
     except FileNotFoundError as error:
@@ -122,7 +130,13 @@ def read_catalog_file(path: str | Path, filesystem: Any = None) -> Catalog:
         schemas=schemas,
         first=rows.offsets.to_numpy().astype(np.int64),
         rows=rows.values.to_numpy(),
+        bounds={name: np.stack([columns[end + name].values.to_numpy() for end in _BOUNDS]) for name in head["bounds"]},
     )
+
+
+def _columns(head: dict[str, Any]) -> pa.Schema:
+    bounds = [pa.field(end + name, pa.list_(pa.int64())) for name in head["bounds"] for end in _BOUNDS]
+    return pa.schema([*_COLUMNS, *bounds])
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -128,7 +128,7 @@ class Numbers:
     """What the bytes of a footer say.
 
     Attributes:
-        chunks: int64 [row groups x leaf columns, 5], see `fsdata.kernels.footer`.
+        chunks: int64 [row groups x leaf columns, 7], see `fsdata.kernels.footer`.
         rows: int64 [row groups].
         described: the bytes of the schema; by_key: those of the metadata by key.
     """

@@ -1,15 +1,31 @@
-"""Folders that no row of a filter can come from, by their `key=value` names: their files are not opened."""
+"""What no row of a filter can come from, as far as names of folders and bounds of columns tell: it is not read.
 
+A filter is looked at part by part, the sides of its `and`s at the top.
+
+Letters: G row groups.
+"""
+
+import json
 from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.bind import partition_values
+from fsdata.catalog.bounds import as_columns
+from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources.expressions import expressions
 from fsdata.sources.source import ParquetSource
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_AND, _OR = ("And", "LogicalAnd"), ("Or", "LogicalOr")
+_TURNED = {"Gt": "Lt", "GtEq": "LtEq", "Lt": "Gt", "LtEq": "GtEq", "Eq": "Eq"}
+_MANY = 64  # values of an `is_in`; of more only the least and the greatest are looked at
 
 
 def pruned(files: FileList, source: ParquetSource) -> list[int]:
@@ -31,6 +47,21 @@ def pruned(files: FileList, source: ParquetSource) -> list[int]:
     return without[1:] if len(without) == len(files) else without
 
 
+def may_have_rows(catalog: Catalog, source: ParquetSource) -> np.ndarray:
+    """bool [G]: whether a row of the row group can be one for which `source.filter` is true, as far as bounds tell."""
+    keep = np.ones(len(catalog.rows), bool)
+    if source.condition is None or not set(source.condition.columns) & set(catalog.bounds):
+        return keep
+    schema_of = catalog.schema_of_group
+    for condition in expressions.conjuncts(source.condition):
+        bound = _bound(condition.polars)
+        if bound is not None:
+            for number in np.unique(schema_of).tolist():
+                groups = schema_of == number
+                keep[groups] &= _within(bound, condition, catalog, groups, catalog.schemas[number])
+    return keep
+
+
 def _may_be_true(condition: expressions.Expression, values: list[dict[str, pa.Scalar]]) -> np.ndarray:
     """bool [folders]; true where a folder has not all keys that the condition reads."""
     found = np.ones(len(values), bool)
@@ -49,3 +80,80 @@ def _may_be_true(condition: expressions.Expression, values: list[dict[str, pa.Sc
     for numbers, true in zip(alike.values(), answer.fill_null(False).to_pylist(), strict=True):
         found[numbers] = true
     return found
+
+
+def _within(
+    bound: "pl.Expr", condition: expressions.Expression, catalog: Catalog, groups: np.ndarray, schema: pa.Schema
+) -> np.ndarray:
+    """bool [groups]: what `bound` gives; true where bounds are missing."""
+    import polars as pl
+
+    columns = {}
+    for name in condition.columns:
+        if name not in catalog.bounds or len(schema.get_all_field_indices(name)) != 1:
+            return np.ones(int(groups.sum()), bool)
+        low, high = as_columns(catalog.bounds[name][:, groups], schema.field(name).type)
+        columns[f"low {name}"], columns[f"high {name}"] = pl.from_arrow(low), pl.from_arrow(high)
+    try:
+        return pl.DataFrame(columns).select(bound.fill_null(True)).to_series().to_numpy()
+    except pl.exceptions.PolarsError:
+        return np.ones(int(groups.sum()), bool)  # binding tells better what is wrong with it
+
+
+def _bound(condition: "pl.Expr") -> "pl.Expr | None":
+    """What is false where `condition` is false for all values from column `low NAME` to `high NAME`; None: nothing is.
+
+    Comparisons of a column with what reads no column, `is_between` and `is_in`, under `and` and `or`.
+    """
+    document = json.loads(condition.meta.serialize(format="json"))
+    if not isinstance(document, dict):
+        return None
+    parts = condition.meta.pop()[::-1]
+    if "BinaryExpr" in document:
+        return _of_binary(document["BinaryExpr"]["op"], *parts)
+    if "Function" in document and all(not part.meta.root_names() for part in parts[1:]) and _is_column(parts[0]):
+        return _of_function(document["Function"]["function"], *parts)
+    return None
+
+
+def _of_binary(op: str, left: "pl.Expr", right: "pl.Expr") -> "pl.Expr | None":
+    if op in _AND or op in _OR:
+        of_left, of_right = _bound(left), _bound(right)
+        if of_left is None or of_right is None:
+            return (of_right if of_left is None else of_left) if op in _AND else None
+        return of_left & of_right if op in _AND else of_left | of_right
+    if _is_column(right):
+        left, right, op = right, left, _TURNED.get(op, "")
+    if not _is_column(left) or right.meta.root_names():
+        return None
+    low, high = _ends(left)
+    comparisons = {"Gt": high > right, "GtEq": high >= right, "Lt": low < right, "LtEq": low <= right}
+    return (low <= right) & (high >= right) if op == "Eq" else comparisons.get(op)
+
+
+def _of_function(function: Any, column: "pl.Expr", *values: "pl.Expr") -> "pl.Expr | None":
+    import polars as pl
+
+    known = function.get("Boolean") if isinstance(function, dict) else None
+    low, high = _ends(column)
+    if isinstance(known, dict) and "IsBetween" in known and len(values) == 2:
+        return (high >= values[0]) & (low <= values[1])
+    if isinstance(known, dict) and "IsIn" in known and len(values) == 1:
+        found = pl.select(values[0]).to_series()
+        found = (found.explode() if found.dtype == pl.List else found).drop_nulls().unique()
+        if 0 < len(found) <= _MANY:
+            return pl.any_horizontal([(low <= value) & (high >= value) for value in found])
+        return (high >= found.min()) & (low <= found.max()) if len(found) else None
+    return None
+
+
+def _is_column(expression: "pl.Expr") -> bool:
+    document = json.loads(expression.meta.serialize(format="json"))
+    return isinstance(document, dict) and list(document) == ["Column"]
+
+
+def _ends(column: "pl.Expr") -> "tuple[pl.Expr, pl.Expr]":
+    import polars as pl
+
+    (name,) = column.meta.root_names()
+    return pl.col(f"low {name}"), pl.col(f"high {name}")

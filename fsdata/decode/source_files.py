@@ -17,7 +17,7 @@ from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.prune import pruned
+from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.open_files import OpenFiles
@@ -58,13 +58,15 @@ class RowGroups(Sequence[RowGroup]):
         row_counts: int64 [groups].
     """
 
-    def __init__(self, source: int, catalog: Catalog, skip: int = 0, limit: int | None = None) -> None:
-        """skip, limit: see `ParquetSource`."""
+    def __init__(
+        self, source: int, catalog: Catalog, keep: np.ndarray, skip: int = 0, limit: int | None = None
+    ) -> None:
+        """keep: bool, one for each row group of the catalog; skip, limit: see `ParquetSource`."""
         ends = np.cumsum(catalog.rows)
         stop = int(ends[-1]) if limit is None and len(ends) else skip + (limit or 0)
         begin = np.clip(skip - (ends - catalog.rows), 0, catalog.rows)
         rows = np.clip(stop - (ends - catalog.rows), 0, catalog.rows) - begin
-        filled = np.flatnonzero(rows > 0)
+        filled = np.flatnonzero((rows > 0) & keep)
         self._source = source
         self._begin = begin[filled]
         self._file = np.searchsorted(catalog.first, filled, side="right").astype(np.int32) - 1
@@ -84,6 +86,7 @@ class SourceFiles:
 
     Attributes:
         pruned: files that were not opened, because `filter` leaves out all of their folder.
+        pruned_groups: row groups that are not read, because by the bounds of their columns `filter` leaves them out.
         seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
 
     Args:
@@ -121,7 +124,9 @@ class SourceFiles:
         begin = time.perf_counter()
         self.kinds, self._kind_of = bind(source, wanted, self.catalog, label)
         self.seconds["binding"] = time.perf_counter() - begin
-        self.groups = RowGroups(index, self.catalog, source.skip, source.limit)
+        keep = may_have_rows(self.catalog, source)
+        self.pruned_groups = int((~keep).sum())
+        self.groups = RowGroups(index, self.catalog, keep, source.skip, source.limit)
         self._pool = pool
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
 
@@ -133,7 +138,14 @@ class SourceFiles:
         files = files.without(without)
         listed = time.perf_counter()
         at_once = threads if files[0].local else max(threads, _REMOTE_THREADS)
-        catalog, faults = open_catalog(files, threads=at_once, retry=self.retry, label=self.label)
+        condition = self.source.condition
+        catalog, faults = open_catalog(
+            files,
+            threads=at_once,
+            retry=self.retry,
+            label=self.label,
+            bounds_of=() if condition is None else condition.columns,
+        )
         self._skip_files(faults, len(files))
         self.seconds = {"listing": listed - begin, "footers": time.perf_counter() - listed}
         return catalog
@@ -244,6 +256,7 @@ class SourceFiles:
         return {
             "files": len(self.catalog),
             "pruned_files": self.pruned,
+            "pruned_row_groups": self.pruned_groups,
             "row_groups": len(self.groups),
             "rows": int(self.groups.row_counts.sum()),
             "bytes": int(self.catalog.size.sum()),

@@ -10,12 +10,14 @@ Letters: L leaf columns, G row groups.
 import numpy as np
 from numba import njit
 
-# Columns of the table of chunks, int64 [G * L, 5].
+# Columns of the table of chunks, int64 [G * L, 7].
 BEGIN = 0  # first byte of the chunk in the file
 STORED = 1  # bytes of the chunk
 NULLS = 2  # null count of the statistics, -1 without one
 UNPACKED = 3  # bytes of its pages after decompression
 VALUES = 4
+LEAST = 5  # where the least value of the statistics stands in the footer, -1 without one
+GREATEST = 6
 
 # Codes of a report: [code, row group, leaf, found, allowed]; row group and leaf are -1 where it is about more.
 OK = 0
@@ -212,6 +214,10 @@ def _statistics(raw, at, kind, leaf, chunk, report, inside):
             at = begin + size
             if width >= 0 and size != width:
                 _fault(report, STATISTIC, leaf, size, width)
+            if before == 5:
+                chunk[GREATEST] = begin
+            elif before == 6:
+                chunk[LEAST] = begin
         elif before == 3 and inner == 6:
             chunk[NULLS], at = _number(raw, at)
             if chunk[NULLS] < 0:
@@ -323,7 +329,7 @@ def _check_chunks(leaves, chunks, rows, room, report):
 
 @njit(nogil=True, cache=True)
 def read_chunks(raw, room, report):
-    """Chunks of all row groups, int64 [G * L, 5], as far as nothing is wrong; and int64 [5]: the first byte of the
+    """Chunks of all row groups, int64 [G * L, 7], as far as nothing is wrong; and int64 [5]: the first byte of the
     schema, the first one after it, whether a chunk begins before the end of the one before it, and the first byte of
     the metadata by key and the first one after it; and the rows of each row group, int64 [G].
 
@@ -332,7 +338,7 @@ def read_chunks(raw, room, report):
         room: bytes of the file before the footer.
         report: int64 [5], zeros; the first fault.
     """
-    leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, 5), np.int64)
+    leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, 7), np.int64)
     inside = np.empty((_DEPTH, 2), np.int64)
     described, of_group = np.zeros(5, np.int64), np.zeros(0, np.int64)
     end = np.int64(0)
@@ -355,8 +361,9 @@ def read_chunks(raw, room, report):
                 _fault(report, NO_SCHEMA, -1, 0, 0)
                 return chunks, described, of_group
             of_group = np.zeros(groups, np.int64)
-            chunks = np.zeros((groups * len(leaves), 5), np.int64)
+            chunks = np.zeros((groups * len(leaves), 7), np.int64)
             chunks[:, NULLS] = -1
+            chunks[:, LEAST:] = -1
             for number in range(groups):
                 part = chunks[number * len(leaves) : (number + 1) * len(leaves)]
                 at, rows = _group(raw, at, leaves, part, report, inside)

@@ -110,8 +110,13 @@ def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
         [min(one[9], one.get(11) or one[9]), one[7], one.get(12, {}).get(3, -1), one[6], one[5]] for one in chunks
     ]
     assert report[0] == kernel.OK
-    assert found.tolist() == expected
+    assert found[:, : kernel.LEAST].tolist() == expected
     inside = raw[-8 - size :]
+    for one, (least, greatest) in zip(chunks, found[:, kernel.LEAST :].tolist(), strict=True):
+        for at, number in ((least, 6), (greatest, 5)):
+            value = one.get(12, {}).get(number)
+            assert (at < 0) == (value is None)
+            assert value is None or inside[at : at + len(value)] == value
     assert rows.tolist() == [group[3] for group in footer[4].values]
     begin, end, unordered, first, last = described.tolist()
     by_key = b"".join(thrift.write_struct(pair) for pair in footer[5].values) if footer.get(5) else b""

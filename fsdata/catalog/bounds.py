@@ -1,0 +1,108 @@
+"""The least and the greatest value of a column in every row group, as the statistics of footers have them.
+
+Only of columns whose values are integers or times: there the order of Parquet is the order of numbers, and no value is
+left out. They are counted in the units of the column's Arrow type, as int64.
+
+Letters: G row groups.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fsdata.catalog.roles import plain
+from fsdata.kernels import footer as kernel
+
+Bounds = Mapping[str, np.ndarray]
+"""Column -> int64 [2, G], least and greatest; greatest < least where the footer does not say."""
+
+UNKNOWN = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min])
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_STORED = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+_MS_PER_DAY = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsReader:
+    """How the bounds of one column are read from the footers of one schema.
+
+    A stored value times `times`, by `by`, counts in the units of the Arrow type.
+    """
+
+    leaf: int
+    size: int
+    signed: bool
+    times: int = 1
+    by: int = 1
+
+    def read(self, raw: bytes, chunks: np.ndarray, leaves: int) -> np.ndarray:
+        """int64 [2, G]. raw: the footer; chunks: int64 [G * leaves, 7], see `fsdata.kernels.footer`."""
+        mine = chunks[self.leaf :: leaves, [kernel.LEAST, kernel.GREATEST]]
+        found = np.empty((2, len(mine)), np.int64)
+        for group, (least, greatest) in enumerate(mine.tolist()):
+            low = self._value(raw, least) if least >= 0 <= greatest else None
+            high = self._value(raw, greatest) if low is not None else None
+            found[:, group] = UNKNOWN if low is None or high is None else (low // self.by, -(-high // self.by))
+        return found
+
+    def _value(self, raw: bytes, at: int) -> int | None:
+        value = int.from_bytes(raw[at : at + self.size], "little", signed=self.signed) * self.times
+        return value if -(2**63) <= value < 2**63 else None
+
+
+def readers(metadata: pq.FileMetaData, schema: pa.Schema, names: Iterable[str]) -> dict[str, BoundsReader]:
+    """Those of `names` that are columns with bounds."""
+    leaves = {metadata.schema.column(leaf).path: leaf for leaf in range(metadata.num_columns)}
+    found = {}
+    for name in names:
+        if name in leaves and len(schema.get_all_field_indices(name)) == 1:
+            reader = _reader(leaves[name], metadata.schema.column(leaves[name]), plain(schema.field(name).type))
+            if reader is not None:
+                found[name] = reader
+    return found
+
+
+def _reader(leaf: int, column: pq.ColumnSchema, arrow: pa.DataType) -> BoundsReader | None:
+    size = {"INT32": 4, "INT64": 8}.get(column.physical_type)
+    if size is None:
+        return None
+    said = json.loads(column.logical_type.to_json())
+    if pa.types.is_integer(arrow):
+        signed = said.get("isSigned", True)
+        return BoundsReader(leaf, size, signed) if signed or size == 4 else None
+    if pa.types.is_date32(arrow) and said["Type"] == "Date":
+        return BoundsReader(leaf, size, True)
+    if pa.types.is_date64(arrow) and said["Type"] == "Date":
+        return BoundsReader(leaf, size, True, times=_MS_PER_DAY)
+    if pa.types.is_timestamp(arrow) and said["Type"] == "Timestamp" and said["timeUnit"] in _STORED:
+        stored, wanted = _PER_SECOND[_STORED[said["timeUnit"]]], _PER_SECOND[arrow.unit]
+        return BoundsReader(leaf, size, True, times=max(wanted // stored, 1), by=max(stored // wanted, 1))
+    return None
+
+
+def unknown(groups: int) -> np.ndarray:
+    """int64 [2, groups] of a column without bounds."""
+    return np.repeat(UNKNOWN[:, None], groups, axis=1)
+
+
+def joined(parts: Sequence[Bounds], groups: Sequence[int], names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The bounds of parts that have so many row groups each, one part after another."""
+    empty = np.empty((2, 0), np.int64)
+    return {
+        name: np.concatenate(
+            [empty, *(part.get(name, unknown(count)) for part, count in zip(parts, groups, strict=True))], axis=1
+        )
+        for name in names
+    }
+
+
+def as_columns(bounds: np.ndarray, arrow: pa.DataType) -> tuple[pa.Array, pa.Array]:
+    """(least, greatest) as columns of the type, null where they are not known."""
+    kind, none = plain(arrow), bounds[1] < bounds[0]
+    stored = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+    low, high = (pa.array(np.where(none, 0, each), pa.int64(), mask=none).cast(stored).cast(kind) for each in bounds)
+    return low, high
