@@ -143,7 +143,13 @@ class FreeScaleDataLoader(Generic[BatchT]):
                 for index, source in enumerate(sources)
             ]
             self._data = Dataset(
-                opened, schema, mix=mix, shuffle=bool(shuffle), shuffle_window=shuffle_window, seed=seed
+                opened,
+                schema,
+                mix=mix,
+                shuffle=bool(shuffle),
+                shuffle_window=shuffle_window,
+                seed=seed,
+                threads=self._options.num_threads,
             )
             needs_peers = self._context.world_size > 1 and (balance is not None or self._data.may_drop)
             if needs_peers and self._context.group is None:

@@ -1,6 +1,6 @@
 """Rows to batches, step by step, on one rank.
 
-The `dataset` gives an epoch; the `reader` (by `unit_reader`) decodes its rows ahead; `steps` takes rows and exchanges
-them; `assemble` copies them into a batch, after they `explode` into samples, once where samples `share` events; `adapt`
-makes it the user's own. `timing` counts where the time goes.
+The `dataset` gives an epoch, by `times` where sources are merged by them; the `reader` (by `unit_reader`) decodes its
+rows ahead; `steps` takes rows and exchanges them; `assemble` copies them into a batch, after they `explode` into
+samples, once where samples `share` events; `adapt` makes it the user's own. `timing` counts where the time goes.
 """

@@ -18,6 +18,7 @@ from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, Window
 from fsdata.schema import Schema
 from fsdata.steps.reader import Reader
+from fsdata.steps.times import Times
 from fsdata.steps.timing import Timing
 from fsdata.steps.unit_reader import piece_reader
 
@@ -27,7 +28,7 @@ _FIRST_ROWS = 512
 class Dataset:
     """The rows of all sources: how many, in which order, and how to read them.
 
-    Planning reads no data, except that `mix="time"` reads the time column twice.
+    Planning reads no data, except that `mix="time"` reads the time columns.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Dataset:
         shuffle: bool,
         shuffle_window: int,
         seed: int,
+        threads: int = 1,
     ) -> None:
         self.sources = sources
         as_of = [set(source.histories.groups) for source in sources]
@@ -48,7 +50,7 @@ class Dataset:
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
         self._seed = seed
-        units, keys = _units(sources, schema, mix)
+        units, keys = _units(sources, schema, mix, threads)
         self._unit_rows = units.row_counts
         self._read = piece_reader(sources, self.layout, units, keys)
         self.rows = int(self._unit_rows.sum())
@@ -131,13 +133,12 @@ def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str
     return frozenset(name for name, (is_list, _) in form.items() if is_list)
 
 
-def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[Units, Keys | None]:
+def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int) -> tuple[Units, Keys | None]:
     groups = [source.groups.row_counts for source in sources]
     if mix == "sequential" or len(sources) == 1:
         return sequential_units(groups), None
     if mix == "weighted":
-        weights = _weights(sources)
-        keys = weighted_keys(groups, weights)
+        keys: Keys = weighted_keys(groups, _weights(sources))
     else:
         if schema.time is None:
             raise SchemaError("mix='time' merges by Schema(time=...), which is not set")
@@ -148,10 +149,7 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix) -> tuple[Uni
                 f"mix='time' cannot compare {schema.time!r}: {named} (timestamps and dates count as ns). Map one of "
                 "them with a polars expression"
             )
-
-        def keys(source: int, group: int) -> Any:
-            return sources[source].read_times(sources[source].groups[group])
-
+        keys = Times(sources, schema.time, threads)
     return merged_units(groups, keys), keys
 
 
