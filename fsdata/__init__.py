@@ -2,7 +2,8 @@
 
 The way of a row: `sources` and `schema` say what users want; `catalog` finds files and columns; `order` says which row
 comes when; `decode` reads rows; `balance` moves them between ranks (`embedding_balance`: behind the embeddings);
-`steps` make a `batch` of them, which the `loader` hands out. `kernels` copy; `errors` are the errors of all of it.
+`steps` make a `batch` of them, which the `loader` hands out; `follow` does so with folders that grow. `kernels` copy;
+`errors` are the errors of all of it.
 """
 
 import importlib
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fsdata.batch.split import segment_mask
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.schema import Schema, Sequence, Split
-    from fsdata.sources import AsOf, Join, ParquetSource, Retry, sources_from_toml
+    from fsdata.sources import AsOf, Follow, Join, ParquetSource, Retry, sources_from_toml
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "CorruptFileError",
     "CostModel",
     "DataError",
+    "Follow",
     "FreeScaleDataLoader",
     "FreeScaleError",
     "Jagged",
@@ -66,6 +68,7 @@ _WHERE = {
     "Balance": "fsdata.balance.options",
     "Batch": "fsdata.batch.batch",
     "CostModel": "fsdata.balance.cost",
+    "Follow": "fsdata.sources",
     "FreeScaleDataLoader": "fsdata.loader",
     "Jagged": "fsdata.batch.jagged",
     "Join": "fsdata.sources",

@@ -23,9 +23,11 @@ from fsdata.batch.batch import Batch
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.catalog.cores import usable_cores
-from fsdata.decode.opened_source import open_source
+from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import PeerError
+from fsdata.follow.followed_data import FollowedData
+from fsdata.follow.followed_steps import FollowedSteps
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
@@ -44,6 +46,7 @@ _NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
 _NOT_INITIALIZED = (
     "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
 )
+_WHY = ("a source whose rows can drop out", "a source that is followed")
 _OTHER_RANKS = (
     "rank= and world_size= are not those of torch.distributed: give process_group=, the group of the ranks that share "
     "the data, in their place"
@@ -142,20 +145,16 @@ class FreeScaleDataLoader(Generic[BatchT]):
                 open_source(source, schema, index=index, threads=self._options.num_threads, pool=pool)
                 for index, source in enumerate(sources)
             ]
-            self._data = Dataset(
-                opened,
-                schema,
-                mix=mix,
-                shuffle=bool(shuffle),
-                shuffle_window=shuffle_window,
-                seed=seed,
-                threads=self._options.num_threads,
+            order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
+            self._followed = _followed(opened, sources, schema, **order)
+            self._data = self._followed or Dataset(opened, schema, mix=mix, threads=self._options.num_threads, **order)
+            needs_peers = self._context.world_size > 1 and bool(
+                balance is not None or self._data.may_drop or self._followed
             )
-            needs_peers = self._context.world_size > 1 and (balance is not None or self._data.may_drop)
             if needs_peers and self._context.group is None:
                 raise ValueError(
                     _NO_GROUP.format(
-                        why="balance" if balance else "a source whose rows can drop out",
+                        why="balance" if balance else _WHY[self._followed is not None],
                         missing=_OTHER_RANKS if dist.is_available() and dist.is_initialized() else _NOT_INITIALIZED,
                     )
                 )
@@ -179,7 +178,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
-        self._steps: Steps | None = None
+        self._steps: Steps | FollowedSteps | None = None
         self._ahead: Ahead[Made[BatchT]] | None = None
         self._closed = False
         self._dropped = 0
@@ -191,7 +190,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
         turn = self._turn.take()
         self._end_steps()
         loaded, self._loaded = self._loaded, None
-        progress = loaded or Progress.start(self._next_epoch, self._context.world_size, self._progress.tuning)
+        progress = loaded or (
+            self._progress
+            if self._followed
+            else Progress.start(self._next_epoch, self._context.world_size, self._progress.tuning)
+        )
         self._next_epoch = progress.epoch + 1
         self._progress = progress
         return self._epoch(progress, turn, resumed=loaded is not None)
@@ -199,8 +202,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def __len__(self) -> int:
         """Steps of a whole epoch, if no row drops out while reading and `max_tokens` carries none over.
 
-        Rows that drop out make it fewer; every row carried over can make it more.
+        Rows that drop out make it fewer; every row carried over can make it more. TypeError where a source is followed.
         """
+        if self._followed:
+            raise TypeError("a source that is followed has no length: nobody knows what will come")
         size = self._context.world_size * self._options.batch_size
         return self._data.rows // size if self._options.drop_last else -(-self._data.rows // size)
 
@@ -215,10 +220,13 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one. The place within that epoch that a loaded state gave is kept."""
+        """Make `epoch` the next one. The place within that epoch that a loaded state gave is kept.
+
+        A source that is followed has one epoch only, and every `iter()` goes on where the one before ended.
+        """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
-        if self._loaded is not None and self._loaded.epoch == epoch:
+        if self._followed or (self._loaded is not None and self._loaded.epoch == epoch):
             return
         self._loaded, self._next_epoch = None, epoch
         if self._ahead is None:
@@ -252,7 +260,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """
         if not 0 <= compute_seconds < float("inf"):
             raise ValueError(f"compute_seconds must be a time of at least 0, got {compute_seconds!r}")
-        if isinstance(self._steps, BalancedSteps):
+        if self._steps is not None:
             self._steps.report(compute_seconds, self._progress)
 
     @property
@@ -325,6 +333,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._ahead is not ahead:
             return  # closed, or a state was loaded
         self._end_steps()
+        if self._followed:
+            return
         self._progress = Progress.start(progress.epoch + 1, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
             yield from iter(self)
@@ -346,17 +356,28 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if steps is None or ahead is None:
             return
         ahead.stop()
+        steps.stop()
         for thread in ahead.threads:
             if self._exchange is None or grace_s is None:
                 thread.join()
             else:
                 self._exchange.end(thread, grace_s)
-        steps.reader.close()
+        steps.close()
         self._dropped += steps.dropped
         if self._exchange is not None and not steps.over:
             self._exchange.leave(grace_s)
 
-    def _make_steps(self, progress: Progress) -> Steps:
+    def _make_steps(self, progress: Progress) -> Steps | FollowedSteps:
+        if self._followed is None:
+            return self._steps_of(progress, hold=False)
+        seen = None if progress.segment is None else progress.segment.seen
+        watcher = self._followed.watcher(seen) if self._context.rank == 0 else None
+        return FollowedSteps(
+            self._followed, progress, self._steps_of, watcher, self._exchange, self._context.world_size
+        )
+
+    def _steps_of(self, progress: Progress, hold: bool) -> Steps:
+        """hold: see `Share`."""
         options, context, data, pool = self._options, self._context, self._data, self._pool
         streams = data.streams(progress, context.world_size)
         share = Share(
@@ -364,6 +385,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             world_size=context.world_size,
             batch_size=options.batch_size,
             drop_last=options.drop_last,
+            hold=hold,
             left=np.array([stream.rows for stream in streams]),
             progress=progress,
         )
@@ -429,6 +451,16 @@ class _Options:
 def cores_of_this_rank() -> int:
     """Cores this process may use, shared with the other ranks on the host."""
     return max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def _followed(
+    opened: Sequence[OpenSource], sources: Sequence[ParquetSource], schema: Schema, **order: Any
+) -> FollowedData | None:
+    if all(source.follow is None for source in sources):
+        return None
+    if len(sources) > 1:
+        raise ValueError("a source that is followed is the only one of its loader: there is no end to mix it with")
+    return FollowedData(opened[0], sources[0], schema, **order)
 
 
 def _one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:

@@ -52,9 +52,15 @@ class FileKind:
 
 
 def bind(
-    source: ParquetSource, wanted: Sequence[WantedField], catalog: Catalog, label: str
+    source: ParquetSource,
+    wanted: Sequence[WantedField],
+    catalog: Catalog,
+    label: str,
+    before: Sequence[FileKind] = (),
 ) -> tuple[list[FileKind], np.ndarray]:
     """The kinds of files of a source, and int32 [files], which kind every file is of.
+
+    before: kinds of files that were bound earlier; these must not differ from them too much.
 
     Raises:
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
@@ -80,17 +86,18 @@ def bind(
         key = texts[number], tuple(known), twice
         if key not in seen:
             seen[key] = len(kinds)
-            bindings, fault = _bind_kind(source, wanted, schema, partitions, twice)
+            bindings, misfits = _bind_kind(source, wanted, schema, partitions, twice)
             kinds.append(FileKind(schema, partitions, tuple(bindings)))
-            faults.append(fault)
+            faults.append(misfits)
         kind_of_place[place] = seen[key]
     kind_of = kind_of_place[place_of]
     found: list[tuple[int, tuple[str, str]]] = [(n, fault) for n, of in enumerate(faults) for fault in of]
-    found += _differences(kinds)
+    earlier = len(before)
+    found += [(n - earlier, fault) for n, fault in _differences([*before, *kinds]) if n >= earlier]
     if found:
         problems: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for kind, problem in found:
-            problems[problem].add(kind)
+        for number, problem in found:
+            problems[problem].add(number)
         raise SchemaError(_message(problems, label, catalog, kind_of, kinds[0]))
     return kinds, kind_of
 

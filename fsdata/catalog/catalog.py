@@ -69,6 +69,10 @@ class Catalog:
             return self
         return _chosen([self], self.files.without(some), np.delete(np.arange(len(self)), some))
 
+    def plus(self, others: "Catalog") -> "Catalog":
+        """The files of this one, under their numbers, then the others."""
+        return _chosen([self, others], self.files.plus(others.files), np.arange(len(self) + len(others)))
+
     @property
     def schema_of_group(self) -> np.ndarray:
         """int32 [G]."""

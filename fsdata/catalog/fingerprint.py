@@ -13,12 +13,12 @@ def fingerprint(source: ParquetSource, catalog: Catalog, side: Iterable[dict[str
     Args:
         side: the fingerprints of the side tables, in the order of `source.join`.
     """
-    sizes = catalog.size.tolist()
-    items = {
-        "files": f"{len(catalog)} files, {int(catalog.rows.sum())} rows, names {_hash(catalog.files.names())}",
-        "footers": _hash(f"{size} {catalog.digest(file)}" for file, size in enumerate(sizes)),
-        "arguments": _hash(_arguments(source)),
-    }
+    items = {"arguments": _hash(_arguments(source))}
+    if source.follow is None:
+        sizes = catalog.size.tolist()
+        rows = int(catalog.rows.sum())
+        items["files"] = f"{len(catalog)} files, {rows} rows, names {_hash(catalog.files.names())}"
+        items["footers"] = _hash(f"{size} {catalog.digest(file)}" for file, size in enumerate(sizes))
     for number, table in enumerate(side):
         items.update({f"join {number} {name}": value for name, value in table.items()})
     return items
@@ -37,6 +37,8 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
     yield from (join.form for join in source.join)
     if source.skip or source.limit is not None:
         yield f"skip {source.skip} limit {source.limit}"
+    if source.follow is not None:
+        yield f"follow by {source.follow.by}"
     yield f"weight {source.weight!r} on_error {source.on_error}"
 
 

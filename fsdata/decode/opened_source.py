@@ -22,7 +22,7 @@ from fsdata.decode.row_table import RowTable, SurvivingRows, empty
 from fsdata.decode.slice_plan import SlicePlan
 from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import RowGroup, SourceFiles
-from fsdata.errors import DataError, SchemaError
+from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.schema import Schema
 from fsdata.sources.source import AsOf, Join, ParquetSource
 
@@ -105,6 +105,11 @@ class OpenSource:
         return self._retry.count
 
     @property
+    def opened(self) -> SourceFiles:
+        """The files of the main table."""
+        return self._files
+
+    @property
     def files(self) -> FileList:
         """The files that are read; `RowGroup.file` counts them."""
         return self._files.catalog.files
@@ -112,6 +117,35 @@ class OpenSource:
     def describe(self) -> dict[str, Any]:
         """See `SourceFiles.describe`; with the label, and what is skipped of side tables, too."""
         return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
+
+    def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
+        """Open further files of a folder that is followed; they get the next file numbers, in this order. Blocks.
+
+        Raises:
+            FileNotFoundError: one that is gone.
+            CorruptFileError: one that is not whole any more, or has another footer than `digests` says.
+            SchemaError: one that does not fit the schema, or the files before it.
+        """
+        files = self._files
+        catalog, faults = files.open_more(files.named(names))
+        for _, error in faults:
+            raise CorruptFileError(f"{self.label}: {error}") from error
+        for number, digest in enumerate(digests):
+            if catalog.digest(number) != digest:
+                raise CorruptFileError(
+                    f"{self.label}: {names[number]} was replaced: its footer is not the one that was read when it came"
+                )
+        with self._lock:
+            files.extend(catalog)
+            self.groups = files.groups
+            self._plans.clear()
+            lists, _ = self._label_forms(self._schema)
+        changed = sorted(lists ^ self.list_labels)
+        if changed:
+            raise SchemaError(
+                f"{self.label}: the label {', '.join(changed)} is a list in {names[0]} or a file after it, and was not "
+                "before"
+            )
 
     def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> SurvivingRows:
         """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.

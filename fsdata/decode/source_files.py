@@ -5,10 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import bind
@@ -16,7 +18,8 @@ from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.listing.find_files import discover
+from fsdata.catalog.listing.file_list import UNKNOWN, FileList
+from fsdata.catalog.listing.find_files import discover, root_of
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
@@ -27,6 +30,7 @@ from fsdata.decode.row_layout import Layout
 from fsdata.decode.slice_plan import SlicePlan, plan_slices
 from fsdata.decode.slices import Slice, decode
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError, SchemaError
+from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
 
 _LOG = logging.getLogger("fsdata")
@@ -76,6 +80,11 @@ class RowGroups(Sequence[RowGroup]):
     def __len__(self) -> int:
         return len(self.row_counts)
 
+    def of_file(self, file: int) -> range:
+        """The places of those of one file."""
+        begin, end = np.searchsorted(self._file, [file, file + 1])
+        return range(int(begin), int(end))
+
     def __getitem__(self, index: int) -> RowGroup:  # type: ignore[override]  # no slices
         columns = (self._file, self._index, self.row_counts, self._begin)
         return RowGroup(self._source, *(int(of[index]) for of in columns))
@@ -86,7 +95,6 @@ class SourceFiles:
 
     Attributes:
         pruned: files that were not opened, because `filter` leaves out all of their folder.
-        pruned_groups: row groups that are not read, because by the bounds of their columns `filter` leaves them out.
         seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
 
     Args:
@@ -117,35 +125,98 @@ class SourceFiles:
         self._seen: set[tuple[str, int]] = set()
         self._wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}  # by schema and columns read
         self._lock = threading.Lock()
-        at_once = threads or usable_cores()
+        self._threads = at_once = threads or usable_cores()
         self.pruned = 0
         self.seconds: dict[str, float] = {}
-        self.catalog = self._listed(at_once) if source.catalog is None else self._from_file()
+        if source.follow is not None:
+            self.catalog = self._sample(source.follow)
+        else:
+            self.catalog = self._listed() if source.catalog is None else self._from_file()
         begin = time.perf_counter()
+        self._wanted = wanted
         self.kinds, self._kind_of = bind(source, wanted, self.catalog, label)
         self.seconds["binding"] = time.perf_counter() - begin
-        keep = may_have_rows(self.catalog, source)
-        self.pruned_groups = int((~keep).sum())
-        self.groups = RowGroups(index, self.catalog, keep, source.skip, source.limit)
+        self._keep = may_have_rows(self.catalog, source)
+        if source.follow is not None:
+            self._keep[:] = False  # the file of the sample is read when it is its turn
+        self._index = index
+        self.groups = self._groups()
         self._pool = pool
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
 
-    def _listed(self, threads: int) -> Catalog:
+    @property
+    def pruned_groups(self) -> int:
+        """Row groups that are not read, because by the bounds of their columns `filter` leaves them out."""
+        return int((~self._keep).sum())
+
+    def extend(self, catalog: Catalog) -> None:
+        """Further files; those that are there keep their numbers, and their row groups their places.
+
+        Raises:
+            SchemaError: they cannot be read as the fields that are wanted, or not like the others.
+        """
+        kinds, kind_of = bind(self.source, self._wanted, catalog, self.label, self.kinds)
+        numbers = []
+        for kind in kinds:
+            if kind not in self.kinds:
+                self.kinds = [*self.kinds, kind]
+            numbers.append(self.kinds.index(kind))
+        # Threads that decode read these one by one: what is there already stays where it is.
+        self._kind_of = np.concatenate([self._kind_of, np.array(numbers, np.int32)[kind_of]])
+        self._keep = np.concatenate([self._keep, may_have_rows(catalog, self.source)])
+        self.catalog = self.catalog.plus(catalog)
+        self.groups = self._groups()
+
+    def open_more(
+        self, files: FileList, bounds_of: Sequence[str] = ()
+    ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
+        """See `open_catalog`; the bounds of the filter's columns are there, too."""
+        at_once = self._threads if files[0].local else max(self._threads, _REMOTE_THREADS)
+        condition = self.source.condition
+        wanted = dict.fromkeys([*(() if condition is None else condition.columns), *bounds_of])
+        return open_catalog(files, threads=at_once, retry=self.retry, label=self.label, bounds_of=list(wanted))
+
+    def _sample(self, follow: Follow) -> Catalog:
+        """One whole file of a folder that is followed, to read the schema of. Blocks until there is one."""
+        begin = time.monotonic()
+        while True:
+            for name in self._names_there():
+                catalog, _ = self.open_more(self.named([name]))
+                if len(catalog):
+                    return catalog
+            if follow.idle_s is not None and time.monotonic() - begin > follow.idle_s:
+                raise FileNotFoundError(f"{self.label}: no whole file has come for {follow.idle}")
+            time.sleep(min(follow.every_s, 1.0))
+
+    def _names_there(self) -> list[str]:
+        _, root = self.root
+        try:
+            files = discover(self.source.path_list, self.source.filesystem)
+        except FileNotFoundError:
+            return []
+        return list(files.below(root).names())
+
+    @cached_property
+    def root(self) -> tuple[pafs.FileSystem, str]:
+        """The filesystem and the folder that are followed."""
+        return root_of(self.source.path_list[0], self.source.filesystem)
+
+    def named(self, names: Sequence[str]) -> FileList:
+        """Files below the root."""
+        system, root = self.root
+        return FileList.of(((system, root + name, UNKNOWN) for name in names), root)
+
+    def _groups(self) -> RowGroups:
+        return RowGroups(self._index, self.catalog, self._keep, self.source.skip, self.source.limit)
+
+    def _listed(self) -> Catalog:
         begin = time.perf_counter()
         files = discover(self.source.path_list, self.source.filesystem)
         without = pruned(files, self.source)
         self.pruned = len(without)
         files = files.without(without)
         listed = time.perf_counter()
-        at_once = threads if files[0].local else max(threads, _REMOTE_THREADS)
-        condition = self.source.condition
-        catalog, faults = open_catalog(
-            files,
-            threads=at_once,
-            retry=self.retry,
-            label=self.label,
-            bounds_of=() if condition is None else condition.columns,
-        )
+        catalog, faults = self.open_more(files)
         self._skip_files(faults, len(files))
         self.seconds = {"listing": listed - begin, "footers": time.perf_counter() - listed}
         return catalog
@@ -166,7 +237,7 @@ class SourceFiles:
         for name, error in faults:
             if self.source.on_error == "raise":
                 raise CorruptFileError(f"{self.label}: {error}") from error
-            self._note(Skipped(file=name, row_group=None, rows=0, reason=str(error)))
+            self.leave_out(name, str(error))
         if len(faults) == total:
             raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")
 
@@ -245,6 +316,11 @@ class SourceFiles:
             if (name, group.index) not in self._seen:
                 self._seen.add((name, group.index))
                 self._note(Skipped(file=name, row_group=group.index, rows=group.rows, reason=reason))
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Note a file that is not read."""
+        with self._lock:
+            self._note(Skipped(file=name, row_group=None, rows=0, reason=reason))
 
     def _note(self, left_out: Skipped) -> None:
         where = left_out.file if left_out.row_group is None else f"{left_out.file}, row group {left_out.row_group}"

@@ -5,11 +5,12 @@ so or because the ranks tell each other at every step. So any rank's state will 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdata.errors import StateError
 from fsdata.order.deal import deal_again
+from fsdata.order.segment import Segment
 from fsdata.order.stream import Stream
 
 VERSION = 1
@@ -27,6 +28,7 @@ class Progress:
             rest was dealt again.
         positions: rows that each rank has passed since.
         tuning: state of the planner (AutoTune, the choice of a method), or None.
+        segment: of data that is followed, what `history` and `positions` count in.
     """
 
     epoch: int
@@ -34,6 +36,7 @@ class Progress:
     history: tuple[Positions, ...]
     positions: Positions
     tuning: dict[str, Any] | None = None
+    segment: Segment | None = None
 
     @classmethod
     def start(cls, epoch: int, world_size: int, tuning: dict[str, Any] | None = None) -> "Progress":
@@ -44,7 +47,11 @@ class Progress:
         if len(self.positions) == world_size:
             return self
         history = (*self.history, self.positions) if any(self.positions) else self.history
-        return Progress(epoch=self.epoch, step=self.step, history=history, positions=(0,) * world_size)
+        return replace(self, history=history, positions=(0,) * world_size, tuning=None)
+
+    def extended(self, segment: Segment, world_size: int) -> "Progress":
+        """The same place, the first of a further segment."""
+        return replace(self, segment=segment, history=(), positions=(0,) * world_size)
 
     def streams(self, first: Sequence[Stream], world_size: int) -> list[Stream]:
         """The streams that `positions` count in; `first` are the epoch's, dealt to the first stretch's ranks."""
@@ -69,6 +76,7 @@ def to_state(progress: Progress, fingerprint: dict[str, str]) -> dict[str, Any]:
         "positions": list(progress.positions),
         "tuning": progress.tuning,
         "fingerprint": dict(fingerprint),
+        **({} if progress.segment is None else {"follow": progress.segment.state()}),
     }
 
 
@@ -89,8 +97,9 @@ def from_state(state: dict[str, Any], fingerprint: dict[str, str]) -> Progress:
             history=tuple(tuple(map(int, positions)) for positions in state["history"]),
             positions=tuple(map(int, state["positions"])),
             tuning=state["tuning"],
+            segment=Segment.of_state(state["follow"]) if "follow" in state else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged ({error!r}): {_short(state)}") from error
     different = [
         f"{item}: saved {_short(saved.get(item, 'nothing'))}, now {_short(fingerprint.get(item, 'nothing'))}"

@@ -102,8 +102,27 @@ def grouped(unit: np.ndarray, start: np.ndarray, stop: np.ndarray, size: int) ->
 
 def in_turn(streams: Sequence[Stream]) -> Stream:
     """All windows of all streams: the first of each, then the second of each."""
-    bases = np.cumsum([0, *(len(stream.unit) for stream in streams)])
     order = np.argsort(np.concatenate([np.arange(len(stream)) for stream in streams]), kind="stable")
+    return _in_order(streams, order)
+
+
+def one_after_another(streams: Sequence[Stream]) -> Stream:
+    """All windows of the first stream, then those of the second."""
+    return _in_order(streams, np.arange(sum(map(len, streams))))
+
+
+def compact(stream: Stream) -> Stream:
+    """The same windows, without pieces that belong to others."""
+    counts = stream.ends - stream.begins
+    ends = np.cumsum(counts)
+    pieces = np.repeat(stream.begins - (ends - counts), counts) + np.arange(int(counts.sum()))
+    of = {name: getattr(stream, name)[pieces] for name in ("unit", "start", "stop")}
+    return replace(stream, **of, begins=ends - counts, ends=ends)
+
+
+def _in_order(streams: Sequence[Stream], order: np.ndarray) -> Stream:
+    """The windows of all streams, in this order of them all."""
+    bases = np.cumsum([0, *(len(stream.unit) for stream in streams)])
 
     def of_all(name: str) -> np.ndarray:
         return np.concatenate([getattr(stream, name) for stream in streams])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
 from fsdata.sources.expressions import expressions
+from fsdata.sources.follow import Follow
 
 if TYPE_CHECKING:
     import polars as pl
@@ -59,6 +60,7 @@ class ParquetSource:
             default, else `error`. In float fields NaN and infinities count as nulls. `time` and the main table's
             join keys have no policy: a null time is an error, a null key is a key without a match.
         join: side tables, see `Join`, and histories that are stored once, see `AsOf`.
+        follow: see `Follow`; `paths` is one folder or glob then.
         filter: polars expression over the file's columns; rows where it is true are kept, before anything else.
         filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
         skip, limit: leave out the first `skip` rows, and read at most `limit` of the rest, in the order of files and
@@ -78,6 +80,7 @@ class ParquetSource:
     defaults: Mapping[str, float] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
     join: Sequence["Join | AsOf"] = ()
+    follow: Follow | None = None
     filter: "pl.Expr | expressions.Expression | None" = None
     filesystem: Any = None
     skip: int = 0
@@ -112,6 +115,7 @@ class ParquetSource:
                 raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
         if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
             raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
+        _check_follow(self)
         if not isinstance(self.retry, Retry):
             raise SchemaError(f"retry takes a Retry, got {self.retry!r}")
         if self.on_error not in ("raise", "skip"):
@@ -254,6 +258,17 @@ class AsOf:
         return tuple(name for name in read if name not in (*self.fields, *self.times))
 
 
+def _check_follow(source: ParquetSource) -> None:
+    if source.follow is None:
+        return
+    if not isinstance(source.follow, Follow):
+        raise SchemaError(f"follow takes a Follow, got {source.follow!r}")
+    if len(source.path_list) != 1:
+        raise SchemaError("a source that is followed has one path, a folder or a glob, and no catalog")
+    if source.skip or source.limit is not None:
+        raise SchemaError("a source that is followed has no skip and no limit: there is no whole to take a part of")
+
+
 def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
     """Check what both kinds have, and make `fields` a tuple. columns: what `source.columns` may name beside those."""
     kind = type(join).__name__
@@ -270,6 +285,8 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"{kind}(fields=...) names a field twice: {join.fields!r}")
     if join.source.join:
         raise SchemaError(f"the source of a {kind} cannot have joins itself: join both tables to the main source")
+    if join.source.follow is not None:
+        raise SchemaError(f"the source of a {kind} is read once, when the loader is made: it cannot be followed")
     if join.source.skip or join.source.limit is not None:
         raise SchemaError(f"the source of a {kind} is read whole: it has no skip and no limit")
     for option in ("columns", "defaults", "nulls"):

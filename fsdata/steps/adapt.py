@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from fsdata.batch.batch import Batch
 from fsdata.batch.prefetch import pinned
 from fsdata.order.progress import Progress
-from fsdata.steps.steps import Steps
+from fsdata.steps.steps import Share
 
 BatchT = TypeVar("BatchT")
 
@@ -23,10 +23,21 @@ class Made(Generic[BatchT]):
         return replace(self, batch=pinned(self.batch))
 
 
+class _Source(Protocol):
+    """What `AdaptedSteps` needs of steps."""
+
+    @property
+    def share(self) -> Share: ...
+
+    def next(self) -> tuple[Batch, Progress] | None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
 class AdaptedSteps(Generic[BatchT]):
     """Steps whose batches `adapt` turns into the user's own; None leaves them as they are."""
 
-    def __init__(self, steps: Steps, adapt: Callable[[Batch], BatchT] | None) -> None:
+    def __init__(self, steps: _Source, adapt: Callable[[Batch], BatchT] | None) -> None:
         self._steps = steps
         self._adapt = adapt
 

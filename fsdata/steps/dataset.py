@@ -86,6 +86,9 @@ class Dataset:
             seed=self._seed,
             epoch=progress.epoch,
         )
+        return self._left(first, progress, world_size)
+
+    def _left(self, first: Sequence[Stream], progress: Progress, world_size: int) -> list[Stream]:
         streams = progress.streams(first, world_size)
         return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 

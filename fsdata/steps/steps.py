@@ -35,6 +35,7 @@ class Share:
     Attributes:
         rank, world_size, batch_size: of the job; `batch_size` samples per rank and step.
         drop_last: leave out a last global batch that is not whole.
+        hold: end before a step for which some rank has too few rows. These rows are not passed, nor dropped.
         left: int64 [W], planned rows that each rank still has to pass.
         progress: where the job stands before the first of these steps.
     """
@@ -43,6 +44,7 @@ class Share:
     world_size: int
     batch_size: int
     drop_last: bool
+    hold: bool
     left: np.ndarray
     progress: Progress
 
@@ -82,6 +84,21 @@ class Steps(ABC):
             self.over = True
             self._exchange.fail(error, self._status())
 
+    def report(self, compute_seconds: float, after: Progress) -> None:  # noqa: B027 (most need not know)
+        """Hear how long the batch that led to `after` computed here."""
+
+    def stop(self) -> None:  # noqa: B027 (most never wait)
+        """Wait for no further data; only data that is followed is waited for."""
+
+    def close(self) -> None:
+        """Decode no further; running decodes end by themselves."""
+        self.reader.close()
+
+    def _held(self) -> bool:
+        """Whether the next step is held back, as far as planned rows tell."""
+        share = self.share
+        return share.hold and int((share.left - self.passed).min()) < share.batch_size
+
     def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, StatusWord]:
         """This rank's rows of the step in hand; an error in reading them is told to the other ranks, then raised."""
         share = self.share
@@ -119,10 +136,9 @@ class Steps(ABC):
         self.step += 1
         self.passed = np.array(positions, np.int64)
         before = self.share.progress
-        return Progress(
-            epoch=before.epoch,
+        return replace(
+            before,
             step=before.step + self.step,
-            history=before.history,
             positions=tuple(int(p) + int(q) for p, q in zip(before.positions, positions, strict=True)),
             tuning=tuning,
         )
@@ -156,6 +172,9 @@ class PlannedSteps(Steps):
 
     def next(self) -> tuple[Batch, Progress] | None:
         counts = self.share.counts(self.passed)
+        if self._held():
+            self.over = True
+            return None
         if not counts.any() or self._too_short(int(counts.sum())):
             self.over = True
             self.dropped += int(counts[self.share.rank])
@@ -179,7 +198,8 @@ class AgreedSteps(Steps):
         self._uneven = uneven
 
     def next(self) -> tuple[Batch, Progress] | None:
-        if self.over:
+        if self.over or self._held():
+            self.over = True
             return None
         table, status = self._take(self._exchange)
         statuses: tuple[StatusWord, ...] = (replace(status, rows=self._samples(table)),)
@@ -187,6 +207,9 @@ class AgreedSteps(Steps):
             statuses = self._agree(self._exchange, statuses[0])
         samples = [status.rows for status in statuses]
         ended = [status.ended for status in statuses]
+        if self.share.hold and any(ended):
+            self.over = True
+            return None
         self.over = all(ended) if self._uneven == "empty" else any(ended)
         nothing = not any(samples) if self._uneven == "empty" else not all(samples)
         nothing |= self.over and self.share.drop_last  # a rank that has ended has less than a whole batch
@@ -240,17 +263,21 @@ class BalancedSteps(Steps):
         self._first_number = 0
 
     def next(self) -> tuple[Batch, Progress] | None:
-        if self.over:
+        if self.over or self._held():
+            self.over = True
             return None
         table, status = self._take(self._exchange, self._sure)
         try:
             with self.reader.timing.of("exchange"):
                 step = self._exchange.step(table, self._spec, self._planner, status, places(table, self.layout))
-                positions = self._positions(step)
+                held = self.share.hold and not self._sure and any(each.ended for each in step.statuses)
+                positions = [] if held else self._positions(step)
         except Exception:
             self.over = True
             raise
-        self.over = step.ended
+        self.over = step.ended or held
+        if held:
+            return None
         if not step.global_samples or (self.over and self._too_short(step.global_samples)):
             self.dropped += status.rows
             return None

@@ -1,6 +1,7 @@
 """Decoding the rows of a plan's pieces, in the plan's order."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -11,8 +12,14 @@ from fsdata.order.mix import Keys, Unit, merge_order
 from fsdata.order.stream import Piece
 
 
+class ByNumber(Protocol):
+    """Units by number."""
+
+    def __getitem__(self, number: int, /) -> Unit: ...
+
+
 def piece_reader(
-    sources: Sequence[OpenSource], layout: Layout, units: Sequence[Unit], keys: Keys | None
+    sources: Sequence[OpenSource], layout: Layout, units: ByNumber, keys: Keys | None
 ) -> Callable[[Piece], SurvivingRows]:
     """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units."""
 

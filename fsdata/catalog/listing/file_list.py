@@ -121,6 +121,26 @@ class FileList(Sequence[FileRef]):
     def names(self) -> Iterator[str]:
         return map(self.name, range(len(self)))
 
+    def below(self, base: str) -> "FileList":
+        """The same files, under names relative to `base`, a folder that all of them are in."""
+        return FileList(self.folders, self.folder, self._text, self._ends, self.versions, base)
+
+    def plus(self, others: "FileList") -> "FileList":
+        """These files, then the others, under names relative to the base of these."""
+        number = {(id(each.filesystem), each.path): n for n, each in enumerate(self.folders)}
+        new = [each for each in others.folders if (id(each.filesystem), each.path) not in number]
+        number |= {(id(each.filesystem), each.path): len(self.folders) + n for n, each in enumerate(new)}
+        of_others = np.array([number[id(each.filesystem), each.path] for each in others.folders], np.int32)
+        end = self._ends[-1] if len(self) else 0
+        return FileList(
+            (*self.folders, *new),
+            np.concatenate([self.folder, of_others[others.folder]]),
+            self._text + others._text,
+            np.concatenate([self._ends, others._ends + end]),
+            np.concatenate([self.versions, others.versions]),
+            self.base,
+        )
+
     def without(self, some: Sequence[int]) -> "FileList":
         """All files but `some`, under the same names."""
         if not some:

@@ -34,6 +34,13 @@ def discover(paths: Sequence[str], filesystem: Any) -> FileList:
     return files
 
 
+def root_of(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
+    """The filesystem, and the folder that all files of a folder or glob are in, with its slash."""
+    system, path = resolve(given, filesystem)
+    base, rest = _fixed_part(path)
+    return system, (base if rest else path).rstrip("/") + "/"
+
+
 def _found(paths: Sequence[str], filesystem: Any) -> Iterator[tuple[pafs.FileSystem, str, Version]]:
     for given in paths:
         system, path = resolve(given, filesystem)

@@ -1,0 +1,224 @@
+"""Looks for new files, on rank 0, in a thread of its own."""
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.listing.file_list import FileList
+from fsdata.catalog.listing.find_files import discover
+from fsdata.catalog.prune import pruned
+from fsdata.catalog.roles import plain
+from fsdata.decode.source_files import SourceFiles
+from fsdata.errors import CorruptFileError, SchemaError
+from fsdata.follow.watermark import Arrived, Taken, next_to_look_at, visible
+from fsdata.sources.follow import Follow, seconds
+
+_LOG = logging.getLogger("fsdata")
+_SHARE_OF_LISTING = 20  # a listing that takes a second is repeated after 20
+_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_NS_PER_DAY = 86_400 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Files to be read next, (name, digest) each, in order; and what the watcher has to know to go on after them."""
+
+    files: tuple[tuple[str, str], ...]
+    seen: Mapping[str, Any]
+
+
+class Watcher:
+    """Finds the files of one extension after another. One thread at a time may call it; `close` ends its own.
+
+    Args:
+        files: of the source that is followed.
+        time: the column of `Schema.time`, for `Follow(by="time")`.
+        seen: what `News.seen` said of the extensions before; None at the beginning.
+
+    Raises (poll): what listing and opening raise; StateError, see `Taken.split`; CorruptFileError: a file that did not
+    become whole before `idle`; SchemaError: a footer without the times of its rows.
+    """
+
+    def __init__(self, files: SourceFiles, time_column: str | None, seen: Mapping[str, Any] | None) -> None:
+        assert files.source.follow is not None
+        self._files = files
+        self._follow: Follow = files.source.follow
+        self._time_column = time_column
+        self._taken = Taken() if seen is None else Taken.of_state(seen)
+        self._names: set[str] | None = None  # of all files that were taken
+        self._known: dict[str, Arrived] = {}  # the others
+        self._digest: dict[str, str] = {}
+        self._warned: set[str] = set()
+        self._changed = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fsdata-follow")
+        self._looking: Future[News | None] | None = None
+        self._next_look = 0.0
+
+    def poll(self, timeout_s: float) -> News | None:
+        """The next files; those of none, where the epoch is over; None: not yet. Blocks for at most `timeout_s`."""
+        if self._looking is None:
+            time.sleep(max(min(self._next_look - time.monotonic(), timeout_s), 0.0))
+            if time.monotonic() < self._next_look:
+                return None
+            self._looking = self._thread.submit(self._look)
+        try:
+            news = self._looking.result(timeout_s)
+        except NotYet:
+            return None
+        self._looking = None
+        return news
+
+    def look_ahead(self) -> None:
+        """Begin to look for the files after those that `poll` gave last."""
+        if self._looking is None:
+            self._looking = self._thread.submit(self._look)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self) -> News | None:
+        begin = time.monotonic()
+        listing = self._listing()
+        self._update(listing)
+        news = self._found(idle=False)
+        took = time.monotonic() - begin
+        self._next_look = time.monotonic() + max(self._follow.every_s, _SHARE_OF_LISTING * took)
+        idle_s = self._follow.idle_s
+        if news is None and idle_s is not None and time.monotonic() - self._changed >= idle_s:
+            news = self._found(idle=True)
+            if news is None:
+                self._check_whole()
+                self._changed = time.monotonic()  # a loop that begins again waits again
+                return News((), self._taken.state())
+        return news
+
+    def _listing(self) -> FileList:
+        """All files but those that `filter` needs nothing of."""
+        source = self._files.source
+        try:
+            files = discover(source.path_list, source.filesystem).below(self._files.root[1])
+        except FileNotFoundError:
+            return FileList.of([], self._files.root[1])
+        return files.without(pruned(files, source))
+
+    def _update(self, listing: FileList) -> None:
+        """Compare what is there with what is known."""
+        there = {name: int(version[1]) for name, version in zip(listing.names(), listing.versions, strict=True)}
+        if self._names is None:
+            found = [Arrived(name, modified) for name, modified in there.items()]
+            if self._follow.by == "time":
+                found = self._opened(found)
+            taken, others = self._taken.split(found)
+            self._names = {file.name for file in taken}
+            self._known = {file.name: file for file in others}
+            return
+        for name in [name for name in self._known if name not in there]:
+            del self._known[name]
+        for name, modified in there.items():
+            if name not in self._names and (name not in self._known or self._known[name].modified != modified):
+                self._known[name] = Arrived(name, modified)
+                self._changed = time.monotonic()
+
+    def _found(self, *, idle: bool) -> News | None:
+        follow, lag = self._follow, self._follow.lag
+        before = time.time_ns()
+        if follow.by == "path":
+            before -= int(seconds(lag, "lag") * 10**9)
+            if any(file.modified > before for file in self._known.values()):
+                self._changed = time.monotonic()  # it only waits for its time
+        names = next_to_look_at(list(self._known.values()), self._taken, by=follow.by, before=before)
+        self._known |= {file.name: file for file in self._opened([self._known[name] for name in names])}
+        latest = None
+        if follow.by == "time" and not idle:
+            times = [file.time for file in self._known.values() if file.whole]
+            latest = max([*times, self._taken.upto[0]]) - self._lag_in_time()
+        found = visible(list(self._known.values()), self._taken, by=follow.by, before=before, latest=latest)
+        found = found[: follow.at_most]
+        if not found:
+            return None
+        late = [file.name for file in found if file.key <= self._taken.upto]
+        if late:
+            _LOG.warning("%s: late, behind files that were read: %s", self._files.label, ", ".join(late))
+        assert self._names is not None
+        self._taken.add(found)
+        for file in found:
+            self._names.add(file.name)
+            del self._known[file.name]
+        self._changed = time.monotonic()
+        _LOG.info("%s: %d new files, up to %s", self._files.label, len(found), found[-1].name)
+        return News(tuple((file.name, self._digest.pop(file.name)) for file in found), self._taken.state())
+
+    def _opened(self, files: list[Arrived]) -> list[Arrived]:
+        """The same files, with what their footers say; those that are not whole are looked at again."""
+        if not files:
+            return []
+        by_time = self._follow.by == "time"
+        extra = (self._time_column,) if by_time and self._time_column else ()
+        catalog, faults = self._files.open_more(self._files.named([file.name for file in files]), extra)
+        reasons = dict(faults)
+        whole = dict(zip(catalog.files.names(), range(len(catalog)), strict=True))
+        found = []
+        for file in files:
+            number = whole.get(file.name)
+            if number is None:
+                self._warn(file, reasons.get(file.name))
+                found.append(file)
+                continue
+            self._digest[file.name] = catalog.digest(number)
+            latest = self._latest(catalog, number) if by_time else 0
+            found.append(replace(file, whole=True, time=latest))
+        return found
+
+    def _warn(self, file: Arrived, reason: CorruptFileError | None) -> None:
+        """Say once that a file that nobody has changed for a while is not whole."""
+        if time.time_ns() - file.modified > 600 * 10**9 and file.name not in self._warned:
+            self._warned.add(file.name)
+            _LOG.warning("%s: still not whole, files after it may wait for it: %s", self._files.label, reason)
+
+    def _check_whole(self) -> None:
+        left = [file for file in self._known.values() if not file.whole]
+        for file in left:
+            if self._files.source.on_error == "skip":
+                self._files.leave_out(file.name, "not whole when the epoch ended")
+        if left and self._files.source.on_error == "raise":
+            named = ", ".join(file.name for file in left[:5])
+            raise CorruptFileError(
+                f"{self._files.label}: nothing new has come for {self._follow.idle}, and {len(left)} files are not "
+                f"whole: {named}. Write each file under another name (`.part`), and rename it when it is whole"
+            )
+
+    def _latest(self, catalog: Catalog, number: int) -> int:
+        name = catalog.files.name(number)
+        groups = slice(int(catalog.first[number]), int(catalog.first[number + 1]))
+        low, high = catalog.bounds[self._time_column or ""][:, groups]
+        rows = catalog.rows[groups] > 0
+        if (high < low)[rows].any() or not rows.any():
+            raise SchemaError(
+                f"{self._files.label}: {name}: its footer does not say between which times of {self._time_column!r} "
+                "its rows are. Write it with statistics, or use Follow(by='path')"
+            )
+        return int(high[rows].max()) * self._ns_per_unit(catalog.schema(number))
+
+    def _ns_per_unit(self, schema: pa.Schema) -> int:
+        kind = plain(schema.field(self._time_column).type)
+        if pa.types.is_timestamp(kind):
+            return _NS[kind.unit]
+        if pa.types.is_date(kind):
+            return _NS_PER_DAY if pa.types.is_date32(kind) else _NS["ms"]
+        if isinstance(self._follow.lag, str) and seconds(self._follow.lag, "lag") > 0:
+            raise SchemaError(
+                f"{self._files.label}: {self._time_column} holds integers, whose unit is not known: give "
+                "Follow(lag=...) as an integer in that unit"
+            )
+        return 1
+
+    def _lag_in_time(self) -> int:
+        lag = self._follow.lag
+        return lag if isinstance(lag, int) else int(seconds(lag, "lag") * 10**9)

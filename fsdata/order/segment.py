@@ -1,0 +1,113 @@
+"""A stretch of data that is followed: the row groups of one extension, and what was left of the stretch before.
+
+Units are counted from the beginning of the job and keep their numbers, so that a shuffled window gives its rows in the
+same order in whichever stretch they are read. A stretch is dealt like an epoch; what is left of it, less than a global
+batch, comes first in the next one.
+
+Letters: U units of the extension, W ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fsdata.order.deal import deal, permutation
+from fsdata.order.stream import Stream, compact, grouped, in_turn, one_after_another
+
+_NONE = np.empty(0, np.int64)
+_NOTHING = grouped(_NONE, _NONE, _NONE, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitAt:
+    """Where a unit of an earlier extension is: a row group of a file of the segment."""
+
+    unit: int
+    file: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """What is read between two extensions.
+
+    Attributes:
+        number: of the extension, from 0.
+        first_unit: the number of its first unit.
+        files: (name, digest of the footer in hex) of the files in question: `old` files with rows that were left, then
+            those of the extension, in order.
+        rest: the windows that were left.
+        rest_units: where their units are.
+        seen: what the lister has to know to go on; JSON-able.
+    """
+
+    number: int
+    first_unit: int
+    files: tuple[tuple[str, str], ...]
+    old: int
+    rest: Stream = field(repr=False)
+    rest_units: tuple[UnitAt, ...]
+    seen: dict[str, Any]
+
+    def streams(
+        self, unit_rows: np.ndarray, world_size: int, *, shuffle: bool, shuffle_window: int, seed: int
+    ) -> list[Stream]:
+        """Every rank's stream. unit_rows: int64 [U]."""
+        count, left = len(unit_rows), len(self.rest)
+        order = permutation(count, seed, 0, 3, self.number) if shuffle else np.arange(count)
+        rows = np.concatenate([self.rest.last - self.rest.first, unit_rows[order]])
+        size = shuffle_window if shuffle else 1
+        streams = []
+        for hand in deal(rows, world_size):
+            of_rest = hand.span < left
+            span, start, stop = (of[~of_rest] for of in hand)
+            new = grouped(self.first_unit + order[span - left], start, stop, size)
+            streams.append(one_after_another([self.rest.of(*(of[of_rest] for of in hand)), new]))
+        return streams
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able; see `of_state`."""
+        return {
+            "number": self.number,
+            "first_unit": self.first_unit,
+            "files": [list(file) for file in self.files],
+            "old": self.old,
+            "rest": [
+                [window.start, window.stop, [[piece.unit, piece.start, piece.stop] for piece in window.pieces]]
+                for window in self.rest
+            ],
+            "rest_units": [[at.unit, at.file, at.group] for at in self.rest_units],
+            "seen": self.seen,
+        }
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> "Segment":
+        """Raises KeyError, TypeError or ValueError if it is not one."""
+        windows = [(int(first), int(last), pieces) for first, last, pieces in state["rest"]]
+        pieces = np.array([piece for _, _, of in windows for piece in of], np.int64).reshape(-1, 3).T
+        ends = np.cumsum([len(of) for _, _, of in windows], dtype=np.int64)
+        rest = Stream(
+            unit=pieces[0],
+            start=pieces[1],
+            stop=pieces[2],
+            begins=ends - np.array([len(of) for _, _, of in windows], np.int64),
+            ends=ends,
+            first=np.array([first for first, _, _ in windows], np.int64),
+            last=np.array([last for _, last, _ in windows], np.int64),
+        )
+        return cls(
+            number=int(state["number"]),
+            first_unit=int(state["first_unit"]),
+            files=tuple((str(name), str(digest)) for name, digest in state["files"]),
+            old=int(state["old"]),
+            rest=rest,
+            rest_units=tuple(UnitAt(int(unit), int(file), int(group)) for unit, file, group in state["rest_units"]),
+            seen=dict(state["seen"]),
+        )
+
+
+def rest_of(streams: Sequence[Stream]) -> Stream:
+    """What every rank has left, as one stream."""
+    return compact(in_turn(streams)) if streams else _NOTHING

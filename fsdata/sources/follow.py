@@ -1,0 +1,72 @@
+"""`Follow`: a source whose folder grows while it is read. Nothing is opened here."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from fsdata.errors import SchemaError
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """New files of a folder or glob are read when they have come, each file once.
+
+    The files that are there at one time make an *extension* of the data: its row groups are dealt out, shuffled if the
+    loader shuffles, and read like those of an epoch, and rows that do not fill a global batch wait for the next
+    extension. All ranks take the same files in the same order: rank 0 looks, and tells the others between two steps.
+
+    A file that comes behind others that were read already (a smaller path, or older times) is late: it is read with the
+    next extension, and a warning is logged.
+
+    Args:
+        by: `"path"`: in the order of their paths, as far as all before them are whole; for names that ascend, such as
+            `day=2026-11-23/part-0001.parquet`. `"time"`: in the order of their largest `Schema.time`, by the
+            statistics in their footers.
+        lag: how much later than its place in the order a file may come. By path: a file is read when it was not changed
+            for so long. By time: when another file has times that are later by so much; a number without unit counts
+            in the units of the time column. "90s", "10m", "1.5h", "2d".
+        idle: end the epoch when nothing new has come for so long; None never ends it. Files that wait by time are read
+            before the end, and one that is still not whole is an error that names it.
+        every: how often to look.
+        at_most: files of one extension. Where many are there already, they are several extensions.
+
+    Raises:
+        SchemaError: a value that is none of these.
+    """
+
+    by: Literal["path", "time"] = "path"
+    lag: str | int = "0s"
+    idle: str | None = None
+    every: str = "10s"
+    at_most: int = 256
+
+    def __post_init__(self) -> None:
+        if self.by not in ("path", "time"):
+            raise SchemaError(f"Follow(by=...) must be 'path' or 'time', got {self.by!r}")
+        if not (self.by == "time" and type(self.lag) is int and self.lag >= 0):
+            seconds(self.lag, "lag")
+        if self.idle is not None:
+            seconds(self.idle, "idle")
+        if seconds(self.every, "every") <= 0:
+            raise SchemaError("Follow(every=...) must be more than 0")
+        if type(self.at_most) is not int or self.at_most < 1:
+            raise SchemaError(f"Follow(at_most=...) is an integer of at least 1, got {self.at_most!r}")
+
+    @property
+    def idle_s(self) -> float | None:
+        return None if self.idle is None else seconds(self.idle, "idle")
+
+    @property
+    def every_s(self) -> float:
+        return seconds(self.every, "every")
+
+
+def seconds(text: object, option: str) -> float:
+    """What a duration such as "10m" is in seconds."""
+    match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise SchemaError(f"Follow({option}=...) is a duration such as '90s', '10m', '1.5h' or '2d', got {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
