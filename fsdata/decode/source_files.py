@@ -85,6 +85,13 @@ class RowGroups(Sequence[RowGroup]):
         begin, end = np.searchsorted(self._file, [file, file + 1])
         return range(int(begin), int(end))
 
+    def rows_of(self, file: int) -> tuple[int, ...]:
+        """Rows of every row group of a file, 0 of those left out; without those left out at its end."""
+        here = self.of_file(file)
+        rows = np.zeros(int(self._index[here[-1]]) + 1 if here else 0, np.int64)
+        rows[self._index[here.start : here.stop]] = self.row_counts[here.start : here.stop]
+        return tuple(rows.tolist())
+
     def __getitem__(self, index: int) -> RowGroup:  # type: ignore[override]  # no slices
         columns = (self._file, self._index, self.row_counts, self._begin)
         return RowGroup(self._source, *(int(of[index]) for of in columns))
@@ -147,7 +154,7 @@ class SourceFiles:
     @property
     def pruned_groups(self) -> int:
         """Row groups that are not read, because by the bounds of their columns `filter` leaves them out."""
-        return int((~self._keep).sum())
+        return int((~self._keep[int(self.source.follow is not None) :]).sum())
 
     def extend(self, catalog: Catalog) -> None:
         """Further files; those that are there keep their numbers, and their row groups their places.
@@ -329,13 +336,14 @@ class SourceFiles:
 
     def describe(self) -> dict[str, Any]:
         """What was found, and what finding it took; JSON-able."""
+        sample = int(self.source.follow is not None)  # a file that is opened to read the schema of
         return {
-            "files": len(self.catalog),
+            "files": len(self.catalog) - sample,
             "pruned_files": self.pruned,
             "pruned_row_groups": self.pruned_groups,
             "row_groups": len(self.groups),
             "rows": int(self.groups.row_counts.sum()),
-            "bytes": int(self.catalog.size.sum()),
+            "bytes": int(self.catalog.size[sample:].sum()),
             "schemas": len(set(self.catalog.schema_of.tolist())),
             "skipped": len(self.skipped),
             "seconds": {phase: round(seconds, 4) for phase, seconds in self.seconds.items()},

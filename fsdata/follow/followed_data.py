@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
-from fsdata.decode.source_files import RowGroup
-from fsdata.errors import SchemaError, StateError
+from fsdata.errors import SchemaError
 from fsdata.follow.watcher import Watcher
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.segment import Segment, UnitAt, rest_of
-from fsdata.order.stream import Stream
+from fsdata.order.stream import Stream, compact
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsdata.steps.dataset import Dataset
@@ -23,14 +22,13 @@ _PATIENCE_S = 10.0  # for a file that rank 0 sees and this rank does not yet
 
 
 class FollowedData(Dataset):
-    """A `Dataset` of one source that is followed. `enter` a segment before its rows are read."""
+    """A `Dataset` of one source that is followed. Enter a place (`enter`) before rows behind it are read."""
 
     def __init__(self, source: OpenSource, given: ParquetSource, schema: Schema, **order: Any) -> None:
         super().__init__([source], schema, mix="sequential", **order)
         del self.fingerprint["rows"]
         self._source = source
         self._time_column = _time_column(given, schema)
-        self._segment: Segment | None = None
         self._numbers: dict[tuple[str, str], int] = {}  # (name, digest) -> file
         self._places: dict[int, int] = {}  # unit -> row group of the source
         self._read = piece_reader([source], self.layout, _Units(source, self._places), None)
@@ -39,78 +37,71 @@ class FollowedData(Dataset):
         """What looks for further files; see there."""
         return Watcher(self._source.opened, self._time_column, seen)
 
-    def enter(self, segment: Segment) -> None:
-        """Open the files of a segment, those that are not open yet. Blocks.
+    def enter(self, progress: Progress, world_size: int) -> None:
+        """Open the files that hold rows behind this place, those that are not open yet. Blocks.
 
         Raises: as `OpenSource.extend`.
         """
-        if segment is self._segment:
-            return
-        missing = [file for file in segment.files if file not in self._numbers]
-        if missing:
-            first = len(self._source.files)
-            self._open(missing)
-            self._numbers |= {file: first + n for n, file in enumerate(missing)}
-        groups, numbers = self._source.groups, [self._numbers[file] for file in segment.files]
-        places = {}
-        for at in segment.rest_units:
-            found = [place for place in groups.of_file(numbers[at.file]) if groups[place].index == at.group]
-            if not found:
-                raise StateError(f"{segment.files[at.file][0]}: no row group {at.group}, where the state is")
-            places[at.unit] = found[0]
-        new = [place for number in numbers[segment.old :] for place in groups.of_file(number)]
-        places |= {segment.first_unit + n: place for n, place in enumerate(new)}
+        segment = progress.segment
+        assert segment is not None
+        needed = {unit for stream in self.streams(progress, world_size) for unit in compact(stream).unit.tolist()}
+        units = [at for at in (*segment.rest_units, *(at for at, _ in segment.new_units)) if at.unit in needed]
+        self._open([segment.files[number] for number in sorted({at.file for at in units})])
+        groups = self._source.groups
+        places: dict[tuple[int, int], int] = {}
+        for file in {at.file for at in units}:
+            number = self._numbers[segment.files[file]]
+            places |= {(file, groups[place].index): place for place in groups.of_file(number)}
         self._places.clear()
-        self._places |= places
-        self._unit_rows = groups.row_counts[new]
-        self._segment = segment
+        self._places |= {at.unit: places[at.file, at.group] for at in units}
 
     def extended(
         self, progress: Progress, files: Sequence[tuple[str, str]], seen: Mapping[str, Any], world_size: int
     ) -> Progress:
-        """The first place of the segment of these files, in which what `progress` has left comes first."""
+        """The first place of the segment of these files, in which what `progress` has left comes first. Opens them."""
         before = progress.segment
         rest = rest_of(self.streams(progress, world_size)) if before is not None else rest_of([])
-        groups = {unit: self._group(unit) for unit in np.unique(rest.unit).tolist()}
+        self._open(files)
+        groups = self._source.groups
+        left = {unit: groups[self._places[unit]] for unit in np.unique(rest.unit).tolist()}
         by_number = {number: file for file, number in self._numbers.items()}
-        numbers = sorted({group.file for group in groups.values()})
+        numbers = sorted({group.file for group in left.values()})
         segment = Segment(
             number=0 if before is None else before.number + 1,
-            first_unit=0 if before is None else before.first_unit + len(self._unit_rows),
+            first_unit=0 if before is None else before.first_unit + len(before.new_units),
             files=(*(by_number[number] for number in numbers), *files),
-            old=len(numbers),
+            rows=tuple(groups.rows_of(self._numbers[file]) for file in files),
             rest=rest,
-            rest_units=tuple(UnitAt(unit, numbers.index(group.file), group.index) for unit, group in groups.items()),
+            rest_units=tuple(UnitAt(unit, numbers.index(group.file), group.index) for unit, group in left.items()),
             seen=dict(seen),
         )
         return progress.extended(segment, world_size)
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
-        """What every rank still has to read of the segment, which was entered."""
+        """What every rank still has to read of the segment."""
         assert progress.segment is not None
         first = progress.segment.streams(
-            self._unit_rows,
-            progress.first_world_size,
-            shuffle=self._shuffle,
-            shuffle_window=self._shuffle_window,
-            seed=self._seed,
+            progress.first_world_size, shuffle=self._shuffle, shuffle_window=self._shuffle_window, seed=self._seed
         )
         return self._left(first, progress, world_size)
 
-    def _group(self, unit: int) -> RowGroup:
-        return self._source.groups[self._places[unit]]
-
     def _open(self, files: Sequence[tuple[str, str]]) -> None:
-        names, digests = zip(*files, strict=True)
+        missing = [file for file in files if file not in self._numbers]
+        if not missing:
+            return
+        first = len(self._source.files)
+        names, digests = zip(*missing, strict=True)
         end = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                return self._source.extend(names, digests)
+                self._source.extend(names, digests)
+                break
             except FileNotFoundError as error:
                 if time.monotonic() > end:
                     error.add_note("it has not been read yet: files may be removed when all of their rows were read")
                     raise
                 time.sleep(0.5)
+        self._numbers |= {file: first + n for n, file in enumerate(missing)}
 
 
 class _Units:

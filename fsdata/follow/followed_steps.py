@@ -88,7 +88,7 @@ class FollowedSteps:
 
     def _next(self) -> tuple[Batch, Progress] | None:
         if self._inner is None and self._progress.segment is not None:
-            self._enter(hold=True)
+            self._enter(News((), {}), hold=True)
         while not self.over:
             made = self._inner.next() if self._inner is not None else None
             if made is not None:
@@ -107,24 +107,25 @@ class FollowedSteps:
             if news is None:
                 continue
             self._ended = not news.files
-            if news.files:
-                self._progress = self._data.extended(self._progress, news.files, news.seen, self._world_size)
-            self._enter(hold=not self._ended)
+            self._enter(news, hold=not self._ended)
             return True
         return False
 
-    def _enter(self, *, hold: bool) -> None:
-        """Begin a segment; no rank does before all have opened its files."""
-        if self._progress.segment is None:
-            return
+    def _enter(self, news: News, *, hold: bool) -> None:
+        """Go on with these files; no rank does before all have opened theirs."""
         try:
-            self._data.enter(self._progress.segment)
+            if news.files:
+                self._progress = self._data.extended(self._progress, news.files, news.seen, self._world_size)
+            if self._progress.segment is not None:
+                self._data.enter(self._progress, self._world_size)
         except Exception as error:
             if self._exchange is not None:
                 self._exchange.fail(error, self._status())
             raise
         if self._exchange is not None:
             self._exchange.agree(self._status())
+        if self._progress.segment is None:
+            return
         if self._inner is not None:
             self._dropped += self._inner.dropped
             self._inner.close()

@@ -36,8 +36,9 @@ class Segment:
     Attributes:
         number: of the extension, from 0.
         first_unit: the number of its first unit.
-        files: (name, digest of the footer in hex) of the files in question: `old` files with rows that were left, then
-            those of the extension, in order.
+        files: (name, digest of the footer in hex) of the files in question: some with rows that were left, then those
+            of the extension, in order.
+        rows: of the extension's files, rows of every row group, 0 if it is left out.
         rest: the windows that were left.
         rest_units: where their units are.
         seen: what the lister has to know to go on; JSON-able.
@@ -46,15 +47,21 @@ class Segment:
     number: int
     first_unit: int
     files: tuple[tuple[str, str], ...]
-    old: int
+    rows: tuple[tuple[int, ...], ...]
     rest: Stream = field(repr=False)
     rest_units: tuple[UnitAt, ...]
     seen: dict[str, Any]
 
-    def streams(
-        self, unit_rows: np.ndarray, world_size: int, *, shuffle: bool, shuffle_window: int, seed: int
-    ) -> list[Stream]:
-        """Every rank's stream. unit_rows: int64 [U]."""
+    @property
+    def new_units(self) -> list[tuple[UnitAt, int]]:
+        """The units of the extension and their rows."""
+        old = len(self.files) - len(self.rows)
+        there = [(old + n, group, rows) for n, of in enumerate(self.rows) for group, rows in enumerate(of) if rows]
+        return [(UnitAt(self.first_unit + n, file, group), rows) for n, (file, group, rows) in enumerate(there)]
+
+    def streams(self, world_size: int, *, shuffle: bool, shuffle_window: int, seed: int) -> list[Stream]:
+        """Every rank's stream."""
+        unit_rows = np.array([rows for of in self.rows for rows in of if rows], np.int64)
         count, left = len(unit_rows), len(self.rest)
         order = permutation(count, seed, 0, 3, self.number) if shuffle else np.arange(count)
         rows = np.concatenate([self.rest.last - self.rest.first, unit_rows[order]])
@@ -73,7 +80,7 @@ class Segment:
             "number": self.number,
             "first_unit": self.first_unit,
             "files": [list(file) for file in self.files],
-            "old": self.old,
+            "rows": [list(rows) for rows in self.rows],
             "rest": [
                 [window.start, window.stop, [[piece.unit, piece.start, piece.stop] for piece in window.pieces]]
                 for window in self.rest
@@ -101,7 +108,7 @@ class Segment:
             number=int(state["number"]),
             first_unit=int(state["first_unit"]),
             files=tuple((str(name), str(digest)) for name, digest in state["files"]),
-            old=int(state["old"]),
+            rows=tuple(tuple(map(int, rows)) for rows in state["rows"]),
             rest=rest,
             rest_units=tuple(UnitAt(int(unit), int(file), int(group)) for unit, file, group in state["rest_units"]),
             seen=dict(state["seen"]),

@@ -1,0 +1,339 @@
+"""A loader of a folder that grows, on one rank."""
+
+import logging
+import shutil
+import threading
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from growing import FAST, SCHEMA, age, loader_of, read, rows_of, write
+
+from fsdata import (
+    Balance,
+    CorruptFileError,
+    DataError,
+    Follow,
+    FreeScaleDataLoader,
+    Join,
+    ParquetSource,
+    SchemaError,
+    StateError,
+)
+from fsdata.follow import followed_data
+
+SLOW = {"every": "10ms", "idle": "30s"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(3):
+        write(tmp_path / "in", f"{number:02}.parquet", range(number * 10, number * 10 + 10))
+    return tmp_path / "in"
+
+
+def test_files_that_come_are_read_once_in_the_order_of_their_names(folder):
+    with loader_of(folder, Follow(**SLOW)) as loader:
+        batches = iter(loader)
+        rows = [row for _ in range(7) for row in rows_of(next(batches))]
+        write(folder, "04.parquet", range(40, 50))
+        write(folder, "03.parquet", range(30, 40))
+        rows += [row for _ in range(3) for row in rows_of(next(batches))]
+        assert sorted(rows) == [*range(30), *range(30, 50)][:40] or set(rows) <= set(range(50))
+        assert len(rows) == len(set(rows)) == 40
+    with pytest.raises(TypeError, match="no length"):
+        len(loader)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("balance", [None, Balance(max_tokens=24)])
+def test_rows_and_order_are_those_of_the_same_extensions(folder, shuffle, balance):
+    """One file each time: the extensions are the same, whenever the files come."""
+    options = {"shuffle": shuffle, "balance": balance}
+
+    def batches(names):
+        arrived, found = list(names), []
+        with loader_of(folder, Follow(**FAST, at_most=1), **options) as loader:
+            while True:
+                for batch in loader:
+                    found.append(batch)
+                    if arrived and len(found) % 2:
+                        arrived.pop(0)()
+                if not arrived:
+                    return found
+                arrived.pop(0)()
+
+    later = [lambda n=n: write(folder, f"{n:02}.parquet", range(n * 10, n * 10 + 10)) for n in range(3, 7)]
+    came = batches(later)
+    at_once = batches([])
+    whole = min(len(came), len(at_once)) - 2  # an epoch that ended meanwhile gave a batch that was not whole
+    rows = [row for batch in came for row in rows_of(batch)]
+    assert sorted(rows) == list(range(70))
+    assert sorted(row for batch in at_once for row in rows_of(batch)) == list(range(70))
+    same = [
+        torch.equal(a.features["row"].values(), b.features["row"].values()) for a, b in zip(came, at_once, strict=False)
+    ]
+    short = next((n for n, batch in enumerate(came) if len(rows_of(batch)) < 4), len(came))
+    assert all(same[:short] if balance is None else same[:2]), (short, whole)
+    if not shuffle and balance is None:
+        assert rows == list(range(70))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("balance", [None, Balance(max_tokens=24)])
+@pytest.mark.parametrize("source", [{}, {"filter": pl.col("keep")}], ids=["all", "filter"])
+def test_a_job_goes_on_where_it_was_at_every_step(folder, shuffle, balance, source):
+    follow = Follow(**FAST, at_most=2)
+    options = {"shuffle": shuffle, "balance": balance, "source": source}
+    with loader_of(folder, follow, **options) as loader:
+        found = [(rows_of(batch), loader.state_dict()) for batch in loader]
+    expected = [rows for rows, _ in found]
+    for number, (_, state) in enumerate(found, 1):
+        with loader_of(folder, follow, **options) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            assert [rows_of(batch) for batch in loader] == expected[number:]
+
+
+def test_what_was_read_may_be_removed_and_what_was_not_may_not(folder, monkeypatch):
+    monkeypatch.setattr(followed_data, "_PATIENCE_S", 0.0)
+    follow = Follow(**FAST, at_most=1)
+    with loader_of(folder, follow) as loader:
+        rows = read(loader, 4)
+        state = loader.state_dict()
+    (folder / "00.parquet").unlink()
+    with loader_of(folder, follow) as loader:
+        loader.load_state_dict(state)
+        assert rows + read(loader) == list(range(30))
+    (folder / "01.parquet").unlink()
+    with loader_of(folder, follow) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(FileNotFoundError, match=r"01\.parquet") as caught:
+            read(loader)
+        assert "removed when all of their rows were read" in str(caught.value.__notes__)
+
+
+def test_a_file_that_was_replaced_before_it_was_read_is_named(folder):
+    follow = Follow(**FAST, at_most=1)
+    with loader_of(folder, follow) as loader:
+        read(loader, 4)
+        state = loader.state_dict()
+    write(folder, "01.parquet", range(900, 910))
+    with loader_of(folder, follow) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(CorruptFileError, match=r"01\.parquet was replaced"):
+            read(loader)
+
+
+def test_a_second_loop_goes_on_behind_the_first(folder):
+    with loader_of(folder) as loader:
+        assert read(loader, 2) == list(range(8))
+        loader.set_epoch(5)
+        assert read(loader) == list(range(8, 30))
+        assert read(loader) == []
+        write(folder, "03.parquet", range(30, 33))
+        assert read(loader) == [30, 31, 32]
+        assert loader.state_dict()["epoch"] == 0
+
+
+def test_rows_wait_until_they_fill_a_batch(folder):
+    with loader_of(folder, batch_size=20, drop_last=True) as loader:
+        assert read(loader) == list(range(20))
+        write(folder, "03.parquet", range(30, 45))
+        assert read(loader) == list(range(20, 40))
+
+
+def test_files_that_are_not_whole_wait_and_those_after_them(folder, caplog):
+    whole = (folder / "01.parquet").read_bytes()
+    (folder / "01.parquet").write_bytes(whole[:-20])
+    with loader_of(folder, Follow(**FAST)) as loader:
+        batches = iter(loader)
+        assert [*rows_of(next(batches)), *rows_of(next(batches))] == list(range(8))
+        with pytest.raises(CorruptFileError, match=r"1 files are not whole: 01\.parquet.*rename it"):
+            next(batches)
+        (folder / "01.parquet").write_bytes(whole)
+        assert read(loader) == list(range(8, 30))
+    (folder / "01.parquet").write_bytes(b"PAR1")
+    age(folder, "01.parquet", 3600)
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, source={"on_error": "skip"}) as loader:
+        assert read(loader) == list(range(10))
+        assert [entry.file for entry in loader.skipped] == ["01.parquet"]
+    assert "01.parquet" in caplog.text
+
+
+def test_files_that_change_all_the_time_wait(folder):
+    age(folder, "00.parquet", 1000)
+    with loader_of(folder, Follow(every="10ms", idle="50ms", lag="500s"), batch_size=5) as loader:
+        batches = iter(loader)
+        assert rows_of(next(batches)) == [0, 1, 2, 3, 4]
+        assert rows_of(next(batches)) == [5, 6, 7, 8, 9]
+        age(folder, "01.parquet", 1000)
+        assert rows_of(next(batches)) == [10, 11, 12, 13, 14]
+
+
+def test_a_late_file_is_read_and_named(folder, caplog):
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder) as loader:
+        rows = read(loader)
+        write(folder, "00b.parquet", range(100, 104))
+        state = loader.state_dict()
+        assert read(loader) == [100, 101, 102, 103]
+    assert rows == list(range(30))
+    assert "late, behind files that were read: 00b.parquet" in caplog.text
+    with loader_of(folder) as loader:
+        loader.load_state_dict(state)
+        assert read(loader) == [100, 101, 102, 103]
+
+
+def test_by_time(tmp_path):
+    """Files come in any order; the one with the latest times waits until others are later by the lag."""
+    write(tmp_path, "b.parquet", range(10), at=range(10))
+    write(tmp_path, "a.parquet", range(10, 20), at=range(10, 20))
+    write(tmp_path, "c.parquet", range(40, 50), at=range(40, 50))
+    with loader_of(tmp_path, Follow(by="time", lag=20, every="10ms", idle="30s"), batch_size=5) as loader:
+        batches = iter(loader)
+        assert [row for _ in range(4) for row in rows_of(next(batches))] == list(range(20))
+        write(tmp_path, "d.parquet", range(20, 30), at=range(20, 30))
+        assert [row for _ in range(2) for row in rows_of(next(batches))] == list(range(20, 30))
+        write(tmp_path, "0.parquet", range(70, 80), at=range(70, 80))
+        assert [row for _ in range(2) for row in rows_of(next(batches))] == list(range(40, 50))
+        state = loader.state_dict()
+    with loader_of(tmp_path, Follow(by="time", lag=20, **FAST), batch_size=5) as loader:
+        loader.load_state_dict(state)
+        assert read(loader) == list(range(70, 80))
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_by_timestamps(tmp_path, unit):
+    for number in (2, 0, 1):
+        rows = np.arange(number * 10, number * 10 + 10)
+        times = pa.array(rows * 60 * 1000, pa.int64()).cast(pa.timestamp("ms")).cast(pa.timestamp(unit))
+        table = pa.table({"row": rows, "item": [[1] * (row % 7) for row in rows.tolist()], "at": times})
+        pq.write_table(table, tmp_path / f"{9 - number}.parquet")
+    with loader_of(tmp_path, Follow(by="time", lag="10m", **SLOW), batch_size=5) as loader:
+        batches = iter(loader)
+        assert [row for _ in range(4) for row in rows_of(next(batches))] == list(range(20))
+    with loader_of(tmp_path, Follow(by="time", lag="10m", **FAST), batch_size=5) as loader:
+        assert read(loader) == list(range(30))
+
+
+def test_times_that_no_footer_says_are_named(folder, tmp_path):
+    pq.write_table(pq.read_table(folder / "00.parquet"), tmp_path / "a.parquet", write_statistics=False)
+    with (
+        loader_of(tmp_path / "*.parquet", Follow(by="time", **FAST)) as loader,
+        pytest.raises(SchemaError, match="'at'"),
+    ):
+        read(loader)
+    follow = Follow(by="time", lag="5s", **FAST)
+    with loader_of(folder, follow) as loader, pytest.raises(SchemaError, match="integers, whose unit is not known"):
+        read(loader)
+
+
+def test_a_folder_without_files_is_waited_for(tmp_path):
+    (tmp_path / "in").mkdir()
+    later = threading.Timer(0.2, lambda: write(tmp_path / "in", "a.parquet", range(5)))
+    later.start()
+    with loader_of(tmp_path / "in", Follow(**SLOW)) as loader:
+        later.join()
+        assert rows_of(next(iter(loader))) == [0, 1, 2, 3]
+    with pytest.raises(FileNotFoundError, match="no whole file has come for 80ms"):
+        loader_of(tmp_path / "elsewhere")
+
+
+def test_later_files_have_to_fit(folder):
+    with loader_of(folder) as loader:
+        read(loader)
+        frame = pl.read_parquet(folder / "00.parquet")
+        frame.drop("item").write_parquet(folder / "03.parquet")
+        with pytest.raises(SchemaError, match=r"column 'item' is missing.*03\.parquet"):
+            read(loader)
+        (folder / "03.parquet").unlink()
+        frame.with_columns(at=pl.col("at").cast(pl.Datetime("us"))).write_parquet(folder / "03.parquet")
+
+
+def test_folders_with_keys_that_come(tmp_path):
+    for day in ("2026-01-01", "2026-01-02"):
+        write(tmp_path, f"day={day}/0.parquet", range(int(day[-1]) * 10, int(day[-1]) * 10 + 5))
+    source = {"filter": pl.col("day") != "2026-01-02"}
+    with loader_of(tmp_path, source=source) as loader:
+        assert read(loader) == list(range(10, 15))
+        write(tmp_path, "day=2026-01-03/0.parquet", range(30, 35))
+        assert read(loader) == list(range(30, 35))
+        (found,) = loader.describe()
+        assert (found["files"], found["rows"]) == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: ParquetSource([path, path / "more"], follow=Follow()), "one path"),
+        (lambda path: ParquetSource(catalog=path / "c", follow=Follow()), "no catalog"),
+        (lambda path: ParquetSource(path, follow="path"), "takes a Follow"),
+        (lambda path: ParquetSource(path, follow=Follow(), limit=5), "no skip and no limit"),
+        (lambda path: Join(ParquetSource(path, follow=Follow()), on="row", fields=("item",)), "cannot be followed"),
+    ],
+)
+def test_options_that_contradict_each_other(folder, make, message):
+    with pytest.raises(SchemaError, match=message):
+        make(folder)
+
+
+def test_a_loader_follows_one_source(folder):
+    with pytest.raises(ValueError, match="the only one"):
+        FreeScaleDataLoader([ParquetSource(folder, follow=Follow(**FAST)), ParquetSource(folder)], SCHEMA, batch_size=4)
+
+
+def test_states_of_other_loaders(folder):
+    with loader_of(folder) as loader:
+        read(loader)
+        state = loader.state_dict()
+        for key in ("rest", "files", "seen"):
+            damaged = {**state, "follow": {**state["follow"], key: "?"}}
+            with pytest.raises(StateError):
+                loader.load_state_dict(damaged)
+        with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=4, num_threads=1) as other:
+            with pytest.raises(StateError, match="belongs to another run"):
+                other.load_state_dict(state)
+            with pytest.raises(StateError, match="belongs to another run"):
+                loader.load_state_dict(other.state_dict())
+
+
+def test_stopping_while_it_waits_leaves_nothing_behind(folder):
+    with loader_of(folder, Follow(every="5s"), prefetch=2) as loader:
+        batches = iter(loader)
+        for _ in range(7):
+            next(batches)
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("fsdata-decode")]
+    assert left == []
+
+
+def test_months_of_files_make_a_small_state(tmp_path):
+    """A thousand files, of which the state names those at the end."""
+    whole = tmp_path / "whole.parquet"
+    write(tmp_path, "whole.parquet", range(4), group=4)
+    (tmp_path / "in").mkdir()
+    for number in range(1000):
+        shutil.copy(whole, tmp_path / "in" / f"{number:05}.parquet")
+    with loader_of(tmp_path / "in", Follow(**FAST, at_most=8)) as loader:
+        count = sum(1 for _ in loader)
+        state = loader.state_dict()
+    assert count == 1000
+    assert len(state["follow"]["files"]) <= 8
+    assert len(state["follow"]["seen"]["recent"]) <= 256
+    with loader_of(tmp_path / "in", Follow(**FAST, at_most=8)) as loader:
+        loader.load_state_dict(state)
+        assert read(loader) == []
+        shutil.copy(whole, tmp_path / "in" / "01000.parquet")
+        assert read(loader) == [0, 1, 2, 3]
+        shutil.copy(whole, tmp_path / "in" / "00010b.parquet")
+        with pytest.raises(StateError, match=r"00010b\.parquet: came or changed"):
+            read(loader)
+
+
+def test_data_errors_are_those_of_any_loader(folder):
+    frame = pl.read_parquet(folder / "00.parquet").with_columns(row=pl.lit(None, pl.Int64))
+    frame.write_parquet(folder / "03.parquet")
+    with loader_of(folder) as loader, pytest.raises(DataError, match=r"03\.parquet, row group 0, row 0"):
+        read(loader)

@@ -1,0 +1,131 @@
+"""Folders that grow, followed by several ranks: files appear, jobs end and go on with other numbers of ranks.
+
+`FREESCALE_RUNS` says how many random jobs there are.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from growing import loader_of, read, rows_of, stage, write
+from worlds import shared_world
+
+from fsdata import CorruptFileError, Follow, PeerError
+
+KINDS = ["plain", "balanced", "tokens", "filter"]
+
+
+def run(folder, kind, seed):
+    """A job of several runs. (what was written, what was read): every row once."""
+    rng = np.random.default_rng(seed)
+    names, written, rows, state = 0, [], [], None
+    for _ in range(int(rng.integers(1, 5))):
+        for _ in range(int(rng.integers(0 if names else 1, 4))):
+            count = int(rng.integers(1, 40))
+            new = np.arange(count) + 100 * names
+            write(folder, f"{names:03}.parquet", new, group=int(rng.integers(1, 12)))
+            names += 1
+            written += new.tolist()
+        batches = int(rng.integers(1, 9)) if rng.random() < 0.8 else None
+        found = shared_world(int(rng.integers(1, 4))).run(stage, folder, state, batches, kind, seed)
+        if rng.random() < 0.3:
+            continue  # this run was killed before it could save anything
+        rows += [row for of_rank, _ in found for row in of_rank]
+        assert all(saved == found[0][1] for _, saved in found)
+        state = found[0][1]
+    found = shared_world(2).run(stage, folder, state, None, kind, seed)
+    rows += [row for of_rank, _ in found for row in of_rank]
+    return [row for row in written if kind != "filter" or row % 3], rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FREESCALE_RUNS", "16")) // len(KINDS)))
+def test_every_row_comes_once(tmp_path, kind, seed):
+    written, rows = run(tmp_path, kind, seed)
+    assert sorted(rows) == sorted(written)
+
+
+def grow(rank, world_size, folder, kind):
+    """Rank 0 writes while all read."""
+    with loader_of(folder, Follow(every="10ms", idle="20s", at_most=2), batch_size=4) as loader:
+        batches, rows = iter(loader), []
+        for number in range(2, 9):
+            if rank == 0:
+                write(folder, f"{number:02}.parquet", np.arange(12) + 12 * number)
+            rows += rows_of(next(batches))
+    return rows
+
+
+def test_files_that_come_while_all_ranks_read(tmp_path):
+    for number in range(2):
+        write(tmp_path, f"{number:02}.parquet", np.arange(12) + 12 * number)
+    rows = shared_world(2).run(grow, tmp_path, "plain")
+    everything = [row for of_rank in rows for row in of_rank]
+    assert len(everything) == len(set(everything)) == 2 * 7 * 4
+    assert set(everything) <= set(range(12 * 9))
+
+
+def fail_on_rank_0(rank, world_size, folder):
+    with loader_of(folder) as loader, pytest.raises((CorruptFileError, PeerError)) as caught:
+        read(loader)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_all_ranks_hear_what_rank_0_found(tmp_path):
+    write(tmp_path, "0.parquet", range(20))
+    (tmp_path / "1.parquet").write_bytes(b"PAR1, and then nothing")
+    texts = shared_world(3).run(fail_on_rank_0, tmp_path)
+    assert texts[0].startswith("CorruptFileError")
+    assert all(text.startswith("PeerError: rank 0 failed") and "1.parquet" in text for text in texts[1:]), texts
+
+
+def cannot_open(rank, world_size, folder):
+    from fsdata.decode.opened_source import OpenSource
+
+    extend = OpenSource.extend
+
+    def broken(self, names, digests):
+        if rank == 1:
+            raise PermissionError("no permission on this host")
+        return extend(self, names, digests)
+
+    OpenSource.extend = broken
+    try:
+        with loader_of(folder) as loader, pytest.raises((PermissionError, PeerError)) as caught:
+            read(loader)
+    finally:
+        OpenSource.extend = extend
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_all_ranks_hear_that_one_cannot_open_a_file(tmp_path):
+    write(tmp_path, "0.parquet", range(20))
+    texts = shared_world(2).run(cannot_open, tmp_path)
+    assert texts[1].startswith("PermissionError")
+    assert texts[0].startswith("PeerError: rank 1 failed")
+    assert "no permission on this host" in texts[0]
+
+
+def test_ranks_need_a_group(tmp_path):
+    write(tmp_path, "0.parquet", range(20))
+    with pytest.raises(ValueError, match="a source that is followed makes the ranks talk"):
+        loader_of(tmp_path, rank=0, world_size=2)
+
+
+def leave_early(rank, world_size, folder):
+    with loader_of(folder, Follow(every="10ms", idle="20s")) as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        if rank == 1:
+            return "left"
+        with pytest.raises(PeerError) as caught:
+            for _ in batches:
+                pass
+    return str(caught.value)
+
+
+def test_a_rank_that_leaves_is_named(tmp_path):
+    write(tmp_path, "0.parquet", range(20))
+    texts = shared_world(2).run(leave_early, tmp_path)
+    assert "rank 1" in texts[0]

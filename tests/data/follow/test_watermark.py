@@ -1,0 +1,116 @@
+"""Which files may be read: pure rules."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdata import Follow, SchemaError, StateError
+from fsdata.follow import watermark
+from fsdata.follow.watermark import RECENT, Arrived, Taken, visible
+from fsdata.sources.follow import seconds
+
+
+def files(*names, whole=True, modified=0):
+    return [Arrived(name, modified, whole) for name in names]
+
+
+def names(found):
+    return [file.name for file in found]
+
+
+def by_path(there, taken=None, before=100):
+    return names(visible(there, taken or Taken(), by="path", before=before, latest=None))
+
+
+def test_files_before_one_that_is_not_whole_are_read():
+    there = [*files("c", "a"), Arrived("b", 0, whole=False), Arrived("d", 0, whole=True)]
+    assert by_path(there) == ["a"]
+    assert by_path([replace(file, whole=True) for file in there]) == ["a", "b", "c", "d"]
+
+
+def test_files_that_are_too_new_wait_and_those_after_them():
+    assert by_path([*files("a", "c"), Arrived("b", 101, whole=True)]) == ["a"]
+
+
+def test_late_files_wait_for_nobody_and_nobody_waits_for_them():
+    taken = Taken()
+    taken.add(files("b", "d"))
+    there = [Arrived("a", 0, whole=False), *files("c", "e"), Arrived("f", 0, whole=None), *files("g")]
+    assert by_path(there, taken) == ["c", "e"]
+
+
+@pytest.mark.parametrize(("latest", "expected"), [(9, ["b"]), (20, ["b", "a"]), (None, ["b", "a", "c"])])
+def test_by_time(latest, expected):
+    there = [Arrived("a", 0, True, 20), Arrived("b", 0, True, 5), Arrived("c", 0, True, 21), Arrived("d", 0, False, 1)]
+    assert names(visible(there, Taken(), by="time", before=0, latest=latest)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    order=st.permutations([f"{n:02}" for n in range(40)]),
+    at_once=st.integers(1, 9),
+    restarts=st.lists(st.integers(0, 40), max_size=4),
+    recent=st.integers(1, 50),
+    removed=st.sets(st.integers(0, 39)),
+)
+def test_every_file_is_taken_once_however_they_come(order, at_once, restarts, recent, removed):
+    """Files come in any order, but never earlier than `recent` before the last that was taken."""
+    before = watermark.RECENT
+    watermark.RECENT = recent
+    try:
+        taken, there, read, gone = Taken(), [], [], set()
+        for number, name in enumerate(order):
+            if (0, name) <= taken.floor:
+                continue  # later than a job can remember
+            there.append(Arrived(name, number, whole=True))
+            if number in restarts:
+                taken = Taken.of_state(taken.state())
+                known, others = taken.split(there)
+                assert set(names(known)) == set(read) - gone
+            others = [file for file in there if file.name not in read]
+            found = visible(others, taken, by="path", before=10**9, latest=None)[:at_once]
+            taken.add(found)
+            read += names(found)
+            assert len(taken.recent) <= recent
+            gone |= {f"{n:02}" for n in removed} & set(read)
+            there = [file for file in there if file.name not in gone]
+        while others := [file for file in there if file.name not in read]:
+            found = visible(others, taken, by="path", before=10**9, latest=None)[:at_once]
+            taken.add(found)
+            read += names(found)
+        assert len(read) == len(set(read))
+        assert {file.name for file in there} <= set(read)
+    finally:
+        watermark.RECENT = before
+
+
+def test_what_came_far_back_while_the_job_was_down_is_named():
+    taken = Taken()
+    taken.add(Arrived(f"{n:04}", n, whole=True) for n in range(RECENT + 10))
+    taken = Taken.of_state(taken.state())
+    old = [Arrived(f"{n:04}", n, whole=True) for n in range(RECENT + 10)]
+    assert taken.split(old) == (old, [])
+    assert taken.split([*old, Arrived("0100x", 10**6)])[1] == [Arrived("0100x", 10**6)]
+    with pytest.raises(StateError, match=r"0003x: came or changed"):
+        taken.split([*old, Arrived("0003x", 10**6)])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172800), ("20ms", 0.02)]
+)
+def test_durations(text, expected):
+    assert seconds(text, "lag") == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"by": "name"}, {"lag": "10"}, {"lag": 10}, {"lag": -1, "by": "time"}, {"idle": 5}, {"every": "0s"},
+        {"at_most": 0}, {"every": "soon"}, {"idle": "-1s"},
+    ],
+)  # fmt: skip
+def test_nonsense_is_named(options):
+    with pytest.raises(SchemaError, match=next(iter(options))):
+        Follow(**options)
