@@ -111,6 +111,8 @@ class Schema:
         dense: scalar features, the columns of `Batch.dense`, float32 [B, D].
         labels: scalar per sample or list aligned with the candidates; the column's type decides. float32. Labels along
             a sequence are `Sequence(labels=...)`.
+        passthrough: one integer or text per sample that no model reads (a request's id); entries of
+            `Batch.passthrough`. The column's type decides: int64 [B], or a list of B strings.
         explode: "candidates": every candidate of a row becomes a sample of its own, with all that the row has; see
             docs/histories.md. Steps then still count rows: `batch_size` rows give as many samples as they have
             candidates, and rows without candidates give none.
@@ -128,6 +130,7 @@ class Schema:
     labels: tuple[str, ...] = ()
     time: str | None = None
     explode: Literal["candidates"] | None = None
+    passthrough: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequences", tuple(self.sequences))
@@ -135,7 +138,7 @@ class Schema:
             raise SchemaError(f"explode is 'candidates' or None, got {self.explode!r}")
         if self.explode and (self.candidates is None or self.candidates.nested):
             raise SchemaError("explode='candidates' needs Schema(candidates=...), a group without nested fields")
-        for role in ("context", "dense", "labels"):
+        for role in ("context", "dense", "labels", "passthrough"):
             object.__setattr__(self, role, _names(getattr(self, role), f"Schema({role}=...)"))
         for group in self.groups:
             if not isinstance(group, Sequence):
@@ -154,20 +157,24 @@ class Schema:
                 f"field names are keys of Batch.features and must be unique; used twice: {', '.join(twice)}. "
                 "Give one of them another name and map it with ParquetSource(columns={new: column})"
             )
-        both = sorted({name for group in self.groups for name in group.nested} & {*names, "candidates"})
-        if both:
-            raise SchemaError(
-                f"a nested field and a sequence are both called {', '.join(both)}, and the lengths of both are counted "
-                "by name: give the nested field another name and map it with ParquetSource(columns={new: column})"
-            )
+        nested = {name for group in self.groups for name in group.nested}
+        for what, own in (("nested", nested), ("passthrough", set(self.passthrough))):
+            both = sorted(own & {*names, "candidates"})
+            if both:
+                raise SchemaError(
+                    f"a {what} field and a sequence are both called {', '.join(both)}, and the lengths of both are "
+                    f"known by name: give the {what} field another name and map it with "
+                    "ParquetSource(columns={new: column})"
+                )
         if not fields:
             raise SchemaError("a Schema needs at least one field")
         if self.time is not None and (not isinstance(self.time, str) or not self.time):
             raise SchemaError(f"time names one column, got {self.time!r}")
 
     def __repr__(self) -> str:
-        """Saved states hold it: `explode` stands in it only where it is used."""
-        shown = [each.name for each in fields(self) if each.name != "explode" or self.explode]
+        """Saved states hold it: options that were added later stand in it only where they are used."""
+        later = {name for name in ("explode", "passthrough") if not getattr(self, name)}
+        shown = [each.name for each in fields(self) if each.name not in later]
         return f"Schema({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
@@ -185,7 +192,7 @@ class Schema:
         """Every field of a sample, without `time`."""
         floats = tuple(field for group in self.groups for field in group.floats)
         along = tuple(field for group in self.groups for field in group.nested + group.id_labels + group.labels)
-        return self.keys + floats + self.dense + self.labels + along
+        return self.keys + floats + self.dense + self.labels + along + self.passthrough
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Schema":

@@ -55,6 +55,7 @@ class Batch:
             is said by the offsets of the sequence's other fields.
         shared: sequence name -> where samples find their events, of sequences with `share`; see `fsdata.expand`.
         split: sequence name -> how its events stand in parts, of sequences with `split`; see `fsdata.segment_mask`.
+        passthrough: name -> int64 [B], or the strings of the samples, a list of B, which stays on the host.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
     """
@@ -68,6 +69,7 @@ class Batch:
     nested: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Shared] = field(default_factory=dict)
     split: dict[str, SplitSequence] = field(default_factory=dict)
+    passthrough: dict[str, torch.Tensor | list[str]] = field(default_factory=dict)
 
     @property
     def loss_weight(self) -> float:
@@ -94,6 +96,7 @@ class Batch:
             *self.nested.values(),
             *self.labels.values(),
             *self.jagged.values(),
+            *(value for value in self.passthrough.values() if isinstance(value, torch.Tensor)),
         )
         for value in (self.features, self.dense, self.origin, *named):
             value.record_stream(stream)
@@ -109,6 +112,10 @@ class Batch:
             origin=function(self.origin),
             shared={name: value.map(function) for name, value in self.shared.items()},
             split={name: value.map(function) for name, value in self.split.items()},
+            passthrough={
+                name: function(value) if isinstance(value, torch.Tensor) else value
+                for name, value in self.passthrough.items()
+            },
         )
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import Partitions
-from fsdata.catalog.roles import WantedField, is_list, objection, plain
+from fsdata.catalog.roles import WantedField, is_list, is_text, objection, plain
 from fsdata.errors import SchemaError
 from fsdata.sources.expressions import expressions
 from fsdata.sources.source import ParquetSource, Policy
@@ -26,20 +26,25 @@ class FieldBinding:
     """How one field comes out of one kind of file.
 
     `column` is set for columns and partitions, `value` for partitions and defaults (None: a null). `type` is that of
-    the column or the expression's result; None for a missing column.
+    the column or the expression's result; None for a missing column, except that a passthrough has that of its value.
     """
 
     field: WantedField
     origin: Origin
     column: str | None = None
     type: pa.DataType | None = None
-    value: float | None = None
+    value: float | str | None = None
     policy: Policy = "error"
 
     @property
     def is_list(self) -> bool | None:
         """None where the field is made of defaults and can be either."""
         return None if self.type is None else is_list(plain(self.type))
+
+    @property
+    def is_text(self) -> bool:
+        """Of a passthrough, whether it is text."""
+        return self.field.number == "passthrough" and is_text(plain(self.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,39 +189,48 @@ def _bind_one(
         _check_default(field, default)
     if not isinstance(column, str):
         arrow_type = expression_type(source.computed[field.name], schema, partitions)
-        _check_type(field, arrow_type, "the expression's result")
+        _check_type(field, arrow_type, "the expression's result", default)
         return FieldBinding(field, "expression", None, arrow_type, default, policy)
     found = schema.get_all_field_indices(column)
     if len(found) > 1:
         raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
     if found:
         arrow_type = schema.field(found[0]).type
-        _check_type(field, arrow_type, f"column {column!r}")
+        _check_type(field, arrow_type, f"column {column!r}", default)
         return FieldBinding(field, "column", column, arrow_type, default, policy)
     if column in partitions:
-        _check_type(field, partitions[column].type, f"partition {column!r}")
+        arrow_type = partitions[column].type
+        _check_type(field, arrow_type, f"partition {column!r}", default)
         value = partitions[column].as_py()
         if value is None and policy == "error":
             raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {field.name!r}")
         known = default if value is None and policy == "default" else value
-        return FieldBinding(field, "partition", column, pa.int64(), known, policy)
+        return FieldBinding(field, "partition", column, arrow_type, known, policy)
     if field.name in source.defaults:
-        return FieldBinding(field, "default", None, None, default, policy)
+        arrow_type = None if field.number != "passthrough" else pa.string() if isinstance(default, str) else pa.int64()
+        return FieldBinding(field, "default", None, arrow_type, default, policy)
     hint = f"columns={{{field.name!r}: ...}}" + (
         "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )
     raise SchemaError(f"column {column!r} is missing; give {hint}")
 
 
-def _check_default(field: WantedField, default: float) -> None:
-    if field.number == "id" and (default != int(default) or not -(2**63) <= default < 2**63):
+def _check_default(field: WantedField, default: float | str) -> None:
+    if isinstance(default, str):
+        if field.number != "passthrough":
+            raise SchemaError(f"the default {default!r} is text, which only passthrough fields take: give a number")
+        return
+    if field.number in ("id", "passthrough") and (default != int(default) or not -(2**63) <= default < 2**63):
         raise SchemaError(f"the default {default!r} is not an integer within int64, as ids are")
     if field.number == "value" and abs(default) > _MAX_FLOAT32:
         raise SchemaError(f"the default {default!r} is too large for float32")
 
 
-def _check_type(field: WantedField, arrow_type: pa.DataType, what: str) -> None:
+def _check_type(field: WantedField, arrow_type: pa.DataType, what: str, default: float | str | None) -> None:
     reason = objection(field, arrow_type)
+    text = field.number == "passthrough" and is_text(plain(arrow_type))
+    if reason is None and default is not None and text != isinstance(default, str):
+        reason = f"is {arrow_type}, and the default {default!r} is not: both are integers, or both are text"
     if reason is not None:
         raise SchemaError(f"{what} {reason}")
 
@@ -244,14 +258,14 @@ def expression_type(
 def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]:
     """(kind, (field, what is wrong)): types that differ between files too much to be converted: a list in some files,
     times in two units."""
-    first: dict[str, FieldBinding] = {}
+    first: dict[WantedField, FieldBinding] = {}
     found = []
     for number, kind in enumerate(kinds):
         for binding in kind.bindings:
             if binding.type is None:
                 continue
-            reference = first.setdefault(binding.field.name, binding)
-            if binding.is_list != reference.is_list:
+            reference = first.setdefault(binding.field, binding)
+            if binding.is_list != reference.is_list or binding.is_text != reference.is_text:
                 what = f"is {binding.type} in some files and {reference.type} in the first: one of both is needed"
             elif binding.field.number == "id" and _unit(binding.type) != _unit(reference.type):
                 what = f"is {binding.type} in some files and {reference.type} in the first: units would be mixed"

@@ -7,13 +7,12 @@ import pyarrow as pa
 
 from fsdata.schema import Schema
 
-Number = Literal["id", "value", "time"]
+Number = Literal["id", "value", "time", "passthrough"]
 Shape = Literal["scalar", "list", "nested", "either"]
 
+_STRING = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _TEXT = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
+    *_STRING,
     pa.types.is_binary,
     pa.types.is_large_binary,
     pa.types.is_binary_view,
@@ -26,7 +25,8 @@ class WantedField:
     """One field of a sample, or a column that only reading needs (time, join keys).
 
     `id` fields become int64 and take no floats; `value` fields become float32; `time` becomes int64, nanoseconds if
-    the column is a timestamp or date. `either` is a label: a list where the column is one. `nested` is a list of lists.
+    the column is a timestamp or date; `passthrough` becomes int64, or UTF-8 where the column is text. `either` is a
+    label: a list where the column is one. `nested` is a list of lists.
     """
 
     name: str
@@ -47,6 +47,7 @@ def wanted_fields(schema: Schema) -> tuple[WantedField, ...]:
     wanted += [WantedField(name, "value", "scalar", "dense") for name in schema.dense]
     shape: Shape = "scalar" if schema.candidates is None else "either"
     wanted += [WantedField(name, "value", shape, "label") for name in schema.labels]
+    wanted += [WantedField(name, "passthrough", "scalar", "passthrough") for name in schema.passthrough]
     return tuple(wanted)
 
 
@@ -85,6 +86,10 @@ def plain(arrow_type: pa.DataType) -> pa.DataType:
     return arrow_type
 
 
+def is_text(arrow_type: pa.DataType) -> bool:
+    return any(test(arrow_type) for test in _STRING)
+
+
 def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
     """Why a column of this type cannot serve the field, and what to do; None if it can."""
     outer = plain(arrow_type)
@@ -112,6 +117,10 @@ def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
 
 def _number_objection(field: WantedField, item: pa.DataType, arrow_type: pa.DataType) -> str | None:
     types = pa.types
+    if field.number == "passthrough":
+        if types.is_integer(item) or is_text(item):
+            return None
+        return f"is {arrow_type}: passthrough takes integers and text. Make one of them with an expression"
     if types.is_null(item) or types.is_boolean(item) or types.is_integer(item):
         return None
     if field.number == "value" and (types.is_floating(item) or types.is_decimal(item)):

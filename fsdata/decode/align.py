@@ -44,7 +44,7 @@ class Defaults:
         values: field -> its default.
     """
 
-    def __init__(self, values: Mapping[str, float]) -> None:
+    def __init__(self, values: Mapping[str, float | str]) -> None:
         self._values = values
         self._blocks: dict[Field, np.ndarray] = {}
         self._lock = threading.Lock()

@@ -34,6 +34,7 @@ class OpenSource:
         label: how messages call it; index: its position in the loader; weight: see `ParquetSource`.
         groups: row groups in reading order, those without rows left out.
         list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
+        texts: passthrough fields that are text here.
         time_unit: "ns" for timestamps and dates, "integer" for integers, None without a time.
         may_drop: fewer rows may come out than the footers promise.
         fingerprint: see `fsdata.catalog.fingerprint`.
@@ -67,6 +68,7 @@ class OpenSource:
         self._plans: dict[Layout, tuple[tuple[SlicePlan, ...], Groups]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
+        self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
         self.time_unit = self._files.time_unit
         self.may_drop = _may_drop(source, schema) or any(
             side.source.policy(name) == "drop" for side in joined for name in side.fields
@@ -281,6 +283,11 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
         kind = type(join).__name__
         if unknown:
             raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")
+        passed = [name for name in join.fields if name in schema.passthrough]
+        if passed:
+            raise SchemaError(
+                f"{label}: {kind} brings {', '.join(passed)}, and passthrough fields are columns of the rows themselves"
+            )
         if isinstance(join, AsOf):
             _check_as_of(join, schema, label)
             shared |= {

@@ -103,10 +103,16 @@ def record_batches(
             mask = _evaluate([(plan.condition, pa.bool_())], batch, rows, plan, wanted.where)[0]
             rows = rows[widen.bool_mask(mask)]
             if len(rows) < batch.num_rows:
-                batch = batch.filter(mask)
+                batch = _without_views(batch).filter(mask)
             if len(rows) == 0:
                 continue
         yield rows, batch if plan.columns is None else _converted(plan.columns, batch, rows, plan, wanted.where)
+
+
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with text that Arrow can filter."""
+    names, arrays = batch.schema.names, [widen.without_views(array) for array in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
@@ -144,8 +150,10 @@ def _converted(
             if binding.field.shape == "nested":
                 counts, array = widen.nested_parts(array)
                 arrays.append(counts)
+            if binding.is_text and binding.policy == "default":
+                array = widen.fill_texts(array, str(binding.value))
             arrays.append(widen.convert(array, binding.field.number))
-        except widen.OutsideInt64 as error:
+        except widen.RowError as error:
             raise DataError(f"{where}, row {rows[error.row]}: {binding.field.name}: {error}") from error
     return unnamed(arrays, batch.num_rows)
 

@@ -9,7 +9,18 @@ import numpy as np
 from fsdata.schema import Schema, Sequence, Split
 
 FieldKind = Literal[
-    "context", "ids", "counts", "nested_ids", "reference", "floats", "dense", "label", "label_list", "event_label"
+    "context",
+    "ids",
+    "counts",
+    "nested_ids",
+    "reference",
+    "floats",
+    "dense",
+    "label",
+    "label_list",
+    "event_label",
+    "passthrough",
+    "text",
 ]
 REFERENCE = 4  # numbers of a reference, see `fsdata.decode.joins.as_of`
 
@@ -21,8 +32,9 @@ class Field:
     `dense` is a single field of D elements, and a nested field of the schema is two: `counts`, how many ids every event
     has, which is as long as its sequence, and `nested_ids`, the ids of all events. A `reference` is no schema field: it
     says where the history of the sequence that it is named after lies. Every other kind is one schema field. `group` is
-    the name of the sequence whose lengths the field has, for `nested_ids` the name of the schema field, and None where
-    every sample has `width` elements. Of lists longer than `max_length` one end is kept, the last if `keep_last`.
+    the name of the sequence whose lengths the field has, for `nested_ids` and `text` the name of the schema field, and
+    None where every sample has `width` elements. A `text` has bytes of UTF-8. Of lists longer than `max_length` one end
+    is kept, the last if `keep_last`.
     """
 
     name: str
@@ -34,7 +46,9 @@ class Field:
     keep_last: bool = False
 
     @property
-    def dtype(self) -> type[np.int64] | type[np.float32]:
+    def dtype(self) -> type[np.int64] | type[np.float32] | type[np.uint8]:
+        if self.itemsize == 1:
+            return np.uint8
         return np.int64 if self.itemsize == 8 else np.float32
 
     @property
@@ -48,7 +62,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then everything float32.
+    """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then float32, then texts.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
     stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.steps.explode`.
@@ -75,12 +89,18 @@ class Layout:
 
     @property
     def groups(self) -> dict[str, int]:
-        """Sequence name -> index of the first field that has its lengths."""
+        """Sequence or nested field -> index of the first field that has its lengths. Lengths of texts are not among
+        them: they say nothing of a sample's work."""
         first: dict[str, int] = {}
         for index, field in enumerate(self.fields):
-            if field.group is not None:
+            if field.group is not None and field.kind != "text":
                 first.setdefault(field.group, index)
         return first
+
+    @property
+    def texts(self) -> dict[str, int]:
+        """Passthrough field that is text -> its index."""
+        return {field.name: index for index, field in enumerate(self.fields) if field.kind == "text"}
 
     @property
     def references(self) -> dict[str, int]:
@@ -116,11 +136,14 @@ class Layout:
 
 
 def layout_of(
-    schema: Schema, list_labels: frozenset[str] = frozenset(), as_of: Collection[str] = frozenset()
+    schema: Schema,
+    list_labels: frozenset[str] = frozenset(),
+    as_of: Collection[str] = frozenset(),
+    texts: Collection[str] = frozenset(),
 ) -> Layout:
     """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates.
 
-    as_of: sequences that every source takes from histories.
+    as_of: sequences that every source takes from histories. texts: passthrough fields that are text.
     """
     keys = [Field(name, "context", 8, None) for name in schema.context]
     keys += [_list_field(name, "ids", 8, group) for group in schema.groups for name in group.fields]
@@ -132,6 +155,7 @@ def layout_of(
         Field(_AS_OF + group.name, "reference", 8, None, REFERENCE) for group in schema.groups if group.name in as_of
     ]
     rest += [_list_field(name, "event_label", 8, group) for group in schema.groups for name in group.id_labels]
+    rest += [Field(name, "passthrough", 8, None) for name in schema.passthrough if name not in texts]
     rest += [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
     if schema.dense:
         rest.append(Field("dense", "dense", 4, None, len(schema.dense)))
@@ -142,6 +166,7 @@ def layout_of(
         else:
             rest.append(Field(name, "label", 4, None))
     rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
+    rest += [Field(name, "text", 1, name) for name in schema.passthrough if name in texts]
     shared = tuple(group.name for group in schema.groups if group.share is not None)
     split = tuple((group.name, group.split) for group in schema.groups if group.split is not None)
     return Layout((*keys, *rest), len(keys), schema.dense, shared, split, schema.explode)

@@ -127,9 +127,7 @@ def _field_records(parts: Sequence[_Part], layout: Layout) -> tuple[np.ndarray, 
     bindings = [part.binding for part in parts]
     fields = [layout.fields[part.slot] for part in parts]
     shapes = [_shape(part.binding, field, part.column) for part, field in zip(parts, fields, strict=True)]
-    defaults = tuple(
-        np.full(1, binding.value or 0, field.dtype) for binding, field in zip(bindings, fields, strict=True)
-    )
+    defaults = tuple(_default(binding, field) for binding, field in zip(bindings, fields, strict=True))
     records = np.zeros(len(parts), index.FIELD)
     records["slot"] = [part.slot for part in parts]
     records["column"] = [part.column for part in parts]
@@ -139,11 +137,19 @@ def _field_records(parts: Sequence[_Part], layout: Layout) -> tuple[np.ndarray, 
     records["is_float"] = records["itemsize"] == 4
     records["policy"] = [POLICY[binding.policy] for binding in bindings]
     records["default"] = [
-        0 if field.is_list else value.ctypes.data for field, value in zip(fields, defaults, strict=True)
+        0 if field.is_list and field.kind != "text" else value.ctypes.data
+        for field, value in zip(fields, defaults, strict=True)
     ]
     records["max_length"] = [field.max_length or -1 for field in fields]
     records["keep_last"] = [field.keep_last for field in fields]
     return records, defaults
+
+
+def _default(binding: FieldBinding, field: Field) -> np.ndarray:
+    """One value of the field, all bytes of a text."""
+    if field.kind == "text":
+        return np.frombuffer(str(binding.value or "").encode(), np.uint8)
+    return np.full(1, binding.value or 0, field.dtype)
 
 
 def _nested_records(parts: Sequence[_Part], layout: Layout) -> np.ndarray:
@@ -171,6 +177,10 @@ def _dense_records(bindings: Sequence[FieldBinding], columns: Sequence[int], lay
 
 def _shape(binding: FieldBinding, field: Field, column: int) -> tuple[int, int]:
     """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.widen`."""
+    if field.kind == "text":
+        if column < 0:
+            return index.CONSTANT, len(_default(binding, field))
+        return (index.LIST32 if pa.types.is_string(plain(binding.type)) else index.LIST64), 0
     if column < 0:
         return index.CONSTANT, 0 if field.kind == "nested_ids" else -1 if field.is_list else 1
     if field.kind in ("counts", "nested_ids"):

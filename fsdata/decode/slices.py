@@ -173,7 +173,9 @@ class _SliceBuilder:
         arrays = list(batch.columns)
         for line in np.flatnonzero(self._refill).tolist():
             column = self._plan.fields[line]["column"]
-            arrays[column] = widen.fill_elements(arrays[column], self._plan.bindings[line].value or 0)
+            default = self._plan.bindings[line].value or 0
+            assert not isinstance(default, str)  # the elements of a text are never null
+            arrays[column] = widen.fill_elements(arrays[column], default)
         self._refill[:] = 0
         return unnamed(arrays, batch.num_rows)
 

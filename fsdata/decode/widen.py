@@ -1,4 +1,4 @@
-"""Arrow arrays of any accepted type -> int64, float32, or lists of them. Only columns that need it come here."""
+"""Arrow arrays of any accepted type -> int64, float32, lists of them, or bytes. Only columns that need it come here."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.roles import Number, is_list
+from fsdata.catalog.roles import Number, is_list, is_text
 from fsdata.errors import DataError
 
-_FINAL_TYPE = {"id": pa.int64(), "time": pa.int64(), "value": pa.float32()}
+_FINAL_TYPE = {"id": pa.int64(), "time": pa.int64(), "passthrough": pa.int64(), "value": pa.float32()}
 _MAX_INT64 = 2**63 - 1
 
 
@@ -22,18 +22,46 @@ def is_native(kind: pa.DataType, number: Number) -> bool:
 def convert(array: pa.Array, number: Number) -> pa.Array:
     """The array as int64 or float32, or a list of them with the nulls, offsets and lengths it has.
 
-    Times that are timestamps or dates become nanoseconds; ids that are keep the unit of the column.
+    Times that are timestamps or dates become nanoseconds; ids that are keep the unit of the column. Text becomes lists
+    of its bytes.
 
     Raises:
-        DataError: a value outside int64, naming its row in the array.
+        RowError: a value outside int64, or bytes that are no text.
     """
     if is_native(array.type, number):
         return array
     array = unwrap(array)
+    if is_text(array.type):
+        return _bytes_of(array)
     if not is_list(array.type):
         return _scalars(array, number)
     values = _scalars(unwrap(array.values), number, array)
     return _with_values(array, values)
+
+
+def _bytes_of(array: pa.Array) -> pa.Array:
+    """Text as lists of uint8, of the same memory."""
+    array = without_views(array)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        for row, text in enumerate(array.cast(pa.large_binary())):
+            try:
+                str(text.as_py() or b"", "utf-8")
+            except UnicodeDecodeError as error:
+                raise NotText(row, error.object) from error
+        raise
+    kind = pa.large_list if pa.types.is_large_string(array.type) else pa.list_
+    validity, offsets, data = array.buffers()
+    items = pa.Array.from_buffers(pa.uint8(), data.size if data else 0, [None, data])
+    return pa.Array.from_buffers(
+        kind(pa.uint8()), len(array), [validity, offsets], array.null_count, array.offset, children=[items]
+    )
+
+
+def without_views(array: pa.Array) -> pa.Array:
+    """Text in the form that all of Arrow's functions take; other arrays as they are."""
+    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
 
 def nested_parts(array: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -57,6 +85,11 @@ def fill_elements(array: pa.Array, default: float) -> pa.Array:
     if pa.types.is_floating(values.type):
         values = pc.if_else(pc.is_finite(values), values, pa.scalar(default, values.type))
     return _with_values(array, values)
+
+
+def fill_texts(array: pa.Array, default: str) -> pa.Array:
+    """Text with `default` in place of nulls."""
+    return without_views(unwrap(array)).fill_null(default)
 
 
 def int64_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray | bool]:
@@ -133,12 +166,26 @@ def _check_uint64(array: pa.Array, lists: pa.Array | None) -> None:
         raise OutsideInt64(row, array[element].as_py())
 
 
-class OutsideInt64(DataError):
-    """A uint64 beyond int64; `row` counts in the array that was converted."""
+class RowError(DataError):
+    """A value that cannot be converted; `row` counts in the array."""
+
+    def __init__(self, row: int, what: str) -> None:
+        super().__init__(what)
+        self.row = row
+
+
+class OutsideInt64(RowError):
+    """A uint64 beyond int64."""
 
     def __init__(self, row: int, value: Any) -> None:
-        super().__init__(f"{value} is outside int64")
-        self.row = row
+        super().__init__(row, f"{value} is outside int64")
+
+
+class NotText(RowError):
+    """Bytes in a column of text that are not UTF-8."""
+
+    def __init__(self, row: int, value: bytes) -> None:
+        super().__init__(row, f"{value!r} is not valid UTF-8")
 
 
 def _row_of(lists: pa.Array, element: int) -> int | None:

@@ -53,9 +53,9 @@ class ParquetSource:
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
             list) per row from that row alone, of the operations in `fsdata.sources.expressions.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
-        defaults: field -> number for a missing column and for nulls under the policy `default`. In lists it stands
-            for null elements; a list that is null or missing becomes defaults, as many as its group's other lists
-            have elements (none if the whole group is null).
+        defaults: field -> number for a missing column and for nulls under the policy `default`; for a passthrough field
+            of text it is a string. In lists it stands for null elements; a list that is null or missing becomes
+            defaults, as many as its group's other lists have elements (none if the whole group is null).
         nulls: field -> `default`, `drop` (leave the row out) or `error`. Unnamed: `default` if the field has a
             default, else `error`. In float fields NaN and infinities count as nulls. `time` and the main table's
             join keys have no policy: a null time is an error, a null key is a key without a match.
@@ -77,7 +77,7 @@ class ParquetSource:
     _: KW_ONLY
     catalog: str | Path | None = None
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    defaults: Mapping[str, float | str] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
     join: Sequence["Join | AsOf"] = ()
     follow: Follow | None = None
@@ -345,6 +345,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_default(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        return  # right for passthrough fields, which only the schema knows
     if not _is_number(value):
         raise SchemaError(f"defaults={{{name!r}: ...}} must be a number, got {value!r}")
     if not math.isfinite(value):

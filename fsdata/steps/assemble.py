@@ -16,6 +16,8 @@ from fsdata.decode.row_table import RowTable
 from fsdata.kernels.copy import gather_fields
 from fsdata.steps.share import Windows, share
 
+_DTYPES = {8: torch.int64, 4: torch.float32, 1: torch.uint8}
+
 
 def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: StepStats, pool: Pool) -> Batch:
     """Copy the rows of `table` into a Batch in buffers of `pool`; `origin` is int64 [N, 2]."""
@@ -26,12 +28,17 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
     lengths = torch.from_numpy(table.length[: layout.num_keys].reshape(-1))
     labels: dict[str, torch.Tensor | Jagged] = {}
     jagged: dict[str, Jagged] = {}
+    passthrough: dict[str, torch.Tensor | list[str]] = {}
     dense = torch.empty((table.num_rows, 0), dtype=torch.float32)
     for row, field in enumerate(layout.fields[layout.num_keys :], layout.num_keys):
         if field.kind in ("counts", "nested_ids", "reference"):
             continue
         if field.kind == "dense":
             dense = flat[row].view(table.num_rows, field.width)
+        elif field.kind == "text":
+            passthrough[field.name] = _texts(flat[row], table.length[row])
+        elif field.kind == "passthrough":
+            passthrough[field.name] = flat[row]
         elif field.kind != "floats" and field.group in (None, layout.exploded):
             labels[field.name] = flat[row]
         else:
@@ -47,7 +54,14 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
         nested={name: _nested(layout, flat, *where) for name, where in layout.nested.items()},
         shared={name: _shared(each) for name, each in windows.items()},
         split=_split(table, layout, windows),
+        passthrough=passthrough,
     )
+
+
+def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:
+    data = flat.numpy().tobytes()
+    stop = np.cumsum(length)
+    return [data[first:last].decode() for first, last in zip((stop - length).tolist(), stop.tolist(), strict=True)]
 
 
 def _split(table: RowTable, layout: Layout, windows: dict[str, Windows]) -> dict[str, SplitSequence]:
@@ -83,7 +97,7 @@ def _gathered(table: RowTable, layout: Layout, pool: Pool) -> dict[int, torch.Te
         if some.start == some.stop or some.start in references:
             continue  # no keys, or only on the way between ranks
         itemsize = layout.fields[some.start].itemsize
-        tensor = pool.tensor(int(counts[some].sum()), torch.int64 if itemsize == 8 else torch.float32)
+        tensor = pool.tensor(int(counts[some].sum()), _DTYPES[itemsize])
         target[some] = tensor.data_ptr() + itemsize * (np.cumsum(counts[some]) - counts[some])
         flat[some.start] = tensor
     if references:

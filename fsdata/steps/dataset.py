@@ -44,7 +44,9 @@ class Dataset:
     ) -> None:
         self.sources = sources
         as_of = [set(source.histories.groups) for source in sources]
-        self.layout = layout_of(schema, _list_labels(sources, schema), set.intersection(*as_of))
+        self.layout = layout_of(
+            schema, _list_labels(sources, schema), set.intersection(*as_of), texts=_texts(sources, schema)
+        )
         self._bucket = buckets_of([source.histories for source in sources], self.layout)
         self.timing = Timing()
         self._shuffle = shuffle
@@ -134,6 +136,19 @@ def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str
                     "of them with a polars expression"
                 )
     return frozenset(name for name, (is_list, _) in form.items() if is_list)
+
+
+def _texts(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
+    """The passthrough fields that are text."""
+    first = sources[0]
+    for source in sources[1:]:
+        for name in sorted(source.texts ^ first.texts):
+            text, number = (source, first) if name in source.texts else (first, source)
+            raise SchemaError(
+                f"passthrough {name!r} is text in {text.label} and an integer in {number.label}: bring one of them to "
+                "the other's type with a polars expression"
+            )
+    return first.texts
 
 
 def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int) -> tuple[Units, Keys | None]:

@@ -36,6 +36,7 @@ def here(tmp_path, monkeypatch):
         "user_id": rng.integers(0, 50, 300),
         "country": rng.integers(0, 9, 300),
         "click": rng.integers(0, 2, 300),
+        "request_id": [f"request {n}" for n in range(300)],
     }
     for folder, renamed in (("impressions", {}), ("partner", {"item_id": "items"})):
         (tmp_path / folder).mkdir()
@@ -111,7 +112,7 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    declared, labelled, nested, adapted, from_catalog = python("docs/sources-and-schema.md")
+    declared, labelled, nested, passed, adapted, from_catalog = python("docs/sources-and-schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -127,6 +128,8 @@ def test_sources_and_schema(here):
     assert scope["per_weight"].item() == pytest.approx(scope["per_event"].item())  # all weights are 1
     exec(nested, scope)
     assert scope["pooled"].shape == (len(scope["history"].values()), 16)
+    exec(passed, scope)
+    assert scope["requests"][-1] == "request 299"
     exec(adapted, scope)
     assert type(scope["batch"]) is scope["Clicks"]
     assert scope["loss"].item() > 0

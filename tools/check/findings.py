@@ -63,6 +63,7 @@ REMEDIES = {
     "null element": _NULLS,
     "not finite": _NULLS,
     "range": "map the column to int64 with an expression in columns, such as a hash",
+    "not text": "write the column as UTF-8, or leave the rows out with filter=...",
     "ragged": "repair the rows, or move a field that is not aligned to a Sequence of its own",
     "no match": "add the keys to the side table, or give its ParquetSource defaults or nulls='drop'",
     "key": "a side table needs one row per key and no null key: filter or repair it",

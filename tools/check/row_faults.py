@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from fsdata.catalog.bind import FieldBinding
 from fsdata.catalog.roles import is_list
-from fsdata.decode.widen import OutsideInt64, convert, nested_parts, unwrap
+from fsdata.decode.widen import NotText, OutsideInt64, convert, nested_parts, unwrap
 from fsdata.errors import DataError
 
 _MAX_INT64 = 2**63 - 1
@@ -72,6 +72,10 @@ def check_fields(
             converted = convert(array, binding.field.number)
         except OutsideInt64:
             raise AssertionError("ids outside int64 were looked for before") from None
+        except NotText as error:
+            what, bad_rows = f"{binding.field.name}: {error}", _not_text(array)
+            checked.faults.append(Fault(kind="not text", field=binding.field.name, rows=bad_rows, what=what))
+            continue
         except DataError as error:
             checked.faults.append(Fault(kind="range", field=binding.field.name, rows=np.arange(rows), what=str(error)))
             continue
@@ -175,6 +179,12 @@ def _outside_int64(binding: FieldBinding, array: pa.Array) -> Fault | None:
     return Fault(
         kind="range", field=binding.field.name, rows=rows, what=f"{binding.field.name}: {value} is outside int64"
     )
+
+
+def _not_text(array: pa.Array) -> np.ndarray:
+    """int64: rows of text whose bytes are not UTF-8."""
+    values = [value.as_py() or b"" for value in unwrap(array).cast(pa.large_binary())]
+    return np.flatnonzero([value != value.decode(errors="ignore").encode() for value in values])
 
 
 def _not_finite(values: pa.Array) -> np.ndarray:

@@ -69,7 +69,11 @@ class SourceCheck:
     def run(self, progress: Progress) -> list[Finding]:
         """Read all rows and return everything that was found."""
         groups = {} if self._opened is None else {(one.file, one.index): one for one in self._opened.groups}
-        layout = None if self._opened is None else layout_of(self._schema, self._opened.list_labels)
+        layout = (
+            None
+            if self._opened is None
+            else layout_of(self._schema, self._opened.list_labels, texts=self._opened.texts)
+        )
         rows_found: list[Finding] = []
         for number, footer in enumerate(self._table.footers):
             for group, rows in enumerate(footer.row_groups):
@@ -152,12 +156,17 @@ class SourceCheck:
 
 
 def label_forms(checks: Sequence[SourceCheck]) -> list[Finding]:
-    """Findings about labels that are a list in one source and a number in another."""
+    """Findings about labels that are a list in one source and a number in another, and about passthrough fields that
+    are text in one source and an integer in another."""
     opened = [check for check in checks if check.opened is not None]
     lists = {name for check in opened for name in check.opened.list_labels}  # type: ignore[union-attr]
+    texts = {name for check in opened for name in check.opened.texts}  # type: ignore[union-attr]
     found = []
     for check in opened:
         assert check.opened is not None
+        for name in sorted(texts - check.opened.texts):
+            what = f"{name}: an integer here, text in another source; all must agree"
+            found.append(Finding(kind="mismatch", source=check.label, what=what, field=name))
         for name in sorted(lists - check.opened.list_labels - check.opened.default_labels):
             what = f"{name}: one number per sample here, a list in another source; all must agree"
             found.append(Finding(kind="mismatch", source=check.label, what=what, field=name))

@@ -26,6 +26,7 @@ class RecordSpec:
         groups: G names.
         group_field: int64 [G], the field whose row of a `RowTable` holds the group's lengths.
         referred: fields whose values the receiver has, and that do not travel.
+        uncounted: so many of the last groups are lengths of texts, which say nothing of a sample's work.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class RecordSpec:
     groups: tuple[str, ...]
     group_field: np.ndarray
     referred: frozenset[int] = frozenset()
+    uncounted: int = 0
 
     def __post_init__(self) -> None:
         shapes = {len(self.names), len(self.itemsize), len(self.group), len(self.width)}
@@ -48,7 +50,7 @@ class RecordSpec:
 
     @classmethod
     def of_layout(cls, layout: Layout) -> "RecordSpec":
-        groups = layout.groups
+        groups = layout.groups | layout.texts
         index = {name: i for i, name in enumerate(groups)}
         histories = layout.references
         return cls(
@@ -59,7 +61,13 @@ class RecordSpec:
             width=np.array([f.width for f in layout.fields], np.int64),
             groups=tuple(groups),
             group_field=np.array(list(groups.values()), np.int64),
+            uncounted=len(layout.texts),
         )
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The groups that plans and losses know of, the first ones."""
+        return self.groups[: len(self.groups) - self.uncounted]
 
     @property
     def digest(self) -> int:

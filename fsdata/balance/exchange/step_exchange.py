@@ -189,7 +189,7 @@ class StepExchange:
         home = np.repeat(np.arange(len(counts)), counts)
         batch = GlobalBatch(
             number=number,
-            lengths=dict(zip(spec.groups, everywhere, strict=True)),
+            lengths=dict(zip(spec.counted, everywhere, strict=False)),
             home=home,
             statuses=statuses,
             places=dict(zip(places, of_places, strict=True)),
@@ -210,14 +210,15 @@ class StepExchange:
             rows = np.arange(mine.num_rows)
             origin = np.stack([np.full_like(rows, self.context.rank), rows], axis=1)
         self._moving_ns = time.perf_counter_ns() - begin
-        elements = everywhere.sum(axis=0) if len(spec.groups) else np.ones(len(home), np.int64)
+        counted = everywhere[: len(spec.counted)]
+        elements = counted.sum(axis=0) if len(counted) else np.ones(len(home), np.int64)
         return StepResult(
             number=number,
             table=mine,
             origin=origin,
             statuses=statuses,
             counts=np.bincount(plan.rank, minlength=len(counts)),
-            lengths=dict(zip(spec.groups, everywhere, strict=True)),
+            lengths=dict(zip(spec.counted, counted, strict=True)),
             straggler_before=plan.straggler_before,
             straggler_after=plan.straggler_after,
             moved=int(elements[moves].sum()) / max(1, int(elements.sum())),

@@ -182,7 +182,7 @@ class _Reading:
         )
         self._stored = {each.name: _stored(files, each) for each in lists}
         self._plans = files.plans(lambda field: True, self._layout, filtered=True)
-        self._defaults = Defaults(dict(join.source.defaults))
+        self._defaults = Defaults(join.source.defaults)
         self._groups = Groups(names=("histories",), members=np.arange(len(lists)), records=np.zeros(1, index.GROUP))
         self._groups.records[0] = (0, len(lists), -1, False)
 

@@ -18,7 +18,7 @@ from fsdata.sources import ParquetSource
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"defaults": {"user": "x"}}, "must be a number"),
+        ({"defaults": {"user": None}}, "must be a number"),
         ({"defaults": {"user": math.nan}}, "must be finite"),
         ({"defaults": {"user": True}}, "must be a number"),
         ({"nulls": {"user": "keep"}}, "must be one of error, default, drop, got 'keep'"),
@@ -44,6 +44,12 @@ def test_options_for_fields_that_do_not_exist(tmp_path):
     path = users(tmp_path, "a.parquet", 1)
     with pytest.raises(SchemaError, match="defaults names contry"):
         found(path, defaults={"contry": 1})
+
+
+def test_a_default_of_text_for_a_number(tmp_path):
+    path = users(tmp_path, "a.parquet", 1)
+    with pytest.raises(SchemaError, match="the default 'x' is text, which only passthrough fields take"):
+        found(path, defaults={"user": "x"})
 
 
 def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):

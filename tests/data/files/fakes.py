@@ -47,6 +47,7 @@ class FakeSource:
     skipped: list = field(default_factory=list)
     retries: int = 0
     list_labels: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
     default_labels: frozenset[str] = frozenset()
     time_unit: str = "integer"
     histories: Any = field(default_factory=lambda: SimpleNamespace(groups={}))

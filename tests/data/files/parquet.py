@@ -35,16 +35,15 @@ def values(table: RowTable, layout: Layout) -> list[dict[str, Any]]:
         sample = {}
         for f, field in enumerate(layout.fields):
             count = int(table.length[f, n])
-            kind = np.int64 if field.itemsize == 8 else np.float32
             raw = ctypes.string_at(int(table.address[f, n]), count * field.itemsize) if count else b""
-            sample[field.name] = np.frombuffer(raw, kind).tolist()
+            sample[field.name] = raw.decode() if field.kind == "text" else np.frombuffer(raw, field.dtype).tolist()
         result.append(sample)
     return result
 
 
 def opened(source: ParquetSource, schema: Schema, **options: Any) -> tuple[OpenSource, Layout]:
     handle = OpenSource(source, schema, index=options.pop("index", 0), **options)
-    return handle, layout_of(schema, handle.list_labels)
+    return handle, layout_of(schema, handle.list_labels, texts=handle.texts)
 
 
 def read_all(source: OpenSource, layout: Layout) -> list[dict[str, Any]]:

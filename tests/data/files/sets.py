@@ -117,6 +117,11 @@ def same(one, two) -> bool:
             (one.jagged[name].values, two.jagged[name].values),
             (one.jagged[name].offsets, two.jagged[name].offsets),
         ]
+    for name, value in one.passthrough.items():
+        if isinstance(value, list):
+            pairs.append((torch.tensor(value == two.passthrough[name]), torch.tensor(True)))
+        else:
+            pairs.append((value, two.passthrough[name]))
     return (
         one.features.keys() == two.features.keys()
         and one.stats == two.stats

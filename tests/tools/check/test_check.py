@@ -107,6 +107,23 @@ def test_all_faults_of_all_rows_are_listed_at_once(tmp_path):
     assert answer["counts"] == {"null": 5, "ragged": 1, "null element": 1, "not finite": 2}
 
 
+def test_ids_that_are_passed_through(tmp_path):
+    raw = pa.array([b"a", b"\xff", None, b"ok", b"\xfe"], pa.binary())
+    broken = pa.Array.from_buffers(pa.string(), 5, raw.buffers(), raw.null_count)
+    schema = Schema(context=("user",), passthrough=("id",))
+    write(tmp_path / "a.parquet", {"user": pa.array(range(5)), "id": broken}, group=3)
+    write(tmp_path / "b.parquet", {"user": pa.array(range(5)), "id": pa.array(range(5))})
+    found = find(ParquetSource(str(tmp_path / "a.parquet"), nulls={"id": "drop"}), schema=schema)
+    assert places(found) == [
+        ("not text", "id", "a.parquet", 0, [1]),
+        ("not text", "id", "a.parquet", 1, [1]),
+    ]
+    sources = [ParquetSource(str(tmp_path / name), nulls={"id": "drop"}) for name in ("b.parquet", "a.parquet")]
+    mixed = find(*sources, schema=schema)[0]
+    assert (mixed.kind, mixed.source, mixed.field) == ("mismatch", f"source 0 ({sources[0].label})", "id")
+    assert "an integer here, text in another source" in mixed.what
+
+
 def test_policies_let_pass_what_the_loader_lets_pass(tmp_path):
     made = columns(user={1: None}, item={5: [1, None], 8: None}, age={6: None}, action={2: [1], 7: [9]})
     write(tmp_path / "a.parquet", made)

@@ -1,0 +1,149 @@
+"""Passthrough columns of all types, their nulls and defaults, and what is refused."""
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from parquet import column, opened, read, write
+
+from fsdata import DataError, Join, ParquetSource, Schema, SchemaError, Sequence
+
+SCHEMA = Schema(passthrough=("id",))
+WORDS = ["a", "", "größer 𝕏", None, "b" * 300, "0"]
+
+
+def text(path, schema=SCHEMA, **options):
+    return column(read(ParquetSource(path, **options), schema), "id")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.int32(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_text_of_every_type(tmp_path, kind):
+    path = write(tmp_path / "a.parquet", {"id": pa.array(WORDS).cast(kind), "n": pa.array(range(6))}, group=4)
+    known = [word for word in WORDS if word is not None]
+    assert text(path, nulls={"id": "drop"}) == known
+    assert text(path, defaults={"id": "none ∅"}) == ["none ∅" if word is None else word for word in WORDS]
+    assert text(path, defaults={"id": ""}) == [word or "" for word in WORDS]
+    assert text(path, nulls={"id": "drop"}, filter=pl.col("n") % 2 == 0) == ["a", "größer 𝕏", "b" * 300]
+    with pytest.raises(DataError, match=r"row group 0, row 3: id is null. Give .*nulls=\{'id': 'drop'\}"):
+        text(path)
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint32(), pa.uint64()], ids=str)
+def test_integers_of_every_type(tmp_path, kind):
+    path = write(tmp_path / "a.parquet", {"id": pa.array([3, None, 5], kind)})
+    assert text(path, nulls={"id": "drop"}) == [[3], [5]]
+    assert text(path, defaults={"id": -1}) == [[3], [-1], [5]]
+    with pytest.raises(DataError, match="row 1: id is null"):
+        text(path)
+
+
+def test_integers_beyond_int64(tmp_path):
+    path = write(tmp_path / "a.parquet", {"id": pa.array([3, 2**63], pa.uint64())})
+    with pytest.raises(DataError, match=f"row group 0, row 1: id: {2**63} is outside int64"):
+        text(path)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_bytes_that_are_no_text_name_their_row(tmp_path, kind):
+    as_bytes = pa.large_binary() if kind == pa.large_string() else pa.binary()
+    raw = pa.array([b"a", b"b", None, b"\xff\xfe", b"c"], as_bytes)
+    broken = pa.Array.from_buffers(kind, len(raw), raw.buffers(), raw.null_count)
+    path = write(tmp_path / "a.parquet", {"id": broken, "n": pa.array(range(5))})
+    with pytest.raises(DataError, match=r"a.parquet, row group 0, row 3: id: b'\\xff\\xfe' is not valid UTF-8"):
+        text(path, nulls={"id": "drop"})
+    assert text(path, nulls={"id": "drop"}, filter=pl.col("n") != 3) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([b"a"], pa.binary()),
+        ([b"ab"], pa.binary(2)),
+        ([1.0], pa.float64()),
+        ([True], pa.bool_()),
+        ([None], pa.null()),
+        ([1], pa.timestamp("ns")),
+        ([["a"]], pa.list_(pa.string())),
+    ],
+    ids=str,
+)
+def test_other_types_are_refused(tmp_path, values, kind):
+    path = write(tmp_path / "a.parquet", {"id": pa.array(values, kind)})
+    with pytest.raises(SchemaError, match=r"column 'id' is .*passthrough takes integers|a list, where one value"):
+        text(path)
+
+
+def test_bytes_as_text_by_an_expression(tmp_path):
+    path = write(tmp_path / "a.parquet", {"id": pa.array([b"\x01\xff", None], pa.binary(2))})
+    got = text(path, columns={"id": pl.col("id").bin.encode("hex")}, nulls={"id": "drop"})
+    assert got == ["01ff"]
+
+
+def test_missing_columns_take_the_default(tmp_path):
+    write(tmp_path / "a.parquet", {"id": pa.array(["x", "y"])})
+    write(tmp_path / "b.parquet", {"other": pa.array([1, 2])})
+    assert text(tmp_path, defaults={"id": "none"}) == ["x", "y", "none", "none"]
+    assert text(tmp_path / "b.parquet", defaults={"id": ""}) == ["", ""]
+    assert text(tmp_path / "b.parquet", defaults={"id": 7}) == [[7], [7]]
+    with pytest.raises(SchemaError, match=r"column 'id' is missing.*defaults=\{'id'"):
+        text(tmp_path)
+
+
+def test_partitions(tmp_path):
+    for folder in ("id=2024-01-01", "id=b c"):
+        write(tmp_path / folder / "a.parquet", {"n": pa.array([1, 2])})
+    assert text(tmp_path) == ["2024-01-01"] * 2 + ["b c"] * 2
+    write(tmp_path / "id=__HIVE_DEFAULT_PARTITION__" / "a.parquet", {"n": pa.array([1])})
+    assert text(tmp_path, nulls={"id": "drop"}) == ["2024-01-01"] * 2 + ["b c"] * 2
+    assert text(tmp_path, defaults={"id": "?"}) == ["2024-01-01"] * 2 + ["?"] + ["b c"] * 2
+    with pytest.raises(SchemaError, match="partition 'id' is null"):
+        text(tmp_path)
+
+
+def test_text_and_integers_cannot_be_mixed(tmp_path):
+    write(tmp_path / "a.parquet", {"id": pa.array(["x"])})
+    write(tmp_path / "b.parquet", {"id": pa.array([1])})
+    write(tmp_path / "c.parquet", {"other": pa.array([1])})
+    with pytest.raises(SchemaError, match="id: is int64 in some files and string in the first"):
+        text([tmp_path / "a.parquet", tmp_path / "b.parquet"])
+    with pytest.raises(SchemaError, match=r"column 'id' is string, and the default 3 is not"):
+        text([tmp_path / "a.parquet", tmp_path / "c.parquet"], defaults={"id": 3})
+    with pytest.raises(SchemaError, match="column 'id' is int64, and the default 'x' is not"):
+        text([tmp_path / "b.parquet", tmp_path / "c.parquet"], defaults={"id": "x"})
+    with pytest.raises(SchemaError, match=r"the default 0.5 is not an integer"):
+        text(tmp_path / "c.parquet", defaults={"id": 0.5})
+
+
+def test_a_join_key_can_be_passed_through_and_a_joined_field_cannot(tmp_path):
+    rows = write(tmp_path / "rows.parquet", {"id": pa.array([5, 7, 5])})
+    side = write(tmp_path / "side.parquet", {"id": pa.array([7, 5]), "age": pa.array([70, 50])})
+    schema = Schema(context=("age",), passthrough=("id",))
+    join = Join(ParquetSource(side), on="id", fields=("age",))
+    assert read(ParquetSource(rows, join=[join]), schema) == [{"age": [age], "id": [age // 10]} for age in (50, 70, 50)]
+    with pytest.raises(SchemaError, match="Join brings id, and passthrough fields are columns of the rows themselves"):
+        opened(ParquetSource(rows, join=[Join(ParquetSource(side), on="age", fields=("id",))]), schema)
+
+
+def test_names():
+    with pytest.raises(SchemaError, match="used twice: user"):
+        Schema(context=("user",), passthrough=("user",))
+    with pytest.raises(SchemaError, match="a passthrough field and a sequence are both called uih"):
+        Schema(sequences=(Sequence("uih", ("item",)),), passthrough=("uih",))
+    with pytest.raises(SchemaError, match=r"Schema\(passthrough=...\) takes a tuple of names"):
+        Schema(passthrough="id")
+    assert "passthrough" not in repr(Schema(context=("user",)))
+    assert "passthrough=('id',)" in repr(SCHEMA)
+
+
+def test_schema_files(tmp_path):
+    (tmp_path / "job.toml").write_text('[schema]\ncontext = ["row"]\npassthrough = ["id"]\n')
+    assert Schema.from_toml(tmp_path / "job.toml") == Schema(context=("row",), passthrough=("id",))
