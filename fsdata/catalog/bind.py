@@ -265,14 +265,20 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
             if binding.type is None:
                 continue
             reference = first.setdefault(binding.field, binding)
-            if binding.is_list != reference.is_list or binding.is_text != reference.is_text:
-                what = f"is {binding.type} in some files and {reference.type} in the first: one of both is needed"
-            elif binding.field.number == "id" and _unit(binding.type) != _unit(reference.type):
-                what = f"is {binding.type} in some files and {reference.type} in the first: units would be mixed"
-            else:
-                continue
-            found.append((number, (binding.field.name, what)))
+            reason = difference(binding, reference)
+            if reason is not None:
+                what = f"is {binding.type} in some files and {reference.type} in the first: {reason}"
+                found.append((number, (binding.field.name, what)))
     return found
+
+
+def difference(one: FieldBinding, other: FieldBinding) -> str | None:
+    """Why values of both types cannot stand in one field; None if they can."""
+    if one.is_list != other.is_list or one.is_text != other.is_text:
+        return "one of both is needed"
+    if one.field.number == "id" and _unit(one.type) != _unit(other.type):
+        return "units would be mixed"
+    return None
 
 
 def _unit(arrow_type: pa.DataType | None) -> str:

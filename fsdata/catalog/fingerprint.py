@@ -1,7 +1,9 @@
 """What identifies a source on every host and at resume: names, footers, arguments. No absolute path, no time."""
 
 from collections.abc import Iterable
+from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 from fsdata.catalog.catalog import Catalog
 from fsdata.sources.source import ParquetSource
@@ -34,12 +36,22 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
     if source.condition is not None:
         yield "filter"
         yield source.condition.form
+    if source.map is not None:
+        yield f"map {_name_of(source.map)}"
     yield from (join.form for join in source.join)
     if source.skip or source.limit is not None:
         yield f"skip {source.skip} limit {source.limit}"
     if source.follow is not None:
         yield f"follow by {source.follow.by}"
     yield f"weight {source.weight!r} on_error {source.on_error}"
+
+
+def _name_of(function: Any) -> str:
+    """Module and name of a function, of those inside a partial, or of the class of a callable object."""
+    if isinstance(function, partial):
+        return f"partial {_name_of(function.func)}"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _hash(parts: Iterable[str]) -> str:

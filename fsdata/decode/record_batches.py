@@ -1,18 +1,19 @@
-"""Record batches of a row group: decoded, filtered, and of the types that the kernels read.
+"""Record batches of a row group: decoded, filtered, mapped by a function of the user, of the types that kernels read.
 
 A row group is decoded in batches whose widest column has a few MiB: Arrow then reuses the pages it has just given back,
 where one table per row group would touch fresh memory for every column.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.bind import FieldBinding, partition_column
+from fsdata.catalog.bind import FieldBinding, difference, partition_column
+from fsdata.catalog.roles import objection
 from fsdata.decode import widen
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources.expressions import expressions
@@ -21,6 +22,16 @@ from fsdata.sources.expressions.expressions import Expression
 _BATCH_BYTES = 3 << 20
 _MIN_ROWS = 512
 _MAX_ROWS = 8192
+
+Map = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+class MapFailed(Exception):
+    """Carries what `ParquetSource(map=...)` raised past those who would take it for damage of the file."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,7 @@ class BatchPlan:
             if it is the decoded batch as it is.
         expressions: field -> the expression that makes it.
         partitions: what the file's `key=value` folders say.
+        map: see `ParquetSource`; lists that went through it have int64 offsets.
     """
 
     read: tuple[str, ...]
@@ -61,6 +73,7 @@ class BatchPlan:
     columns: tuple[FieldBinding, ...] | None
     expressions: Mapping[str, Expression]
     partitions: Mapping[str, int | str | None]
+    map: Map | None
 
 
 def wide_columns(metadata: pq.FileMetaData, read: Sequence[str]) -> tuple[int, ...]:
@@ -94,7 +107,8 @@ def record_batches(
     """(int64 [n], their numbers in the row group; n rows that the filter keeps), n > 0, until all rows were read.
 
     Raises:
-        DataError: an id outside int64, or an expression that fails.
+        DataError: an id outside int64, an expression that fails, or a `map` that gives something else.
+        MapFailed: `map` raised.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
     for first, batch in _decoded(file, wanted, plan.read):
@@ -143,19 +157,85 @@ def _converted(
 ) -> pa.RecordBatch:
     made = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
     computed = iter(_evaluate(made, batch, rows, plan, where) if made else [])
+    raw = [next(computed) if each.origin == "expression" else batch.column(each.column) for each in columns]
+    if plan.map is not None and columns:
+        raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", where)
     arrays = []
-    for binding in columns:
-        array = next(computed) if binding.origin == "expression" else batch.column(binding.column)
+    for binding, array in zip(columns, raw, strict=True):
         try:
             if binding.field.shape == "nested":
                 counts, array = widen.nested_parts(array)
                 arrays.append(counts)
             if binding.is_text and binding.policy == "default":
                 array = widen.fill_texts(array, str(binding.value))
-            arrays.append(widen.convert(array, binding.field.number))
+            array = widen.convert(array, binding.field.number)
+            arrays.append(array if plan.map is None else widen.with_wide_offsets(array))
         except widen.RowError as error:
             raise DataError(f"{where}, row {rows[error.row]}: {binding.field.name}: {error}") from error
     return unnamed(arrays, batch.num_rows)
+
+
+def _mapped(
+    function: Map, columns: Sequence[FieldBinding], arrays: Sequence[pa.Array], rows: str, where: str
+) -> list[pa.Array]:
+    """The arrays of `columns` after `function`, which gets each field once; at least one row.
+
+    Args:
+        rows: which they are, for messages; where: source, file and row group.
+
+    Raises:
+        MapFailed: the function raised.
+        DataError: it gave other columns, another number of rows, or types that cannot serve the fields.
+    """
+    names = [binding.field.name for binding in columns]
+    given = pa.RecordBatch.from_pydict(dict(zip(names, arrays, strict=True)))
+    made = _called(function, given, rows, where)
+    reason = _map_objection(made, given)
+    if reason is not None:
+        raise DataError(f"{where}: map=... {reason}")
+    found = []
+    for binding in columns:
+        array = made.column(binding.field.name)
+        if pa.types.is_null(array.type):
+            array = pa.nulls(len(array), binding.type)
+        if array.type != binding.type:
+            _check_map_type(binding, array.type, where)
+        found.append(array)
+    return found
+
+
+def _check_map_type(binding: FieldBinding, given: pa.DataType, where: str) -> None:
+    reason = objection(binding.field, given)
+    if reason is None:
+        unlike = difference(replace(binding, type=given), binding)
+        reason = unlike and f"is {given} where it got {binding.type}: {unlike}"
+    if reason is not None:
+        raise DataError(f"{where}: map=... gave {binding.field.name!r}, which {reason}")
+
+
+def _called(function: Map, given: pa.RecordBatch, rows: str, where: str) -> pa.RecordBatch:
+    try:
+        return function(given)
+    except Exception as error:
+        failed = error
+        if isinstance(error, StopIteration):  # as it is, it would end the reading of the row group without a word
+            failed = RuntimeError("map raised StopIteration")
+            failed.__cause__ = error
+        failed.add_note(f"map=... failed with {rows} of {where}")
+        raise MapFailed(failed) from error
+
+
+def _map_objection(made: object, given: pa.RecordBatch) -> str | None:
+    if not isinstance(made, pa.RecordBatch):
+        return f"gave a {type(made).__name__}, where a pyarrow.RecordBatch is needed"
+    if sorted(made.schema.names) != sorted(given.schema.names):
+        return f"gave the columns {made.schema.names}, where those that it got are needed: {given.schema.names}"
+    if made.num_rows != given.num_rows:
+        return (
+            f"gave {made.num_rows} rows for {given.num_rows}: it must give one for each, in their order. To leave a "
+            "row out, make a value of it null under nulls={...: 'drop'}"
+        )
+    return None
 
 
 def _evaluate(

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from fsdata.catalog.bind import FieldBinding, FileKind
 from fsdata.catalog.roles import is_list, plain
-from fsdata.decode.record_batches import BatchPlan
+from fsdata.decode.record_batches import BatchPlan, Map
 from fsdata.decode.row_layout import Field, Layout, ids_of
 from fsdata.decode.widen import is_native
 from fsdata.errors import SchemaError
@@ -50,18 +50,24 @@ class SlicePlan:
 
 
 def plan_slices(
-    kind: FileKind, layout: Layout, *, condition: Expression | None, expressions: Mapping[str, Expression]
+    kind: FileKind,
+    layout: Layout,
+    *,
+    condition: Expression | None,
+    expressions: Mapping[str, Expression],
+    map: Map | None = None,
 ) -> SlicePlan:
     """Plan the decoding of all files of one kind.
 
     Args:
         condition: the filter.
         expressions: field -> the expression that makes it.
+        map: see `ParquetSource`.
 
     Raises:
         SchemaError: a field is a list in the files and a scalar in the layout, or the other way round.
     """
-    batches = _plan_batches(kind, condition, expressions)
+    batches = _plan_batches(kind, condition, expressions, map)
     if batches.columns is None:
         position = {name: number for number, name in enumerate(batches.read)}
         column = {each.field: position[each.column] for each in kind.bindings if each.origin == "column"}  # type: ignore[index]
@@ -72,7 +78,7 @@ def plan_slices(
     dense = [each for each in kind.bindings if each.field.role == "dense"]
     rest = [each for each in kind.bindings if each.field.role not in (*_ARRAYS, "dense")]
     parts = [part for each in rest for part in _parts(each, column.get(each.field, -1), layout)]
-    fields, defaults = _field_records(parts, layout)
+    fields, defaults = _field_records(parts, layout, mapped=map is not None)
     return SlicePlan(
         layout=layout,
         batches=batches,
@@ -88,7 +94,9 @@ def plan_slices(
     )
 
 
-def _plan_batches(kind: FileKind, condition: Expression | None, expressions: Mapping[str, Expression]) -> BatchPlan:
+def _plan_batches(
+    kind: FileKind, condition: Expression | None, expressions: Mapping[str, Expression], map: Map | None
+) -> BatchPlan:
     columns = tuple(each for each in kind.bindings if each.origin in ("column", "expression"))
     needed = set() if condition is None else set(condition.columns)
     for binding in columns:
@@ -98,9 +106,10 @@ def _plan_batches(kind: FileKind, condition: Expression | None, expressions: Map
     return BatchPlan(
         read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
         condition=condition,
-        columns=None if native and condition is None else columns,
+        columns=None if native and condition is None and map is None else columns,
         expressions=expressions,
         partitions=kind.partitions,
+        map=map,
     )
 
 
@@ -122,11 +131,15 @@ def _parts(binding: FieldBinding, column: int, layout: Layout) -> list[_Part]:
     return [counts, _Part(binding, layout.slots[ids_of(name)], column if column < 0 else column + 1)]
 
 
-def _field_records(parts: Sequence[_Part], layout: Layout) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+def _field_records(
+    parts: Sequence[_Part], layout: Layout, *, mapped: bool
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """FIELD [K], and the defaults that it points to."""
     bindings = [part.binding for part in parts]
     fields = [layout.fields[part.slot] for part in parts]
-    shapes = [_shape(part.binding, field, part.column) for part, field in zip(parts, fields, strict=True)]
+    shapes = [
+        _shape(part.binding, field, part.column, mapped=mapped) for part, field in zip(parts, fields, strict=True)
+    ]
     defaults = tuple(_default(binding, field) for binding, field in zip(bindings, fields, strict=True))
     records = np.zeros(len(parts), index.FIELD)
     records["slot"] = [part.slot for part in parts]
@@ -175,12 +188,13 @@ def _dense_records(bindings: Sequence[FieldBinding], columns: Sequence[int], lay
     return records
 
 
-def _shape(binding: FieldBinding, field: Field, column: int) -> tuple[int, int]:
-    """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.widen`."""
+def _shape(binding: FieldBinding, field: Field, column: int, *, mapped: bool) -> tuple[int, int]:
+    """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.widen`, where nothing `mapped`
+    it."""
     if field.kind == "text":
         if column < 0:
             return index.CONSTANT, len(_default(binding, field))
-        return (index.LIST32 if pa.types.is_string(plain(binding.type)) else index.LIST64), 0
+        return (index.LIST32 if pa.types.is_string(plain(binding.type)) and not mapped else index.LIST64), 0
     if column < 0:
         return index.CONSTANT, 0 if field.kind == "nested_ids" else -1 if field.is_list else 1
     if field.kind in ("counts", "nested_ids"):
@@ -193,6 +207,8 @@ def _shape(binding: FieldBinding, field: Field, column: int) -> tuple[int, int]:
     arrow_type = plain(binding.type)
     if not is_list(arrow_type):
         return index.SCALAR, 0
+    if mapped:
+        return index.LIST64, 0
     if pa.types.is_fixed_size_list(arrow_type):
         return index.FIXED, arrow_type.list_size
     return (index.LIST64 if pa.types.is_large_list(arrow_type) else index.LIST32), 0

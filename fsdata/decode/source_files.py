@@ -24,7 +24,7 @@ from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.open_files import OpenFiles
-from fsdata.decode.record_batches import RowRange, wide_columns
+from fsdata.decode.record_batches import MapFailed, RowRange, wide_columns
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.slice_plan import SlicePlan, plan_slices
@@ -251,15 +251,20 @@ class SourceFiles:
     def plans(self, serves: Callable[[WantedField], bool], layout: Layout, *, filtered: bool) -> tuple[SlicePlan, ...]:
         """How the fields that `serves` chooses are decoded, one plan per kind of file."""
         condition = self.source.condition if filtered else None
-        return tuple(
-            plan_slices(
-                replace(kind, bindings=tuple(each for each in kind.bindings if serves(each.field))),
-                layout,
-                condition=condition,
-                expressions=self.source.computed,
+        plans = []
+        for kind in self.kinds:
+            bindings = tuple(each for each in kind.bindings if serves(each.field))
+            order_only = all(each.field.role == "time" for each in bindings)  # the order is that of the files
+            plans.append(
+                plan_slices(
+                    replace(kind, bindings=bindings),
+                    layout,
+                    condition=condition,
+                    expressions=self.source.computed,
+                    map=None if order_only else self.source.map,
+                )
             )
-            for kind in self.kinds
-        )
+        return tuple(plans)
 
     def where(self, group: RowGroup) -> str:
         return f"{self.label}, {self.catalog.files.name(group.file)}, row group {group.index}"
@@ -270,6 +275,7 @@ class SourceFiles:
         Raises:
             CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
             OSError: the file cannot be reached, whatever `on_error` says.
+            Exception: what `map` raised.
             DataError: see `decode`.
         """
         catalog, number = self.catalog, group.file
@@ -294,8 +300,11 @@ class SourceFiles:
             self._open_files.give(opened)
             return result
 
+        failed: Exception
         try:
             return self.retry.call(attempt, file)
+        except MapFailed as carrier:
+            failed = carrier.error
         except DataError:
             raise
         except (pa.ArrowException, OSError) as error:
@@ -311,6 +320,7 @@ class SourceFiles:
                 ) from error
             self._skip(file.name, group, reason)
             return None
+        raise failed
 
     def _wide_columns(self, opened: pq.ParquetFile, file: int, read: tuple[str, ...]) -> tuple[int, ...]:
         key = int(self.catalog.schema_of[file]), read

@@ -92,6 +92,11 @@ def fill_texts(array: pa.Array, default: str) -> pa.Array:
     return without_views(unwrap(array)).fill_null(default)
 
 
+def with_wide_offsets(array: pa.Array) -> pa.Array:
+    """A list array with int64 offsets; others as they are."""
+    return array.cast(pa.large_list(array.type.value_type)) if is_list(array.type) else array
+
+
 def int64_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray | bool]:
     """The values of an int64 array without a copy, and where it is null (bool), False if nowhere."""
     validity, data = array.buffers()

@@ -1,7 +1,7 @@
 """`ParquetSource`, `Join` and `AsOf`: how files become the fields of a schema. Nothing is opened here."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -12,6 +12,7 @@ from fsdata.sources.follow import Follow
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
 
 
 Policy = Literal["default", "drop", "error"]
@@ -62,6 +63,12 @@ class ParquetSource:
         join: side tables, see `Join`, and histories that are stored once, see `AsOf`.
         follow: see `Follow`; `paths` is one folder or glob then.
         filter: polars expression over the file's columns; rows where it is true are kept, before anything else.
+        map: function(pyarrow.RecordBatch) -> pyarrow.RecordBatch, for what no expression says. It gets the columns that
+            fields are made of, under the names of the fields, after `filter` and expressions and before null policies.
+            It gives the same columns and as many rows, in types that serve the same fields. Decoding threads call it
+            with any number of rows, and with some rows twice: it must be a function of each row alone. States know it
+            by module and name; its code is not compared. Fields of partitions, defaults and joins do not pass it, nor
+            does the order of `mix="time"`.
         filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
         skip, limit: leave out the first `skip` rows, and read at most `limit` of the rest, in the order of files and
             before `filter`: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
@@ -82,6 +89,7 @@ class ParquetSource:
     join: Sequence["Join | AsOf"] = ()
     follow: Follow | None = None
     filter: "pl.Expr | expressions.Expression | None" = None
+    map: "Callable[[pa.RecordBatch], pa.RecordBatch] | None" = None
     filesystem: Any = None
     skip: int = 0
     limit: int | None = None
@@ -109,6 +117,8 @@ class ParquetSource:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
             set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
+        if self.map is not None and not callable(self.map):
+            raise SchemaError(f"map takes a function of a pyarrow.RecordBatch, got {self.map!r}")
         for name, least in (("skip", 0), ("limit", 1)):
             value = getattr(self, name)
             if not (name == "limit" and value is None) and (type(value) is not int or value < least):
@@ -230,6 +240,11 @@ class AsOf:
         if self.where is not None:
             object.__setattr__(self, "where", expressions.checked(self.where, "AsOf(where=...)"))
         _check_join(self, columns=(self.on, *self.times, *self.only_read))
+        if self.source.map is not None:
+            raise SchemaError(
+                "the source of an AsOf has no map: processes share the table, and cannot tell whether their functions "
+                "are the same. Write the values into the table"
+            )
         if self.at in self.fields:
             raise SchemaError(f"AsOf(at={self.at!r}) is the time of a row, and one of the fields of its history, too")
 

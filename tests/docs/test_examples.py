@@ -112,7 +112,7 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    declared, labelled, nested, passed, adapted, from_catalog = python("docs/sources-and-schema.md")
+    declared, labelled, nested, passed, adapted, own, from_catalog = python("docs/sources-and-schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -133,6 +133,9 @@ def test_sources_and_schema(here):
     exec(adapted, scope)
     assert type(scope["batch"]) is scope["Clicks"]
     assert scope["loss"].item() > 0
+    exec(own, scope)
+    with fsdata.FreeScaleDataLoader(scope["source"], scope["schema"], batch_size=32) as loader:
+        assert {n for batch in loader for n in batch.features["country"].values().tolist()} == {1, 2, 3, 5, 8}
     exec(from_catalog, scope)
     assert scope["source"].label == "source-0.catalog"
 
