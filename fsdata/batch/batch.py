@@ -56,6 +56,8 @@ class Batch:
         shared: sequence name -> where samples find their events, of sequences with `share`; see `fsdata.expand`.
         split: sequence name -> how its events stand in parts, of sequences with `split`; see `fsdata.segment_mask`.
         passthrough: name -> int64 [B], or the strings of the samples, a list of B, which stays on the host.
+        mask: name -> bool [B], whether the sample had a match in the side table that the field comes from, of joins
+            with `missing="mask"`.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
     """
@@ -70,6 +72,7 @@ class Batch:
     shared: dict[str, Shared] = field(default_factory=dict)
     split: dict[str, SplitSequence] = field(default_factory=dict)
     passthrough: dict[str, torch.Tensor | list[str]] = field(default_factory=dict)
+    mask: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def loss_weight(self) -> float:
@@ -97,6 +100,7 @@ class Batch:
             *self.labels.values(),
             *self.jagged.values(),
             *(value for value in self.passthrough.values() if isinstance(value, torch.Tensor)),
+            *self.mask.values(),
         )
         for value in (self.features, self.dense, self.origin, *named):
             value.record_stream(stream)
@@ -116,6 +120,7 @@ class Batch:
                 name: function(value) if isinstance(value, torch.Tensor) else value
                 for name, value in self.passthrough.items()
             },
+            mask={name: function(value) for name, value in self.mask.items()},
         )
 
 

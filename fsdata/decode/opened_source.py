@@ -1,7 +1,7 @@
 """An opened source: main table and side tables together give the rows of a sample."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,14 +15,16 @@ from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wan
 from fsdata.decode.align import Defaults, Groups, align, groups_of
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
-from fsdata.decode.joins.side_table import SideTable, attach, load_side_table
+from fsdata.decode.joins.late_side import LateSide
+from fsdata.decode.joins.side_table import FLAGS, SideTable, attach, load_side_table
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable, SurvivingRows, empty
 from fsdata.decode.slice_plan import SlicePlan
 from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import RowGroup, SourceFiles
-from fsdata.errors import CorruptFileError, DataError, SchemaError
+from fsdata.errors import DataError, SchemaError
+from fsdata.order.segment import FileAt, SideFile
 from fsdata.schema import Schema
 from fsdata.sources.source import AsOf, Join, ParquetSource
 
@@ -35,6 +37,7 @@ class OpenSource:
         groups: row groups in reading order, those without rows left out.
         list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
         texts: passthrough fields that are text here.
+        masks: fields of side tables with `missing="mask"`.
         time_unit: "ns" for timestamps and dates, "integer" for integers, None without a time.
         may_drop: fewer rows may come out than the footers promise.
         fingerprint: see `fsdata.catalog.fingerprint`.
@@ -56,15 +59,20 @@ class OpenSource:
         self._schema = schema
         self._retry = retry or Retrying(source.retry)
         self._files, joined = self._open(source, schema, threads, pool)
-        self._sides = [each for each in joined if isinstance(each, SideTable)]
-        tables = [each for each in joined if isinstance(each, HistoryTable)]
         self._side_files = joined
+        joins = [(number, each) for number, each in enumerate(joined) if isinstance(each, SideTable)]
+        sides = [each for _, each in joins]
+        self._sides = [each for each in sides if each.source.follow is None]
+        self._late = {number: LateSide(each) for number, each in joins if each.source.follow is not None}
+        tables = [each for each in joined if isinstance(each, HistoryTable)]
         self.histories = Histories(tables, schema, index)
         self.groups = self._files.groups
         defaults = dict(source.defaults)
-        for side in self._sides:
-            defaults.update(side.source.defaults)
+        for side in sides:
+            missing = dict.fromkeys(side.fields, 0) if side.join.missing == "mask" else {}
+            defaults.update({**missing, **side.source.defaults})
         self._defaults = Defaults(defaults)
+        self.masks = frozenset(name for side in sides if side.join.missing == "mask" for name in side.fields)
         self._plans: dict[Layout, tuple[tuple[SlicePlan, ...], Groups]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
@@ -73,6 +81,7 @@ class OpenSource:
         self.may_drop = _may_drop(source, schema) or any(
             side.source.policy(name) == "drop" for side in joined for name in side.fields
         )
+        self.may_drop |= any(side.join.missing == "drop" for side in sides)
         self.fingerprint = fingerprint(source, self._files.catalog, [side.fingerprint for side in joined])
 
     def _open(
@@ -120,34 +129,35 @@ class OpenSource:
         """See `SourceFiles.describe`; with the label, and what is skipped of side tables, too."""
         return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
 
-    def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
+    def extend(self, files: Sequence[FileAt]) -> None:
         """Open further files of a folder that is followed; they get the next file numbers, in this order. Blocks.
 
-        Raises:
-            FileNotFoundError: one that is gone.
-            CorruptFileError: one that is not whole any more, or has another footer than `digests` says.
-            SchemaError: one that does not fit the schema, or the files before it.
+        Raises: as `SourceFiles.extend`.
         """
-        files = self._files
-        catalog, faults = files.open_more(files.named(names))
-        for _, error in faults:
-            raise CorruptFileError(f"{self.label}: {error}") from error
-        for number, digest in enumerate(digests):
-            if catalog.digest(number) != digest:
-                raise CorruptFileError(
-                    f"{self.label}: {names[number]} was replaced: its footer is not the one that was read when it came"
-                )
         with self._lock:
-            files.extend(catalog)
-            self.groups = files.groups
+            self._files.extend([file.name for file in files], [file.digest for file in files])
+            self.groups = self._files.groups
             self._plans.clear()
             lists, _ = self._label_forms(self._schema)
         changed = sorted(lists ^ self.list_labels)
         if changed:
             raise SchemaError(
-                f"{self.label}: the label {', '.join(changed)} is a list in {names[0]} or a file after it, and was not "
-                "before"
+                f"{self.label}: the label {', '.join(changed)} is a list in {files[0].name} or one after it, and was "
+                "not before"
             )
+
+    @property
+    def late(self) -> dict[int, SideTable]:
+        """Number of the join -> its side table, of those that are followed; without rows."""
+        return {number: table.empty for number, table in self._late.items()}
+
+    def match(self, sides: Mapping[int, Sequence[SideFile]]) -> None:
+        """Bring the rows of late side tables: file -> the files that hold the matches of its rows. All others go.
+
+        Raises: as `SourceFiles.extend`; DataError: two rows with one key.
+        """
+        for number, table in self._late.items():
+            table.enter({file: [side[1:] for side in of if side[0] == number] for file, of in sides.items()})
 
     def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> SurvivingRows:
         """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
@@ -162,7 +172,9 @@ class OpenSource:
         if table is None:
             return SurvivingRows(empty(layout.itemsize), np.empty(0, np.int64))
         where = self._files.where(group)
-        for side in self._sides:
+        for slot in layout.masks.values():
+            table.address[slot], table.length[slot] = FLAGS.ctypes.data + 1, 1
+        for side in (*self._sides, *(late.of(group.file) for late in self._late.values())):
             attach(table, side, layout, where)
         self.histories.attach(table, layout, where)
         if layout.dense:
@@ -227,7 +239,7 @@ class OpenSource:
 
     def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
         forms: dict[str, set[bool | None]] = {name: set() for name in schema.labels}
-        for files in [self._files, *(side.files for side in self._sides)]:
+        for files in [self._files, *(side.files for side in self._side_files if isinstance(side, SideTable))]:
             for kind in files.kinds:
                 for binding in kind.bindings:
                     if binding.field.role == "label":

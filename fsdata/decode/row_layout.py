@@ -21,6 +21,7 @@ FieldKind = Literal[
     "event_label",
     "passthrough",
     "text",
+    "mask",
 ]
 REFERENCE = 4  # numbers of a reference, see `fsdata.decode.joins.as_of`
 
@@ -33,7 +34,8 @@ class Field:
     has, which is as long as its sequence, and `nested_ids`, the ids of all events. A `reference` is no schema field: it
     says where the history of the sequence that it is named after lies. Every other kind is one schema field. `group` is
     the name of the sequence whose lengths the field has, for `nested_ids` and `text` the name of the schema field, and
-    None where every sample has `width` elements. A `text` has bytes of UTF-8. Of lists longer than `max_length` one end
+    None where every sample has `width` elements. A `text` has bytes of UTF-8. A `mask` is no schema field: it says
+    whether the row had a match in the side table of a field. Of lists longer than `max_length` one end
     is kept, the last if `keep_last`.
     """
 
@@ -62,7 +64,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, then float32, then texts.
+    """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, float32, texts and masks.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
     stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.steps.explode`.
@@ -103,6 +105,11 @@ class Layout:
         return {field.name: index for index, field in enumerate(self.fields) if field.kind == "text"}
 
     @property
+    def masks(self) -> dict[str, int]:
+        """Field of a side table -> the field that says whether there was a match."""
+        return {field.name[len(_MASK) :]: row for row, field in enumerate(self.fields) if field.kind == "mask"}
+
+    @property
     def references(self) -> dict[str, int]:
         """Sequence that every source takes from histories -> the field that says where they lie."""
         return {field.name[len(_AS_OF) :]: row for row, field in enumerate(self.fields) if field.kind == "reference"}
@@ -140,10 +147,12 @@ def layout_of(
     list_labels: frozenset[str] = frozenset(),
     as_of: Collection[str] = frozenset(),
     texts: Collection[str] = frozenset(),
+    masks: Collection[str] = frozenset(),
 ) -> Layout:
     """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates.
 
-    as_of: sequences that every source takes from histories. texts: passthrough fields that are text.
+    as_of: sequences that every source takes from histories. texts: passthrough fields that are text. masks: fields of
+    side tables with a mask.
     """
     keys = [Field(name, "context", 8, None) for name in schema.context]
     keys += [_list_field(name, "ids", 8, group) for group in schema.groups for name in group.fields]
@@ -167,12 +176,14 @@ def layout_of(
             rest.append(Field(name, "label", 4, None))
     rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
     rest += [Field(name, "text", 1, name) for name in schema.passthrough if name in texts]
+    rest += [Field(_MASK + name, "mask", 1, None) for name in schema.field_names if name in masks]
     shared = tuple(group.name for group in schema.groups if group.share is not None)
     split = tuple((group.name, group.split) for group in schema.groups if group.split is not None)
     return Layout((*keys, *rest), len(keys), schema.dense, shared, split, schema.explode)
 
 
 _AS_OF = "as of "
+_MASK = "mask of "
 
 
 def ids_of(nested: str) -> str:

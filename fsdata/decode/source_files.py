@@ -156,12 +156,22 @@ class SourceFiles:
         """Row groups that are not read, because by the bounds of their columns `filter` leaves them out."""
         return int((~self._keep[int(self.source.follow is not None) :]).sum())
 
-    def extend(self, catalog: Catalog) -> None:
-        """Further files; those that are there keep their numbers, and their row groups their places.
+    def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
+        """Further files below the root; those that are there keep their numbers, and their row groups their places.
 
         Raises:
+            FileNotFoundError: one that is gone.
+            CorruptFileError: one that is not whole any more, or has another footer than `digests` says.
             SchemaError: they cannot be read as the fields that are wanted, or not like the others.
         """
+        catalog, faults = self.open_more(self.named(names))
+        for _, error in faults:
+            raise CorruptFileError(f"{self.label}: {error}") from error
+        for number, digest in enumerate(digests):
+            if catalog.digest(number) != digest:
+                raise CorruptFileError(
+                    f"{self.label}: {names[number]} was replaced: its footer is not the one that was read when it came"
+                )
         kinds, kind_of = bind(self.source, self._wanted, catalog, self.label, self.kinds)
         numbers = []
         for kind in kinds:

@@ -8,10 +8,11 @@ import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.errors import SchemaError
+from fsdata.follow.late import LateTable
 from fsdata.follow.watcher import Watcher
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
-from fsdata.order.segment import Segment, UnitAt, rest_of
+from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of
 from fsdata.order.stream import Stream, compact
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
@@ -29,13 +30,15 @@ class FollowedData(Dataset):
         del self.fingerprint["rows"]
         self._source = source
         self._time_column = _time_column(given, schema)
-        self._numbers: dict[tuple[str, str], int] = {}  # (name, digest) -> file
+        self._numbers: dict[FileAt, int] = {}
         self._places: dict[int, int] = {}  # unit -> row group of the source
         self._read = piece_reader([source], self.layout, _Units(source, self._places), None)
 
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""
-        return Watcher(self._source.opened, self._time_column, seen)
+        opened = self._source.opened
+        late = [LateTable(number, side.join, opened, side.files) for number, side in self._source.late.items()]
+        return Watcher(opened, self._time_column, seen, late)
 
     def enter(self, progress: Progress, world_size: int) -> None:
         """Open the files that hold rows behind this place, those that are not open yet. Blocks.
@@ -47,6 +50,7 @@ class FollowedData(Dataset):
         needed = {unit for stream in self.streams(progress, world_size) for unit in compact(stream).unit.tolist()}
         units = [at for at in (*segment.rest_units, *(at for at, _ in segment.new_units)) if at.unit in needed]
         self._open([segment.files[number] for number in sorted({at.file for at in units})])
+        self._source.match({self._numbers[file]: file.sides for file in {segment.files[at.file] for at in units}})
         groups = self._source.groups
         places: dict[tuple[int, int], int] = {}
         for file in {at.file for at in units}:
@@ -56,7 +60,7 @@ class FollowedData(Dataset):
         self._places |= {at.unit: places[at.file, at.group] for at in units}
 
     def extended(
-        self, progress: Progress, files: Sequence[tuple[str, str]], seen: Mapping[str, Any], world_size: int
+        self, progress: Progress, files: Sequence[FileAt], seen: Mapping[str, Any], world_size: int
     ) -> Progress:
         """The first place of the segment of these files, in which what `progress` has left comes first. Opens them."""
         before = progress.segment
@@ -85,16 +89,15 @@ class FollowedData(Dataset):
         )
         return self._left(first, progress, world_size)
 
-    def _open(self, files: Sequence[tuple[str, str]]) -> None:
+    def _open(self, files: Sequence[FileAt]) -> None:
         missing = [file for file in files if file not in self._numbers]
         if not missing:
             return
         first = len(self._source.files)
-        names, digests = zip(*missing, strict=True)
         end = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                self._source.extend(names, digests)
+                self._source.extend(missing)
                 break
             except FileNotFoundError as error:
                 if time.monotonic() > end:

@@ -10,6 +10,7 @@ from fsdata.batch.batch import Batch
 from fsdata.follow.followed_data import FollowedData
 from fsdata.follow.watcher import News, Watcher
 from fsdata.order.progress import Progress
+from fsdata.order.segment import FileAt
 from fsdata.steps.steps import Share, Steps
 
 _TICK_S = 1.0
@@ -142,12 +143,12 @@ class FollowedSteps:
             raise
         if self._exchange is None:
             return mine
-        text = b"" if mine is None else json.dumps([mine.files, mine.seen]).encode()
+        text = b"" if mine is None else json.dumps([[file.state() for file in mine.files], mine.seen]).encode()
         said: list[Any] = self._exchange.gather(text, self._status())
         if not said[0]:
             return None
         files, seen = json.loads(said[0])
-        return News(tuple((name, digest) for name, digest in files), seen)
+        return News(tuple(map(FileAt.of_state, files)), seen)
 
     def _status(self) -> StatusWord:
         return StatusWord(epoch=self._progress.epoch, step=self._progress.step)

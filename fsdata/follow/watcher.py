@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, replace
@@ -17,7 +17,9 @@ from fsdata.catalog.prune import pruned
 from fsdata.catalog.roles import plain
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
+from fsdata.follow.late import LateTable, sides_of
 from fsdata.follow.watermark import Arrived, Taken, next_to_look_at, visible
+from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
 
 _LOG = logging.getLogger("fsdata")
@@ -28,9 +30,9 @@ _NS_PER_DAY = 86_400 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Files to be read next, (name, digest) each, in order; and what the watcher has to know to go on after them."""
+    """Files to be read next, in order; and what the watcher has to know to go on after them."""
 
-    files: tuple[tuple[str, str], ...]
+    files: tuple[FileAt, ...]
     seen: Mapping[str, Any]
 
 
@@ -41,17 +43,25 @@ class Watcher:
         files: of the source that is followed.
         time: the column of `Schema.time`, for `Follow(by="time")`.
         seen: what `News.seen` said of the extensions before; None at the beginning.
+        late: side tables that rows wait for.
 
     Raises (poll): what listing and opening raise; StateError, see `Taken.split`; CorruptFileError: a file that did not
     become whole before `idle`; SchemaError: a footer without the times of its rows.
     """
 
-    def __init__(self, files: SourceFiles, time_column: str | None, seen: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        files: SourceFiles,
+        time_column: str | None,
+        seen: Mapping[str, Any] | None,
+        late: Sequence[LateTable] = (),
+    ) -> None:
         assert files.source.follow is not None
         self._files = files
         self._follow: Follow = files.source.follow
         self._time_column = time_column
         self._taken = Taken() if seen is None else Taken.of_state(seen)
+        self._late = late
         self._names: set[str] | None = None  # of all files that were taken
         self._known: dict[str, Arrived] = {}  # the others
         self._digest: dict[str, str] = {}
@@ -135,6 +145,7 @@ class Watcher:
                 self._changed = time.monotonic()  # it only waits for its time
         names = next_to_look_at(list(self._known.values()), self._taken, by=follow.by, before=before)
         self._known |= {file.name: file for file in self._opened([self._known[name] for name in names])}
+        self._wait_for_matches()
         latest = None
         if follow.by == "time" and not idle:
             times = [file.time for file in self._known.values() if file.whole]
@@ -153,7 +164,21 @@ class Watcher:
             del self._known[file.name]
         self._changed = time.monotonic()
         _LOG.info("%s: %d new files, up to %s", self._files.label, len(found), found[-1].name)
-        return News(tuple((file.name, self._digest.pop(file.name)) for file in found), self._taken.state())
+        files = tuple(FileAt(file.name, self._digest.pop(file.name), sides_of(self._late, file)) for file in found)
+        return News(files, self._taken.state())
+
+    def _wait_for_matches(self) -> None:
+        """Say of all whole files whether their rows have the matches that they wait for."""
+        whole = [file for file in self._known.values() if file.whole]
+        since = min((file.modified for file in self._known.values()), default=time.time_ns())
+        for table in self._late:
+            if table.look(min(since, self._taken.listed or since)):
+                self._changed = time.monotonic()
+        for file in whole if self._late else ():
+            ready = [table.is_ready(file, time.time_ns()) for table in self._late]
+            self._known[file.name] = replace(file, matched=all(ready))
+            if not all(ready):
+                self._changed = time.monotonic()
 
     def _opened(self, files: list[Arrived]) -> list[Arrived]:
         """The same files, with what their footers say; those that are not whole are looked at again."""

@@ -23,12 +23,14 @@ class Arrived:
         modified: its time of modification, ns.
         whole: it has a footer; None: nobody has looked.
         time: its latest time, ns or the unit of an integer column; by path 0.
+        matched: its rows wait for no late side table.
     """
 
     name: str
     modified: int
     whole: bool | None = None
     time: int = 0
+    matched: bool = True
 
     @property
     def key(self) -> Key:
@@ -110,15 +112,15 @@ def visible(
     """The files that may be read now, in order.
 
     By path: those changed no later than `before` (ns), as far as all files before them are whole. By time: whole files
-    whose times are not later than `latest`; None: all whole files. Late ones wait for nobody.
+    whose times are not later than `latest`; None: all whole files. Files that wait for matches let no others pass. Late
+    ones wait for nobody.
     """
-    ordered = sorted(files, key=lambda file: file.key)
-    if by == "time":
-        return [file for file in ordered if file.whole and (latest is None or file.time <= latest)]
     found = []
-    for file in ordered:
-        ready = bool(file.whole) and file.modified <= before
-        if ready:
+    for file in sorted(files, key=lambda file: file.key):
+        if by == "time" and not file.whole:
+            continue
+        in_time = file.modified <= before if by == "path" else latest is None or file.time <= latest
+        if file.whole and file.matched and in_time:
             found.append(file)
         elif file.key > taken.upto:
             break

@@ -20,6 +20,28 @@ _NONE = np.empty(0, np.int64)
 _NOTHING = grouped(_NONE, _NONE, _NONE, 1)
 
 
+SideFile = tuple[int, str, str]
+"""A file of a late side table: number of the join, name, digest of the footer."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileAt:
+    """A file by its name and the digest of its footer in hex; `sides`: where the matches of its rows are."""
+
+    name: str
+    digest: str
+    sides: tuple[SideFile, ...] = ()
+
+    def state(self) -> list[Any]:
+        return [self.name, self.digest, *([list(map(list, self.sides))] if self.sides else [])]
+
+    @classmethod
+    def of_state(cls, state: Sequence[Any]) -> "FileAt":
+        name, digest, *sides = state
+        of = tuple((int(join), str(file), str(its)) for join, file, its in (sides[0] if sides else ()))
+        return cls(str(name), str(digest), of)
+
+
 @dataclass(frozen=True, slots=True)
 class UnitAt:
     """Where a unit of an earlier extension is: a row group of a file of the segment."""
@@ -36,8 +58,7 @@ class Segment:
     Attributes:
         number: of the extension, from 0.
         first_unit: the number of its first unit.
-        files: (name, digest of the footer in hex) of the files in question: some with rows that were left, then those
-            of the extension, in order.
+        files: some with rows that were left, then those of the extension, in order.
         rows: of the extension's files, rows of every row group, 0 if it is left out.
         rest: the windows that were left.
         rest_units: where their units are.
@@ -46,7 +67,7 @@ class Segment:
 
     number: int
     first_unit: int
-    files: tuple[tuple[str, str], ...]
+    files: tuple[FileAt, ...]
     rows: tuple[tuple[int, ...], ...]
     rest: Stream = field(repr=False)
     rest_units: tuple[UnitAt, ...]
@@ -79,7 +100,7 @@ class Segment:
         return {
             "number": self.number,
             "first_unit": self.first_unit,
-            "files": [list(file) for file in self.files],
+            "files": [file.state() for file in self.files],
             "rows": [list(rows) for rows in self.rows],
             "rest": [
                 [window.start, window.stop, [[piece.unit, piece.start, piece.stop] for piece in window.pieces]]
@@ -107,7 +128,7 @@ class Segment:
         return cls(
             number=int(state["number"]),
             first_unit=int(state["first_unit"]),
-            files=tuple((str(name), str(digest)) for name, digest in state["files"]),
+            files=tuple(map(FileAt.of_state, state["files"])),
             rows=tuple(tuple(map(int, rows)) for rows in state["rows"]),
             rest=rest,
             rest_units=tuple(UnitAt(int(unit), int(file), int(group)) for unit, file, group in state["rest_units"]),

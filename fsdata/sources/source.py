@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
 from fsdata.sources.expressions import expressions
-from fsdata.sources.follow import Follow
+from fsdata.sources.follow import Follow, seconds
 
 if TYPE_CHECKING:
     import polars as pl
@@ -164,26 +164,61 @@ class Join:
     """A side table whose fields are added to every row by key (left join).
 
     The table is read into memory once, when the source is opened. Null policies and defaults of the joined fields are
-    those of `source`; a key without a match is a null of each of them.
+    those of `source`; a key without a match is a null of each of them, if `missing` does not say otherwise.
 
     Args:
         source: the side table. Its rows must have different keys.
         on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers.
         fields: the schema's fields that come from the side table; their columns follow `source.columns`.
+        missing: what becomes of a row whose key has no match: `"default"`, every field has its default (all need one);
+            `"mask"`, it has its default or 0, and `Batch.mask[field]` is False; `"drop"`, the row is left out;
+            `"error"`. None: what the policies of the fields say.
+        wait: of a `source` that is followed, as the source of the rows has to be then: a file of rows is read when all
+            of its keys have a match, or when it was not changed for so long ("30m"). Files after it wait, too. A match
+            may also come before its row, by as much. The table is not held in memory; only what rows need is.
+
+    Raises:
+        SchemaError: options that contradict each other.
     """
 
     source: ParquetSource
     _: KW_ONLY
     on: str
     fields: Sequence[str]
+    missing: Literal["mask", "default", "drop", "error"] | None = None
+    wait: str | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """`wait` in seconds."""
+        return 0.0 if self.wait is None else seconds(self.wait, "wait")
 
     def __post_init__(self) -> None:
+        if self.missing not in (None, "mask", *POLICIES):
+            raise SchemaError(
+                f"Join(missing=...) must be 'mask', {', '.join(map(repr, POLICIES))} or None, got {self.missing!r}"
+            )
         _check_join(self, columns=(self.on,))
+        if (self.wait is None) != (self.source.follow is None):
+            raise SchemaError(
+                "Join(wait=...) goes with a source that is followed: give both, or none of them to read the table once"
+            )
+        if self.source.follow is not None and self.source.follow.by != "path":
+            raise SchemaError("the source of a Join is followed by path: its rows have no order")
+        if self.wait is not None:
+            seconds(self.wait, "wait")
+        without = [name for name in self.fields if name not in self.source.defaults]
+        if self.missing == "default" and without:
+            raise SchemaError(
+                f"Join(missing='default') needs the values: defaults={{{without[0]!r}: ...}} of its source"
+            )
 
     @property
     def form(self) -> str:
         """What it says, without its source; for fingerprints."""
-        return f"join {self.on} {' '.join(self.fields)}"
+        missing = f" missing={self.missing}" if self.missing else ""
+        wait = f" wait={self.wait}" if self.wait else ""
+        return f"join {self.on} {' '.join(self.fields)}{missing}{wait}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,6 +310,8 @@ class AsOf:
 
 def _check_follow(source: ParquetSource) -> None:
     if source.follow is None:
+        if any(join.source.follow is not None for join in source.join):
+            raise SchemaError("a side table that is followed needs rows that are followed: give both a Follow")
         return
     if not isinstance(source.follow, Follow):
         raise SchemaError(f"follow takes a Follow, got {source.follow!r}")
@@ -300,8 +337,8 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"{kind}(fields=...) names a field twice: {join.fields!r}")
     if join.source.join:
         raise SchemaError(f"the source of a {kind} cannot have joins itself: join both tables to the main source")
-    if join.source.follow is not None:
-        raise SchemaError(f"the source of a {kind} is read once, when the loader is made: it cannot be followed")
+    if join.source.follow is not None and kind == "AsOf":
+        raise SchemaError("the source of an AsOf is read once, when the loader is made: it cannot be followed")
     if join.source.skip or join.source.limit is not None:
         raise SchemaError(f"the source of a {kind} is read whole: it has no skip and no limit")
     for option in ("columns", "defaults", "nulls"):

@@ -31,7 +31,7 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
     passthrough: dict[str, torch.Tensor | list[str]] = {}
     dense = torch.empty((table.num_rows, 0), dtype=torch.float32)
     for row, field in enumerate(layout.fields[layout.num_keys :], layout.num_keys):
-        if field.kind in ("counts", "nested_ids", "reference"):
+        if field.kind in ("counts", "nested_ids", "reference", "mask"):
             continue
         if field.kind == "dense":
             dense = flat[row].view(table.num_rows, field.width)
@@ -55,6 +55,7 @@ def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: Step
         shared={name: _shared(each) for name, each in windows.items()},
         split=_split(table, layout, windows),
         passthrough=passthrough,
+        mask={name: flat[row].view(torch.bool) for name, row in layout.masks.items()},
     )
 
 

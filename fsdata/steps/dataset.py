@@ -45,7 +45,11 @@ class Dataset:
         self.sources = sources
         as_of = [set(source.histories.groups) for source in sources]
         self.layout = layout_of(
-            schema, _list_labels(sources, schema), set.intersection(*as_of), texts=_texts(sources, schema)
+            schema,
+            _list_labels(sources, schema),
+            set.intersection(*as_of),
+            texts=_texts(sources, schema),
+            masks=frozenset(name for source in sources for name in source.masks),
         )
         self._bucket = buckets_of([source.histories for source in sources], self.layout)
         self.timing = Timing()

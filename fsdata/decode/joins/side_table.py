@@ -20,6 +20,8 @@ from fsdata.errors import DataError, SchemaError
 from fsdata.schema import Schema
 from fsdata.sources.source import Join, ParquetSource
 
+FLAGS = np.array([False, True])  # what masks refer to
+
 
 @dataclass(frozen=True, slots=True)
 class SideTable:
@@ -48,6 +50,10 @@ class SideTable:
     def fields(self) -> tuple[str, ...]:
         return tuple(self.join.fields)
 
+    def missing(self, name: str) -> str:
+        """What becomes of a field of a row without a match."""
+        return self.join.missing or self.source.policy(name)
+
     @property
     def skipped(self) -> list[Skipped]:
         return self.files.skipped
@@ -70,10 +76,20 @@ def load_side_table(join: Join, schema: Schema, *, label: str, threads: int | No
         slices = [files.decode(plans, group, 0, group.rows) for group in files.groups]
     finally:
         files.close()
-    return _sorted_by_key([each for each in slices if each is not None], join, files, layout)
+    return sorted_by_key([each for each in slices if each is not None], join, files, layout)
 
 
-def _sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: Layout) -> SideTable:
+def decoded(side: SideTable, file: int) -> list[Slice]:
+    """The rows of one of its files."""
+    files = side.files
+    plans = files.plans(lambda field: True, side.layout, filtered=True)
+    slices = [
+        files.decode(plans, files.groups[place], 0, files.groups[place].rows) for place in files.groups.of_file(file)
+    ]
+    return [each for each in slices if each is not None]
+
+
+def sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: Layout) -> SideTable:
     for each in slices:
         each.keep(np.flatnonzero(each.drop == 0))
     on = join.on
@@ -121,7 +137,7 @@ def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
     found &= ~null
     lost = np.flatnonzero(~found & (table.drop == 0))
     if len(lost):
-        policies = {name: side.source.policy(name) for name in side.fields}
+        policies = {name: side.missing(name) for name in side.fields}
         for name, policy in policies.items():
             if policy == "error":
                 key = "null" if null[lost[0]] else int(keys[lost[0]])
@@ -135,6 +151,9 @@ def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
         if name in side.fields:
             values = side.dense[:, side.layout.dense.index(name)]
             table.dense[:, to] = _choose(found, values, at, side.defaults[name][0])
+    for name, slot in layout.masks.items():
+        if name in side.fields:
+            table.address[slot] = FLAGS.ctypes.data + found
     slots = layout.slots
     for of, field in enumerate(side.layout.fields):
         to = slots[field.name]

@@ -1,0 +1,46 @@
+"""Side tables that are followed: for each file of rows the rows of the side table that match, and no others."""
+
+from collections.abc import Mapping, Sequence
+
+from fsdata.decode.joins.side_table import SideTable, decoded, sorted_by_key
+from fsdata.decode.slices import Slice
+
+Named = tuple[str, str]
+"""Name of a file, digest of its footer."""
+
+
+class LateSide:
+    """The side table of a `Join` with `wait`. `of` may be called by any thread, `enter` by one.
+
+    empty: the table without rows.
+    """
+
+    def __init__(self, empty: SideTable) -> None:
+        self.empty = empty
+        self._numbers: dict[Named, int] = {}
+        self._slices: dict[Named, list[Slice]] = {}
+        self._of: dict[int, SideTable] = {}
+
+    def enter(self, sides: Mapping[int, Sequence[Named]]) -> None:
+        """Hold what these files of rows need: file -> files of the side table. Blocks until they are decoded.
+
+        Raises: as `SourceFiles.extend` and `SourceFiles.decode`; DataError: two rows with one key.
+        """
+        files = self.empty.files
+        needed = dict.fromkeys(side for of in sides.values() for side in of)
+        missing = [side for side in needed if side not in self._numbers]
+        if missing:
+            first = len(files.catalog)
+            files.extend([name for name, _ in missing], [digest for _, digest in missing])
+            self._numbers |= {side: first + number for number, side in enumerate(missing)}
+        self._slices = {side: self._slices.get(side) or decoded(self.empty, self._numbers[side]) for side in needed}
+        tables: dict[tuple[Named, ...], SideTable] = {}
+        for of in map(tuple, sides.values()):
+            if of not in tables:
+                slices = [each for side in of for each in self._slices[side]]
+                tables[of] = sorted_by_key(slices, self.empty.join, files, self.empty.layout)
+        self._of = {file: tables[tuple(of)] for file, of in sides.items()}
+
+    def of(self, file: int) -> SideTable:
+        """The table for the rows of a file."""
+        return self._of[file]

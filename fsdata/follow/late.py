@@ -1,0 +1,119 @@
+"""Which files of late side tables hold the matches of a file's rows; on rank 0."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from fsdata.catalog.footers import open_file
+from fsdata.catalog.listing.find_files import discover
+from fsdata.decode.source_files import SourceFiles
+from fsdata.errors import SchemaError
+from fsdata.follow.watermark import Arrived
+from fsdata.order.segment import SideFile
+from fsdata.sources.expressions import expressions
+from fsdata.sources.follow import seconds
+from fsdata.sources.source import Join
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A file some of whose keys, int64 [n], have no match yet; `sides`: the files that hold the matches of others."""
+
+    keys: np.ndarray
+    sides: set[SideFile] = field(default_factory=set)
+
+
+class LateTable:
+    """One side table that is followed.
+
+    Files older by more than `wait` than all rows that may still need them are forgotten.
+
+    Args:
+        number: position of the join in its source.
+        main: files of the source that rows come from.
+    """
+
+    def __init__(self, number: int, join: Join, main: SourceFiles, files: SourceFiles) -> None:
+        assert join.source.follow is not None
+        self.label = files.label
+        self._number = number
+        self._join = join
+        self._main = main
+        self._files = files
+        self._wait_ns = int(join.wait_s * 10**9)
+        self._lag_ns = int(seconds(join.source.follow.lag, "lag") * 10**9)
+        self._held: dict[str, tuple[int, str, np.ndarray]] = {}  # name -> modified, digest, keys
+        self._waiting: dict[str, _Waiting] = {}
+
+    def look(self, since: int) -> bool:
+        """Read the keys of files that have come; True if there were any.
+
+        since: ns; no row that comes from now on is in a file older than that.
+        """
+        source = self._files.source
+        try:
+            listing = discover(source.path_list, source.filesystem).below(self._files.root[1])
+        except FileNotFoundError:
+            return False
+        oldest, settled = since - self._wait_ns, time.time_ns() - self._lag_ns
+        there = {name: int(version[1]) for name, version in zip(listing.names(), listing.versions, strict=True)}
+        self._held = {name: of for name, of in self._held.items() if of[0] >= oldest}
+        new = [name for name, at in there.items() if name not in self._held and oldest <= at <= settled]
+        if not new:
+            return False
+        catalog, _ = self._files.open_more(self._files.named(new))
+        for number, name in enumerate(catalog.files.names()):
+            keys = _keys(self._files, name, self._join.on)
+            self._held[name] = there[name], catalog.digest(number), keys
+            for waiting in self._waiting.values():
+                self._match(waiting, name)
+        return len(catalog) > 0
+
+    def is_ready(self, file: Arrived, now: int) -> bool:
+        """Whether all rows of a file have a match, or have waited long enough. now: ns."""
+        if file.name not in self._waiting:
+            self._waiting[file.name] = waiting = _Waiting(np.unique(_keys(self._main, file.name, self._join.on)))
+            for name in self._held:
+                self._match(waiting, name)
+        return not len(self._waiting[file.name].keys) or now - file.modified >= self._wait_ns
+
+    def take(self, file: Arrived) -> tuple[SideFile, ...]:
+        """The files that hold the matches of a file, which is read now."""
+        return tuple(sorted(self._waiting.pop(file.name).sides))
+
+    def _match(self, waiting: _Waiting, name: str) -> None:
+        _, digest, keys = self._held[name]
+        found = np.isin(waiting.keys, keys)
+        if found.any():
+            waiting.sides.add((self._number, name, digest))
+            waiting.keys = waiting.keys[~found]
+
+
+def _keys(files: SourceFiles, name: str, on: str) -> np.ndarray:
+    """int64 [n], the keys of the rows that the filter keeps."""
+    source = files.source
+    column = source.columns.get(on, on)
+    if not isinstance(column, str):
+        raise SchemaError(f"{files.label}: the key {on!r} of a side table that is followed has to be a column")
+    condition = source.condition
+    with open_file(files.named([name])[0]) as handle:
+        parquet = pq.ParquetFile(handle)
+        there = parquet.schema_arrow.names
+        filtered = condition is not None and set(condition.columns) <= set(there)
+        wanted = [column, *(condition.columns if condition is not None and filtered else ())]
+        table = parquet.read(columns=list(dict.fromkeys(wanted)), use_threads=False).combine_chunks()
+    if condition is not None and filtered:
+        (mask,) = expressions.evaluate([condition], [pa.bool_()], table.select(list(condition.columns)))
+        table = table.filter(mask)
+    keys = pc.drop_null(table[column])
+    return keys.cast(pa.int64()).combine_chunks().to_numpy(zero_copy_only=False)
+
+
+def sides_of(tables: Sequence[LateTable], file: Arrived) -> tuple[SideFile, ...]:
+    """The files of all late side tables that a file needs."""
+    return tuple(side for table in tables for side in table.take(file))

@@ -1,0 +1,233 @@
+"""Side tables that come later than the rows: what is read is what complete data would have given."""
+
+import itertools
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from worlds import shared_world
+
+from fsdata import Balance, DataError, Follow, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence
+
+FAST = {"every": "10ms", "idle": "60ms", "at_most": 1}
+SCHEMA = Schema(
+    candidates=Sequence("candidates", ("item",), floats=("weight",)), context=("row",), labels=("score", "each")
+)
+
+
+def write_rows(folder, number, count=8):
+    rows = np.arange(count) + 100 * number
+    lists = [[row] * (row % 3 + 1) for row in rows.tolist()]
+    frame = pl.DataFrame({"row": rows, "request": rows * 7, "item": lists})
+    put(frame, folder / "rows" / f"{number:03}.parquet")
+
+
+def write_side(folder, name, rows):
+    rows = np.asarray(rows, np.int64)
+    lists = [[float(row) + place for place in range(row % 3 + 1)] for row in rows.tolist()]
+    frame = pl.DataFrame(
+        {"request": rows * 7, "score": rows / 4, "each": lists, "weight": lists},
+        schema_overrides={"each": pl.List(pl.Float64), "weight": pl.List(pl.Float64)},
+    )
+    put(frame, folder / "side" / f"{name}.parquet")
+
+
+def put(frame, path):
+    path.parent.mkdir(exist_ok=True)
+    half = path.with_name(f".{path.name}.half")
+    frame.write_parquet(half, row_group_size=3)
+    half.rename(path)
+
+
+def loader_of(folder, *, missing="mask", wait="30s", follow=None, batch_size=3, **options):
+    side = ParquetSource(folder / "side", follow=Follow(**FAST))
+    join = Join(side, on="request", fields=("score", "each", "weight"), missing=missing, wait=wait)
+    rows = ParquetSource(folder / "rows", follow=follow or Follow(**FAST), join=[join])
+    return FreeScaleDataLoader(rows, SCHEMA, batch_size=batch_size, num_threads=1, timeout_s=20, **options)
+
+
+def tensors(batch):
+    return [
+        batch.features.values(),
+        batch.features.lengths(),
+        batch.labels["score"],
+        batch.labels["each"].values,
+        batch.jagged["weight"].values,
+        *batch.mask.values(),
+    ]
+
+
+def same(one, other):
+    return len(one) == len(other) and all(
+        torch.equal(a, b)
+        for left, right in zip(one, other, strict=True)
+        for a, b in zip(tensors(left), tensors(right), strict=True)
+    )
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("balance", [None, Balance(max_tokens=9)])
+def test_late_data_gives_what_complete_data_gives(tmp_path, shuffle, balance):
+    """Predictions come in pieces, after the rows, in another order than these."""
+    complete, late = tmp_path / "complete", tmp_path / "late"
+    options = {"shuffle": shuffle, "balance": balance, "batch_size": 4}
+    for folder in (complete, late):
+        folder.mkdir()
+        for number in range(4):
+            write_rows(folder, number)
+        write_side(folder, "0", [0, 1, 2])
+    pieces = {"a": [5, 100, 101, 3, 4], "c": [6, 7, 300, 301, 302], "b": list(range(102, 108))}
+    pieces |= {"d": list(range(200, 208)), "e": list(range(303, 308))}
+    for name, rows in pieces.items():
+        write_side(complete, name, rows)
+    with loader_of(complete, **options) as loader:
+        expected = list(loader)
+    found = []
+    with loader_of(late, **options) as loader:
+        batches = iter(loader)
+        for count, (name, rows) in zip([0, 0, 2, 0, 2], pieces.items(), strict=True):
+            found += itertools.islice(batches, count)
+            write_side(late, name, rows)
+        found += batches
+    assert same(found, expected)
+    assert all(mask.all() for batch in expected for mask in batch.mask.values())
+    scores = torch.cat([batch.labels["score"] * 4 for batch in expected])
+    assert sorted(scores.tolist()) == [100.0 * number + row for number in range(4) for row in range(8)]
+
+
+def test_a_row_waits_no_longer_than_it_has_to(tmp_path):
+    for number in range(2):
+        write_rows(tmp_path, number)
+    write_side(tmp_path, "a", [0, 2, 104])
+    with loader_of(tmp_path, wait="100ms", batch_size=8) as loader:
+        first, second = loader
+    assert first.mask["score"].tolist() == [True, False, True, *[False] * 5]
+    assert first.labels["score"].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0]
+    assert second.mask["each"].tolist() == [False] * 4 + [True] + [False] * 3
+    lengths = [row % 3 + 1 for row in range(8)]
+    assert first.labels["each"].offsets.diff().tolist() == lengths
+    assert first.jagged["weight"].values.tolist() == [0, 0, 0, 2, 3, 4, *[0] * sum(lengths[3:])]
+
+
+@pytest.mark.parametrize("missing", ["drop", "default", "error"])
+def test_what_becomes_of_rows_without_a_match(tmp_path, missing):
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", [0, 2, 5])
+    side = ParquetSource(tmp_path / "side", follow=Follow(**FAST), defaults={"score": -1, "each": -2, "weight": -3})
+    join = Join(side, on="request", fields=("score", "each", "weight"), missing=missing, wait="50ms")
+    source = ParquetSource(tmp_path / "rows", follow=Follow(**FAST), join=[join])
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=8, num_threads=1) as loader:
+        if missing == "error":
+            with pytest.raises(DataError, match=r"row 1: request 7 is not in the"):
+                list(loader)
+            return
+        (batch,) = loader
+    assert batch.mask == {}
+    scores = batch.labels["score"].tolist()
+    assert scores == ([0, 0.5, 1.25] if missing == "drop" else [0, -1, 0.5, -1, -1, 1.25, -1, -1])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_job_goes_on_where_it_was(tmp_path, shuffle):
+    """Also what had no match when its turn came stays so, whatever has come since."""
+    for number in range(3):
+        write_rows(tmp_path, number)
+    write_side(tmp_path, "a", [0, 2, 104, 105, 200])
+    with loader_of(tmp_path, wait="50ms", shuffle=shuffle) as loader:
+        found = [(batch, loader.state_dict()) for batch in loader]
+    write_side(tmp_path, "b", [1, 3, 4, 106, 201])
+    expected = [batch for batch, _ in found]
+    for number, (_, state) in enumerate(found, 1):
+        again = loader_of(tmp_path, wait="50ms", shuffle=shuffle)
+        with again as loader:
+            loader.load_state_dict(state)
+            segment = state["follow"]["number"]
+            rest = list(loader)
+            still = [batch for batch, its in found[number:] if its["follow"]["number"] == segment]
+            assert same(rest[: len(still)], still)
+            assert [len(batch) for batch in rest] == [len(batch) for batch in expected[number:]]
+
+
+def all_rows(rank, world_size, folder, state, batches):
+    with loader_of(folder, wait="50ms", shuffle=True, balance=Balance()) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for number, batch in enumerate(loader, 1):
+            rows, masks = batch.features["row"].values().tolist(), batch.mask["score"].tolist()
+            found += zip(rows, batch.labels["score"].tolist(), masks, strict=True)
+            if number == batches:
+                break
+        return found, loader.state_dict()
+
+
+def test_several_ranks_and_another_number_of_them(tmp_path):
+    for number in range(5):
+        write_rows(tmp_path, number)
+    write_side(tmp_path, "a", [0, 2, 104, 105, 200])
+    write_side(tmp_path, "b", [300, 303, 404])
+    first = shared_world(2).run(all_rows, tmp_path, None, 3)
+    second = shared_world(3).run(all_rows, tmp_path, first[0][1], None)
+    found = sorted(row for of_rank, _ in (*first, *second) for row in of_rank)
+    there = {0, 2, 104, 105, 200, 300, 303, 404}
+    rows = [100 * number + row for number in range(5) for row in range(8)]
+    assert found == [(row, row / 4 if row in there else 0.0, row in there) for row in rows]
+
+
+def test_two_rows_with_one_key_are_named(tmp_path):
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", [0, 0])
+    with loader_of(tmp_path, wait="50ms") as loader, pytest.raises(DataError, match="stand in more than one row"):
+        list(loader)
+
+
+def test_old_side_files_are_forgotten(tmp_path):
+    """What is older by more than the wait than all rows is not even opened."""
+    import os
+
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", [0, 1])
+    (tmp_path / "side" / "b.parquet").write_bytes((tmp_path / "side" / "a.parquet").read_bytes())
+    os.utime(tmp_path / "side" / "a.parquet", ns=(0, 0))
+    with loader_of(tmp_path, wait="50ms", batch_size=8) as loader:
+        (batch,) = loader
+        (files,) = {segment[2][0][1] for segment in loader.state_dict()["follow"]["files"]}
+    assert files == "b.parquet"
+    assert batch.mask["score"].tolist() == [True, True, *[False] * 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wait": "30m"}, "goes with a source that is followed"),
+        ({"missing": "skip"}, "missing"),
+        ({"missing": "default"}, "needs the values"),
+    ],
+)
+def test_nonsense_is_named(tmp_path, options, message):
+    with pytest.raises(SchemaError, match=message):
+        Join(ParquetSource(tmp_path), on="request", fields=("score",), **options)
+
+
+def test_both_have_to_be_followed(tmp_path):
+    side = ParquetSource(tmp_path, follow=Follow())
+    with pytest.raises(SchemaError, match="give both, or none"):
+        Join(side, on="request", fields=("score",))
+    with pytest.raises(SchemaError, match="give both a Follow"):
+        ParquetSource(tmp_path, join=[Join(side, on="request", fields=("score",), wait="1m")])
+
+
+def test_a_table_that_is_read_once_has_masks_too(tmp_path):
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", [1, 5])
+    join = Join(ParquetSource(tmp_path / "side"), on="request", fields=("score", "each", "weight"), missing="mask")
+    sources = [
+        ParquetSource(tmp_path / "rows", join=[join]),
+        ParquetSource(tmp_path / "rows", defaults={"score": 5, "each": 6, "weight": 7}),
+    ]
+    with FreeScaleDataLoader(sources, SCHEMA, batch_size=8, num_threads=1) as loader:
+        with_table, without = loader
+    assert with_table.mask["score"].tolist() == [row in (1, 5) for row in range(8)]
+    assert without.mask["score"].tolist() == [True] * 8
+    assert with_table.to("cpu").mask["each"].dtype == torch.bool
