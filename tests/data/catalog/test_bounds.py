@@ -137,7 +137,6 @@ def test_rows_are_those_of_a_filter_that_reads_all(folder, tmp_path, condition):
         (~(a > 138), 30),
         (c > 100, 30),
     ],
-    ids=str,
 )
 def test_row_groups_that_are_left(folder, condition, groups):
     assert read(ParquetSource(folder, filter=condition))[1]["row_groups"] == groups
