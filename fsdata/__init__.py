@@ -2,8 +2,7 @@
 
 The way of a row: `sources` and `schema` say what users want; `catalog` finds files and columns; `order` says which row
 comes when; `decode` reads rows; `balance` moves them between ranks (`embedding_balance`: behind the embeddings);
-`steps` make a `batch` of them, which the `loader` hands out; `follow` does so with folders that grow. `kernels` copy;
-`errors` are the errors of all of it.
+`steps` make a `batch` of them, which the `loader` hands out. `kernels` copy; `errors` are the errors of all of it.
 """
 
 import importlib

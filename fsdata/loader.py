@@ -26,14 +26,14 @@ from fsdata.catalog.cores import usable_cores
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import PeerError
-from fsdata.follow.followed_data import FollowedData
-from fsdata.follow.followed_steps import FollowedSteps
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsdata.steps.adapt import AdaptedSteps, Made
 from fsdata.steps.dataset import Dataset
+from fsdata.steps.follow.followed_data import FollowedData
+from fsdata.steps.follow.followed_steps import FollowedSteps
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve

@@ -24,7 +24,6 @@ from fsdata.decode.slice_plan import SlicePlan
 from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import RowGroup, SourceFiles
 from fsdata.errors import DataError, SchemaError
-from fsdata.order.segment import FileAt, SideFile
 from fsdata.schema import Schema
 from fsdata.sources.source import AsOf, Join, ParquetSource
 
@@ -129,20 +128,20 @@ class OpenSource:
         """See `SourceFiles.describe`; with the label, and what is skipped of side tables, too."""
         return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
 
-    def extend(self, files: Sequence[FileAt]) -> None:
+    def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
         """Open further files of a folder that is followed; they get the next file numbers, in this order. Blocks.
 
         Raises: as `SourceFiles.extend`.
         """
         with self._lock:
-            self._files.extend([file.name for file in files], [file.digest for file in files])
+            self._files.extend(names, digests)
             self.groups = self._files.groups
             self._plans.clear()
             lists, _ = self._label_forms(self._schema)
         changed = sorted(lists ^ self.list_labels)
         if changed:
             raise SchemaError(
-                f"{self.label}: the label {', '.join(changed)} is a list in {files[0].name} or one after it, and was "
+                f"{self.label}: the label {', '.join(changed)} is a list in {names[0]} or one after it, and was "
                 "not before"
             )
 
@@ -151,8 +150,9 @@ class OpenSource:
         """Number of the join -> its side table, of those that are followed; without rows."""
         return {number: table.empty for number, table in self._late.items()}
 
-    def match(self, sides: Mapping[int, Sequence[SideFile]]) -> None:
-        """Bring the rows of late side tables: file -> the files that hold the matches of its rows. All others go.
+    def match(self, sides: Mapping[int, Sequence[tuple[int, str, str]]]) -> None:
+        """Bring the rows of late side tables: file -> the files that hold the matches of its rows, as number of the
+        join, name and digest. All others go.
 
         Raises: as `SourceFiles.extend`; DataError: two rows with one key.
         """

@@ -23,7 +23,7 @@ from fsdata import (
     SchemaError,
     StateError,
 )
-from fsdata.follow import followed_data
+from fsdata.steps.follow import followed_data
 
 SLOW = {"every": "10ms", "idle": "30s"}
 
@@ -272,7 +272,7 @@ def test_folders_with_keys_that_come(tmp_path):
         (lambda path: ParquetSource(catalog=path / "c", follow=Follow()), "no catalog"),
         (lambda path: ParquetSource(path, follow="path"), "takes a Follow"),
         (lambda path: ParquetSource(path, follow=Follow(), limit=5), "no skip and no limit"),
-        (lambda path: Join(ParquetSource(path, follow=Follow()), on="row", fields=("item",)), "cannot be followed"),
+        (lambda path: Join(ParquetSource(path, follow=Follow()), on="row", fields=("item",)), "give both"),
     ],
 )
 def test_options_that_contradict_each_other(folder, make, message):

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from fsdata.order.deal import window_order
 from fsdata.order.progress import Progress, from_state, to_state
-from fsdata.order.segment import Segment, UnitAt, rest_of
+from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of
 
 
 def segment(number, first_unit, rest, rows):
     units = tuple(UnitAt(unit, 0, unit) for unit in np.unique(rest.unit).tolist())
-    files, seen = (("a", "0"), ("b", "1")), {"a": 1}
+    files, seen = (FileAt("a", "0"), FileAt("b", "1", ((0, "side", "2"),))), {"a": 1}
     return Segment(
         number=number, first_unit=first_unit, files=files, rows=(tuple(rows),), rest=rest, rest_units=units, seen=seen
     )

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdata import Follow, SchemaError, StateError
-from fsdata.follow import watermark
-from fsdata.follow.watermark import RECENT, Arrived, Taken, visible
+from fsdata.steps.follow import watermark
+from fsdata.steps.follow.watermark import RECENT, Arrived, Taken, visible
 from fsdata.sources.follow import seconds
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.errors import SchemaError
-from fsdata.follow.late import LateTable
-from fsdata.follow.watcher import Watcher
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of
@@ -17,6 +15,8 @@ from fsdata.order.stream import Stream, compact
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsdata.steps.dataset import Dataset
+from fsdata.steps.follow.late import LateTable
+from fsdata.steps.follow.watcher import Watcher
 from fsdata.steps.unit_reader import piece_reader
 
 _PATIENCE_S = 10.0  # for a file that rank 0 sees and this rank does not yet
@@ -97,7 +97,7 @@ class FollowedData(Dataset):
         end = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                self._source.extend(missing)
+                self._source.extend([file.name for file in missing], [file.digest for file in missing])
                 break
             except FileNotFoundError as error:
                 if time.monotonic() > end:

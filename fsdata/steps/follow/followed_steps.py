@@ -7,10 +7,10 @@ from typing import Any
 
 from fsdata.balance.exchange import StatusWord, StepExchange
 from fsdata.batch.batch import Batch
-from fsdata.follow.followed_data import FollowedData
-from fsdata.follow.watcher import News, Watcher
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt
+from fsdata.steps.follow.followed_data import FollowedData
+from fsdata.steps.follow.watcher import News, Watcher
 from fsdata.steps.steps import Share, Steps
 
 _TICK_S = 1.0

@@ -17,10 +17,10 @@ from fsdata.catalog.prune import pruned
 from fsdata.catalog.roles import plain
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
-from fsdata.follow.late import LateTable, sides_of
-from fsdata.follow.watermark import Arrived, Taken, next_to_look_at, visible
 from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
+from fsdata.steps.follow.late import LateTable, sides_of
+from fsdata.steps.follow.watermark import Arrived, Taken, next_to_look_at, visible
 
 _LOG = logging.getLogger("fsdata")
 _SHARE_OF_LISTING = 20  # a listing that takes a second is repeated after 20

@@ -13,11 +13,11 @@ from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
-from fsdata.follow.watermark import Arrived
 from fsdata.order.segment import SideFile
 from fsdata.sources.expressions import expressions
 from fsdata.sources.follow import seconds
 from fsdata.sources.source import Join
+from fsdata.steps.follow.watermark import Arrived
 
 
 @dataclass(slots=True)

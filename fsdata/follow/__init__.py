@@ -1,5 +1,0 @@
-"""A folder that grows while it is read.
-
-`watermark` decides which files may be read, `watcher` looks for them on rank 0, `followed_data` opens them on every
-rank, and `followed_steps` takes the step from one extension of the data to the next on all ranks at once.
-"""
