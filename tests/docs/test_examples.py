@@ -95,6 +95,7 @@ def training(here):
 
 def test_no_page_with_examples_is_left_out():
     of_data = {"docs/sources-and-schema.md", "docs/histories.md", "docs/balancing.md", "docs/resume.md"}
+    of_data |= {"docs/growing-data.md"}
     here = {"README.md", "docs/fscomm.md"} | of_data
     run_by_its_commands = {"docs/getting-started.md"}
     assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_by_its_commands
@@ -187,6 +188,22 @@ def test_balancing(training, capsys):
     model = training["model"].module
     exec(behind_embeddings, {**training, "fsdata": fsdata, "model": model, "criterion": torch.nn.MSELoss()})
     assert model.dense.weight.grad is not None
+
+
+def test_growing_data(here):
+    grows, late = (
+        text.replace('lag="1m"', 'lag="0s"').replace('"1h"', '"50ms"').replace('"30m"', '"50ms"')
+        for text in python("docs/growing-data.md")
+    )
+    scope = {}
+    exec(grows, scope)
+    assert scope["losses"].numel() == 300 % 128
+    for folder, rows in (("requests", range(9)), ("predictions", range(3, 9))):
+        (here / folder).mkdir()
+        frame = pl.DataFrame({"request": list(rows), "click": [1] * len(rows), "teacher_p": [0.5] * len(rows)})
+        frame.drop("teacher_p" if folder == "requests" else "click").write_parquet(here / folder / "a.parquet")
+    exec(late, scope)
+    assert scope["weight"].tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1]
 
 
 def test_resume(training):

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdata import Follow, SchemaError, StateError
+from fsdata.sources.follow import seconds
 from fsdata.steps.follow import watermark
 from fsdata.steps.follow.watermark import RECENT, Arrived, Taken, visible
-from fsdata.sources.follow import seconds
 
 
 def files(*names, whole=True, modified=0):
