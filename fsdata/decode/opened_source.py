@@ -16,7 +16,8 @@ from fsdata.decode.align import Defaults, Groups, align, groups_of
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
 from fsdata.decode.joins.late_side import LateSide
-from fsdata.decode.joins.side_table import FLAGS, SideTable, attach, load_side_table
+from fsdata.decode.joins.side_table import FLAGS, SideTable, attach, load_side_table, open_side
+from fsdata.decode.joins.stored_side import load_stored_side
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable, SurvivingRows, empty
@@ -144,6 +145,11 @@ class OpenSource:
                 f"{self.label}: the label {', '.join(changed)} is a list in {names[0]} or one after it, and was "
                 "not before"
             )
+
+    @property
+    def sides(self) -> Sequence[SideTable]:
+        """The side tables that are read once."""
+        return self._sides
 
     @property
     def late(self) -> dict[int, SideTable]:
@@ -333,7 +339,8 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
 def _load(join: Join | AsOf, schema: Schema, **options: Any) -> SideTable | HistoryTable:
     if isinstance(join, AsOf):
         return load_histories(join, schema, **options)
-    return load_side_table(join, schema, **options)
+    opened = open_side(join, schema, **options)
+    return load_side_table(join, opened) if join.bucketed is None else load_stored_side(join, opened, schema)
 
 
 def _check_as_of(join: AsOf, schema: Schema, label: str) -> None:

@@ -176,6 +176,10 @@ class Join:
         wait: of a `source` that is followed, as the source of the rows has to be then: a file of rows is read when all
             of its keys have a match, or when it was not changed for so long ("30m"). Files after it wait, too. A match
             may also come before its row, by as much. The table is not held in memory; only what rows need is.
+        bucketed: keep the table on disk, in the folder for temporary files (`TMPDIR`), once for all ranks of a host,
+            for tables that do not fit in memory. Inside a shuffle window rows then come in groups, one for each of so
+            many stretches of the table, so that what lies together is read together. Without shuffling rows keep their
+            order.
 
     Raises:
         SchemaError: options that contradict each other.
@@ -187,6 +191,7 @@ class Join:
     fields: Sequence[str]
     missing: Literal["mask", "default", "drop", "error"] | None = None
     wait: str | None = None
+    bucketed: int | None = None
 
     @property
     def wait_s(self) -> float:
@@ -199,6 +204,12 @@ class Join:
                 f"Join(missing=...) must be 'mask', {', '.join(map(repr, POLICIES))} or None, got {self.missing!r}"
             )
         _check_join(self, columns=(self.on,))
+        if self.bucketed is not None and (type(self.bucketed) is not int or self.bucketed < 1):
+            raise SchemaError(f"Join(bucketed=...) is an integer of at least 1 or None, got {self.bucketed!r}")
+        if self.bucketed is not None and self.wait is not None:
+            raise SchemaError(
+                "Join(bucketed=...) is for a table that is read once, and wait=... for one that is followed"
+            )
         if (self.wait is None) != (self.source.follow is None):
             raise SchemaError(
                 "Join(wait=...) goes with a source that is followed: give both, or none of them to read the table once"
@@ -218,7 +229,8 @@ class Join:
         """What it says, without its source; for fingerprints."""
         missing = f" missing={self.missing}" if self.missing else ""
         wait = f" wait={self.wait}" if self.wait else ""
-        return f"join {self.on} {' '.join(self.fields)}{missing}{wait}"
+        bucketed = f" bucketed={self.bucketed}" if self.bucketed else ""
+        return f"join {self.on} {' '.join(self.fields)}{missing}{wait}{bucketed}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fsdata.decode.joins.as_of import buckets_of
+from fsdata.decode.joins.stored_side import bucket_of
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
 from fsdata.decode.row_table import RowTable
@@ -51,7 +52,9 @@ class Dataset:
             texts=_texts(sources, schema),
             masks=frozenset(name for source in sources for name in source.masks),
         )
-        self._bucket = buckets_of([source.histories for source in sources], self.layout)
+        self._bucket = buckets_of([source.histories for source in sources], self.layout) or bucket_of(
+            [side for source in sources for side in source.sides], self.layout
+        )
         self.timing = Timing()
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window

@@ -99,7 +99,7 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
     files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry)
     try:
         identity = fingerprint(join.source, files.catalog, ())
-        contents = (_VERSION, identity, join.form, repr(schema), _versions(files))
+        contents = (_VERSION, identity, join.form, repr(schema), versions(files))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
         reading = _Reading(files, join, wanted)
         shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
@@ -149,7 +149,7 @@ def item_types(files: SourceFiles, name: str, role: str) -> set[pa.DataType | No
     return found
 
 
-def _versions(files: SourceFiles) -> list[tuple[object, ...]]:
+def versions(files: SourceFiles) -> list[tuple[object, ...]]:
     """What tells files apart whose footers are equal: footers without statistics say nothing of the values."""
     found: list[tuple[object, ...]] = []
     for file in files.catalog.files:

@@ -4,7 +4,6 @@ Letters: F fields and D dense columns of the main table, f and d those of the si
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.row_table import RowTable, concat, empty
+from fsdata.decode.slice_plan import SlicePlan
 from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
@@ -50,6 +50,15 @@ class SideTable:
     def fields(self) -> tuple[str, ...]:
         return tuple(self.join.fields)
 
+    def values(self, field: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(addresses, lengths) of a field's values in the rows `at`, int64 [N] each; a list that is null has -1."""
+        return self.table.address[field][at], self.table.length[field][at]
+
+    def numbers(self, name: str, at: np.ndarray) -> np.ndarray:
+        """float32 [N], a dense field in the rows `at`."""
+        column: np.ndarray = self.dense[at, self.layout.dense.index(name)]
+        return column
+
     def missing(self, name: str) -> str:
         """What becomes of a field of a row without a match."""
         return self.join.missing or self.source.policy(name)
@@ -59,24 +68,38 @@ class SideTable:
         return self.files.skipped
 
 
-def load_side_table(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> SideTable:
-    """Decode a whole side table.
+@dataclass(frozen=True, slots=True)
+class SideFiles:
+    """The files of a side table, and how they are decoded."""
 
-    Raises:
-        DataError: a null key, or a key that two rows share.
-    """
+    files: SourceFiles
+    layout: Layout
+    plans: tuple[SlicePlan, ...]
+
+
+def open_side(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> SideFiles:
+    """Raises: as `SourceFiles`."""
     wanted = [field for field in wanted_fields(schema) if field.name in join.fields]
     label = f"{label}, side table {join.source.label}"
     files = SourceFiles(join.source, [*wanted, wanted_key(join.on)], index=0, label=label, threads=threads, retry=retry)
     found = (each for kind in files.kinds for each in kind.bindings)
     list_labels = frozenset(each.field.name for each in found if each.field.role == "label" and each.is_list)
     layout = layout_of(schema, list_labels).only(join.fields)
-    plans = files.plans(lambda field: True, layout, filtered=True)
+    return SideFiles(files, layout, files.plans(lambda field: True, layout, filtered=True))
+
+
+def load_side_table(join: Join, opened: SideFiles) -> SideTable:
+    """Decode a whole side table, and close its files.
+
+    Raises:
+        DataError: a null key, or a key that two rows share.
+    """
+    files = opened.files
     try:
-        slices = [files.decode(plans, group, 0, group.rows) for group in files.groups]
+        slices = [files.decode(opened.plans, group, 0, group.rows) for group in files.groups]
     finally:
         files.close()
-    return sorted_by_key([each for each in slices if each is not None], join, files, layout)
+    return sorted_by_key([each for each in slices if each is not None], join, files, opened.layout)
 
 
 def decoded(side: SideTable, file: int) -> list[Slice]:
@@ -95,22 +118,11 @@ def sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: L
     on = join.on
     keys = np.concatenate([np.empty(0, np.int64), *(each.arrays[on][0] for each in slices)])
     nulls = sum(int(each.arrays[on][1].sum()) for each in slices)
-    if nulls:
-        raise DataError(f"{files.label}: {nulls} rows have a null {on!r} and can never match; filter them out")
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
-    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
-    if len(twice):
-        some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
-        raise DataError(
-            f"{files.label}: {len(twice)} values of the key {on!r} stand in more than one row ({some}); "
-            "a side table has one row per key"
-        )
+    check_keys(keys, nulls, files.label, on)
     tables = [RowTable(each.address, each.length, layout.itemsize, tuple(each.owners)) for each in slices]
     dense = [np.empty((0, len(layout.dense)), np.float32), *(each.dense for each in slices)]
-    given = join.source.defaults
-    defaults = {field.name: np.full(1, given.get(field.name, 0), field.dtype) for field in layout.fields}
-    defaults.update({name: np.full(1, given.get(name, 0), np.float32) for name in layout.dense})
     return SideTable(
         files=files,
         join=join,
@@ -118,9 +130,29 @@ def sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: L
         layout=layout,
         table=concat(tables).take(order) if tables else empty(layout.itemsize),
         dense=np.concatenate(dense)[order],
-        defaults=defaults,
+        defaults=defaults_of(join, layout),
         fingerprint=fingerprint(join.source, files.catalog, ()),
     )
+
+
+def check_keys(keys: np.ndarray, nulls: int, label: str, on: str) -> None:
+    """keys: ascending."""
+    if nulls:
+        raise DataError(f"{label}: {nulls} rows have a null {on!r} and can never match; filter them out")
+    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    if len(twice):
+        some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
+        raise DataError(
+            f"{label}: {len(twice)} values of the key {on!r} stand in more than one row ({some}); a side table has one "
+            "row per key"
+        )
+
+
+def defaults_of(join: Join, layout: Layout) -> dict[str, np.ndarray]:
+    """See `SideTable`."""
+    given = join.source.defaults
+    of_fields = {field.name: np.full(1, given.get(field.name, 0), field.dtype) for field in layout.fields}
+    return of_fields | {name: np.full(1, given.get(name, 0), np.float32) for name in layout.dense}
 
 
 def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
@@ -135,6 +167,7 @@ def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
     keys, null = table.arrays[on]
     found, at = _look_up(side.keys, keys)
     found &= ~null
+    some = len(side.keys) > 0
     lost = np.flatnonzero(~found & (table.drop == 0))
     if len(lost):
         policies = {name: side.missing(name) for name in side.fields}
@@ -149,8 +182,9 @@ def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
             table.drop[lost] = 1
     for to, name in enumerate(layout.dense):
         if name in side.fields:
-            values = side.dense[:, side.layout.dense.index(name)]
-            table.dense[:, to] = _choose(found, values, at, side.defaults[name][0])
+            table.dense[:, to] = (
+                np.where(found, side.numbers(name, at), side.defaults[name][0]) if some else (side.defaults[name][0])
+            )
     for name, slot in layout.masks.items():
         if name in side.fields:
             table.address[slot] = FLAGS.ctypes.data + found
@@ -163,8 +197,14 @@ def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
         missing = (0, -1) if is_list else (side.defaults[field.name].ctypes.data, 1)
         if field.kind == "nested_ids":
             missing = (0, 0)
-        table.address[to] = _choose(found, side.table.address[of], at, missing[0])
-        table.length[to] = _choose(found, side.table.length[of], at, missing[1])
+        if some:
+            address, length = side.values(of, at)
+            table.address[to], table.length[to] = (
+                np.where(found, address, missing[0]),
+                np.where(found, length, missing[1]),
+            )
+        else:
+            table.address[to], table.length[to] = missing
     table.owners.append(side)
 
 
@@ -174,7 +214,3 @@ def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
         return np.zeros(len(wanted), bool), np.zeros(len(wanted), np.int64)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return keys[at] == wanted, at
-
-
-def _choose(found: np.ndarray, values: np.ndarray, at: np.ndarray, missing: Any) -> np.ndarray:
-    return np.where(found, values[at], missing) if len(values) else np.full(len(found), missing, values.dtype)

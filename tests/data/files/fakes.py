@@ -65,6 +65,10 @@ class FakeSource:
         return bool(self.dropped)
 
     @property
+    def sides(self):
+        return []
+
+    @property
     def fingerprint(self):
         return {"sizes": repr(self.sizes)}
 
