@@ -139,15 +139,16 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._context = resolve(rank, world_size, _one_group(process_group, balance))
         self._pool = Pool()
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
+        threads = self._options.num_threads
         with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
             _check_types(sources, schema, balance, adapt)
             opened = [
-                open_source(source, schema, index=index, threads=self._options.num_threads, pool=pool)
+                open_source(source, schema, index=index, show=self._context.rank == 0, threads=threads, pool=pool)
                 for index, source in enumerate(sources)
             ]
             order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
             self._followed = _followed(opened, sources, schema, **order)
-            self._data = self._followed or Dataset(opened, schema, mix=mix, threads=self._options.num_threads, **order)
+            self._data = self._followed or Dataset(opened, schema, mix=mix, threads=threads, **order)
             needs_peers = self._context.world_size > 1 and bool(
                 balance is not None or self._data.may_drop or self._followed
             )

@@ -23,6 +23,7 @@ from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, checked, digest, parsed, raw_footer
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
+from fsdata.catalog.listing.progress_bar import ProgressBar
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.errors import CorruptFileError
@@ -119,24 +120,31 @@ Faults = list[tuple[int, CorruptFileError]]
 
 
 def open_catalog(
-    files: FileList, *, threads: int, retry: Retrying, label: str, bounds_of: Sequence[str] = ()
+    files: FileList,
+    *,
+    threads: int,
+    retry: Retrying,
+    label: str,
+    bounds_of: Sequence[str] = (),
+    show: bool = False,
 ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
     """(the catalog of the files that have a usable footer, name and fault of each of the others).
 
     Of many files the processes of a host make one together: one reads, the others wait and map the same memory. What
     tells that they mean the same files is the listing, with sizes and times of modification.
 
-    bounds_of: names of columns, see `fsdata.catalog.bounds`.
+    bounds_of: names of columns, see `fsdata.catalog.bounds`. show: a progress bar, if it takes long.
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
     """
+    shown = f"{label}, its footers" if show else None
     identity = files.identity if len(files) >= SHARED_FROM else ""
     if not identity:
-        return _named(files, *_read(files, bounds_of, threads=threads, retry=retry))
+        return _named(files, *_read(files, bounds_of, threads=threads, retry=retry, shown=shown))
 
     def make(_: Path | None) -> Arrays:
-        return _packed(*_read(files, bounds_of, threads=max(threads, usable_cores()), retry=retry))
+        return _packed(*_read(files, bounds_of, threads=max(threads, usable_cores()), retry=retry, shown=shown))
 
     columns = digest(json.dumps(sorted(bounds_of)).encode()) if bounds_of else ""
     shared = SharedArrays(f"catalog{_VERSION}x{identity}{columns}", make, f"{label}, its footers")
@@ -245,8 +253,10 @@ def _unpacked(files: FileList, shared: SharedArrays) -> tuple[Catalog, Faults]:
     return catalog, faults
 
 
-def _read(files: FileList, bounds_of: Sequence[str], *, threads: int, retry: Retrying) -> tuple[Catalog, Faults]:
-    """(the catalog of the files that have a usable footer, the others).
+def _read(
+    files: FileList, bounds_of: Sequence[str], *, threads: int, retry: Retrying, shown: str | None = None
+) -> tuple[Catalog, Faults]:
+    """(the catalog of the files that have a usable footer, the others). shown: what a progress bar says.
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
@@ -254,14 +264,18 @@ def _read(files: FileList, bounds_of: Sequence[str], *, threads: int, retry: Ret
     schemas = _Schemas(bounds_of=tuple(bounds_of))
     blocks = [range(begin, min(begin + _BLOCK, len(files))) for begin in range(0, len(files), _BLOCK)]
 
-    def read(block: range) -> _Block:
-        return _Block.read(files, block, schemas, retry)
+    with ProgressBar(shown or "", len(files), shown=shown is not None) as bar:
 
-    if threads <= 1 or len(files) <= 1:
-        found = [read(block) for block in blocks]
-    else:
-        with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="fsdata-footer") as pool:
-            found = list(pool.map(read, _narrow(blocks, threads)))
+        def read(block: range) -> _Block:
+            entries = _Block.read(files, block, schemas, retry)
+            bar.advance(len(block))
+            return entries
+
+        if threads <= 1 or len(files) <= 1:
+            found = [read(block) for block in blocks]
+        else:
+            with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="fsdata-footer") as pool:
+                found = list(pool.map(read, _narrow(blocks, threads)))
     faults = [fault for block in found for fault in block.faults]
     groups = np.concatenate([np.empty(0, np.int64), *(block.groups for block in found)])
     catalog = Catalog(

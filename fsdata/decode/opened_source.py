@@ -52,13 +52,14 @@ class OpenSource:
         threads: int | None = None,
         retry: Retrying | None = None,
         pool: Pool | None = None,
+        show: bool = False,
     ) -> None:
         self.index = index
         self.label = f"source {index} ({source.label})"
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retrying(source.retry)
-        self._files, joined = self._open(source, schema, threads, pool)
+        self._files, joined = self._open(source, schema, threads, pool, show)
         self._side_files = joined
         joins = [(number, each) for number, each in enumerate(joined) if isinstance(each, SideTable)]
         sides = [each for _, each in joins]
@@ -85,7 +86,7 @@ class OpenSource:
         self.fingerprint = fingerprint(source, self._files.catalog, [side.fingerprint for side in joined])
 
     def _open(
-        self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None
+        self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None, show: bool
     ) -> tuple[SourceFiles, list[SideTable | HistoryTable]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in wanted_fields(schema) if field.name not in joined]
@@ -96,7 +97,7 @@ class OpenSource:
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
         files, *sides = _all_or_errors(
             [
-                partial(SourceFiles, source, wanted, index=self.index, pool=pool, **options),
+                partial(SourceFiles, source, wanted, index=self.index, pool=pool, show=show, **options),
                 *(partial(_load, join, schema, **options) for join in source.join),
             ]
         )
@@ -255,7 +256,13 @@ class OpenSource:
 
 
 def open_source(
-    source: ParquetSource, schema: Schema, *, index: int = 0, threads: int | None = None, pool: Pool | None = None
+    source: ParquetSource,
+    schema: Schema,
+    *,
+    index: int = 0,
+    threads: int | None = None,
+    pool: Pool | None = None,
+    show: bool = False,
 ) -> OpenSource:
     """Find the files, read their footers, check them against the schema and load side tables.
 
@@ -263,6 +270,7 @@ def open_source(
         index: the source's position in the loader, for messages.
         threads: how many footers are read at a time.
         pool: where the values of all rows are copied to, for rows that stay long.
+        show: a progress bar, if reading footers takes long.
 
     Raises:
         FileNotFoundError, PermissionError: a path that cannot be opened.
@@ -270,7 +278,7 @@ def open_source(
         SchemaError: everything in which the files differ from the schema, in one message.
         DataError: a side table with duplicate keys.
     """
-    return OpenSource(source, schema, index=index, threads=threads, pool=pool)
+    return OpenSource(source, schema, index=index, threads=threads, pool=pool, show=show)
 
 
 def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -109,6 +109,7 @@ class SourceFiles:
         index: the source's position in the loader.
         label: how messages call the source.
         threads: footers read at a time, and files kept open.
+        show: a progress bar, if reading footers takes long.
 
     Raises:
         FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
@@ -124,6 +125,7 @@ class SourceFiles:
         threads: int | None,
         retry: Retrying,
         pool: Pool | None = None,
+        show: bool = False,
     ) -> None:
         self.source = source
         self.label = label
@@ -132,6 +134,7 @@ class SourceFiles:
         self._seen: set[tuple[str, int]] = set()
         self._wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}  # by schema and columns read
         self._lock = threading.Lock()
+        self._show = show
         self._threads = at_once = threads or usable_cores()
         self.pruned = 0
         self.seconds: dict[str, float] = {}
@@ -191,7 +194,9 @@ class SourceFiles:
         at_once = self._threads if files[0].local else max(self._threads, _REMOTE_THREADS)
         condition = self.source.condition
         wanted = dict.fromkeys([*(() if condition is None else condition.columns), *bounds_of])
-        return open_catalog(files, threads=at_once, retry=self.retry, label=self.label, bounds_of=list(wanted))
+        return open_catalog(
+            files, threads=at_once, retry=self.retry, label=self.label, bounds_of=list(wanted), show=self._show
+        )
 
     def _sample(self, follow: Follow) -> Catalog:
         """One whole file of a folder that is followed, to read the schema of. Blocks until there is one."""

@@ -1,1 +1,2 @@
-"""Which files there are: `find_files` (on this machine by `walk`) makes a `file_list` of paths, globs and folders."""
+"""Which files there are: `find_files` (on this machine by `walk`) makes a `file_list` of paths, globs and folders. A
+`progress_bar` shows what takes long."""
