@@ -27,7 +27,7 @@ class ProgressBar:
         self._begin = time.monotonic()
         self._done = 0
         self._lock = threading.Lock()
-        self._bar: "Progress | None" = None
+        self._bar: Progress | None = None
         self._logged = False
 
     def advance(self, count: int) -> None:

@@ -41,12 +41,16 @@ def test_a_line_in_the_log_elsewhere(monkeypatch, caplog):
     assert [each.getMessage() for each in caplog.records] == ["source 0, its footers: 10 of 100 so far"]
 
 
+def fail(bar):
+    bar.advance(1)
+    raise OSError("gone")
+
+
 def test_it_goes_where_reading_fails(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(progress_bar, "SHOWN_AFTER_S", 0.0)
     bar = ProgressBar("source 0", 10, shown=True)
     with pytest.raises(OSError, match="gone"), bar:
-        bar.advance(1)
-        raise OSError("gone")
+        fail(bar)
     assert bar._bar is not None
     assert not bar._bar.live.is_started
