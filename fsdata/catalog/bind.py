@@ -115,15 +115,18 @@ def _names_read(source: ParquetSource, wanted: Sequence[WantedField]) -> set[str
 
 
 def partition_values(folders: Sequence[Partitions]) -> list[dict[str, pa.Scalar]]:
-    """A partition is a column of int64 if all its values in all folders are, else of strings; nulls have its type."""
+    """A partition is a column of int64 if all its values in all folders are, else of strings; nulls have its type.
+    Values of tables have the type that the table says."""
     texts: dict[str, list[str]] = defaultdict(list)
     for partitions in folders:
         for name, text in partitions.items():
-            if text is not None:
+            if isinstance(text, str):
                 texts[name].append(text)
     strings = {name for name, found in texts.items() if not all(_is_int64(text) for text in found)}
 
-    def scalar(name: str, text: str | None) -> pa.Scalar:
+    def scalar(name: str, text: str | pa.Scalar | None) -> pa.Scalar:
+        if isinstance(text, pa.Scalar):
+            return text
         if name in strings:
             return pa.scalar(text, pa.string())
         return pa.scalar(None if text is None else int(text), pa.int64())
@@ -137,7 +140,9 @@ def _is_int64(text: str) -> bool:
 
 
 def _in_both(partitions: Partitions, schema: pa.Schema, source: ParquetSource) -> tuple[str, ...]:
-    """Names that are a column of the file and a `key=value` folder, and that `columns` does not mention."""
+    """Names that are a column of the file and a `key=value` folder, and that `columns` does not mention. In a table the
+    two are the same."""
+    partitions = {name: value for name, value in partitions.items() if not isinstance(value, pa.Scalar)}
     mentioned = {column for column in source.columns.values() if isinstance(column, str)}
     mentioned.update(name for expression in source.computed.values() for name in expression.columns)
     return tuple(sorted(set(partitions) & set(schema.names) - mentioned))
@@ -201,7 +206,7 @@ def _bind_one(
     if column in partitions:
         arrow_type = partitions[column].type
         _check_type(field, arrow_type, f"partition {column!r}", default)
-        value = partitions[column].as_py()
+        value = _number(field, partitions[column])
         if value is None and policy == "error":
             raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {field.name!r}")
         known = default if value is None and policy == "default" else value
@@ -213,6 +218,19 @@ def _bind_one(
         "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )
     raise SchemaError(f"column {column!r} is missing; give {hint}")
+
+
+def _number(field: WantedField, value: pa.Scalar) -> float | str | None:
+    """A partition value as the field holds it; not finite is null in a float field."""
+    kind = value.type
+    if pa.types.is_temporal(kind):
+        if field.number == "time":
+            value = value.cast(pa.timestamp("ns", getattr(kind, "tz", None)))
+        value = value.cast(pa.int32() if pa.types.is_date32(kind) and field.number != "time" else pa.int64())
+    number = value.as_py()
+    if number is None or field.number != "value":
+        return number
+    return float(number) if abs(number) <= _MAX_FLOAT32 else None
 
 
 def _check_default(field: WantedField, default: float | str) -> None:

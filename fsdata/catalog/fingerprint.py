@@ -9,10 +9,13 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.sources.source import ParquetSource
 
 
-def fingerprint(source: ParquetSource, catalog: Catalog, side: Iterable[dict[str, str]]) -> dict[str, str]:
+def fingerprint(
+    source: ParquetSource, catalog: Catalog, side: Iterable[dict[str, str]], version: str | None = None
+) -> dict[str, str]:
     """Item -> short description; equal where the source is the same.
 
     Args:
+        version: of a table that the files are those of.
         side: the fingerprints of the side tables, in the order of `source.join`.
     """
     items = {"arguments": _hash(_arguments(source))}
@@ -21,6 +24,8 @@ def fingerprint(source: ParquetSource, catalog: Catalog, side: Iterable[dict[str
         rows = int(catalog.rows.sum())
         items["files"] = f"{len(catalog)} files, {rows} rows, names {_hash(catalog.files.names())}"
         items["footers"] = _hash(f"{size} {catalog.digest(file)}" for file, size in enumerate(sizes))
+    if version is not None:
+        items["table"] = version
     for number, table in enumerate(side):
         items.update({f"join {number} {name}": value for name, value in table.items()})
     return items

@@ -83,7 +83,9 @@ class OpenSource:
             side.source.policy(name) == "drop" for side in joined for name in side.fields
         )
         self.may_drop |= any(side.join.missing == "drop" for side in sides)
-        self.fingerprint = fingerprint(source, self._files.catalog, [side.fingerprint for side in joined])
+        self.fingerprint = fingerprint(
+            source, self._files.catalog, [side.fingerprint for side in joined], self._files.version
+        )
 
     def _open(
         self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None, show: bool

@@ -20,6 +20,7 @@ from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList
 from fsdata.catalog.listing.find_files import discover, root_of
+from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
@@ -137,6 +138,7 @@ class SourceFiles:
         self._show = show
         self._threads = at_once = threads or usable_cores()
         self.pruned = 0
+        self._table: TableVersion | None = None
         self.seconds: dict[str, float] = {}
         if source.follow is not None:
             self.catalog = self._sample(source.follow)
@@ -233,12 +235,23 @@ class SourceFiles:
 
     def _listed(self) -> Catalog:
         begin = time.perf_counter()
-        files = discover(self.source.path_list, self.source.filesystem)
+        if self.source.table is not None:
+            self._table = open_table(self.source.table, *self.source.table_parts)
+            files = self._table.files
+        else:
+            files = discover(self.source.path_list, self.source.filesystem)
         without = pruned(files, self.source)
         self.pruned = len(without)
         files = files.without(without)
         listed = time.perf_counter()
-        catalog, faults = self.open_more(files)
+        try:
+            catalog, faults = self.open_more(files)
+        except FileNotFoundError as error:
+            if self._table is None:
+                raise
+            raise gone(self.label, self._table.version, str(error)) from error
+        if self._table is not None:
+            self._table.check_files(catalog.files, self._threads, self.label)
         self._skip_files(faults, len(files))
         self.seconds = {"listing": listed - begin, "footers": time.perf_counter() - listed}
         return catalog
@@ -262,6 +275,11 @@ class SourceFiles:
             self.leave_out(name, str(error))
         if len(faults) == total:
             raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")
+
+    @property
+    def version(self) -> str | None:
+        """Of a table, which version its files are."""
+        return None if self._table is None else self._table.version
 
     def plans(self, serves: Callable[[WantedField], bool], layout: Layout, *, filtered: bool) -> tuple[SlicePlan, ...]:
         """How the fields that `serves` chooses are decoded, one plan per kind of file."""
@@ -363,6 +381,7 @@ class SourceFiles:
         """What was found, and what finding it took; JSON-able."""
         sample = int(self.source.follow is not None)  # a file that is opened to read the schema of
         return {
+            **({} if self.version is None else {"table": self.version}),
             "files": len(self.catalog) - sample,
             "pruned_files": self.pruned,
             "pruned_row_groups": self.pruned_groups,

@@ -1,6 +1,7 @@
 """`ParquetSource`, `Join` and `AsOf`: how files become the fields of a schema. Nothing is opened here."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 Policy = Literal["default", "drop", "error"]
 POLICIES = ("error", "default", "drop")
+_TABLE = re.compile(r"(delta|iceberg):(.+?)(?:@([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,9 @@ class ParquetSource:
             columns. Files of one glob or folder are read in the order of their names.
         catalog: a file that `freescale catalog` made of the paths, in their place: nothing is listed, and no footer is
             read before planning. A file that has changed since is an error when it is read.
+        table: a Delta Lake or Iceberg table, in the place of paths: `delta:PATH` or `iceberg:PATH`, the folder of the
+            table (of Iceberg also a metadata file), and behind it `@VERSION` (of Iceberg the id of a snapshot) for
+            another version than the newest. The table's metadata says which files there are, and their partitions.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
             list) per row from that row alone, of the operations in `fsdata.sources.expressions.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
@@ -83,6 +88,7 @@ class ParquetSource:
     paths: str | Path | Sequence[str | Path] = ()
     _: KW_ONLY
     catalog: str | Path | None = None
+    table: str | None = None
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
@@ -99,7 +105,9 @@ class ParquetSource:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "paths", _paths(self.paths, self.catalog))
+        set_field(self, "paths", _paths(self.paths, self.catalog, self.table))
+        if self.table is not None and self.filesystem is not None:
+            raise SchemaError("a table is read by its own library: ParquetSource(table=...) takes no filesystem")
         for option in ("columns", "defaults", "nulls"):
             set_field(self, option, _mapping(option, getattr(self, option)))
         set_field(self, "join", _joins(self.join))
@@ -138,8 +146,15 @@ class ParquetSource:
     @property
     def label(self) -> str:
         """The first path, short enough for a message."""
-        paths = self.path_list if self.catalog is None else (str(self.catalog),)
+        paths = self.path_list or (str(self.table or self.catalog),)
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+    @property
+    def table_parts(self) -> tuple[str, str, int | None]:
+        """Kind, path and version of `table`."""
+        found = _TABLE.fullmatch(self.table or "")
+        assert found is not None
+        return found[1], found[2], None if found[3] is None else int(found[3])
 
     @property
     def computed(self) -> dict[str, expressions.Expression]:
@@ -365,8 +380,14 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"the source of a {kind} is not mixed: leave its weight out")
 
 
-def _paths(value: Any, catalog: Any) -> tuple[str, ...]:
+def _paths(value: Any, catalog: Any, table: Any) -> tuple[str, ...]:
     paths = _tuple_of(value, str | Path)
+    if table is not None:
+        if not isinstance(table, str) or not _TABLE.fullmatch(table):
+            raise SchemaError(f"table is 'delta:PATH' or 'iceberg:PATH', with @VERSION if wanted, got {table!r}")
+        if paths or catalog is not None:
+            raise SchemaError("ParquetSource takes paths, a catalog of them or a table: one of the three")
+        return ()
     if catalog is not None:
         if not isinstance(catalog, str | Path) or not str(catalog):
             raise SchemaError(f"ParquetSource(catalog=...) names one file, got {catalog!r}")

@@ -1,7 +1,7 @@
 """Sources written down in a TOML file, beside the schema.
 
 [[sources]]
-paths = "impressions/*.parquet"          # or a list; relative to the TOML file
+paths = "impressions/*.parquet"          # or a list; relative to the TOML file. Or: table = "delta:impressions"
 columns = { item_id = "items", hour = { sql = "DIV(request_ts, 3600) % 24" },
                 country = { hash = "country", buckets = 1000 } }   # text; `list = true` for lists of text
 defaults = { country = 0 }
@@ -42,6 +42,7 @@ Made = TypeVar("Made")
 _OPTIONS = (
     "paths",
     "catalog",
+    "table",
     "columns",
     "defaults",
     "nulls",
@@ -73,8 +74,8 @@ def sources_from_toml(path: str | Path) -> list[ParquetSource]:
 
 def _source(table: Any, folder: Path, where: str) -> ParquetSource:
     table_of(table, where, _OPTIONS)
-    if "paths" not in table and "catalog" not in table:
-        raise SchemaError(f"{where} needs paths, or a catalog of them")
+    if not {"paths", "catalog", "table"} & set(table):
+        raise SchemaError(f"{where} needs paths, or a catalog of them, or a table")
     paths = table.get("paths", [])
     paths = paths if isinstance(paths, list) else [paths]
     catalog = table.get("catalog")
@@ -89,6 +90,7 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
         return ParquetSource(
             [_absolute(path, folder, where) for path in paths],
             catalog=None if catalog is None else _absolute(catalog, folder, where),
+            table=_table(table.get("table"), folder, where),
             columns={name: _column(column, f"{where}.columns.{name}") for name, column in columns.items()},
             defaults=table.get("defaults", {}),
             nulls=table.get("nulls", {}),
@@ -155,6 +157,11 @@ def _column(column: Any, where: str) -> Any:
     raise SchemaError(
         f"{where} is a name, {{ sql = '...' }} or {{ hash = 'column', buckets = n, list = false }}; got {column!r}"
     )
+
+
+def _table(table: Any, folder: Path, where: str) -> str | None:
+    kind, colon, path = table.partition(":") if isinstance(table, str) else ("", "", "")
+    return f"{kind}:{_absolute(path, folder, where)}" if colon and path else table
 
 
 def _absolute(path: Any, folder: Path, where: str) -> str:

@@ -113,7 +113,7 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    declared, labelled, nested, passed, adapted, own, from_catalog = python("docs/sources-and-schema.md")
+    declared, labelled, nested, passed, adapted, tables, own, from_catalog = python("docs/sources-and-schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -134,6 +134,8 @@ def test_sources_and_schema(here):
     exec(adapted, scope)
     assert type(scope["batch"]) is scope["Clicks"]
     assert scope["loss"].item() > 0
+    exec(tables, scope)
+    assert scope["fixed"].table_parts == ("delta", "warehouse/impressions", 41)
     exec(own, scope)
     with fsdata.FreeScaleDataLoader(scope["source"], scope["schema"], batch_size=32) as loader:
         assert {n for batch in loader for n in batch.features["country"].values().tolist()} == {1, 2, 3, 5, 8}

@@ -89,8 +89,8 @@ class Table:
         return merged(found)
 
     def _read(self) -> list[Footer]:
-        if self.source.catalog is not None:
-            raise UsageError(f"{self.label}: a catalog; name the files to check")
+        if not self.source.path_list:
+            raise UsageError(f"{self.label}: a catalog or a table; name the files to check")
         try:
             found = read_files(self.source.path_list, self.source.filesystem)
         except UsageError as error:

@@ -7,14 +7,15 @@ from hashlib import blake2b
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 NO_PARTITION_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _SAME_EVERYWHERE = ("local", "s3", "gcs", "abfs", "hdfs")  # filesystems in which a path is one file
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
-Partitions = dict[str, str | None]
-"""Texts of `key=value` folders, None for the null partition."""
+Partitions = dict[str, str | pa.Scalar | None]
+"""Texts of `key=value` folders, None for the null partition; of the files of a table, values with types."""
 
 
 Version = tuple[int, int, int]
@@ -74,9 +75,15 @@ class FileList(Sequence[FileRef]):
         self.base = base
 
     @classmethod
-    def of(cls, found: Iterable[tuple[pafs.FileSystem, str, Version]], base: str | None = None) -> "FileList":
-        """found: filesystem, path and version of each file; base: the folder of all files, None to find it."""
-        numbers: dict[tuple[int, str], int] = {}
+    def of(
+        cls,
+        found: Iterable[tuple[pafs.FileSystem, str, Version]],
+        base: str | None = None,
+        partitions: Sequence[Partitions] | None = None,
+    ) -> "FileList":
+        """found: filesystem, path and version of each file; base: the folder of all files, None to find it; partitions:
+        of each file, None to take them from its path."""
+        numbers: dict[tuple, int] = {}
         folders: list[Folder] = []
         folder, sizes = np.empty(1024, np.int32), np.empty(1024, np.int64)
         versions = np.empty((1024, 3), np.int64)
@@ -84,11 +91,12 @@ class FileList(Sequence[FileRef]):
         count = 0
         for system, path, version in found:
             cut = path.rfind("/") + 1
-            key = id(system), path[:cut]
+            values = None if partitions is None else partitions[count]
+            key = (id(system), path[:cut], *(() if values is None else values.items()))
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(folders)
-                folders.append(folder_of(system, path[:cut]))
+                folders.append(folder_of(system, path[:cut]) if values is None else Folder(path[:cut], system, values))
             if count == len(folder):
                 folder, sizes = np.resize(folder, 2 * count), np.resize(sizes, 2 * count)
                 versions = np.resize(versions, (2 * count, 3))

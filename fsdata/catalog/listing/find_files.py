@@ -47,7 +47,7 @@ def _found(paths: Sequence[str], filesystem: Any) -> Iterator[tuple[pafs.FileSys
         local = isinstance(system, pafs.LocalFileSystem)
         for file, version in _expand(system, path, given):
             _check_text(file)
-            yield system, file, (_local_version(file) if local else version)
+            yield system, file, (local_version(file) if local else version)
 
 
 def _check_text(path: str) -> None:
@@ -57,7 +57,7 @@ def _check_text(path: str) -> None:
         raise SchemaError(f"{path!r}: its name is not UTF-8, and Arrow cannot open it: rename it") from error
 
 
-def _local_version(path: str) -> Version:
+def local_version(path: str) -> Version:
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns, found.st_ino
 

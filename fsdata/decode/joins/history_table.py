@@ -98,7 +98,7 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
     wanted = _wanted(join, schema, label)
     files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry)
     try:
-        identity = fingerprint(join.source, files.catalog, ())
+        identity = fingerprint(join.source, files.catalog, (), files.version)
         contents = (_VERSION, identity, join.form, repr(schema), versions(files))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
         reading = _Reading(files, join, wanted)

@@ -131,7 +131,7 @@ def sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: L
         table=concat(tables).take(order) if tables else empty(layout.itemsize),
         dense=np.concatenate(dense)[order],
         defaults=defaults_of(join, layout),
-        fingerprint=fingerprint(join.source, files.catalog, ()),
+        fingerprint=fingerprint(join.source, files.catalog, (), files.version),
     )
 
 

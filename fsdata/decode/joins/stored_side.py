@@ -49,7 +49,7 @@ def load_stored_side(join: Join, opened: SideFiles, schema: Schema) -> SideTable
         DataError: a null key, or a key that two rows share.
     """
     files, layout = opened.files, opened.layout
-    identity = fingerprint(join.source, files.catalog, ())
+    identity = fingerprint(join.source, files.catalog, (), files.version)
     contents = (_VERSION, identity, join.form, repr(schema), versions(files))
     name = f"side{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
 

@@ -76,7 +76,7 @@ def test_a_source_with_everything(tmp_path):
     [
         ("[schema]", r"no \[\[sources\]\] table"),
         ("[[sources]", "not valid TOML"),
-        ("[[sources]]\npath = 'a'", r"sources\[0\] has no option path; there are paths, catalog, columns"),
+        ("[[sources]]\npath = 'a'", r"sources\[0\] has no option path; there are paths, catalog, table, columns"),
         ("[[sources]]\nweight = 1", r"sources\[0\] needs paths"),
         ("[[sources]]\npaths = 3", "paths are strings"),
         ("[[sources]]\npaths = 'a'\non_error = 'x'", r"sources\[0\]: on_error must be"),
