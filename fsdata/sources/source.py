@@ -302,11 +302,6 @@ class AsOf:
         if self.where is not None:
             object.__setattr__(self, "where", expressions.checked(self.where, "AsOf(where=...)"))
         _check_join(self, columns=(self.on, *self.times, *self.only_read))
-        if self.source.map is not None:
-            raise SchemaError(
-                "the source of an AsOf has no map: processes share the table, and cannot tell whether their functions "
-                "are the same. Write the values into the table"
-            )
         if self.at in self.fields:
             raise SchemaError(f"AsOf(at={self.at!r}) is the time of a row, and one of the fields of its history, too")
 
@@ -362,6 +357,11 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"{kind}(fields=...) names at least one field of the schema, got {join.fields!r}")
     if len(set(join.fields)) < len(join.fields):
         raise SchemaError(f"{kind}(fields=...) names a field twice: {join.fields!r}")
+    if join.source.map is not None and (isinstance(join, AsOf) or join.bucketed is not None):
+        raise SchemaError(
+            f"the source of this {kind} has no map: processes share the table, and cannot tell whether their functions "
+            "are the same. Write the values into the table"
+        )
     if join.source.join:
         raise SchemaError(f"the source of a {kind} cannot have joins itself: join both tables to the main source")
     if join.source.follow is not None and kind == "AsOf":

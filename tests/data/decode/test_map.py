@@ -294,5 +294,7 @@ def test_fingerprints_know_its_name(tmp_path):
 def test_arguments():
     with pytest.raises(SchemaError, match=r"map takes a function of a pyarrow.RecordBatch, got 3"):
         ParquetSource("a.parquet", map=3)
-    with pytest.raises(SchemaError, match="the source of an AsOf has no map"):
+    with pytest.raises(SchemaError, match="the source of this AsOf has no map"):
         AsOf(ParquetSource("a.parquet", map=same), on="user", at="at", time="time", fields=("item",))
+    with pytest.raises(SchemaError, match="the source of this Join has no map"):
+        Join(ParquetSource("a.parquet", map=same), on="user", fields=("age",), bucketed=4)
