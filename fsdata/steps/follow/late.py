@@ -22,8 +22,10 @@ from fsdata.steps.follow.watermark import Arrived
 
 @dataclass(slots=True)
 class _Waiting:
-    """A file some of whose keys, int64 [n], have no match yet; `sides`: the files that hold the matches of others."""
+    """A file, modified at some time, of whose keys these, int64 [n], have no match yet; `sides`: the files that hold
+    the matches of the others."""
 
+    modified: int
     keys: np.ndarray
     sides: set[SideFile] = field(default_factory=set)
 
@@ -76,8 +78,9 @@ class LateTable:
 
     def is_ready(self, file: Arrived, now: int) -> bool:
         """Whether all rows of a file have a match, or have waited long enough. now: ns."""
-        if file.name not in self._waiting:
-            self._waiting[file.name] = waiting = _Waiting(np.unique(_keys(self._main, file.name, self._join.on)))
+        if file.name not in self._waiting or self._waiting[file.name].modified != file.modified:
+            keys = np.unique(_keys(self._main, file.name, self._join.on))
+            self._waiting[file.name] = waiting = _Waiting(file.modified, keys)
             for name in self._held:
                 self._match(waiting, name)
         return not len(self._waiting[file.name].keys) or now - file.modified >= self._wait_ns

@@ -14,6 +14,7 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.prune import pruned
+from fsdata.catalog.retry import unreachable
 from fsdata.catalog.roles import plain
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
@@ -24,6 +25,7 @@ from fsdata.steps.follow.watermark import Arrived, Taken, next_to_look_at, visib
 
 _LOG = logging.getLogger("fsdata")
 _SHARE_OF_LISTING = 20  # a listing that takes a second is repeated after 20
+_LISTING_PATIENCE_S = 300.0
 _NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _NS_PER_DAY = 86_400 * 10**9
 
@@ -45,8 +47,9 @@ class Watcher:
         seen: what `News.seen` said of the extensions before; None at the beginning.
         late: side tables that rows wait for.
 
-    Raises (poll): what listing and opening raise; StateError, see `Taken.split`; CorruptFileError: a file that did not
-    become whole before `idle`; SchemaError: a footer without the times of its rows.
+    Raises (poll): what listing and opening raise, ConnectionError where listing fails for minutes; StateError, see
+    `Taken.split`; CorruptFileError: a file that did not become whole before `idle`; SchemaError: a footer without
+    the times of its rows.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Watcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fsdata-follow")
         self._looking: Future[News | None] | None = None
         self._next_look = 0.0
+        self._unreachable_since: float | None = None
 
     def poll(self, timeout_s: float) -> News | None:
         """The next files; those of none, where the epoch is over; None: not yet. Blocks for at most `timeout_s`."""
@@ -95,7 +99,12 @@ class Watcher:
 
     def _look(self) -> News | None:
         begin = time.monotonic()
-        listing = self._listing()
+        try:
+            listing = self._listing()
+        except OSError as error:
+            self._out_of_reach(error, begin)
+            return None
+        self._unreachable_since = None
         self._update(listing)
         news = self._found(idle=False)
         took = time.monotonic() - begin
@@ -108,6 +117,20 @@ class Watcher:
                 self._changed = time.monotonic()  # a loop that begins again waits again
                 return News((), self._taken.state())
         return news
+
+    def _out_of_reach(self, error: OSError, now: float) -> None:
+        """A store that cannot be reached for a moment is asked again; raises if it was for longer."""
+        if isinstance(error, PermissionError) or not unreachable(error):
+            raise error
+        self._unreachable_since = self._unreachable_since or now
+        patience = max(_LISTING_PATIENCE_S, self._files.source.retry.max_s)
+        if now - self._unreachable_since > patience:
+            raise ConnectionError(
+                f"{self._files.label}: cannot be listed for {patience:.0f} s: {type(error).__name__}: {error}"
+            ) from error
+        _LOG.warning("%s: cannot be listed: %s: looking again", self._files.label, error)
+        self._changed = time.monotonic()
+        self._next_look = time.monotonic() + self._follow.every_s
 
     def _listing(self) -> FileList:
         """All files but those that `filter` needs nothing of."""
@@ -130,7 +153,9 @@ class Watcher:
             self._known = {file.name: file for file in others}
             return
         for name in [name for name in self._known if name not in there]:
-            del self._known[name]
+            gone = self._known.pop(name)
+            if gone.whole:
+                _LOG.warning("%s: removed before it was read: %s", self._files.label, name)
         for name, modified in there.items():
             if name not in self._names and (name not in self._known or self._known[name].modified != modified):
                 self._known[name] = Arrived(name, modified)

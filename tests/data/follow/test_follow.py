@@ -23,7 +23,7 @@ from fsdata import (
     SchemaError,
     StateError,
 )
-from fsdata.steps.follow import followed_data
+from fsdata.steps.follow import followed_data, watcher
 
 SLOW = {"every": "10ms", "idle": "30s"}
 
@@ -337,3 +337,38 @@ def test_data_errors_are_those_of_any_loader(folder):
     frame.write_parquet(folder / "03.parquet")
     with loader_of(folder) as loader, pytest.raises(DataError, match=r"03\.parquet, row group 0, row 0"):
         read(loader)
+
+
+def test_a_store_that_cannot_be_listed_for_a_moment_is_asked_again(folder, monkeypatch, caplog):
+    listed, failing = watcher.discover, []
+
+    def discover(*args):
+        if failing:
+            raise failing.pop()
+        return listed(*args)
+
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, Follow(every="10ms", idle="300ms")) as loader:
+        monkeypatch.setattr(watcher, "discover", discover)
+        failing += [ConnectionResetError("reset"), TimeoutError("no answer")]
+        assert read(loader) == list(range(30))
+        assert "cannot be listed: reset" in caplog.text
+        failing.append(PermissionError("not for you"))
+        with pytest.raises(PermissionError, match="not for you"):
+            read(loader)
+        monkeypatch.setattr(watcher, "_LISTING_PATIENCE_S", 0.0)
+        failing += [TimeoutError("no answer")] * 10_000
+        object.__setattr__(loader._data.sources[0].opened.source.retry, "max_s", 0.0)
+        with pytest.raises(ConnectionError, match="cannot be listed for 0 s: TimeoutError: no answer"):
+            read(loader)
+
+
+def test_a_file_that_goes_before_it_was_read_is_named(folder, caplog):
+    (folder / "00.parquet").write_bytes(b"PAR1")
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, Follow(every="10ms", idle="30s")) as loader:
+        found = loader._followed.watcher(None)
+        assert found.poll(5) is None
+        (folder / "02.parquet").unlink()
+        found._next_look = 0.0
+        assert found.poll(5) is None
+        found.close()
+    assert "removed before it was read: 02.parquet" in caplog.text

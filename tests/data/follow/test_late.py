@@ -231,3 +231,20 @@ def test_a_table_that_is_read_once_has_masks_too(tmp_path):
     assert with_table.mask["score"].tolist() == [row in (1, 5) for row in range(8)]
     assert without.mask["score"].tolist() == [True] * 8
     assert with_table.to("cpu").mask["each"].dtype == torch.bool
+
+
+def test_a_file_of_rows_that_is_written_again_waits_for_its_new_keys(tmp_path):
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", [0])
+    with loader_of(tmp_path, batch_size=8) as loader:
+        found = loader._followed.watcher(None)
+        assert found.poll(5) is None
+        put(pl.DataFrame({"row": [100], "request": [700], "item": [[1, 1]]}), tmp_path / "rows" / "000.parquet")
+        write_side(tmp_path, "b", range(1, 8))
+        found._next_look = 0.0
+        assert found.poll(5) is None
+        write_side(tmp_path, "c", [100])
+        found._next_look = 0.0
+        news = found.poll(5)
+        found.close()
+    assert [(file.name, [side[1] for side in file.sides]) for file in news.files] == [("000.parquet", ["c.parquet"])]
