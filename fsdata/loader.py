@@ -23,6 +23,8 @@ from fsdata.batch.batch import Batch
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.catalog.cores import usable_cores
+from fsdata.decode.files.byte_size import bytes_of
+from fsdata.decode.files.read_ahead import ReadAhead
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import PeerError
@@ -72,6 +74,9 @@ class FreeScaleDataLoader(Generic[BatchT]):
             merged by `Schema(time=...)`. Each source keeps its own order; with `shuffle` the mixed order is shuffled.
         shuffle_window: row groups that are held in memory, twice, to be shuffled together.
         num_threads: decoding threads; None takes the cores of this rank.
+        read_ahead: bytes of row groups that are read ahead of decoding, where files are not local: a number, or a text
+            like "256MB" (B, kB, MB, GB, KiB, MiB, GiB); per rank. They are read by threads that do nothing else. 0 lets
+            the decoding threads read. A row group that is larger is read ahead alone.
         prefetch: batches made ahead; 0 makes them in the calling thread.
         pin_memory: pin batches in a thread of its own (CUDA).
         adapt: makes of each `Batch` what the loop gets, in the thread that makes batches ahead, before pinning. Has to
@@ -112,6 +117,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         mix: Mix = "sequential",
         shuffle_window: int = 4,
         num_threads: int | None = None,
+        read_ahead: int | str = "256MB",
         prefetch: int = 2,
         pin_memory: bool = False,
         adapt: Callable[[Batch], BatchT] | None = None,
@@ -126,6 +132,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             batch_size=batch_size,
             shuffle_window=shuffle_window,
             num_threads=cores_of_this_rank() if num_threads is None else num_threads,
+            read_ahead=bytes_of(read_ahead, "read_ahead"),
             prefetch=prefetch,
             pin=_can_pin(pin_memory),
             seed=seed,
@@ -176,6 +183,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
                 else None
             )
         self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
+        remote = any(source.remote for source in opened)
+        self._read_ahead = ReadAhead(self._options.read_ahead) if self._options.read_ahead and remote else None
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
@@ -275,17 +284,27 @@ class FreeScaleDataLoader(Generic[BatchT]):
         return [source.describe() for source in self._data.sources]
 
     def stats(self) -> dict[str, Any]:
-        """What this rank has done since the loader was made, for logs: `batches`, `dropped`, `retries`, `skipped`, and
-        `seconds` by what they went into (see `fsdata.steps.timing.Timing`). JSON-able, cheap, from any thread.
+        """What this rank has done since the loader was made, for logs: `batches`, `dropped`, `retries`, `skipped`, what
+        was read from files that are not `local`, and `seconds` by what they went into (see
+        `fsdata.steps.timing.Timing`). JSON-able, cheap, from any thread.
+
+        `remote` has the `bytes` of row groups that were read, `unplanned_reads` of bytes that a decoder asked for and
+        that were not read before it (0 is normal), and `read_ahead_peak_bytes`, the most that read-ahead held.
 
         Batches are made ahead: where `wait` does not grow, loading costs the loop nothing. Where it does, the largest
         of the others says what is too slow; `decode` counts all decoding threads together.
         """
+        reads = [source.remote_reads for source in self._data.sources]
         return {
             "batches": self._batches,
             "dropped": self.dropped,
             "retries": self.retries,
             "skipped": len(self.skipped),
+            "remote": {
+                "bytes": sum(size for size, _ in reads),
+                "unplanned_reads": sum(count for _, count in reads),
+                "read_ahead_peak_bytes": self._read_ahead.peak if self._read_ahead else 0,
+            },
             "seconds": {name: round(spent, 6) for name, spent in self._data.timing.seconds().items()},
         }
 
@@ -308,8 +327,12 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._closed = True
         if self._turn.forked:
             return  # threads, files and connections are those of the other process
+        for source in self._data.sources:
+            source.end_retries()
         self._end_steps(_GRACE_S)
         self._executor.shutdown(cancel_futures=True)
+        if self._read_ahead is not None:
+            self._read_ahead.close()
         self._data.close()
         if self._exchange is not None:
             self._exchange.close()
@@ -391,7 +414,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
             progress=progress,
         )
         reader = data.reader(
-            streams[context.rank], epoch=progress.epoch, executor=self._executor, num_threads=options.num_threads
+            streams[context.rank],
+            epoch=progress.epoch,
+            executor=self._executor,
+            num_threads=options.num_threads,
+            read_ahead=self._read_ahead,
         )
         if self._exchange is not None and self._planner is not None:
             self._planner.load_state_dict(progress.tuning)
@@ -417,6 +444,7 @@ class _Options:
     batch_size: int
     shuffle_window: int
     num_threads: int
+    read_ahead: int
     prefetch: int
     pin: bool
     seed: int

@@ -200,17 +200,33 @@ def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
     if size < 12:
         raise CorruptFileError(f"{file.path}: not a Parquet file: only {size} bytes")
     guess = min(_LOCAL_TAIL_BYTES if file.local else _TAIL_BYTES, size)
-    tail = handle.read_at(guess, size - guess)
+    tail = read_at(handle, guess, size - guess, file)
     if tail[-4:] != MAGIC:
-        raise CorruptFileError(f"{file.path}: {_what_instead(handle.read_at(4, 0), tail[-4:], size)}")
+        raise CorruptFileError(f"{file.path}: {_what_instead(read_at(handle, 4, 0, file), tail[-4:], size)}")
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length + 4 > size:
         raise CorruptFileError(
             f"{file.path}: the footer claims {length} bytes in a file of {size}: it was cut or overwritten"
         )
     if length > guess:
-        tail = handle.read_at(length - guess, size - length) + tail
+        tail = read_at(handle, length - guess, size - length, file) + tail
     return tail[-length:]
+
+
+def read_at(handle: Any, count: int, offset: int, file: FileRef) -> bytes:
+    """`count` bytes of an open file; see `whole`."""
+    return whole(handle.read_at(count, offset), count, offset, file)
+
+
+def whole(found: bytes, count: int, offset: int, file: FileRef) -> bytes:
+    """`found`, which was read from `offset` on, if it is `count` bytes.
+
+    Raises:
+        ConnectionError: a remote file gave fewer. The transport has cut them off, and the file is not damaged.
+    """
+    if len(found) < count and not file.local:
+        raise ConnectionError(f"{file.path}: only {len(found)} of {count} bytes arrived, from byte {offset} on")
+    return found
 
 
 def _what_instead(head: bytes, end: bytes, size: int) -> str:

@@ -4,7 +4,6 @@ import logging
 import random
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -28,16 +27,17 @@ class Retrying:
     """Repeats reads of remote files after OSError (timeouts included), as `policy` says. Thread-safe.
 
     Args:
-        sleep, jitter: for tests; `jitter` gives numbers from 0 to 1.
+        sleep, jitter: for tests; `sleep` waits in place of what `end` interrupts, `jitter` is from 0 to 1.
 
     `count` is how many tries were repeated.
     """
 
     policy: Retry = field(default_factory=Retry)
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], object] | None = None
     jitter: Callable[[], float] = random.random
     count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def call(self, read: Callable[[], Result], file: FileRef) -> Result:
         """`read()`. Local files are read once: a local error does not go away.
@@ -56,7 +56,8 @@ class Retrying:
                     raise
                 wait = _FIRST_WAIT_S * _GROWTH ** (number - 1) * (1 + self.jitter()) / 2
                 damage = not unreachable(error) and number >= _TRIES_OF_DAMAGE
-                if number == tries or waited + wait > self.policy.max_s or damage:
+                last = number == tries or waited + wait > self.policy.max_s or self._ended.is_set()
+                if last or damage:
                     if unreachable(error):
                         raise ConnectionError(
                             f"{file.path}: cannot be read after {number} tries: {type(error).__name__}: {error}"
@@ -66,8 +67,12 @@ class Retrying:
             with self._lock:
                 self.count += 1
             waited += wait
-            self.sleep(wait)
+            (self.sleep or self._ended.wait)(wait)
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def end(self) -> None:
+        """Wait no longer, in any thread: a read that fails from now on is not repeated."""
+        self._ended.set()
 
 
 def unreachable(error: BaseException) -> bool:

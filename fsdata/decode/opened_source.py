@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from pyarrow.fs import LocalFileSystem
 
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
@@ -13,6 +14,7 @@ from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
 from fsdata.decode.align import Defaults, Groups, align, groups_of
+from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
 from fsdata.decode.joins.late_side import LateSide
@@ -168,7 +170,23 @@ class OpenSource:
         for number, table in self._late.items():
             table.enter({file: [side[1:] for side in of if side[0] == number] for file, of in sides.items()})
 
-    def read(self, group: RowGroup, layout: Layout, start: int, stop: int) -> SurvivingRows:
+    @property
+    def remote(self) -> bool:
+        """Whether some of the files are not local."""
+        return any(not isinstance(folder.filesystem, LocalFileSystem) for folder in self.files.folders)
+
+    @property
+    def remote_reads(self) -> tuple[int, int]:
+        """Bytes of row groups of the main table that were read from remote files, and reads that were not planned."""
+        return self._files.remote.bytes_read, self._files.remote.unplanned_reads
+
+    def fetch(self, group: RowGroup, layout: Layout) -> RowGroupBytes | None:
+        """The bytes that `read` needs, for read-ahead; None if the file is local."""
+        return self._files.fetch(self._plan(layout)[0], group)
+
+    def read(
+        self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RowGroupBytes | None = None
+    ) -> SurvivingRows:
         """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
 
         Raises:
@@ -177,7 +195,7 @@ class OpenSource:
         """
         plans, groups = self._plan(layout)
         start, stop = start + group.first, stop + group.first
-        table = self._files.decode(plans, group, start, stop)
+        table = self._files.decode(plans, group, start, stop, fetched)
         if table is None:
             return SurvivingRows(empty(layout.itemsize), np.empty(0, np.int64))
         where = self._files.where(group)
@@ -226,6 +244,10 @@ class OpenSource:
             )
         last = np.maximum.accumulate(np.where(null, -1, np.arange(group.rows)))
         return np.where(last >= 0, times[last], 0)
+
+    def end_retries(self) -> None:
+        """Let reads that fail from now on fail at once."""
+        self._retry.end()
 
     def close(self) -> None:
         """Close open files. Rows already read stay valid."""

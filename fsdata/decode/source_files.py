@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,10 @@ from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
-from fsdata.decode.open_files import OpenFiles
+from fsdata.decode.files.byte_ranges import leaf_columns
+from fsdata.decode.files.open_files import OpenFiles
+from fsdata.decode.files.remote_files import RemoteFiles
+from fsdata.decode.files.row_group import Place, RowGroupBytes
 from fsdata.decode.record_batches import MapFailed, RowRange, wide_columns
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
@@ -36,6 +39,7 @@ from fsdata.sources.source import ParquetSource
 
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
+_Leaves = dict[tuple[int, tuple[str, ...]], tuple[int, ...]]  # by schema and columns read
 _ADVICE = (
     "Start the job again, with files that nobody writes",
     "Bring the catalog up to date: `freescale catalog --update`",
@@ -102,6 +106,7 @@ class SourceFiles:
     """Files of a source, bound to the fields that are wanted. Thread-safe after construction.
 
     Attributes:
+        remote: the files that are not local.
         pruned: files that were not opened, because `filter` leaves out all of their folder.
         seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
 
@@ -133,7 +138,8 @@ class SourceFiles:
         self.skipped: list[Skipped] = []
         self.retry = retry
         self._seen: set[tuple[str, int]] = set()
-        self._wide: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}  # by schema and columns read
+        self._wide: _Leaves = {}
+        self._leaves: _Leaves = {}
         self._lock = threading.Lock()
         self._show = show
         self._threads = at_once = threads or usable_cores()
@@ -155,6 +161,7 @@ class SourceFiles:
         self.groups = self._groups()
         self._pool = pool
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
+        self.remote = RemoteFiles(self._open_files.open)
 
     @property
     def pruned_groups(self) -> int:
@@ -302,8 +309,27 @@ class SourceFiles:
     def where(self, group: RowGroup) -> str:
         return f"{self.label}, {self.catalog.files.name(group.file)}, row group {group.index}"
 
-    def decode(self, plans: Sequence[SlicePlan], group: RowGroup, start: int, stop: int) -> Slice | None:
+    def fetch(self, plans: Sequence[SlicePlan], group: RowGroup) -> RowGroupBytes | None:
+        """What `decode` needs of a row group, to be read ahead of it; None if the file is local."""
+        catalog, number = self.catalog, group.file
+        file = catalog.files[number]
+        if file.local:
+            return None
+        place = Place(file=file, size=int(catalog.size[number]), identity=catalog.digest(number), group=group.index)
+        key = int(catalog.schema_of[number]), plans[self._kind_of[number]].batches.read
+        return RowGroupBytes(self.remote, place, partial(_once, self._leaves, key, leaf_columns))
+
+    def decode(
+        self,
+        plans: Sequence[SlicePlan],
+        group: RowGroup,
+        start: int,
+        stop: int,
+        fetched: RowGroupBytes | None = None,
+    ) -> Slice | None:
         """Rows [start, stop) of a row group; None if it is damaged and skipped.
+
+        fetched: what `fetch` gave, if somebody has read it ahead. A remote row group is read here without it.
 
         Raises:
             CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
@@ -314,19 +340,26 @@ class SourceFiles:
         catalog, number = self.catalog, group.file
         file = catalog.files[number]
         plan = plans[self._kind_of[number]]
+        remote = fetched or self.fetch(plans, group)
+
+        def decoded(parquet: pq.ParquetFile) -> Slice:
+            key = int(catalog.schema_of[number]), plan.batches.read
+            wanted = RowRange(
+                group=group.index,
+                start=start,
+                stop=stop,
+                to_end=self.source.on_error == "skip",
+                wide=_once(self._wide, key, wide_columns, parquet.metadata),
+                where=self.where(group),
+            )
+            return decode(parquet, wanted, plan, self._pool)
 
         def attempt() -> Slice:
+            if remote is not None:
+                return remote.use(decoded)
             opened = self._open_files.take(file, int(catalog.size[number]), catalog.digest(number))
             try:
-                wanted = RowRange(
-                    group=group.index,
-                    start=start,
-                    stop=stop,
-                    to_end=self.source.on_error == "skip",
-                    wide=self._wide_columns(opened.parquet, number, plan.batches.read),
-                    where=self.where(group),
-                )
-                result = decode(opened.parquet, wanted, plan, self._pool)
+                result = decoded(opened.parquet)
             except BaseException:
                 opened.close()
                 raise
@@ -354,12 +387,6 @@ class SourceFiles:
             self._skip(file.name, group, reason)
             return None
         raise failed
-
-    def _wide_columns(self, opened: pq.ParquetFile, file: int, read: tuple[str, ...]) -> tuple[int, ...]:
-        key = int(self.catalog.schema_of[file]), read
-        if key not in self._wide:
-            self._wide[key] = wide_columns(opened.metadata, read)
-        return self._wide[key]
 
     def _skip(self, name: str, group: RowGroup, reason: str) -> None:
         with self._lock:
@@ -404,3 +431,12 @@ class SourceFiles:
 
     def close(self) -> None:
         self._open_files.close()
+
+
+def _once(
+    known: _Leaves, key: tuple[int, tuple[str, ...]], find: Callable[..., tuple[int, ...]], metadata: pq.FileMetaData
+) -> tuple[int, ...]:
+    """Leaf columns by schema and columns read."""
+    if key not in known:
+        known[key] = find(metadata, key[1])
+    return known[key]

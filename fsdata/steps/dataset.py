@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fsdata.decode.files.read_ahead import ReadAhead
 from fsdata.decode.joins.as_of import buckets_of
 from fsdata.decode.joins.stored_side import bucket_of
 from fsdata.decode.opened_source import OpenSource
@@ -21,7 +23,7 @@ from fsdata.schema import Schema
 from fsdata.steps.reader import Reader
 from fsdata.steps.times import Times
 from fsdata.steps.timing import Timing
-from fsdata.steps.unit_reader import piece_reader
+from fsdata.steps.unit_reader import fetch_planner, piece_reader
 
 _FIRST_ROWS = 512
 
@@ -62,6 +64,7 @@ class Dataset:
         units, keys = _units(sources, schema, mix, threads)
         self._unit_rows = units.row_counts
         self._read = piece_reader(sources, self.layout, units, keys)
+        self._fetches_of = fetch_planner(sources, self.layout, units)
         self.rows = int(self._unit_rows.sum())
         self.may_drop = any(source.may_drop for source in sources)
         self.fingerprint = {
@@ -101,7 +104,9 @@ class Dataset:
         streams = progress.streams(first, world_size)
         return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
-    def reader(self, stream: Stream, *, epoch: int, executor: Executor, num_threads: int) -> Reader:
+    def reader(
+        self, stream: Stream, *, epoch: int, executor: Executor, num_threads: int, read_ahead: ReadAhead | None = None
+    ) -> Reader:
         """Reads a stream; decodes ahead by enough pieces to fill the next window while this one is used."""
         windows = iter(stream)
         if not self._shuffle:
@@ -113,6 +118,7 @@ class Dataset:
         return Reader(
             windows,
             read=self._read,
+            fetch_ahead=partial(read_ahead.over, of_item=self._fetches_of) if read_ahead else None,
             order=order if self._shuffle else None,
             group=self._bucket if self._shuffle else None,
             itemsize=self.layout.itemsize,

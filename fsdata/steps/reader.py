@@ -4,13 +4,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import tee
 
 import numpy as np
 
+from fsdata.decode.files.read_ahead import Fetch, Fetches
 from fsdata.decode.row_table import RowTable, SurvivingRows, concat, empty
 from fsdata.order.stream import Piece, Window
 from fsdata.steps.timing import Timing
+from fsdata.steps.unit_reader import RowGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Reader:
 
     Args:
         windows: what is left to read; `position` starts at 0.
-        read: decodes a piece, called in `executor`.
+        read: decodes a piece, called in `executor`, from the row groups that were read ahead for it.
+        fetch_ahead: reads row groups ahead; None leaves it to `read`.
         order: the permutation of a window's rows, or None to keep them in order.
         group: rows -> int64 [n], a number for each; permuted rows of a window come in the order of their numbers.
         executor: decodes up to `ahead` pieces beyond the window being read.
@@ -47,7 +51,8 @@ class Reader:
         self,
         windows: Iterable[Window],
         *,
-        read: Callable[[Piece], SurvivingRows],
+        read: Callable[[Piece, RowGroups], SurvivingRows],
+        fetch_ahead: Callable[[Iterator[Piece]], Fetches[Piece]] | None = None,
         order: Callable[[Window], np.ndarray] | None,
         group: Callable[[RowTable], np.ndarray] | None = None,
         itemsize: np.ndarray,
@@ -67,7 +72,13 @@ class Reader:
         self._ahead = ahead
         of_windows, of_pieces = tee(windows)
         self._windows: Iterator[Window] = of_windows
-        self._to_submit: Iterator[Piece] = (piece for window in of_pieces for piece in window.pieces)
+        pieces = (piece for window in of_pieces for piece in window.pieces)
+        self._fetches = fetch_ahead(pieces) if fetch_ahead else None
+        self._to_submit: Iterator[Callable[[], SurvivingRows]]
+        if self._fetches is None:
+            self._to_submit = (partial(self._decoded_piece, piece, ()) for piece in pieces)
+        else:
+            self._to_submit = (partial(self._fetched_piece, self._fetches, fetch) for fetch in self._fetches)
         self._pending: deque[Future[SurvivingRows]] = deque()
         self._open: deque[_Open] = deque()
         self._decoded = 0  # planned rows of the windows decoded so far
@@ -102,10 +113,12 @@ class Reader:
         self.position = int(self._passed[-1])
 
     def close(self) -> None:
-        """Forget what has not been decoded yet; running decodes end by themselves."""
+        """Forget what has not been decoded yet; running decodes end by themselves. Blocks for requests under way."""
         for future in self._pending:
             future.cancel()
         self._pending.clear()
+        if self._fetches is not None:
+            self._fetches.close()
         self._windows = iter(())
         self._to_submit = iter(())
         self._open.clear()
@@ -127,14 +140,22 @@ class Reader:
 
     def _submit(self, limit: int) -> None:
         while len(self._pending) < limit:
-            piece = next(self._to_submit, None)
-            if piece is None:
+            work = next(self._to_submit, None)
+            if work is None:
                 return
-            self._pending.append(self._executor.submit(self._decoded_piece, piece))
+            self._pending.append(self._executor.submit(work))
 
-    def _decoded_piece(self, piece: Piece) -> SurvivingRows:
+    def _fetched_piece(self, fetches: Fetches[Piece], fetch: Fetch[Piece]) -> SurvivingRows:
+        try:
+            with self.timing.of("fetch"):
+                fetch.wait()
+            return self._decoded_piece(fetch.item, fetch.row_groups)
+        finally:
+            fetches.release(fetch)
+
+    def _decoded_piece(self, piece: Piece, row_groups: RowGroups) -> SurvivingRows:
         with self.timing.of("decode"):
-            return self._read(piece)
+            return self._read(piece, row_groups)
 
     def _opened(self, window: Window, pieces: list[SurvivingRows]) -> _Open:
         planned = sum(piece.rows for piece in window.pieces)

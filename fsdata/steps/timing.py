@@ -10,7 +10,8 @@ from contextlib import contextmanager
 class Timing:
     """Seconds by name. Thread-safe.
 
-    Names: `decode`, in all decoding threads together, with reading bytes; `wait_for_decoding` and `exchange` (small
+    Names: `fetch`, waiting for bytes that are read ahead, and `decode`, with reading bytes that are not, both in all
+    decoding threads together; `wait_for_decoding` and `exchange` (small
     exchanges and moving samples, with waiting for peers) and `assemble`, in the thread that makes batches; `wait`, of
     the training loop for the next batch.
     """

@@ -45,7 +45,7 @@ def _found(paths: Sequence[str], filesystem: Any) -> Iterator[tuple[pafs.FileSys
     for given in paths:
         system, path = resolve(given, filesystem)
         local = isinstance(system, pafs.LocalFileSystem)
-        for file, version in _expand(system, path, given):
+        for file, version in _expand(system, path, given) if local else _expand_remote(system, path, given):
             _check_text(file)
             yield system, file, (local_version(file) if local else version)
 
@@ -160,6 +160,20 @@ def _expand(system: pafs.FileSystem, path: str, given: str) -> list[tuple[str, V
     if not files:
         raise FileNotFoundError(f"{given}: no file matches")
     return files
+
+
+def _expand_remote(system: pafs.FileSystem, path: str, given: str) -> list[tuple[str, Version]]:
+    """`_expand`, with errors that name the path."""
+    try:
+        return _expand(system, path, given)
+    except OSError as error:
+        if type(error) is not OSError:
+            raise
+        if "ACCESS_DENIED" in str(error):
+            raise PermissionError(
+                f"{given}: no permission to list it: {error}. Ask for this permission, or name every file"
+            ) from error
+        raise ConnectionError(f"{given}: cannot be listed: {error}") from error
 
 
 def _what_it_is(path: str) -> str:

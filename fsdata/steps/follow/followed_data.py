@@ -17,7 +17,7 @@ from fsdata.sources import ParquetSource
 from fsdata.steps.dataset import Dataset
 from fsdata.steps.follow.late import LateTable
 from fsdata.steps.follow.watcher import Watcher
-from fsdata.steps.unit_reader import piece_reader
+from fsdata.steps.unit_reader import fetch_planner, piece_reader
 
 _PATIENCE_S = 10.0  # for a file that rank 0 sees and this rank does not yet
 
@@ -32,7 +32,9 @@ class FollowedData(Dataset):
         self._time_column = _time_column(given, schema)
         self._numbers: dict[FileAt, int] = {}
         self._places: dict[int, int] = {}  # unit -> row group of the source
-        self._read = piece_reader([source], self.layout, _Units(source, self._places), None)
+        units = _Units(source, self._places)
+        self._read = piece_reader([source], self.layout, units, None)
+        self._fetches_of = fetch_planner([source], self.layout, units)
 
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""

@@ -23,7 +23,7 @@ from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.footers import read_footers
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode import open_files
+from fsdata.decode.files import open_files
 
 LIST = pa.list_(pa.int64())
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row", "day"))
@@ -108,7 +108,7 @@ from fsdata.catalog import catalog as catalogs
 from fsdata.catalog import catalog_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode import open_files
+from fsdata.decode.files import open_files
 catalogs.SHARED_FROM = 1
 with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
     found, _ = catalogs.open_catalog(discover([sys.argv[1]], None), threads=1, retry=Retrying(), label="x")

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from parquet import column, opened, read_all, values, write
-from s3_server import s3
 
 from fsdata import Schema
 from fsdata.catalog.footers import Skipped
@@ -254,31 +253,6 @@ def test_lasting_errors_end_and_are_never_skipped(flaky):
     assert source.skipped == []
     with pytest.raises(ConnectionError, match=r"a\.parquet: cannot be read after 5 tries"):
         open_flaky(flaky, slept, on_error="skip")
-
-
-@pytest.mark.parametrize("fail", [500, 503, 403, "close"])
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_errors_of_arrows_own_s3_are_not_damage(tmp_path, fail, on_error):
-    with s3(users(tmp_path / "a.parquet", 0, 10, group=5).read_bytes()) as (store, system):
-        source = ParquetSource("bucket/a.parquet", filesystem=system, on_error=on_error)
-        opened_source, layout = opened(source, USERS, retry=Retrying(sleep=lambda _: None))
-        assert len(read_all(opened_source, layout)) == 10
-        store.fail = fail
-        with pytest.raises(ConnectionError, match=r"a\.parquet: cannot be read after 5 tries: OSError: .*AWS Error "):
-            opened_source.read(opened_source.groups[0], layout, 0, 5)
-        assert store.failed >= 5
-        assert opened_source.skipped == []
-        store.fail = None
-        assert len(read_all(opened_source, layout)) == 10
-
-
-def test_damage_behind_arrows_own_s3_is_damage(tmp_path):
-    raw = bytearray(users(tmp_path / "a.parquet", 0, 10, group=5).read_bytes())
-    raw[30:40] = bytes(10)
-    with s3(bytes(raw)) as (_, system):
-        source, layout = opened(ParquetSource("bucket/a.parquet", filesystem=system, on_error="skip"), USERS)
-        assert column(read_all(source, layout), "user") == [[n] for n in range(5, 10)]
-        assert [entry.row_group for entry in source.skipped] == [0]
 
 
 def test_final_errors_are_not_retried(flaky):

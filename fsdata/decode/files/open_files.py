@@ -19,7 +19,7 @@ _CHUNK_BYTES = 800  # that pyarrow needs for a column chunk
 
 @dataclass(frozen=True, slots=True)
 class OpenParquet:
-    """One open file. `stamp`: its time of modification when it was opened, 0 if it is not local."""
+    """One open file. `stamp`: its time of modification when it was opened, 0 if unknown."""
 
     file: FileRef
     stamp: int
@@ -28,6 +28,18 @@ class OpenParquet:
 
     def close(self) -> None:
         self.source.close()
+
+
+def modified(file: FileRef) -> int:
+    """Time of modification in ns, 0 if the filesystem does not know it. Blocks for a request if the file is remote.
+
+    Raises:
+        FileNotFoundError: a local file is missing; a missing remote file has 0.
+        OSError: it cannot be reached.
+    """
+    if file.local:
+        return os.stat(file.path).st_mtime_ns
+    return file.filesystem.get_file_info(file.path).mtime_ns or 0
 
 
 class _Footers:
@@ -82,7 +94,7 @@ class OpenFiles:
         Raises:
             CorruptFileError: the file is not the one whose footer was read, or pyarrow cannot parse the footer.
         """
-        stamp = os.stat(file.path).st_mtime_ns if file.local else 0
+        stamp = modified(file) if file.local else 0
         with self._lock:
             position = next((n for n in reversed(range(len(self._idle))) if self._idle[n].file.path == file.path), None)
             if position is not None:
@@ -90,8 +102,16 @@ class OpenFiles:
                 if idle.stamp == stamp:
                     return idle
                 idle.close()
+        return self.open(file, size, identity, stamp)
+
+    def open(self, file: FileRef, size: int, identity: str, stamp: int | None = None) -> OpenParquet:
+        """The file, opened and compared. Some requests to the store if it is remote. Raises as `take` does.
+
+        stamp: None to ask the filesystem for it.
+        """
         source = open_file(file)
         try:
+            stamp = modified(file) if stamp is None else stamp
             raw = self._compared(file, size, identity, source)
             metadata = self._footers.of(file, identity, lambda: parsed(raw, size, file, {})[0])
             parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)

@@ -1,0 +1,48 @@
+"""Which bytes of a row group are read, and by which requests: numbers in, numbers out.
+
+A byte range is (first byte, first byte after it). A request to a store costs as much time as a megabyte, so column
+chunks with a small gap between them are read at once, gap included. Long byte ranges are cut, because several
+connections are faster than one.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import pyarrow.parquet as pq
+
+ByteRange = tuple[int, int]
+
+GAP_BYTES = 1 << 20
+REQUEST_BYTES = 8 << 20
+
+
+def leaf_columns(metadata: pq.FileMetaData, columns: Iterable[str]) -> tuple[int, ...]:
+    """The leaf columns that `columns` consist of."""
+    wanted = set(columns)
+    paths = (metadata.schema.column(leaf).path for leaf in range(metadata.num_columns))
+    return tuple(leaf for leaf, path in enumerate(paths) if path.split(".")[0] in wanted)
+
+
+def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[ByteRange]:
+    """Where the column chunks of `leaves` stand, dictionaries included, in the order of `leaves`."""
+    chunks = [row_group.column(leaf) for leaf in leaves]
+    begins = [min(filter(None, (each.dictionary_page_offset, each.data_page_offset))) for each in chunks]
+    return [(begin, begin + each.total_compressed_size) for begin, each in zip(begins, chunks, strict=True)]
+
+
+def requests(ranges: Iterable[ByteRange], *, gap: int = GAP_BYTES, most: int = REQUEST_BYTES) -> list[ByteRange]:
+    """Ascending, disjoint ranges that cover `ranges`: gaps of up to `gap` bytes are closed, and what is longer than
+    `most` is cut into equal parts of at most that size."""
+    joined: list[ByteRange] = []
+    for begin, end in sorted(each for each in ranges if each[1] > each[0]):
+        if joined and begin - joined[-1][1] <= gap:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return [part for whole in joined for part in _cut(*whole, most)]
+
+
+def _cut(begin: int, end: int, most: int) -> Sequence[ByteRange]:
+    parts = -(-(end - begin) // most)
+    at = [begin + (end - begin) * part // parts for part in range(parts + 1)]
+    return list(itertools.pairwise(at))

@@ -1,0 +1,102 @@
+"""Open remote files, shared by all threads that read them."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pyarrow.fs import FSSpecHandler
+
+from fsdata.catalog.footers import read_at, whole
+from fsdata.catalog.listing.file_list import FileRef
+from fsdata.catalog.retry import unreachable
+from fsdata.decode.files.open_files import OpenParquet, modified
+
+_KEPT = 64
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One file. The lock is held while it is opened, so that one thread opens and the others wait."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    opened: OpenParquet | None = None
+
+
+class RemoteFiles:
+    """Remote files, those used last kept open. Thread-safe.
+
+    A file is compared with its identity when it is opened. `check` says whether what was read since then is all of that
+    file: a store may put another object in its place at any time.
+
+    Args:
+        open: opens a file and compares it; see `OpenFiles.open`.
+
+    Attributes:
+        bytes_read: all bytes of row groups, those of footers not counted.
+        unplanned_reads: how often a decoder asked for bytes that were not planned.
+    """
+
+    def __init__(self, open: Callable[[FileRef, int, str], OpenParquet]) -> None:
+        self.bytes_read = 0
+        self.unplanned_reads = 0
+        self._open = open
+        self._slots: OrderedDict[str, _Slot] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, file: FileRef, size: int, identity: str) -> OpenParquet:
+        """The open file. Blocks for some requests to the store if it is not open yet.
+
+        Raises what `open` raises.
+        """
+        with self._lock:
+            slot = self._slots.setdefault(file.path, _Slot())
+            self._slots.move_to_end(file.path)
+            while len(self._slots) > _KEPT:
+                self._slots.popitem(last=False)  # not closed, as others may be reading from it
+        with slot.lock:
+            if slot.opened is None:
+                slot.opened = self._open(file, size, identity)
+            return slot.opened
+
+    def forget(self, opened: OpenParquet) -> None:
+        """Open the file anew when it is asked for the next time."""
+        with self._lock:
+            slot = self._slots.get(opened.file.path)
+            if slot is not None and slot.opened is opened:
+                del self._slots[opened.file.path]
+
+    def read(self, opened: OpenParquet, begin: int, end: int, *, planned: bool = True) -> bytes:
+        """Bytes [begin, end) of the file, all of them. Blocks; several threads read the same file at the same time.
+
+        Raises:
+            ConnectionError: fewer bytes arrived, or the filesystem does not say what is wrong.
+            OSError: what the filesystem raises.
+        """
+        file = opened.file
+        handler = getattr(file.filesystem, "handler", None)
+        try:
+            if isinstance(handler, FSSpecHandler):  # its open files serve one thread at a time, and read too much
+                found = whole(handler.fs.cat_file(file.path, begin, end), end - begin, begin, file)
+            else:
+                found = read_at(opened.source, end - begin, begin, file)
+        except OSError as error:
+            if unreachable(error):
+                raise
+            raise ConnectionError(f"{file.path}: {error}") from error  # nothing was decoded yet: no damage
+        with self._lock:
+            self.bytes_read += end - begin
+            self.unplanned_reads += not planned
+        return found
+
+    def check(self, opened: OpenParquet, size: int, identity: str) -> None:
+        """Check that the file is still the one that was opened. Blocks for a request to the store.
+
+        Raises:
+            CorruptFileError: it is another file.
+            ConnectionError: it was written again with the same footer, so that it has to be read again.
+        """
+        if modified(opened.file) != opened.stamp:
+            self.forget(opened)
+            self.get(opened.file, size, identity)
+            raise ConnectionError(f"{opened.file.path}: written again while it was being read")

@@ -1,0 +1,269 @@
+"""Reading ahead: which bytes are asked for, what decoders get of them, and what is held at a time."""
+
+import itertools
+import random
+import threading
+import time
+from collections import defaultdict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fsdata.catalog.footers import read_at
+from fsdata.catalog.listing.file_list import FileRef
+from fsdata.decode.files.byte_ranges import column_ranges, leaf_columns, requests
+from fsdata.decode.files.byte_size import bytes_of
+from fsdata.decode.files.read_ahead import ReadAhead
+from fsdata.decode.files.row_group import _InMemory
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(0, 0), (7, 7), ("256MB", 256_000_000), ("1.5 GiB", 3 << 29), (" 8kb ", 8000), ("12B", 12), ("2TB", 2 * 10**12)],
+)
+def test_sizes_are_read(text, size):
+    assert bytes_of(text, "read_ahead") == size
+
+
+@pytest.mark.parametrize("text", [-1, True, 2.5, None, "", "256", "256M", "-1MB", "1e3MB", "MB", "1 iB", "1MB 2MB"])
+def test_sizes_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match=r'read_ahead must be a number of bytes .* like "256MB"'):
+        bytes_of(text, "read_ahead")
+
+
+# Ranges
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60)), max_size=12), st.integers(0, 40), st.integers(1, 90)
+)
+@example([(5, 10), (15, 5), (20, 1)], 0, 4)
+@settings(max_examples=300, deadline=None)
+def test_requests_cover_the_ranges_and_small_gaps_only(spans, gap, most):
+    ranges = [(begin, begin + size) for begin, size in spans]
+    found = requests(ranges, gap=gap, most=most)
+    wanted = {byte for begin, end in ranges for byte in range(begin, end)}
+    read = [byte for begin, end in found for byte in range(begin, end)]
+    assert len(read) == len(set(read))  # nothing is read twice
+    assert read == sorted(read)
+    assert wanted <= set(read)
+    assert all(0 < end - begin <= most for begin, end in found)
+    unwanted = sorted(set(read) - wanted)
+    runs = np.split(np.array(unwanted, int), np.flatnonzero(np.diff(unwanted) > 1) + 1)
+    assert all(len(run) <= gap for run in runs)
+    for before, after in itertools.pairwise(found):
+        assert after[0] == before[1] or after[0] - before[1] > gap
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_column_chunks_are_found_with_their_dictionaries(tmp_path, compression):
+    rows = 3000
+    columns = {
+        "a": pa.array(np.arange(rows) % 7),
+        "list": pa.array([[n, n + 1] for n in range(rows)]),
+        "b": pa.array([f"text {n % 50}" for n in range(rows)]),
+        "nested": pa.array([[{"x": n, "y": 2 * n}] for n in range(rows)]),
+    }
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=1000, compression=compression, write_page_checksum=True)
+    raw, metadata = path.read_bytes(), pq.read_metadata(path)
+    for read in (["a"], ["list", "nested"], ["b", "a"], list(columns)):
+        leaves = leaf_columns(metadata, read)
+        assert [metadata.schema.column(leaf).path.split(".")[0] in read for leaf in leaves] == [True] * len(leaves)
+        for group in range(metadata.num_row_groups):
+            parts = {
+                (begin, end): raw[begin:end]
+                for begin, end in requests(column_ranges(metadata.row_group(group), leaves), gap=10, most=333)
+            }
+
+            def fail(begin, end):
+                raise AssertionError(f"{begin} to {end} was not planned")
+
+            file = pq.ParquetFile(_InMemory(parts, len(raw), fail), metadata=metadata, pre_buffer=False)
+            assert file.read_row_group(group, read) == pq.read_table(path, columns=read)[group * 1000 :][:1000]
+
+
+@given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 100), st.integers(-1, 110))
+@settings(max_examples=300, deadline=None)
+def test_a_file_in_memory_reads_like_the_file(cuts, begin, count):
+    raw = bytes(range(100))
+    cuts = sorted(set(cuts))
+    parts = {(low, high): raw[low:high] for low, high in zip(cuts[::2], cuts[1::2], strict=False)}
+    parts |= {(low, high): raw[low:high] for low, high in zip(cuts[1:4:2], cuts[2:4:2], strict=False)}
+    outside = []
+
+    def read(low, high):
+        outside.append((low, high))
+        return raw[low:high]
+
+    file = _InMemory(parts, len(raw), read)
+    assert file.seek(begin) == begin
+    assert bytes(file.read(count)) == raw[begin : len(raw) if count < 0 else begin + count]
+    assert file.tell() == (100 if count < 0 else min(begin + count, 100))
+    have = {byte for low, high in parts for byte in range(low, high)}
+    assert bool(outside) == (not set(range(begin, file.tell())) <= have)
+
+
+def test_a_short_answer_of_a_remote_file_is_an_error_of_the_connection():
+    class Short:
+        def read_at(self, count, offset):
+            return bytes(count - 1)
+
+    remote = FileRef("bucket/a.parquet", "a.parquet", None, local=False)
+    with pytest.raises(ConnectionError, match=r"bucket/a\.parquet: only 9 of 10 bytes arrived, from byte 4 on"):
+        read_at(Short(), 10, 4, remote)
+
+
+# Threads
+
+
+class Store:
+    """Row groups of given sizes, of which it counts what was read and not released."""
+
+    def __init__(self, sizes, faults=()):
+        self.row_groups = [Numbered(self, number, size, number in faults) for number, size in enumerate(sizes)]
+        self.lock = threading.Lock()
+        self.held: dict[int, int] = defaultdict(int)
+        self.most = 0
+        self.planned = 0
+        self.reading = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def hold(self, number, size):
+        with self.lock:
+            self.held[number] += size
+            self.most = max(self.most, sum(self.held.values()))
+
+
+class Numbered:
+    """What `ReadAhead` sees of a row group."""
+
+    def __init__(self, store, number, size, fault):
+        self.store, self.number, self.size, self.fault = store, number, size, fault
+        self.error = None
+        self.finished = 0
+
+    def plan(self):
+        self.store.planned += 1
+        if self.fault:
+            raise TimeoutError(f"row group {self.number}")
+        return requests([(0, self.size)], most=10)
+
+    def read(self, part):
+        with self.store.lock:
+            self.store.reading += 1
+        self.store.gate.wait()
+        self.store.hold(self.number, part[1] - part[0])
+        with self.store.lock:
+            self.store.reading -= 1
+
+    def finish(self):
+        self.finished += 1
+
+    def fail(self, error):
+        self.error = error
+
+
+@given(
+    st.lists(st.integers(0, 60), max_size=40), st.integers(1, 100), st.integers(1, 5), st.sets(st.integers(0, 40)),
+    st.integers(0, 2**32), st.integers(1, 3),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_row_groups_come_whole_in_order_and_within_the_bound(sizes, limit, threads, faults, seed, together):
+    store = Store(sizes, faults)
+    items = [store.row_groups[first : first + together] for first in range(0, len(sizes), together)]
+    pool = ReadAhead(limit, threads=threads)
+    fetches = pool.over(iter(range(len(items))), lambda item: [*items[item], None])
+    seen, waiting = [], []
+    rng = random.Random(seed)
+    for fetch in fetches:
+        waiting.append(fetch)
+        if rng.random() < 0.5:
+            continue
+        for each in waiting:  # as decoding threads do: in their order, while others are read
+            each.wait()
+            seen.append(each.item)
+            for row_group in items[each.item]:
+                whole = row_group.size if row_group.number not in faults else 0
+                assert store.held.pop(row_group.number, 0) == whole
+                assert (row_group.error is not None) == (row_group.number in faults)
+            fetches.release(each)
+        waiting.clear()
+    for each in waiting:
+        each.wait()
+        seen.append(each.item)
+        for row_group in items[each.item]:
+            store.held.pop(row_group.number, 0)
+        fetches.release(each)
+    assert seen == list(range(len(items)))
+    largest = max((sum(each.size for each in item if each.number not in faults) for item in items), default=0)
+    assert store.most <= pool.peak <= max(limit, largest)
+    fetches.close()
+    pool.close()
+
+
+def test_row_groups_are_read_before_anybody_waits_for_them():
+    store = Store([10] * 50)
+    pool = ReadAhead(100)
+    fetches = pool.over(iter(range(50)), lambda item: [store.row_groups[item]])
+    first = next(fetches)
+    first.wait()
+    while store.most < 100:
+        time.sleep(0.001)
+    assert pool.peak == 100
+    fetches.close()
+    pool.close()
+
+
+def test_files_are_opened_while_there_is_no_room_for_their_bytes():
+    store = Store([10] * 50)
+    pool = ReadAhead(1, threads=8)
+    fetches = pool.over(iter(range(50)), lambda item: [store.row_groups[item]])
+    next(fetches).wait()
+    while store.planned < 9:
+        time.sleep(0.001)
+    fetches.close()
+    pool.close()
+    assert store.most == 10
+    assert store.planned == 9  # one that was admitted, and as many as there are threads
+
+
+def test_closing_wakes_who_waits_and_ends_the_threads():
+    store = Store([10] * 50)
+    store.gate.clear()
+    pool = ReadAhead(35, threads=2)
+    fetches = pool.over(iter(range(50)), lambda item: [store.row_groups[item]])
+    waiting = [next(fetches) for _ in range(10)]
+    ended = []
+
+    def wait(fetch):
+        try:
+            fetch.wait()
+        except BaseException as error:
+            ended.append(type(error).__name__)
+        fetches.release(fetch)
+
+    threads = [threading.Thread(target=wait, args=(each,)) for each in waiting]
+    for each in threads:
+        each.start()
+    while store.reading < 2:
+        time.sleep(0.001)
+    still = []
+    closing = threading.Thread(target=lambda: still.append(fetches.close() or store.reading))
+    closing.start()
+    for each in threads:
+        each.join()  # though the store still holds back every answer
+    store.gate.set()
+    closing.join()
+    pool.close()
+    assert ended == ["CancelledError"] * 10
+    assert still == [0]
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fsdata-io")] == []
+    assert list(fetches) == []
