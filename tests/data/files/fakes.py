@@ -48,6 +48,7 @@ class FakeSource:
     retries: int = 0
     list_labels: frozenset[str] = frozenset()
     texts: frozenset[str] = frozenset()
+    masks: frozenset[str] = frozenset()
     default_labels: frozenset[str] = frozenset()
     time_unit: str = "integer"
     histories: Any = field(default_factory=lambda: SimpleNamespace(groups={}))
