@@ -372,3 +372,11 @@ def test_a_file_that_goes_before_it_was_read_is_named(folder, caplog):
         assert found.poll(5) is None
         found.close()
     assert "removed before it was read: 02.parquet" in caplog.text
+
+
+@pytest.mark.parametrize("balance", [None, Balance()])
+def test_batches_are_full_also_where_rows_drop_out(folder, balance):
+    options = {"source": {"filter": pl.col("keep")}, "balance": balance}
+    with loader_of(folder, Follow(**FAST, at_most=1), **options) as loader:
+        sizes = [len(batch) for batch in loader]
+    assert sizes == [4] * 5
