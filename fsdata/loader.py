@@ -23,6 +23,7 @@ from fsdata.batch.batch import Batch
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.catalog.cores import usable_cores
+from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.files.byte_size import bytes_of
 from fsdata.decode.files.read_ahead import ReadAhead
 from fsdata.decode.opened_source import OpenSource, open_source
@@ -37,8 +38,9 @@ from fsdata.steps.dataset import Dataset
 from fsdata.steps.follow.followed_data import FollowedData
 from fsdata.steps.follow.followed_steps import FollowedSteps
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
+from fsranks.job_store import job_store
 from fsranks.meeting import Meeting
-from fsranks.rank_context import resolve
+from fsranks.rank_context import RankContext, resolve
 
 BatchT = TypeVar("BatchT", default=Batch)
 
@@ -148,9 +150,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         threads = self._options.num_threads
         with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
+            hosts = _hosts(self._context, timeout_s)
             _check_types(sources, schema, balance, adapt)
+            shown = self._context.rank == 0
             opened = [
-                open_source(source, schema, index=index, show=self._context.rank == 0, threads=threads, pool=pool)
+                open_source(source, schema, index=index, show=shown, threads=threads, pool=pool, hosts=hosts)
                 for index, source in enumerate(sources)
             ]
             order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
@@ -490,6 +494,14 @@ def _followed(
     if len(sources) > 1:
         raise ValueError("a source that is followed is the only one of its loader: there is no end to mix it with")
     return FollowedData(opened[0], sources[0], schema, **order)
+
+
+def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:
+    """None where all ranks are known to be on one host, or have no group."""
+    alone = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) >= context.world_size
+    if context.group is None or context.world_size == 1 or alone:
+        return None
+    return Hosts(job_store(context.group, "catalog", timeout_s), timeout_s)
 
 
 def _one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:

@@ -3,16 +3,17 @@ for each column whose bounds are wanted.
 
 Footers are parsed and dropped; whoever reads a row group parses the footer of its file again. Of footers that describe
 the same schema only the first is parsed by pyarrow, the others by `fsdata.kernels.footer`. Of many files the catalog is
-made once per host.
+made once per host, and the hosts of a job share the work.
 
 Letters: N files, G row groups.
 """
 
+import io
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, checked, digest, parsed, raw_footer
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
+from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.progress_bar import ProgressBar
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
@@ -127,11 +129,13 @@ def open_catalog(
     label: str,
     bounds_of: Sequence[str] = (),
     show: bool = False,
+    hosts: Hosts | None = None,
 ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
     """(the catalog of the files that have a usable footer, name and fault of each of the others).
 
-    Of many files the processes of a host make one together: one reads, the others wait and map the same memory. What
-    tells that they mean the same files is the listing, with sizes and times of modification.
+    Of many files the processes of a host make one together: one reads, the others wait and map the same memory. The
+    hosts of a job read shares of them. What tells that they mean the same files is the listing, with sizes and times of
+    modification.
 
     bounds_of: names of columns, see `fsdata.catalog.bounds`. show: a progress bar, if it takes long.
 
@@ -143,12 +147,22 @@ def open_catalog(
     if not identity:
         return _named(files, *_read(files, bounds_of, threads=threads, retry=retry, shown=shown))
 
-    def make(_: Path | None) -> Arrays:
-        return _packed(*_read(files, bounds_of, threads=max(threads, usable_cores()), retry=retry, shown=shown))
-
     columns = digest(json.dumps(sorted(bounds_of)).encode()) if bounds_of else ""
-    shared = SharedArrays(f"catalog{_VERSION}x{identity}{columns}", make, f"{label}, its footers")
-    return _named(files, *_unpacked(files, shared))
+    name = f"catalog{_VERSION}x{identity}{columns}"
+
+    def make(_: Path | None) -> Arrays:
+        at_once = max(threads, usable_cores())
+        if hosts is None:
+            return _packed(*_read(files, bounds_of, threads=at_once, retry=retry, shown=shown))
+
+        def read(share: range) -> bytes:
+            return _as_bytes(_packed(*_read(files.part(share), bounds_of, threads=at_once, retry=retry, shown=shown)))
+
+        return _packed(*_together(files, [_of_bytes(each) for each in hosts.shared(name, len(files), read)]))
+
+    shared = SharedArrays(name, make, f"{label}, its footers")
+    catalog, faults = _unpacked(files, shared.arrays)
+    return _named(files, replace(catalog, _shared=shared), faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +250,33 @@ def _packed(catalog: Catalog, faults: Faults) -> Arrays:
     }
 
 
-def _unpacked(files: FileList, shared: SharedArrays) -> tuple[Catalog, Faults]:
+def _as_bytes(arrays: Arrays) -> bytes:
+    raw = io.BytesIO()
+    np.savez(raw, allow_pickle=False, **arrays)
+    return raw.getvalue()
+
+
+def _of_bytes(raw: bytes) -> Arrays:
+    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _together(files: FileList, shares: Sequence[Arrays]) -> tuple[Catalog, Faults]:
+    """The catalog of all files, of which the shares are consecutive parts."""
+    parts: list[Catalog] = []
+    faults: Faults = []
+    first = 0
+    for share in shares:
+        count = len(share["size"]) + len(json.loads(share["faults"].tobytes()))
+        catalog, of_share = _unpacked(files.part(range(first, first + count)), share)
+        parts.append(catalog)
+        faults += [(first + number, error) for number, error in of_share]
+        first += count
+    whole = files.without([number for number, _ in faults])
+    return _chosen(parts, whole, np.arange(len(whole))), faults
+
+
+def _unpacked(files: FileList, shared: Arrays) -> tuple[Catalog, Faults]:
     faults = [(number, CorruptFileError(said)) for number, said in json.loads(shared["faults"].tobytes())]
     ends = shared["schema_ends"]
     schemas = [shared["schemas"][begin:end] for begin, end in pairwise(ends.tolist())]
@@ -244,11 +284,8 @@ def _unpacked(files: FileList, shared: SharedArrays) -> tuple[Catalog, Faults]:
         files=files.without([number for number, _ in faults]),
         digests=shared["digests"].reshape(-1, 16),
         schemas=tuple(pa.ipc.read_schema(pa.py_buffer(schema.tobytes())) for schema in schemas),
-        **{name: shared[name] for name in _ARRAYS},
-        bounds={
-            name[len(_BOUNDS) :]: of.reshape(2, -1) for name, of in shared.arrays.items() if name.startswith(_BOUNDS)
-        },
-        _shared=shared,
+        **{name: shared[name] for name in _ARRAYS},  # type: ignore[arg-type]
+        bounds={name[len(_BOUNDS) :]: of.reshape(2, -1) for name, of in shared.items() if name.startswith(_BOUNDS)},
     )
     return catalog, faults
 

@@ -11,6 +11,7 @@ from pyarrow.fs import LocalFileSystem
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
+from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
 from fsdata.decode.align import Defaults, Groups, align, groups_of
@@ -55,13 +56,14 @@ class OpenSource:
         retry: Retrying | None = None,
         pool: Pool | None = None,
         show: bool = False,
+        hosts: Hosts | None = None,
     ) -> None:
         self.index = index
         self.label = f"source {index} ({source.label})"
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retrying(source.retry)
-        self._files, joined = self._open(source, schema, threads, pool, show)
+        self._files, joined = self._open(source, schema, threads, pool, show, hosts)
         self._side_files = joined
         joins = [(number, each) for number, each in enumerate(joined) if isinstance(each, SideTable)]
         sides = [each for _, each in joins]
@@ -90,7 +92,13 @@ class OpenSource:
         )
 
     def _open(
-        self, source: ParquetSource, schema: Schema, threads: int | None, pool: Pool | None, show: bool
+        self,
+        source: ParquetSource,
+        schema: Schema,
+        threads: int | None,
+        pool: Pool | None,
+        show: bool,
+        hosts: Hosts | None,
     ) -> tuple[SourceFiles, list[SideTable | HistoryTable]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in wanted_fields(schema) if field.name not in joined]
@@ -101,7 +109,7 @@ class OpenSource:
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
         files, *sides = _all_or_errors(
             [
-                partial(SourceFiles, source, wanted, index=self.index, pool=pool, show=show, **options),
+                partial(SourceFiles, source, wanted, index=self.index, pool=pool, show=show, hosts=hosts, **options),
                 *(partial(_load, join, schema, **options) for join in source.join),
             ]
         )
@@ -287,6 +295,7 @@ def open_source(
     threads: int | None = None,
     pool: Pool | None = None,
     show: bool = False,
+    hosts: Hosts | None = None,
 ) -> OpenSource:
     """Find the files, read their footers, check them against the schema and load side tables.
 
@@ -294,7 +303,7 @@ def open_source(
         index: the source's position in the loader, for messages.
         threads: how many footers are read at a time.
         pool: where the values of all rows are copied to, for rows that stay long.
-        show: a progress bar, if reading footers takes long.
+        show: a progress bar, if reading footers takes long. hosts: that share this work.
 
     Raises:
         FileNotFoundError, PermissionError: a path that cannot be opened.
@@ -302,7 +311,7 @@ def open_source(
         SchemaError: everything in which the files differ from the schema, in one message.
         DataError: a side table with duplicate keys.
     """
-    return OpenSource(source, schema, index=index, threads=threads, pool=pool, show=show)
+    return OpenSource(source, schema, index=index, threads=threads, pool=pool, show=show, hosts=hosts)
 
 
 def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -20,6 +20,7 @@ from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList
 from fsdata.catalog.listing.find_files import discover, root_of
+from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
@@ -115,7 +116,7 @@ class SourceFiles:
         index: the source's position in the loader.
         label: how messages call the source.
         threads: footers read at a time, and files kept open.
-        show: a progress bar, if reading footers takes long.
+        show: a progress bar, if reading footers takes long. hosts: that share this work.
 
     Raises:
         FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
@@ -132,6 +133,7 @@ class SourceFiles:
         retry: Retrying,
         pool: Pool | None = None,
         show: bool = False,
+        hosts: Hosts | None = None,
     ) -> None:
         self.source = source
         self.label = label
@@ -142,6 +144,7 @@ class SourceFiles:
         self._leaves: _Leaves = {}
         self._lock = threading.Lock()
         self._show = show
+        self._hosts = hosts
         self._threads = at_once = threads or usable_cores()
         self.pruned = 0
         self._table: TableVersion | None = None
@@ -204,7 +207,13 @@ class SourceFiles:
         condition = self.source.condition
         wanted = dict.fromkeys([*(() if condition is None else condition.columns), *bounds_of])
         return open_catalog(
-            files, threads=at_once, retry=self.retry, label=self.label, bounds_of=list(wanted), show=self._show
+            files,
+            threads=at_once,
+            retry=self.retry,
+            label=self.label,
+            bounds_of=list(wanted),
+            show=self._show,
+            hosts=self._hosts,
         )
 
     def _sample(self, follow: Follow) -> Catalog:

@@ -129,6 +129,19 @@ class FileList(Sequence[FileRef]):
     def names(self) -> Iterator[str]:
         return map(self.name, range(len(self)))
 
+    def part(self, some: range) -> "FileList":
+        """Consecutive files, under the same names."""
+        begin, end = (self._ends[at - 1] if at else 0 for at in (some.start, some.stop))
+        here = slice(some.start, some.stop)
+        return FileList(
+            self.folders,
+            self.folder[here],
+            self._text[begin:end],
+            self._ends[here] - begin,
+            self.versions[here],
+            self.base,
+        )
+
     def below(self, base: str) -> "FileList":
         """The same files, under names relative to `base`, a folder that all of them are in."""
         return FileList(self.folders, self.folder, self._text, self._ends, self.versions, base)
