@@ -248,3 +248,16 @@ def test_a_file_of_rows_that_is_written_again_waits_for_its_new_keys(tmp_path):
         news = found.poll(5)
         found.close()
     assert [(file.name, [side[1] for side in file.sides]) for file in news.files] == [("000.parquet", ["c.parquet"])]
+
+
+def test_what_came_too_late_for_a_file_does_not_count_for_its_rest(tmp_path):
+    """The match of row 6 comes with those of the next file, when the wait of row 6 is over."""
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", [0])
+    with loader_of(tmp_path, wait="50ms", batch_size=5, follow=Follow(every="10ms", idle="2s")) as loader:
+        batches = iter(loader)
+        masks = next(batches).mask["score"].tolist()
+        write_side(tmp_path, "b", [6, *range(100, 108)])
+        write_rows(tmp_path, 1)
+        masks += [value for batch in batches for value in batch.mask["score"].tolist()]
+    assert masks == [True, *[False] * 7, *[True] * 8]
