@@ -5,15 +5,12 @@ moves samples between ranks, and `batch.prefetch` does all of it ahead of the tr
 """
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from typing_extensions import TypeVar
 
@@ -22,7 +19,6 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import Batch
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
-from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.files.byte_size import bytes_of
 from fsdata.decode.files.read_ahead import ReadAhead
@@ -37,6 +33,7 @@ from fsdata.steps.adapt import AdaptedSteps, Made
 from fsdata.steps.dataset import Dataset
 from fsdata.steps.follow.followed_data import FollowedData
 from fsdata.steps.follow.followed_steps import FollowedSteps
+from fsdata.steps.loader_options import LoaderOptions, can_pin, check_types, cores_of_this_rank, one_group
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
 from fsranks.job_store import job_store
 from fsranks.meeting import Meeting
@@ -130,13 +127,13 @@ class FreeScaleDataLoader(Generic[BatchT]):
         process_group: dist.ProcessGroup | None = None,
         timeout_s: float = 300,
     ) -> None:
-        self._options = _Options(
+        self._options = LoaderOptions(
             batch_size=batch_size,
             shuffle_window=shuffle_window,
             num_threads=cores_of_this_rank() if num_threads is None else num_threads,
             read_ahead=bytes_of(read_ahead, "read_ahead"),
             prefetch=prefetch,
-            pin=_can_pin(pin_memory),
+            pin=can_pin(pin_memory),
             seed=seed,
             mix=mix,
             uneven=uneven,
@@ -145,13 +142,13 @@ class FreeScaleDataLoader(Generic[BatchT]):
         )
         sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
         self._adapt = adapt
-        self._context = resolve(rank, world_size, _one_group(process_group, balance))
+        self._context = resolve(rank, world_size, one_group(process_group, balance))
         self._pool = Pool()
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         threads = self._options.num_threads
         with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
             hosts = _hosts(self._context, timeout_s)
-            _check_types(sources, schema, balance, adapt)
+            check_types(sources, schema, balance, adapt)
             shown = self._context.rank == 0
             opened = [
                 open_source(source, schema, index=index, show=shown, threads=threads, pool=pool, hosts=hosts)
@@ -441,51 +438,6 @@ class FreeScaleDataLoader(Generic[BatchT]):
         return PlannedSteps(share, reader, data.layout, pool)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """Arguments that stand on their own, checked."""
-
-    batch_size: int
-    shuffle_window: int
-    num_threads: int
-    read_ahead: int
-    prefetch: int
-    pin: bool
-    seed: int
-    mix: str
-    uneven: Uneven
-    drop_last: bool
-    timeout_s: float
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("shuffle_window", 1),
-            ("num_threads", 1),
-            ("prefetch", 0),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for name, allowed in (("mix", ("sequential", "weighted", "time")), ("uneven", ("drop", "empty"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
-        if not isinstance(self.drop_last, bool):
-            raise ValueError(f"drop_last must be True or False, got {self.drop_last!r}")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
-
-    def shared(self) -> dict[str, str]:
-        """What all ranks must have been given alike."""
-        return {name: repr(getattr(self, name)) for name in ("batch_size", "uneven", "drop_last")}
-
-
-def cores_of_this_rank() -> int:
-    """Cores this process may use, shared with the other ranks on the host."""
-    return max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-
-
 def _followed(
     opened: Sequence[OpenSource], sources: Sequence[ParquetSource], schema: Schema, **order: Any
 ) -> FollowedData | None:
@@ -502,31 +454,3 @@ def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:
     if context.group is None or context.world_size == 1 or alone:
         return None
     return Hosts(job_store(context.group, "catalog", timeout_s), timeout_s)
-
-
-def _one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:
-    of_balance = balance.process_group if isinstance(balance, Balance) else None
-    if given is not None and of_balance is not None and given is not of_balance:
-        raise ValueError("process_group and Balance(process_group=...) are two groups: give one of them")
-    return of_balance if given is None else given
-
-
-def _can_pin(wanted: bool) -> bool:
-    if wanted and not torch.cuda.is_available():
-        warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
-        return False
-    return wanted
-
-
-def _check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balance | None, adapt: object) -> None:
-    if not sources:
-        raise ValueError("sources is empty: pass at least one ParquetSource")
-    for source in sources:
-        if not isinstance(source, ParquetSource):
-            raise TypeError(f"sources holds ParquetSource objects, got {type(source).__name__}: {source!r}")
-    if not isinstance(schema, Schema):
-        raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
-    if balance is not None and not isinstance(balance, Balance):
-        raise TypeError(f"balance must be a Balance or None, got {balance!r}; write balance=Balance()")
-    if adapt is not None and not callable(adapt):
-        raise TypeError(f"adapt is a function of a Batch or None, got {adapt!r}")

@@ -1,0 +1,91 @@
+"""The arguments of a loader, checked."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from fsdata.balance.options import Balance
+from fsdata.catalog.cores import usable_cores
+from fsdata.schema import Schema
+from fsdata.sources import ParquetSource
+from fsdata.steps.steps import Uneven
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """Arguments that stand on their own, checked."""
+
+    batch_size: int
+    shuffle_window: int
+    num_threads: int
+    read_ahead: int
+    prefetch: int
+    pin: bool
+    seed: int
+    mix: str
+    uneven: Uneven
+    drop_last: bool
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1),
+            ("shuffle_window", 1),
+            ("num_threads", 1),
+            ("prefetch", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name, allowed in (("mix", ("sequential", "weighted", "time")), ("uneven", ("drop", "empty"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        if not isinstance(self.drop_last, bool):
+            raise ValueError(f"drop_last must be True or False, got {self.drop_last!r}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
+
+    def shared(self) -> dict[str, str]:
+        """What all ranks must have been given alike."""
+        return {name: repr(getattr(self, name)) for name in ("batch_size", "uneven", "drop_last")}
+
+
+def cores_of_this_rank() -> int:
+    """Cores this process may use, shared with the other ranks on the host."""
+    return max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:
+    """The group that one of both names."""
+    of_balance = balance.process_group if isinstance(balance, Balance) else None
+    if given is not None and of_balance is not None and given is not of_balance:
+        raise ValueError("process_group and Balance(process_group=...) are two groups: give one of them")
+    return of_balance if given is None else given
+
+
+def can_pin(wanted: bool) -> bool:
+    """Whether to pin; warns where it is wanted and there is no device."""
+    if wanted and not torch.cuda.is_available():
+        warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
+        return False
+    return wanted
+
+
+def check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balance | None, adapt: object) -> None:
+    """Raises TypeError or ValueError."""
+    if not sources:
+        raise ValueError("sources is empty: pass at least one ParquetSource")
+    for source in sources:
+        if not isinstance(source, ParquetSource):
+            raise TypeError(f"sources holds ParquetSource objects, got {type(source).__name__}: {source!r}")
+    if not isinstance(schema, Schema):
+        raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
+    if balance is not None and not isinstance(balance, Balance):
+        raise TypeError(f"balance must be a Balance or None, got {balance!r}; write balance=Balance()")
+    if adapt is not None and not callable(adapt):
+        raise TypeError(f"adapt is a function of a Batch or None, got {adapt!r}")
