@@ -339,16 +339,19 @@ def test_data_errors_are_those_of_any_loader(folder):
         read(loader)
 
 
-def test_a_store_that_cannot_be_listed_for_a_moment_is_asked_again(folder, monkeypatch, caplog):
-    listed, failing = watcher.discover, []
-
+def fails_first(errors, listed):
     def discover(*args):
-        if failing:
-            raise failing.pop()
+        if errors:
+            raise errors.pop()
         return listed(*args)
 
+    return discover
+
+
+def test_a_store_that_cannot_be_listed_for_a_moment_is_asked_again(folder, monkeypatch, caplog):
+    listed, failing = watcher.discover, []
     with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, Follow(every="10ms", idle="300ms")) as loader:
-        monkeypatch.setattr(watcher, "discover", discover)
+        monkeypatch.setattr(watcher, "discover", fails_first(failing, listed))
         failing += [ConnectionResetError("reset"), TimeoutError("no answer")]
         assert read(loader) == list(range(30))
         assert "cannot be listed: reset" in caplog.text
@@ -380,3 +383,16 @@ def test_batches_are_full_also_where_rows_drop_out(folder, balance):
     with loader_of(folder, Follow(**FAST, at_most=1), **options) as loader:
         sizes = [len(batch) for batch in loader]
     assert sizes == [4] * 5
+
+
+def test_a_store_that_answered_again_gets_all_the_patience_the_next_time(folder, monkeypatch):
+    listed, failing = watcher.discover, [TimeoutError("no answer")]
+    with loader_of(folder, Follow(every="10ms", idle="30s")) as loader:
+        found = loader._followed.watcher(None)
+        monkeypatch.setattr(watcher, "discover", fails_first(failing, listed))
+        assert found.poll(5) is None
+        assert found._unreachable_since is not None
+        found._next_look = 0.0
+        assert len(found.poll(5).files) == 3
+        assert found._unreachable_since is None
+        found.close()

@@ -6,11 +6,12 @@
 import os
 
 import numpy as np
+import polars as pl
 import pytest
-from growing import loader_of, read, rows_of, stage, write
+from growing import FAST, loader_of, read, rows_of, stage, write
 from worlds import shared_world
 
-from fsdata import CorruptFileError, Follow, PeerError
+from fsdata import Balance, CorruptFileError, Follow, PeerError
 
 KINDS = ["plain", "balanced", "tokens", "filter"]
 
@@ -43,6 +44,21 @@ def run(folder, kind, seed):
 def test_every_row_comes_once(tmp_path, kind, seed):
     written, rows = run(tmp_path, kind, seed)
     assert sorted(rows) == sorted(written)
+
+
+def sizes(rank, world_size, folder, balance):
+    source = {"filter": pl.col("keep")}
+    with loader_of(folder, Follow(**FAST, at_most=1), source=source, balance=balance) as loader:
+        return [len(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("balance", [None, Balance()])
+def test_batches_are_full_also_where_rows_drop_out(tmp_path, balance):
+    for number in range(6):
+        write(tmp_path, f"{number}.parquet", np.arange(10) + 10 * number)
+    found = shared_world(2).run(sizes, tmp_path, balance)
+    assert [of[:4] for of in found] == [[4] * 4, [4] * 4]
+    assert sum(map(sum, found)) == 40 or balance is None
 
 
 def grow(rank, world_size, folder, kind):
