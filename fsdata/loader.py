@@ -285,9 +285,9 @@ class FreeScaleDataLoader(Generic[BatchT]):
         return [source.describe() for source in self._data.sources]
 
     def stats(self) -> dict[str, Any]:
-        """What this rank has done since the loader was made, for logs: `batches`, `dropped`, `retries`, `skipped`, what
-        was read from files that are not `local`, and `seconds` by what they went into (see
-        `fsdata.steps.timing.Timing`). JSON-able, cheap, from any thread.
+        """What this rank has done since the loader was made, for logs: `batches` handed out, batches that are `waiting`
+        now, `dropped`, `retries`, `skipped`, what was read from files that are not local, and `seconds` by what they
+        went into (see `fsdata.steps.timing.Timing`). JSON-able, cheap, from any thread.
 
         `remote` has the `bytes` of row groups that were read, `unplanned_reads` of bytes that a decoder asked for and
         that were not read before it (0 is normal), and `read_ahead_peak_bytes`, the most that read-ahead held.
@@ -295,9 +295,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
         Batches are made ahead: where `wait` does not grow, loading costs the loop nothing. Where it does, the largest
         of the others says what is too slow; `decode` counts all decoding threads together.
         """
+        ahead = self._ahead  # another thread may end it
         reads = [source.remote_reads for source in self._data.sources]
         return {
             "batches": self._batches,
+            "waiting": 0 if ahead is None else ahead.waiting,
             "dropped": self.dropped,
             "retries": self.retries,
             "skipped": len(self.skipped),

@@ -34,6 +34,7 @@ class _Root(BaseNode[Any]):
         self.threads: set[threading.Thread] = set()
         self.busy = threading.Lock()
         self.stopped = False
+        self.made = 0
         self._make = make
 
     def next(self) -> Any:
@@ -49,6 +50,7 @@ class _Root(BaseNode[Any]):
             if item is None:
                 self.stopped = True
                 raise StopIteration
+            self.made += 1
             return item
 
     def get_state(self) -> dict[str, Any]:
@@ -71,6 +73,12 @@ class Ahead(Generic[ItemT]):
         if depth:
             node = Prefetcher(node, prefetch_factor=depth, snapshot_frequency=0)
         self._node: BaseNode[Any] | None = node
+        self._taken = 0
+
+    @property
+    def waiting(self) -> int:
+        """Items that were made and not taken yet. From any thread."""
+        return max(self._root.made - self._taken, 0)
 
     def __iter__(self) -> "Ahead[ItemT]":
         return self
@@ -81,6 +89,7 @@ class Ahead(Generic[ItemT]):
         item = next(self._node)
         if isinstance(item, Failure):
             raise item.error
+        self._taken += 1
         return item
 
     @property

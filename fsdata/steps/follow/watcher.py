@@ -107,9 +107,11 @@ class Watcher:
         self._unreachable_since = None
         self._update(listing)
         news = self._found(idle=False)
-        took = time.monotonic() - begin
-        self._next_look = time.monotonic() + max(self._follow.every_s, _SHARE_OF_LISTING * took)
-        idle_s = self._follow.idle_s
+        now, idle_s = time.monotonic(), self._follow.idle_s
+        pause = max(self._follow.every_s, _SHARE_OF_LISTING * (now - begin))
+        if idle_s is not None:
+            pause = min(pause, max(self._changed + idle_s - now, 0.0))
+        self._next_look = now + pause
         if news is None and idle_s is not None and time.monotonic() - self._changed >= idle_s:
             news = self._found(idle=True)
             if news is None:
@@ -211,7 +213,11 @@ class Watcher:
             return []
         by_time = self._follow.by == "time"
         extra = (self._time_column,) if by_time and self._time_column else ()
-        catalog, faults = self._files.open_more(self._files.named([file.name for file in files]), extra)
+        try:
+            catalog, faults = self._files.open_more(self._files.named([file.name for file in files]), extra)
+        except FileNotFoundError as error:
+            _LOG.warning("%s: gone while it was looked at: %s", self._files.label, error)
+            return files  # the next listing tells which
         reasons = dict(faults)
         whole = dict(zip(catalog.files.names(), range(len(catalog)), strict=True))
         found = []
@@ -219,7 +225,7 @@ class Watcher:
             number = whole.get(file.name)
             if number is None:
                 self._warn(file, reasons.get(file.name))
-                found.append(file)
+                found.append(replace(file, whole=False))
                 continue
             self._digest[file.name] = catalog.digest(number)
             latest = self._latest(catalog, number) if by_time else 0

@@ -21,7 +21,7 @@ class Arrived:
 
     Attributes:
         modified: its time of modification, ns.
-        whole: it has a footer; None: nobody has looked.
+        whole: it has a footer; None: nobody has looked; False: it had none when somebody looked.
         time: its latest time, ns or the unit of an integer column; by path 0.
         matched: its rows wait for no late side table.
     """
@@ -77,7 +77,7 @@ class Taken:
         for file in files:
             if file.name in names:
                 taken.append(file)
-            elif file.key > self.floor:
+            elif file.whole is False or file.key > self.floor:
                 others.append(file)
             else:
                 (taken if file.modified <= self.listed else unclear).append(file)
@@ -103,7 +103,7 @@ class Taken:
 def next_to_look_at(files: Sequence[Arrived], taken: Taken, *, by: Literal["path", "time"], before: int) -> list[str]:
     """Names of the files to be opened now. `files`: those that were not taken; `before`: changed no later, ns."""
     settled = [file for file in files if file.modified <= before] if by == "path" else files
-    return [file.name for file in settled if file.whole is None]
+    return [file.name for file in settled if not file.whole]
 
 
 def visible(

@@ -46,7 +46,7 @@ def as_a_host(rank, folder, own, fail_on=None, slow=()):
         mock.patch.object(catalog, "_entry", counting),
         mock.patch.object(catalog, "SHARED_FROM", 10),
         mock.patch.object(hosts, "_LEAST", 4),
-        mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow else 20.0),
+        mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow or fail_on is not None else 20.0),
         mock.patch.object(shared_arrays, "_folders", return_value=[own]),
         mock.patch.dict(os.environ),
     ]

@@ -396,3 +396,25 @@ def test_a_store_that_answered_again_gets_all_the_patience_the_next_time(folder,
         assert len(found.poll(5).files) == 3
         assert found._unreachable_since is None
         found.close()
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_looked_for_again(folder, monkeypatch, caplog):
+    """A compaction replaces files by one, between the listing and the look at their footers."""
+    listed, once = watcher.discover, []
+
+    def discover(*args):
+        found = listed(*args)
+        if not once:
+            once.append(True)
+            (folder / "01.parquet").unlink()
+        return found
+
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder) as loader:
+        monkeypatch.setattr(watcher, "discover", discover)
+        assert read(loader) == [*range(10), *range(20, 30)]
+    assert "gone while it was looked at" in caplog.text
+
+
+def test_the_end_does_not_wait_for_the_next_look(folder):
+    with loader_of(folder, Follow(every="1h", idle="50ms")) as loader:
+        assert read(loader) == list(range(30))

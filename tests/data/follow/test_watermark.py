@@ -93,6 +93,8 @@ def test_what_came_far_back_while_the_job_was_down_is_named():
     old = [Arrived(f"{n:04}", n, whole=True) for n in range(RECENT + 10)]
     assert taken.split(old) == (old, [])
     assert taken.split([*old, Arrived("0100x", 10**6)])[1] == [Arrived("0100x", 10**6)]
+    not_whole = Arrived("0003y", 0, whole=False)  # whose time nobody knows
+    assert taken.split([*old, not_whole]) == (old, [not_whole])
     with pytest.raises(StateError, match=r"0003x: came or changed"):
         taken.split([*old, Arrived("0003x", 10**6)])
 

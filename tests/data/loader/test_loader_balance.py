@@ -25,7 +25,7 @@ def read_balanced(rank, world_size, folder, options):
             assert batch.stats.straggler_after <= batch.stats.straggler_before
             seen.append(([sample["row"] for sample in samples], batch.origin.tolist()))
             shares.append(batch.stats.samples)
-    assert threads_left() == []
+    assert threads_left() == [], threads_left()
     return seen, shares
 
 

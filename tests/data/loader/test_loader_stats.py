@@ -33,7 +33,7 @@ def test_time_is_counted_where_it_is_spent(folder):
         mock.patch.object(OpenSource, "read", slow),
         FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=10, num_threads=2, prefetch=0) as loader,
     ):
-        nothing = dict.fromkeys(("batches", "dropped", "retries", "skipped"), 0)
+        nothing = dict.fromkeys(("batches", "waiting", "dropped", "retries", "skipped"), 0)
         remote = {"bytes": 0, "unplanned_reads": 0, "read_ahead_peak_bytes": 0}
         assert loader.stats() == {**nothing, "remote": remote, "seconds": {}}
         rows = sum(len(batch) for batch in loader)
@@ -43,6 +43,18 @@ def test_time_is_counted_where_it_is_spent(folder):
     assert found["seconds"]["decode"] >= 6 * 0.02
     assert found["seconds"]["wait"] >= found["seconds"]["wait_for_decoding"] > 0
     assert json.loads(json.dumps(found)) == found
+
+
+def test_batches_that_wait_are_counted(folder):
+    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=10, num_threads=1, prefetch=3) as loader:
+        batches = iter(loader)
+        next(batches)
+        end = time.monotonic() + 20
+        while loader.stats()["waiting"] < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert 3 <= loader.stats()["waiting"] <= 4  # one more is in the hands of the thread that makes them
+        assert len(list(batches)) == 5
+        assert loader.stats()["waiting"] == 0
 
 
 def balanced(rank, size, folder):
