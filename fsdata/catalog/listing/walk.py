@@ -38,13 +38,17 @@ def _walk(folder: str, above: dict[_Identity, str], found: list[str], *, recursi
 
 def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of paths to one file: the same path twice, or through links or `..`. Hard links are files of their own."""
-    first: dict[_Identity, list[str]] = {}
-    repeats = []
+    alike: dict[_Identity, list[str]] = {}
     for path in paths:
-        others = first.setdefault(_identity(path), [])
-        real = os.path.realpath(path) if others else ""  # expensive, and rarely needed
-        repeats += [(other, path) for other in others if os.path.realpath(other) == real][:1]
-        others.append(path)
+        alike.setdefault(_identity(path), []).append(path)
+    repeats = []
+    for some in alike.values():
+        first: dict[str, str] = {}
+        for path in some if len(some) > 1 else ():
+            real = os.path.realpath(path)
+            if real in first:
+                repeats.append((first[real], path))
+            first.setdefault(real, path)
     return repeats
 
 

@@ -13,6 +13,7 @@ from parquet import column, opened, read, read_all, write
 from user_files import USERS, found, users
 
 from fsdata import Schema
+from fsdata.catalog.listing import walk
 from fsdata.catalog.listing.find_files import resolve
 from fsdata.decode.record_batches import wide_columns
 from fsdata.errors import SchemaError
@@ -270,3 +271,13 @@ def test_a_pipe_is_called_one(tmp_path):
     os.mkfifo(tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match=r"a\.parquet: a named pipe, where a file or folder is needed"):
         found(tmp_path / "a.parquet")
+
+
+def test_many_hard_links_cost_little(folder, monkeypatch):
+    """A path is resolved once, however many others lead to the same data."""
+    for number in range(200):
+        (folder / f"link{number:03}.parquet").hardlink_to(folder / "a.parquet")
+    resolved = []
+    monkeypatch.setattr(walk.os.path, "realpath", lambda path: resolved.append(path) or path)
+    assert len(discover([str(folder / "link*.parquet")], None)) == 200
+    assert len(resolved) <= 200
