@@ -1,5 +1,6 @@
 """Which files of late side tables hold the matches of a file's rows; on rank 0."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from fsdata.sources.expressions import expressions
 from fsdata.sources.follow import seconds
 from fsdata.sources.source import Join
 from fsdata.steps.follow.watermark import Arrived
+
+_LOG = logging.getLogger("fsdata")
+_WARNED_AFTER_NS = 60 * 10**9  # since a file was changed that is still not whole
 
 
 @dataclass(slots=True)
@@ -51,6 +55,7 @@ class LateTable:
         self._lag_ns = int(seconds(join.source.follow.lag, "lag") * 10**9)
         self._held: dict[str, tuple[int, str, np.ndarray]] = {}  # name -> modified, digest, keys
         self._waiting: dict[str, _Waiting] = {}
+        self._warned: set[str] = set()
 
     def look(self, since: int) -> bool:
         """Read the keys of files that have come; True if there were any.
@@ -68,7 +73,11 @@ class LateTable:
         new = [name for name, at in there.items() if name not in self._held and oldest <= at <= settled]
         if not new:
             return False
-        catalog, _ = self._files.open_more(self._files.named(new))
+        catalog, faults = self._files.open_more(self._files.named(new))
+        for name, error in faults:
+            if name not in self._warned and there[name] <= settled - _WARNED_AFTER_NS:
+                self._warned.add(name)
+                _LOG.warning("%s: not whole, rows wait for its matches in vain: %s", self.label, error)
         for number, name in enumerate(catalog.files.names()):
             keys = _keys(self._files, name, self._join.on)
             self._held[name] = there[name], catalog.digest(number), keys

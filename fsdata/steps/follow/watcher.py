@@ -17,7 +17,7 @@ from fsdata.catalog.prune import pruned
 from fsdata.catalog.retry import unreachable
 from fsdata.catalog.roles import plain
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import CorruptFileError, SchemaError
+from fsdata.errors import CorruptFileError, FreeScaleError, SchemaError
 from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
 from fsdata.steps.follow.late import LateTable, sides_of
@@ -47,7 +47,7 @@ class Watcher:
         seen: what `News.seen` said of the extensions before; None at the beginning.
         late: side tables that rows wait for.
 
-    Raises (poll): what listing and opening raise, ConnectionError where listing fails for minutes; StateError, see
+    Raises (poll): what listing and opening raise, ConnectionError where that fails for minutes; StateError, see
     `Taken.split`; CorruptFileError: a file that did not become whole before `idle`; SchemaError: a footer without
     the times of its rows.
     """
@@ -100,13 +100,12 @@ class Watcher:
     def _look(self) -> News | None:
         begin = time.monotonic()
         try:
-            listing = self._listing()
+            self._update(self._listing())
+            news = self._found(idle=False)
         except OSError as error:
             self._out_of_reach(error, begin)
             return None
         self._unreachable_since = None
-        self._update(listing)
-        news = self._found(idle=False)
         now, idle_s = time.monotonic(), self._follow.idle_s
         pause = max(self._follow.every_s, _SHARE_OF_LISTING * (now - begin))
         if idle_s is not None:
@@ -122,15 +121,15 @@ class Watcher:
 
     def _out_of_reach(self, error: OSError, now: float) -> None:
         """A store that cannot be reached for a moment is asked again; raises if it was for longer."""
-        if isinstance(error, PermissionError) or not unreachable(error):
+        if isinstance(error, PermissionError | FreeScaleError) or not unreachable(error):
             raise error
         self._unreachable_since = self._unreachable_since or now
         patience = max(_LISTING_PATIENCE_S, self._files.source.retry.max_s)
         if now - self._unreachable_since > patience:
             raise ConnectionError(
-                f"{self._files.label}: cannot be listed for {patience:.0f} s: {type(error).__name__}: {error}"
+                f"{self._files.label}: out of reach for {patience:.0f} s: {type(error).__name__}: {error}"
             ) from error
-        _LOG.warning("%s: cannot be listed: %s: looking again", self._files.label, error)
+        _LOG.warning("%s: out of reach: %s: looking again", self._files.label, error)
         self._changed = time.monotonic()
         self._next_look = time.monotonic() + self._follow.every_s
 

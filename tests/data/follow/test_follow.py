@@ -354,14 +354,14 @@ def test_a_store_that_cannot_be_listed_for_a_moment_is_asked_again(folder, monke
         monkeypatch.setattr(watcher, "discover", fails_first(failing, listed))
         failing += [ConnectionResetError("reset"), TimeoutError("no answer")]
         assert read(loader) == list(range(30))
-        assert "cannot be listed: reset" in caplog.text
+        assert "out of reach: reset" in caplog.text
         failing.append(PermissionError("not for you"))
         with pytest.raises(PermissionError, match="not for you"):
             read(loader)
         monkeypatch.setattr(watcher, "_LISTING_PATIENCE_S", 0.0)
         failing += [TimeoutError("no answer")] * 10_000
         object.__setattr__(loader._data.sources[0].opened.source.retry, "max_s", 0.0)
-        with pytest.raises(ConnectionError, match="cannot be listed for 0 s: TimeoutError: no answer"):
+        with pytest.raises(ConnectionError, match="out of reach for 0 s: TimeoutError: no answer"):
             read(loader)
 
 

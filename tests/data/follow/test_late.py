@@ -1,6 +1,9 @@
 """Side tables that come later than the rows: what is read is what complete data would have given."""
 
 import itertools
+import logging
+import os
+import time
 
 import numpy as np
 import polars as pl
@@ -9,6 +12,7 @@ import torch
 from worlds import shared_world
 
 from fsdata import Balance, DataError, Follow, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence
+from fsdata.steps.follow import late
 
 FAST = {"every": "10ms", "idle": "60ms", "at_most": 1}
 SCHEMA = Schema(
@@ -184,8 +188,6 @@ def test_two_rows_with_one_key_are_named(tmp_path):
 
 def test_old_side_files_are_forgotten(tmp_path):
     """What is older by more than the wait than all rows is not even opened."""
-    import os
-
     write_rows(tmp_path, 0)
     write_side(tmp_path, "a", [0, 1])
     (tmp_path / "side" / "b.parquet").write_bytes((tmp_path / "side" / "a.parquet").read_bytes())
@@ -261,3 +263,34 @@ def test_what_came_too_late_for_a_file_does_not_count_for_its_rest(tmp_path):
         write_rows(tmp_path, 1)
         masks += [value for batch in batches for value in batch.mask["score"].tolist()]
     assert masks == [True, *[False] * 7, *[True] * 8]
+
+
+def test_a_side_table_out_of_reach_for_a_moment_is_asked_again(tmp_path, monkeypatch):
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", range(8))
+    listed, failing = late.discover, [ConnectionResetError("reset"), FileNotFoundError("gone"), TimeoutError("slow")]
+
+    def discover(*args):
+        if failing:
+            raise failing.pop()
+        return listed(*args)
+
+    monkeypatch.setattr(late, "discover", discover)
+    with loader_of(tmp_path, batch_size=8) as loader:
+        (batch,) = loader
+    assert failing == []
+    assert batch.mask["score"].all()
+
+
+def test_a_side_file_that_is_not_whole_is_named_once(tmp_path, caplog):
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", range(4))
+    (tmp_path / "side" / "b.parquet").write_bytes(b"PAR1")
+    past = time.time_ns() - 300 * 10**9
+    os.utime(tmp_path / "side" / "b.parquet", ns=(past, past))
+    os.utime(tmp_path / "rows" / "000.parquet", ns=(past, past))
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(tmp_path, wait="301s", batch_size=8) as loader:
+        (batch,) = loader
+    assert batch.mask["score"].tolist() == [True] * 4 + [False] * 4
+    assert caplog.text.count("rows wait for its matches in vain") == 1
+    assert caplog.text.count("b.parquet") == 1
