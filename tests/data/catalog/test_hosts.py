@@ -30,8 +30,18 @@ def folder(tmp_path_factory):
     return made
 
 
+def until_there(path):
+    until = time.monotonic() + 15
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} does not come"
+        time.sleep(0.01)
+
+
 def as_a_host(rank, folder, own, fail_on=None, slow=()):
-    """This rank as if it were the only one of its host: (rows, files read, what the catalog holds)."""
+    """This rank as if it were the only one of its host: (what the catalog holds, files read, files skipped).
+
+    slow: ranks that do not go on with a file before another one has read it; the others begin after these have.
+    """
     read, at_end = Counter(), []
     entry = catalog._entry
 
@@ -39,7 +49,12 @@ def as_a_host(rank, folder, own, fail_on=None, slow=()):
         read[file.name] += 1
         if rank == fail_on:
             raise PermissionError(f"{file.path}: not on this host")
-        time.sleep(0.2 if rank in slow else 0)
+        own.with_name(f"{rank} began").touch()
+        if rank in slow:
+            until_there(own.with_name(f"{os.path.basename(file.name)} read"))
+        for other in slow:
+            until_there(own.with_name(f"{other} began"))
+        own.with_name(f"{os.path.basename(file.name)} read").touch()
         return entry(file, schemas)
 
     patches = [
