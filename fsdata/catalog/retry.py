@@ -81,6 +81,6 @@ def unreachable(error: BaseException) -> bool:
     Errors of Arrow's own decoders are plain OSErrors without a number, as are those of its own cloud filesystems: only
     their words tell them apart.
     """
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or isinstance(error, FreeScaleError):
         return False
     return type(error) is not OSError or error.errno is not None or _CLOUD.search(str(error)) is not None

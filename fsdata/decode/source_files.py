@@ -34,7 +34,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.slice_plan import SlicePlan, plan_slices
 from fsdata.decode.slices import Slice, decode
-from fsdata.errors import CorruptFileError, DataError, FreeScaleError, SchemaError
+from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
 
@@ -383,7 +383,7 @@ class SourceFiles:
         except DataError:
             raise
         except (pa.ArrowException, OSError) as error:
-            if unreachable(error) and not isinstance(error, FreeScaleError):
+            if unreachable(error):
                 raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if self.source.on_error == "raise":

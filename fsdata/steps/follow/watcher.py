@@ -17,7 +17,7 @@ from fsdata.catalog.prune import pruned
 from fsdata.catalog.retry import unreachable
 from fsdata.catalog.roles import plain
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import CorruptFileError, FreeScaleError, SchemaError
+from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
 from fsdata.steps.follow.late import LateTable, sides_of
@@ -121,7 +121,7 @@ class Watcher:
 
     def _out_of_reach(self, error: OSError, now: float) -> None:
         """A store that cannot be reached for a moment is asked again; raises if it was for longer."""
-        if isinstance(error, PermissionError | FreeScaleError) or not unreachable(error):
+        if isinstance(error, PermissionError) or not unreachable(error):
             raise error
         self._unreachable_since = self._unreachable_since or now
         patience = max(_LISTING_PATIENCE_S, self._files.source.retry.max_s)

@@ -6,9 +6,9 @@ import polars as pl
 import pyarrow.fs as pafs
 import pytest
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Retry, Schema, SchemaError, sources_from_toml
+from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Retry, Schema, SchemaError, sources_from_toml
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.catalog.retry import Retrying
+from fsdata.catalog.retry import Retrying, unreachable
 
 REMOTE = FileRef("bucket/a.parquet", "a.parquet", pafs.LocalFileSystem(), local=False)
 
@@ -104,3 +104,9 @@ def test_what_looks_like_damage_is_read_again_but_not_for_long():
     with pytest.raises(OSError, match="bad magic"):
         Retrying(sleep=slept.append, jitter=lambda: 1.0).call(read, REMOTE)
     assert slept == pytest.approx([0.1, 0.4])
+
+
+def test_what_says_that_a_file_is_corrupt_is_no_matter_of_the_connection():
+    assert issubclass(CorruptFileError, OSError)
+    assert not unreachable(CorruptFileError("a.parquet: cut short"))
+    assert unreachable(TimeoutError("no answer"))
