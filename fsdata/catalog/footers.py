@@ -34,6 +34,7 @@ _FAULTS = {
     kernel.FILE_ROWS: "{found} rows in all, {allowed} in the row groups",
     kernel.POSITION: "data up to byte {found}, outside the bytes before the footer, 4 to {allowed}",
     kernel.EXPANDED: "not compressed, and {found} bytes become {allowed}",
+    kernel.CODEC: "compressed by the unknown codec {found}",
 }
 
 

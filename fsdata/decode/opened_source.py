@@ -107,9 +107,10 @@ class OpenSource:
         histories = [join for join in source.join if isinstance(join, AsOf)]
         wanted += [wanted_row_time(name) for name in dict.fromkeys(join.at for join in histories)]
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
+        main: dict[str, Any] = {"pool": pool, "show": show, "hosts": hosts, "pages": True}
         files, *sides = _all_or_errors(
             [
-                partial(SourceFiles, source, wanted, index=self.index, pool=pool, show=show, hosts=hosts, **options),
+                partial(SourceFiles, source, wanted, index=self.index, **main, **options),
                 *(partial(_load, join, schema, **options) for join in source.join),
             ]
         )

@@ -1,7 +1,8 @@
 """From bindings to what the decode kernels take: which columns to read, and one record per field."""
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,9 +10,9 @@ import pyarrow as pa
 
 from fsdata.catalog.bind import FieldBinding, FileKind
 from fsdata.catalog.roles import is_list, plain
-from fsdata.decode.record_batches import BatchPlan, Map
+from fsdata.decode.arrow.record_batches import BatchPlan, Map
+from fsdata.decode.arrow.widen import is_native
 from fsdata.decode.row_layout import Field, Layout, ids_of
-from fsdata.decode.widen import is_native
 from fsdata.errors import SchemaError
 from fsdata.kernels import index
 from fsdata.sources.expressions.expressions import Expression
@@ -34,6 +35,7 @@ class SlicePlan:
         arrays: times and keys, each with its column of the batch, -1 if all rows have one value.
         drops_all: a partition value is null under the policy `drop`.
         defaults: memory that `fields` points to.
+        without: names of fields -> the plan of the others.
     """
 
     layout: Layout
@@ -47,6 +49,20 @@ class SlicePlan:
     arrays: tuple[tuple[FieldBinding, int], ...]
     drops_all: bool
     defaults: tuple[np.ndarray, ...]
+    without: Callable[[frozenset[str]], "SlicePlan"]
+
+    @property
+    def stored(self) -> tuple[FieldBinding, ...]:
+        """The fields that are columns of the file as they stand there."""
+        if self.batches.map is not None:
+            return ()
+        return tuple(
+            dict.fromkeys(
+                each
+                for each in (*self.bindings, *self.dense_bindings, *(binding for binding, _ in self.arrays))
+                if each.origin == "column"
+            )
+        )
 
 
 def plan_slices(
@@ -79,6 +95,12 @@ def plan_slices(
     rest = [each for each in kind.bindings if each.field.role not in (*_ARRAYS, "dense")]
     parts = [part for each in rest for part in _parts(each, column.get(each.field, -1), layout)]
     fields, defaults = _field_records(parts, layout, mapped=map is not None)
+
+    @functools.cache
+    def without(names: frozenset[str]) -> SlicePlan:
+        rest = tuple(each for each in kind.bindings if each.field.name not in names)
+        return plan_slices(replace(kind, bindings=rest), layout, condition=condition, expressions=expressions, map=map)
+
     return SlicePlan(
         layout=layout,
         batches=batches,
@@ -91,6 +113,7 @@ def plan_slices(
         arrays=tuple((each, column.get(each.field, -1)) for each in arrays),
         drops_all=any(each.origin == "partition" and each.value is None for each in kind.bindings),
         defaults=defaults,
+        without=without,
     )
 
 
@@ -105,6 +128,7 @@ def _plan_batches(
     native = all(each.origin == "column" and is_native(each.type, each.field.number) for each in columns)
     return BatchPlan(
         read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
+        needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),
         condition=condition,
         columns=None if native and condition is None and map is None else columns,
         expressions=expressions,
@@ -189,8 +213,8 @@ def _dense_records(bindings: Sequence[FieldBinding], columns: Sequence[int], lay
 
 
 def _shape(binding: FieldBinding, field: Field, column: int, *, mapped: bool) -> tuple[int, int]:
-    """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.widen`, where nothing `mapped`
-    it."""
+    """Shape and width of a FIELD; converting keeps the kind of list, see `fsdata.decode.arrow.widen`, where nothing
+    `mapped` it."""
     if field.kind == "text":
         if column < 0:
             return index.CONSTANT, len(_default(binding, field))

@@ -1,6 +1,7 @@
 """Decoding a slice of a row group into references (orchestration; the kernels are in `fsdata.kernels.index`)."""
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import FieldBinding
-from fsdata.decode import widen
-from fsdata.decode.record_batches import RowRange, record_batches, unnamed
+from fsdata.decode.arrow import widen
+from fsdata.decode.arrow.record_batches import RowRange, record_batches, unnamed
+from fsdata.decode.pages.column import Column
+from fsdata.decode.pages.columns import PageDecoder
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.slice_plan import SlicePlan
 from fsdata.errors import DataError
@@ -63,19 +66,30 @@ class Slice:
         self.rows = None if self.rows is None else self.rows[some]
 
 
-def decode(file: pq.ParquetFile, wanted: RowRange, plan: SlicePlan, pool: Pool | None) -> Slice:
+def decode(
+    file: pq.ParquetFile, wanted: RowRange, plan: SlicePlan, pool: Pool | None, pages: PageDecoder | None, source: Any
+) -> Slice:
     """Decode rows of a row group.
 
     Args:
         pool: copy the values there, for rows that stay long; None leaves them where Arrow has decoded them.
+        pages: decodes what it can from the bytes of `source`, which is what `file` reads from; None leaves all to
+            pyarrow.
 
     Raises:
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    builder = _SliceBuilder(plan, wanted, pool)
-    for rows, batch in record_batches(file, wanted, plan.batches):
-        builder.add(rows, batch)
+    columns = {} if pages is None else pages.columns(file, source, wanted.group, plan.stored)
+    rest = plan.without(frozenset(columns)) if columns else plan
+    builder = _SliceBuilder(rest, wanted, pool)
+    if columns and rest.batches.needs_none:
+        builder.add(np.arange(wanted.start, wanted.stop), unnamed([], wanted.stop - wanted.start))
+    else:
+        for rows, batch in record_batches(file, wanted, rest.batches):
+            builder.add(rows, batch)
+    if columns:
+        builder.add_columns(columns, plan)
     return builder.finish()
 
 
@@ -125,6 +139,36 @@ class _SliceBuilder:
             self._pack(len(rows), self._pool)
         self._added += len(rows)
 
+    def add_columns(self, columns: Mapping[str, Column], plan: SlicePlan) -> None:
+        """What `plan` has besides the fields of the batches, for the rows of all batches added."""
+        table, count = self._table, self._added
+        rows = np.arange(table.start, table.start + count) if table.rows is None else table.rows[:count]
+        table.owners += [plan.defaults, *(column.owner for column in columns.values())]
+        for line, binding in enumerate(plan.bindings):
+            column = columns.get(binding.field.name)
+            if column is not None:
+                record = plan.fields[line : line + 1]
+                index.index_column(
+                    column.base, column.first, column.length, rows, record, 0, table.references, self._fault
+                )
+                self._check((binding,))
+        for line, binding in enumerate(plan.dense_bindings):
+            column = columns.get(binding.field.name)
+            if column is not None:
+                record = plan.dense[line : line + 1]
+                index.fill_column(
+                    column.values, column.first, column.length, rows, record, 0, table.dense, table.drop, self._fault
+                )
+                self._check((binding,))
+        for binding, _ in plan.arrays:
+            column = columns.get(binding.field.name)
+            if column is not None:
+                assert column.values is not None
+                values = np.zeros(len(table.drop), np.int64)
+                if len(column.values):
+                    values[:count] = column.values.take(column.first[rows], mode="clip")
+                table.arrays[binding.field.name] = values, np.append(column.length[rows] < 0, values[count:] == 1)
+
     def finish(self) -> Slice:
         """The table of all batches added."""
         if self._added < len(self._table.drop):
@@ -146,11 +190,12 @@ class _SliceBuilder:
         code, line, row, detail = self._fault[0].item()
         if code == index.OK:
             return
-        what = {
-            index.NULL: "null",
-            index.NULL_ELEMENT: f"null at {self._place(line, row, detail)}",
-            index.NOT_FINITE: "NaN or infinite" + (f" at position {detail} of the list" if detail else ""),
-        }[code]
+        if code == index.NULL_ELEMENT:
+            what = f"null at {self._place(line, row, detail)}"
+        elif code == index.NOT_FINITE:
+            what = "NaN or infinite" + (f" at position {detail} of the list" if detail else "")
+        else:
+            what = "null"
         name = bindings[line].field.name
         raise DataError(
             f"{self._where}, row {self._table.row(row)}: {name} is {what}. Give "

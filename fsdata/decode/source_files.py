@@ -25,11 +25,12 @@ from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
+from fsdata.decode.arrow.record_batches import MapFailed, RowRange, wide_columns
 from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import OpenFiles
 from fsdata.decode.files.remote_files import RemoteFiles
 from fsdata.decode.files.row_group import Place, RowGroupBytes
-from fsdata.decode.record_batches import MapFailed, RowRange, wide_columns
+from fsdata.decode.pages.columns import PageDecoder
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.slice_plan import SlicePlan, plan_slices
@@ -117,6 +118,7 @@ class SourceFiles:
         label: how messages call the source.
         threads: footers read at a time, and files kept open.
         show: a progress bar, if reading footers takes long. hosts: that share this work.
+        pages: rows may refer to values that are not decoded yet, see `fsdata.decode.pages`.
 
     Raises:
         FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
@@ -134,6 +136,7 @@ class SourceFiles:
         pool: Pool | None = None,
         show: bool = False,
         hosts: Hosts | None = None,
+        pages: bool = False,
     ) -> None:
         self.source = source
         self.label = label
@@ -163,6 +166,7 @@ class SourceFiles:
         self._index = index
         self.groups = self._groups()
         self._pool = pool
+        self._pages = PageDecoder(pool or Pool()) if pages and source.uses_pages else None
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
         self.remote = RemoteFiles(self._open_files.open)
 
@@ -351,7 +355,7 @@ class SourceFiles:
         plan = plans[self._kind_of[number]]
         remote = fetched or self.fetch(plans, group)
 
-        def decoded(parquet: pq.ParquetFile) -> Slice:
+        def decoded(parquet: pq.ParquetFile, source: Any) -> Slice:
             key = int(catalog.schema_of[number]), plan.batches.read
             wanted = RowRange(
                 group=group.index,
@@ -361,14 +365,14 @@ class SourceFiles:
                 wide=_once(self._wide, key, wide_columns, parquet.metadata),
                 where=self.where(group),
             )
-            return decode(parquet, wanted, plan, self._pool)
+            return decode(parquet, wanted, plan, self._pool, self._pages, source)
 
         def attempt() -> Slice:
             if remote is not None:
                 return remote.use(decoded)
             opened = self._open_files.take(file, int(catalog.size[number]), catalog.digest(number))
             try:
-                result = decoded(opened.parquet)
+                result = decoded(opened.parquet, opened.source)
             except BaseException:
                 opened.close()
                 raise
@@ -424,10 +428,20 @@ class SourceFiles:
             "row_groups": len(self.groups),
             "rows": int(self.groups.row_counts.sum()),
             "bytes": int(self.catalog.size[sample:].sum()),
+            "decoder": self._decoder(),
             "schemas": len(set(self.catalog.schema_of.tolist())),
             "skipped": len(self.skipped),
             "seconds": {phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
         }
+
+    def _decoder(self) -> dict[str, Any]:
+        """Column chunks so far: how many were decoded from pages, and by field why others were left to pyarrow."""
+        if self._pages is None:
+            return {"name": "pyarrow"}
+        left: dict[str, dict[str, int]] = {}
+        for (field, reason), chunks in sorted(self._pages.left.items()):
+            left.setdefault(field, {})[reason] = chunks
+        return {"name": "pages", "chunks": self._pages.chunks, "pyarrow": left}
 
     @property
     def time_unit(self) -> str | None:

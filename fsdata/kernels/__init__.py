@@ -1,8 +1,9 @@
 """Kernels: loops over raw arrays, no knowledge of anything above them.
 
-`deal` deals spans of rows to ranks; `histories` finds what had happened by a time; `footer` reads what a footer says of
-its chunks; `index` turns Arrow arrays into addresses; `copy` copies samples; `ranges` (and `ranges_triton`) copy ranges
-of tensors, or add them up; `jagged_ops` moves jagged rows by them.
+`pages` reads the pages of Parquet files, `thrift` what is around them, `footer` what a footer says of its chunks; `index`
+turns columns into addresses; `copy` copies samples; `memory` reads at addresses. `deal` deals spans of rows to ranks;
+`histories` finds what had happened by a time; `ranges` (and `ranges_triton`) copy ranges of tensors, or add them up;
+`jagged_ops` moves jagged rows by them.
 """
 
 

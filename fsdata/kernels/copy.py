@@ -1,15 +1,17 @@
 """Copying samples from where they lie to where they belong (numba, nogil, no Python objects).
 
 Addresses are trusted: callers build them from live buffers and check lengths first. The highest byte of an address is
-0, or says of which narrower integers the values are stored, that int64 is made of as they are copied: see `STORED`.
+0, or says that the values lie in pages (`fsdata.kernels.pages.fetch`), or of which narrower integers they are stored,
+that int64 is made of as they are copied: see `STORED`.
 """
 
 from types import MappingProxyType
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
+
+from fsdata.kernels.memory import pointer
+from fsdata.kernels.pages.fetch import HELD, PAGED, fetch, place_of
 
 # The highest byte of an address, by the type that lies there. No system uses it for addresses of its own.
 STORED = MappingProxyType(
@@ -17,16 +19,6 @@ STORED = MappingProxyType(
 )
 STORED_SHIFT = 56
 _ADDRESS = (1 << STORED_SHIFT) - 1
-
-
-@intrinsic
-def pointer(typing_context, address):
-    """int64 address -> void pointer."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate
 
 
 @njit(nogil=True, cache=True)
@@ -98,27 +90,30 @@ def _any_stored(address: np.ndarray) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def _gather_stored(address: np.ndarray, length: np.ndarray, target: int) -> None:
-    """One field, int64, some of whose lists are stored in narrower integers."""
+def _gather_stored(address: np.ndarray, length: np.ndarray, itemsize: int, target: int, held: np.ndarray) -> None:
+    """One field, some of whose lists lie in pages or are stored in narrower integers."""
+    near, last = np.int64(0), np.int64(-1)
     for n in range(len(address)):
         if length[n] > 0:
-            if address[n] > _ADDRESS:
+            if address[n] >> STORED_SHIFT == PAGED:
+                column, first = place_of(address[n], itemsize)
+                near = fetch(target, held[column], first, length[n], itemsize, near if column == last else 0)
+                last = column
+            elif address[n] > _ADDRESS:
                 _copy_stored(target, address[n], length[n])
             else:
-                _copy8(target, address[n], length[n])
-            target += length[n] * 8
+                copy(target, address[n], length[n], itemsize)
+            target += length[n] * itemsize
 
 
 @njit(nogil=True, cache=True)
-def gather_fields(address: np.ndarray, length: np.ndarray, itemsize: np.ndarray, target: np.ndarray) -> None:
-    """Copy every field's samples one after another to the field's target.
-
-    address, length: int64 [F, N]; itemsize: int64 [F]; target: int64 [F], byte address of each field's buffer.
-    """
+def _gather_fields(
+    address: np.ndarray, length: np.ndarray, itemsize: np.ndarray, target: np.ndarray, held: np.ndarray
+) -> None:
     for f in range(address.shape[0]):
         to = target[f]
-        if itemsize[f] == 8 and _any_stored(address[f]):  # asked once a field: lists are short
-            _gather_stored(address[f], length[f], to)
+        if _any_stored(address[f]):  # asked once a field: lists are short
+            _gather_stored(address[f], length[f], itemsize[f], to, held)
             continue
         for n in range(address.shape[1]):
             count = length[f, n]
@@ -127,7 +122,40 @@ def gather_fields(address: np.ndarray, length: np.ndarray, itemsize: np.ndarray,
                 to += count * itemsize[f]
 
 
+def gather_fields(address: np.ndarray, length: np.ndarray, itemsize: np.ndarray, target: np.ndarray) -> None:
+    """Copy every field's samples one after another to the field's target.
+
+    address, length: int64 [F, N]; itemsize: int64 [F]; target: int64 [F], byte address of each field's buffer.
+    """
+    _gather_fields(address, length, itemsize, target, HELD)
+
+
 @njit(nogil=True, cache=True)
+def _gather_samples(
+    address: np.ndarray,
+    length: np.ndarray,
+    itemsize: np.ndarray,
+    order: np.ndarray,
+    target: np.ndarray,
+    held: np.ndarray,
+) -> None:
+    near = np.zeros(address.shape[0], np.int64)
+    for m in range(len(order)):
+        n = order[m]
+        to = target[m]
+        for f in range(address.shape[0]):
+            count = length[f, n]
+            if count > 0 and itemsize[f] > 0:
+                if address[f, n] >> STORED_SHIFT == PAGED:
+                    column, first = place_of(address[f, n], itemsize[f])
+                    near[f] = fetch(to, held[column], first, count, itemsize[f], near[f])
+                elif address[f, n] > _ADDRESS:
+                    _copy_stored(to, address[f, n], count)
+                else:
+                    copy(to, address[f, n], count, itemsize[f])
+                to += count * itemsize[f]
+
+
 def gather_samples(
     address: np.ndarray, length: np.ndarray, itemsize: np.ndarray, order: np.ndarray, target: np.ndarray
 ) -> None:
@@ -136,14 +164,4 @@ def gather_samples(
     address, length: int64 [F, N]; itemsize: int64 [F], 0 leaves a field out; order: int64 [M], samples; target: int64
     [M], byte addresses.
     """
-    for m in range(len(order)):
-        n = order[m]
-        to = target[m]
-        for f in range(address.shape[0]):
-            count = length[f, n]
-            if count > 0:
-                if itemsize[f] == 8 and address[f, n] > _ADDRESS:
-                    _copy_stored(to, address[f, n], count)
-                else:
-                    copy(to, address[f, n], count, itemsize[f])
-                to += count * itemsize[f]
+    _gather_samples(address, length, itemsize, order, target, HELD)

@@ -10,6 +10,8 @@ Letters: L leaf columns, G row groups.
 import numpy as np
 from numba import njit
 
+from fsdata.kernels.thrift import BINARY, DEPTH, LIST, STRUCT, after, byte_string, items, next_field, signed
+
 # Columns of the table of chunks, int64 [G * L, 7].
 BEGIN = 0  # first byte of the chunk in the file
 STORED = 1  # bytes of the chunk
@@ -34,121 +36,11 @@ GROUP_ROWS = 10  # rows of a row group, 0
 FILE_ROWS = 11  # rows of the file, rows of all row groups
 POSITION = 12  # first byte after the chunk, first byte of the footer
 EXPANDED = 13  # bytes after decompression, bytes stored, of a chunk that is not compressed
+CODEC = 14  # of compression, the greatest known
 
-_BINARY, _LIST, _SET, _MAP, _STRUCT = 8, 9, 10, 11, 12
-_DEPTH = 64
 _BYTE_ARRAY = 6
+_CODECS = 7
 _WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # by physical type; -1 where values have no width of their own
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _varint(raw, at):
-    value, shift = np.uint64(0), np.uint64(0)
-    while at < len(raw):
-        byte = np.uint64(raw[at])
-        at += 1
-        if shift < 64:
-            value |= (byte & np.uint64(127)) << shift
-        shift += np.uint64(7)
-        if byte < 128:
-            break
-    return np.int64(value), at
-
-
-@njit(nogil=True, cache=True)
-def _number(raw, at):
-    value, at = _varint(raw, at)
-    return np.int64((np.uint64(value) >> np.uint64(1)) ^ np.uint64(-(value & 1))), at
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _field(raw, at, before):
-    """(number of the next field, its kind, where its value begins); kind 0 at the end of the struct."""
-    if at >= len(raw) or raw[at] == 0:
-        return 0, 0, at + 1
-    head = np.int64(raw[at])
-    if head >> 4:
-        return before + (head >> 4), head & 15, at + 1
-    number, at = _number(raw, at + 1)
-    return number, head & 15, at
-
-
-@njit(nogil=True, cache=True)
-def _items(raw, at):
-    """(how many, of which kind, where the first begins) of a list."""
-    if at >= len(raw):
-        return 0, 0, at
-    head = np.int64(raw[at])
-    at += 1
-    if head >> 4 < 15:
-        return head >> 4, head & 15, at
-    count, at = _varint(raw, at)
-    return max(count, 0), head & 15, at
-
-
-@njit(nogil=True, cache=True)
-def _bytes(raw, at):
-    """(where they begin, how many)."""
-    size, at = _varint(raw, at)
-    return at, min(max(size, 0), len(raw) - min(at, len(raw)))
-
-
-@njit(nogil=True, cache=True)
-def _after_scalar(raw, at, kind):
-    """Where a value without parts ends."""
-    if kind == 3:
-        return at + 1
-    if 4 <= kind <= 6:
-        return _varint(raw, at)[1]
-    if kind == 7:
-        return at + 8
-    if kind == _BINARY:
-        begin, size = _bytes(raw, at)
-        return begin + size
-    return at  # booleans have no bytes of their own
-
-
-@njit(nogil=True, cache=True)
-def _after(raw, at, kind, inside):
-    """Where a value ends. Not recursive: numba cannot keep a function that calls itself in its cache.
-
-    inside: int64 [_DEPTH, 2], memory to work in: kind of the elements (-1: fields of a struct), how many are to come.
-    """
-    if kind < _LIST:
-        return _after_scalar(raw, at, kind)
-    if kind in (_LIST, _SET):  # mostly of scalars
-        count, inner, begin = _items(raw, at)
-        if 2 < inner < _LIST:
-            for _ in range(count):
-                if begin >= len(raw):
-                    break
-                begin = _after_scalar(raw, begin, inner)
-            return begin
-    depth = 0
-    while True:
-        if kind >= _LIST:
-            if kind == _MAP or depth == _DEPTH:
-                return len(raw)  # Parquet has no maps and nothing as deep
-            inside[depth, 0], inside[depth, 1] = -1, 0
-            if kind != _STRUCT:
-                inside[depth, 1], inside[depth, 0], at = _items(raw, at)
-            depth += 1
-        elif depth and inside[depth - 1, 0] in (1, 2):
-            at += 1
-        else:
-            at = _after_scalar(raw, at, kind)
-        while depth:  # the next value, of the innermost list or struct that has one
-            kind, left = inside[depth - 1]
-            if kind < 0:
-                _, kind, at = _field(raw, at, 0)
-                if kind:
-                    break
-            elif left and at < len(raw):
-                inside[depth - 1, 1] -= 1
-                break
-            depth -= 1
-        if depth == 0:
-            return at
 
 
 @njit(nogil=True, cache=True)
@@ -157,19 +49,19 @@ def _element(raw, at, found, inside):
     found[0], found[1], found[2] = -1, 0, 0
     before = 0
     while True:
-        before, kind, at = _field(raw, at, before)
+        before, kind, at = next_field(raw, at, before)
         if kind == 0:
             return at
         if kind == 5 and (before == 1 or before == 3 or before == 5):
-            found[before // 2], at = _number(raw, at)
+            found[before // 2], at = signed(raw, at)
         else:
-            at = _after(raw, at, kind, inside)
+            at = after(raw, at, kind, inside)
 
 
 @njit(nogil=True, cache=True)
 def _leaves(raw, at, inside):
     """int64 [L, 3]: physical type, levels of repetition and of definition of every leaf. Where the schema ends."""
-    count, _, at = _items(raw, at)
+    count, _, at = items(raw, at)
     count = min(count, len(raw))
     leaves = np.empty((count, 3), np.int64)
     open_groups = np.empty((count + 1, 3), np.int64)  # children to come, levels of repetition, of definition
@@ -206,11 +98,11 @@ def _statistics(raw, at, kind, leaf, chunk, report, inside):
     width = _WIDTHS[kind] if 0 <= kind < len(_WIDTHS) else -1
     before = 0
     while True:
-        before, inner, at = _field(raw, at, before)
+        before, inner, at = next_field(raw, at, before)
         if inner == 0:
             return at
-        if inner == _BINARY and (before <= 2 or before == 5 or before == 6):
-            begin, size = _bytes(raw, at)
+        if inner == BINARY and (before <= 2 or before == 5 or before == 6):
+            begin, size = byte_string(raw, at)
             at = begin + size
             if width >= 0 and size != width:
                 _fault(report, STATISTIC, leaf, size, width)
@@ -219,27 +111,27 @@ def _statistics(raw, at, kind, leaf, chunk, report, inside):
             elif before == 6:
                 chunk[LEAST] = begin
         elif before == 3 and inner == 6:
-            chunk[NULLS], at = _number(raw, at)
+            chunk[NULLS], at = signed(raw, at)
             if chunk[NULLS] < 0:
                 _fault(report, NULL_COUNT, leaf, chunk[NULLS], 0)
         else:
-            at = _after(raw, at, inner, inside)
+            at = after(raw, at, inner, inside)
 
 
 @njit(nogil=True, cache=True)
 def _sizes(raw, at, known, leaf, report, inside):
     before = 0
     while True:
-        before, inner, at = _field(raw, at, before)
+        before, inner, at = next_field(raw, at, before)
         if inner == 0:
             return at
-        if inner == _LIST and (before == 2 or before == 3):
-            count, _, _ = _items(raw, at)
+        if inner == LIST and (before == 2 or before == 3):
+            count, _, _ = items(raw, at)
             if count and count != known[before - 1] + 1:
                 _fault(report, REPETITIONS if before == 2 else DEFINITIONS, leaf, count, known[before - 1] + 1)
         elif before == 1 and known[0] != _BYTE_ARRAY:
             _fault(report, BYTES_OF_NUMBERS, leaf, 0, 0)
-        at = _after(raw, at, inner, inside)
+        at = after(raw, at, inner, inside)
 
 
 @njit(nogil=True, cache=True)
@@ -248,11 +140,11 @@ def _metadata(raw, at, known, leaf, chunk, report, inside):
     kind, codec, data, dictionary = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     before = 0
     while True:
-        before, inner, at = _field(raw, at, before)
+        before, inner, at = next_field(raw, at, before)
         if inner == 0:
             break
         if inner == 5 or inner == 6:
-            value, at = _number(raw, at)
+            value, at = signed(raw, at)
             if before == 1:
                 kind = value
             elif before == 4:
@@ -267,14 +159,16 @@ def _metadata(raw, at, known, leaf, chunk, report, inside):
                 data = value
             elif before == 11:
                 dictionary = value
-        elif before == 12 and inner == _STRUCT:
+        elif before == 12 and inner == STRUCT:
             at = _statistics(raw, at, known[0], leaf, chunk, report, inside)
-        elif before == 16 and inner == _STRUCT:
+        elif before == 16 and inner == STRUCT:
             at = _sizes(raw, at, known, leaf, report, inside)
         else:
-            at = _after(raw, at, inner, inside)
+            at = after(raw, at, inner, inside)
     if kind != known[0]:
         _fault(report, TYPE, leaf, kind, known[0])
+    if codec < 0 or codec > _CODECS:
+        _fault(report, CODEC, leaf, codec, _CODECS)
     if codec == 0 and chunk[UNPACKED] > chunk[STORED]:
         _fault(report, EXPANDED, leaf, chunk[UNPACKED], chunk[STORED])
     chunk[BEGIN] = dictionary if 0 < dictionary < data else data
@@ -286,27 +180,27 @@ def _group(raw, at, leaves, chunks, report, inside):
     """One row group -> its lines of `chunks`. (Where it ends, its rows.)"""
     before, columns, rows = 0, np.int64(0), np.int64(0)
     while True:
-        before, kind, at = _field(raw, at, before)
+        before, kind, at = next_field(raw, at, before)
         if kind == 0:
             break
-        if before == 1 and kind == _LIST:
-            columns, _, at = _items(raw, at)
+        if before == 1 and kind == LIST:
+            columns, _, at = items(raw, at)
             for leaf in range(columns):
                 if at >= len(raw):
                     break
                 part = 0
                 while True:
-                    part, inner, at = _field(raw, at, part)
+                    part, inner, at = next_field(raw, at, part)
                     if inner == 0:
                         break
-                    if part == 3 and inner == _STRUCT and leaf < len(leaves):
+                    if part == 3 and inner == STRUCT and leaf < len(leaves):
                         at = _metadata(raw, at, leaves[leaf], leaf, chunks[leaf], report, inside)
                     else:
-                        at = _after(raw, at, inner, inside)
+                        at = after(raw, at, inner, inside)
         elif before == 3 and kind == 6:
-            rows, at = _number(raw, at)
+            rows, at = signed(raw, at)
         else:
-            at = _after(raw, at, kind, inside)
+            at = after(raw, at, kind, inside)
     if columns != len(leaves):
         _fault(report, COLUMNS, -1, columns, len(leaves))
     if rows < 0:
@@ -339,23 +233,23 @@ def read_chunks(raw, room, report):
         report: int64 [5], zeros; the first fault.
     """
     leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, 7), np.int64)
-    inside = np.empty((_DEPTH, 2), np.int64)
+    inside = np.empty((DEPTH, 2), np.int64)
     described, of_group = np.zeros(5, np.int64), np.zeros(0, np.int64)
     end = np.int64(0)
     before, at, claimed, total, number = 0, 0, np.int64(0), np.int64(0), 0
     report[1] = report[2] = -1
     while True:
-        before, kind, at = _field(raw, at, before)
+        before, kind, at = next_field(raw, at, before)
         if kind == 0:
             break
-        if before == 2 and kind == _LIST:
+        if before == 2 and kind == LIST:
             described[0] = at
             leaves, at = _leaves(raw, at, inside)
             described[1] = at
         elif before == 3 and kind == 6:
-            claimed, at = _number(raw, at)
-        elif before == 4 and kind == _LIST:
-            groups, _, at = _items(raw, at)
+            claimed, at = signed(raw, at)
+        elif before == 4 and kind == LIST:
+            groups, _, at = items(raw, at)
             groups = min(groups, len(raw))
             if groups and (len(leaves) == 0 or groups * len(leaves) > len(raw)):
                 _fault(report, NO_SCHEMA, -1, 0, 0)
@@ -377,12 +271,12 @@ def read_chunks(raw, room, report):
                 if report[0] != OK:
                     report[1] = number
                     return chunks, described, of_group
-        elif before == 5 and kind == _LIST:
+        elif before == 5 and kind == LIST:
             described[3] = at
-            at = _after(raw, at, kind, inside)
+            at = after(raw, at, kind, inside)
             described[4] = min(at, len(raw))
         else:
-            at = _after(raw, at, kind, inside)
+            at = after(raw, at, kind, inside)
     if claimed != total:
         _fault(report, FILE_ROWS, -1, claimed, total)
     return chunks, described, of_group

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray, njit
 
-from fsdata.kernels.copy import copy, pointer
+from fsdata.kernels.copy import copy
+from fsdata.kernels.memory import pointer
 
 # Shapes: how a column holds a field.
 SCALAR = 0  # one value per row
@@ -261,6 +262,46 @@ def fill_dense(batch, count, fields, at, block, drop, fault):
                     drop[n] = 1
                 value = default
             block[n, slot] = value
+
+
+@njit(nogil=True, cache=True)
+def index_column(base, first, length, rows, field, at, table, fault):
+    """The same for a column that was not decoded by Arrow.
+
+    base: address of its first value; first, length: int64, where the values of every row of the row group begin and how
+    many there are, -1 where it is null; rows: int64 [n], the rows that are wanted; field: FIELD [1].
+    """
+    slot, policy, itemsize = field[0].slot, field[0].policy, field[0].itemsize
+    for i in range(len(rows)):
+        n, row = at + i, rows[i]
+        table.address[slot, n] = base + first[row] * itemsize
+        table.length[slot, n] = length[row]
+        if length[row] < 0:
+            if policy == ERROR:
+                _report(fault, NULL, n, 0)
+                return
+            if policy == DROP:
+                table.drop[n] = 1
+            table.address[slot, n] = field[0].default
+            if field[0].shape == SCALAR:
+                table.length[slot, n] = 1
+
+
+@njit(nogil=True, cache=True)
+def fill_column(values, first, length, rows, field, at, block, drop, fault):
+    """`fill_dense` of such a column. values: float32, finite; field: DENSE_FIELD [1]."""
+    slot = field[0].slot
+    for i in range(len(rows)):
+        n, row = at + i, rows[i]
+        if length[row] > 0:
+            block[n, slot] = values[first[row]]
+            continue
+        if field[0].policy == ERROR:
+            _report(fault, NULL, n, 0)
+            return
+        if field[0].policy == DROP:
+            drop[n] = 1
+        block[n, slot] = field[0].default
 
 
 @njit(nogil=True, cache=True, inline="always")

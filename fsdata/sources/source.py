@@ -1,6 +1,7 @@
 """`ParquetSource`, `Join` and `AsOf`: how files become the fields of a schema. Nothing is opened here."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 Policy = Literal["default", "drop", "error"]
+_DECODERS = ("pages", "pyarrow")
 POLICIES = ("error", "default", "drop")
 _TABLE = re.compile(r"(delta|iceberg):(.+?)(?:@([0-9]+))?")
 
@@ -79,6 +81,9 @@ class ParquetSource:
             before `filter`: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
         weight: share of this source under `mix="weighted"`.
         retry: how often reads of remote files are repeated; local files are read once.
+        decoder: `"pages"`: columns of numbers and of lists of numbers are decoded by FreeScale, others by pyarrow;
+            `"pyarrow"`: all by pyarrow. The results are the same. None: what the environment variable `FSDATA_DECODER`
+            says, and without it `"pages"`. `describe()` says which columns are left to pyarrow, and why.
         on_error: `raise` at a corrupt file or row group, or `skip` it: counted and listed.
 
     Raises:
@@ -101,6 +106,7 @@ class ParquetSource:
     limit: int | None = None
     weight: float | None = None
     on_error: Literal["raise", "skip"] = "raise"
+    decoder: Literal["pages", "pyarrow"] | None = None
     retry: Retry = field(default_factory=Retry)
 
     def __post_init__(self) -> None:
@@ -136,6 +142,8 @@ class ParquetSource:
         _check_follow(self)
         if not isinstance(self.retry, Retry):
             raise SchemaError(f"retry takes a Retry, got {self.retry!r}")
+        if self.decoder not in (None, *_DECODERS):
+            raise SchemaError(f"decoder must be 'pages', 'pyarrow' or None, got {self.decoder!r}")
         if self.on_error not in ("raise", "skip"):
             raise SchemaError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
 
@@ -162,6 +170,14 @@ class ParquetSource:
         return {
             name: cast(expressions.Expression, each) for name, each in self.columns.items() if type(each) is not str
         }
+
+    @property
+    def uses_pages(self) -> bool:
+        """Whether pages are decoded here, and not by pyarrow."""
+        decoder = self.decoder or os.environ.get("FSDATA_DECODER") or "pages"
+        if decoder not in _DECODERS:
+            raise SchemaError(f"the environment variable FSDATA_DECODER must be pages or pyarrow, got {decoder!r}")
+        return decoder == "pages"
 
     @property
     def condition(self) -> expressions.Expression | None:

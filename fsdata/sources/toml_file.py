@@ -51,6 +51,7 @@ _OPTIONS = (
     "limit",
     "weight",
     "on_error",
+    "decoder",
     "retry",
     "join",
     "as_of",
@@ -104,6 +105,7 @@ def _source(table: Any, folder: Path, where: str) -> ParquetSource:
             weight=table.get("weight"),
             retry=Retry(**table_of(table.get("retry", {}), f"{where}.retry", ("tries", "max_s"))),
             on_error=table.get("on_error", "raise"),
+            decoder=table.get("decoder"),
         )
     except SchemaError as error:
         raise error if str(error).startswith(where) else SchemaError(f"{where}: {error}") from error

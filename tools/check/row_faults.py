@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from fsdata.catalog.bind import FieldBinding
 from fsdata.catalog.roles import is_list
-from fsdata.decode.widen import NotText, OutsideInt64, convert, nested_parts, unwrap
+from fsdata.decode.arrow.widen import NotText, OutsideInt64, convert, nested_parts, unwrap
 from fsdata.errors import DataError
 
 _MAX_INT64 = 2**63 - 1

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from freescale_tools.console.errors import first_line
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.retry import unreachable
+from fsdata.decode.arrow.record_batches import batch_rows, wide_columns
 from fsdata.decode.files.open_files import OpenFiles
-from fsdata.decode.record_batches import batch_rows, wide_columns
 from fsdata.errors import CorruptFileError
 
 

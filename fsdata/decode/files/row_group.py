@@ -4,7 +4,7 @@ import bisect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
@@ -82,8 +82,9 @@ class RowGroupBytes:
         with self._lock:
             self._error = self._error or error
 
-    def use(self, decode: Callable[[pq.ParquetFile], Result]) -> Result:
-        """`decode` of the file, in which this row group is in memory. Blocks while bytes are missing.
+    def use(self, decode: Callable[[pq.ParquetFile, Any], Result]) -> Result:
+        """`decode` of the file, in which this row group is in memory, and of what the file reads from. Blocks while
+        bytes are missing.
 
         Raises:
             ConnectionError: bytes are missing. What has arrived is kept, so that the next call need not read it again.
@@ -95,7 +96,7 @@ class RowGroupBytes:
         try:
             # pre_buffer would read the gaps between columns, too
             file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
-            result = decode(file)
+            result = decode(file, source)
             if not self._checked:
                 self._check()
         except BaseException:

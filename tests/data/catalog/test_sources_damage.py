@@ -119,7 +119,7 @@ def test_a_damaged_row_group_is_skipped_counted_and_listed_once(flipped):
 
 
 def test_a_damaged_row_group_is_skipped_whichever_part_of_it_is_asked_for(flipped, monkeypatch):
-    monkeypatch.setattr("fsdata.decode.record_batches.batch_rows", lambda *_: 100)
+    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 100)
     source, layout = opened(ParquetSource(flipped, on_error="skip"), USERS)
     rows = source.read(source.groups[1], layout, 0, 10)
     assert rows.table.num_rows == 0

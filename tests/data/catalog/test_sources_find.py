@@ -15,7 +15,7 @@ from user_files import USERS, found, users
 from fsdata import Schema
 from fsdata.catalog.listing import walk
 from fsdata.catalog.listing.find_files import discover, resolve
-from fsdata.decode.record_batches import wide_columns
+from fsdata.decode.arrow.record_batches import wide_columns
 from fsdata.errors import SchemaError
 from fsdata.sources import ParquetSource
 

@@ -10,7 +10,7 @@ import pytest
 from parquet import column, lists, opened, read, read_all, values, write
 
 from fsdata import Schema, Sequence
-from fsdata.decode.record_batches import batch_rows, wide_columns
+from fsdata.decode.arrow.record_batches import batch_rows, wide_columns
 from fsdata.errors import DataError
 from fsdata.sources import ParquetSource
 
@@ -125,7 +125,7 @@ def rounded(samples: list[dict]) -> list[dict]:
 
 
 def in_batches_of(monkeypatch, rows: int) -> None:
-    monkeypatch.setattr("fsdata.decode.record_batches.batch_rows", lambda *_: rows)
+    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: rows)
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -10,8 +10,8 @@ import pytest
 from parquet import opened, read, read_all, values, write
 
 from fsdata import Schema, Sequence
+from fsdata.decode.arrow.widen import nested_parts
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.widen import nested_parts
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import index
 from fsdata.sources import ParquetSource
@@ -65,7 +65,7 @@ def reference(rows, *, max_length, keep, policy, defaults):
 def test_random_files_read_as_pyarrow_reads_them(seed, pooled, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)
     size = int(rng.integers(1, 200))
-    monkeypatch.setattr("fsdata.decode.record_batches.batch_rows", lambda *_: size)
+    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: size)
     rows = int(rng.integers(1, 400))
     counts = rng.integers(0, 7, rows)
     policy = {name: str(rng.choice(["default", "drop"])) for name in ("tags", "shops")}

@@ -1,6 +1,5 @@
 """Hand-made Parquet files, and what a decoded table holds as plain Python."""
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.row_table import RowTable, SurvivingRows
+from fsdata.kernels.copy import gather_fields
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 
@@ -35,8 +35,12 @@ def values(table: RowTable, layout: Layout) -> list[dict[str, Any]]:
         sample = {}
         for f, field in enumerate(layout.fields):
             count = int(table.length[f, n])
-            raw = ctypes.string_at(int(table.address[f, n]), count * field.itemsize) if count else b""
-            sample[field.name] = raw.decode() if field.kind == "text" else np.frombuffer(raw, field.dtype).tolist()
+            raw = np.zeros(count * field.itemsize, np.uint8)
+            place, target = np.ascontiguousarray(table.address[f : f + 1, n : n + 1]), np.array([raw.ctypes.data])
+            gather_fields(place, np.array([[count]]), np.array([field.itemsize]), target)
+            sample[field.name] = (
+                raw.tobytes().decode() if field.kind == "text" else np.frombuffer(raw, field.dtype).tolist()
+            )
         result.append(sample)
     return result
 

@@ -113,7 +113,7 @@ def test_an_expression_that_fails_on_data_names_the_rows(tmp_path):
 
 
 def test_a_filter_that_fails_names_the_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr("fsdata.decode.record_batches.batch_rows", lambda *_: 2)
+    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 2)
     path = write(tmp_path / "a.parquet", {"user": pa.array(range(4)), "text": pa.array(["1", "2", "3", "x"])})
     with pytest.raises(DataError, match=r"row group 0, row 2 or one of the 1 after it: expression failed"):
         found(path, filter=pl.col("text").cast(pl.Int64) > 0)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import FieldBinding, difference, partition_column
 from fsdata.catalog.roles import objection
-from fsdata.decode import widen
+from fsdata.decode.arrow import widen
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources.expressions import expressions
 from fsdata.sources.expressions.expressions import Expression
@@ -59,7 +59,7 @@ class BatchPlan:
     """How record batches of one kind of file become those that the kernels read.
 
     Attributes:
-        read: columns to decode, in the file's order.
+        read: columns to decode, in the file's order. needs_none: one that nothing needs but the number of its rows.
         condition: the filter; None keeps all rows.
         columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
             if it is the decoded batch as it is.
@@ -69,6 +69,7 @@ class BatchPlan:
     """
 
     read: tuple[str, ...]
+    needs_none: bool
     condition: Expression | None
     columns: tuple[FieldBinding, ...] | None
     expressions: Mapping[str, Expression]

@@ -1,0 +1,1 @@
+"""What pyarrow decodes: `record_batches` decodes, filters and maps batches of rows, `widen` converts them."""

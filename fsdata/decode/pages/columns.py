@@ -1,0 +1,108 @@
+"""The columns of a row group that FreeScale decodes itself, and why others are left to pyarrow."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from fsdata.catalog.bind import FieldBinding
+from fsdata.decode.files.byte_ranges import column_ranges
+from fsdata.decode.pages.chunk import Damaged, LeftToArrow, unpacked_pages
+from fsdata.decode.pages.column import Column, read_column
+from fsdata.decode.pages.forms import CODECS, Form, form_of
+from fsdata.decode.reused_buffers import Pool
+
+_FEW = 1 << 20
+_RATIO = 1 << 12  # values or bytes that a stored byte may stand for, beyond the first million
+
+
+class PageDecoder:
+    """Decodes column chunks, and counts those that are left to pyarrow. Thread-safe.
+
+    Attributes:
+        chunks: how many were decoded. left: (field, reason) -> how many were not.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.chunks = 0
+        self.left: Counter[tuple[str, str]] = Counter()
+        self._pool = pool
+        self._lock = threading.Lock()
+
+    def columns(
+        self, file: pq.ParquetFile, source: Any, group: int, bindings: Sequence[FieldBinding]
+    ) -> dict[str, Column]:
+        """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
+
+        Args:
+            source: what `file` reads from: an open file, or bytes in memory that can be sought.
+            bindings: fields that are columns of the file.
+
+        Raises:
+            OSError: a chunk is damaged; says which column and page.
+        """
+        schema, arrow, row_group = file.schema, file.schema_arrow, file.metadata.row_group(group)
+        leaves: dict[str, list[int]] = {}
+        for leaf in range(row_group.num_columns):
+            leaves.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
+        found, left = {}, []
+        for binding in bindings:
+            name = binding.field.name
+            try:
+                form, leaf = _form(binding, schema, arrow, leaves)
+                found[name] = self._column(row_group, leaf, form, source)
+            except LeftToArrow as reason:
+                left.append((name, str(reason)))
+            except Damaged as error:
+                raise OSError(f"column {binding.column!r}, {error}") from error
+        with self._lock:
+            self.chunks += len(found)
+            self.left.update(left)
+        return found
+
+    def _column(self, row_group: pq.RowGroupMetaData, leaf: int, form: Form, source: Any) -> Column:
+        chunk = row_group.column(leaf)
+        codec, stored, values = chunk.compression, chunk.total_compressed_size, chunk.num_values
+        if codec not in CODECS:
+            raise LeftToArrow(f"compressed by {codec}")
+        if chunk.file_path:
+            raise LeftToArrow("in another file")
+        unpacked = chunk.total_uncompressed_size
+        if max(values, unpacked) > _RATIO * stored + _FEW:
+            raise LeftToArrow("few bytes that stand for many values")
+        ((begin, end),) = column_ranges(row_group, [leaf])
+        raw, owner = self._bytes(source, begin, end)
+        pages = unpacked_pages(raw, owner, codec=codec, values=values, unpacked=unpacked, pool=self._pool)
+        return read_column(pages, form, row_group.num_rows, self._pool)
+
+    def _bytes(self, source: Any, begin: int, end: int) -> tuple[np.ndarray, Any]:
+        """uint8, bytes of the file, and what keeps them."""
+        source.seek(begin)
+        if not hasattr(source, "readinto"):
+            held = source.read(end - begin)
+            raw = np.frombuffer(held, np.uint8)
+        else:
+            held = self._pool.take(max(end - begin, 1))
+            raw = np.asarray(held)[: end - begin]
+            raw = raw[: source.readinto(raw)]
+        if len(raw) < end - begin:
+            raise Damaged(f"{len(raw)} bytes where {end - begin} should be: the file ends too early")
+        return raw, held
+
+
+def _form(
+    binding: FieldBinding, schema: pq.ParquetSchema, arrow: Any, leaves: dict[str, list[int]]
+) -> tuple[Form, int]:
+    assert binding.column is not None
+    if binding.is_text:
+        raise LeftToArrow("text")
+    here = leaves.get(binding.column, [])
+    if len(here) != 1 or binding.field.shape == "nested":
+        raise LeftToArrow("nested")
+    form = form_of(schema.column(here[0]), arrow.field(binding.column).type, binding.field.number)
+    if isinstance(form, str):
+        raise LeftToArrow(form)
+    return form, here[0]

@@ -1,0 +1,33 @@
+"""Columns that rows refer to by number: an address of a row says which one, see `fsdata.kernels.pages.fetch`."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from fsdata.kernels.pages import fetch
+
+_free = deque(range(fetch.MOST_COLUMNS))  # appending and popping need no lock
+
+
+class Held:
+    """A column that can be referred to as long as this object lives.
+
+    Attributes:
+        base: the paged address of its first value.
+
+    Raises:
+        IndexError: too many columns are held.
+    """
+
+    def __init__(self, column: np.ndarray, *owners: Any) -> None:
+        """column: int64 [4], see `fsdata.kernels.pages.fetch`; owners: keep what it points to."""
+        self._number = _free.popleft()
+        self._owners = owners
+        fetch.HELD[self._number] = column
+        self.base = (fetch.PAGED << fetch.PAGED_SHIFT) | (self._number << fetch.COLUMN_SHIFT)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            fetch.HELD[self._number] = 0
+            _free.append(self._number)

@@ -1,0 +1,26 @@
+"""Memory by its address (numba, nogil). Addresses are int64 and trusted."""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def pointer(typing_context, address):
+    """int64 address -> void pointer."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def word_at(typing_context, address):
+    """The uint64 of the 8 bytes, little-endian, at any int64 address."""
+
+    def generate(context, builder, signature, arguments):
+        word = ir.IntType(64)
+        return builder.load(builder.inttoptr(arguments[0], word.as_pointer()), align=1)
+
+    return types.uint64(types.int64), generate

@@ -1,0 +1,119 @@
+"""The page headers of a column chunk (numba, nogil)."""
+
+import numpy as np
+from numba import njit
+
+from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
+from fsdata.kernels.thrift import DEPTH, STRUCT, after, next_field, signed
+
+# Columns of the table of pages, int64 [P, 12].
+KIND = 0  # of page, as in Parquet
+AT = 1  # its first byte after the header
+STORED = 2  # bytes, as they are stored
+UNPACKED = 3  # bytes after decompression
+VALUES = 4  # in the page, nulls included; of a dictionary: its size
+ENCODING = 5
+CHECKSUM = 6  # CRC-32 of the stored bytes, -1 without one
+ROWS = 7  # of a page of version 2, -1 in other pages
+REPETITION = 8  # version 2: bytes of the levels, which are never compressed
+DEFINITION = 9
+COMPRESSED = 10  # version 2: 0 if the rest is not either
+LEVELS = 11  # version 1: encoding of the levels if it is not RLE, else RLE
+COLUMNS = 12
+
+DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
+PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT = 0, 2, 3, 5, 8, 9
+
+
+@njit(nogil=True, cache=True)
+def _inner(raw, at, kind, page, inside):
+    """The struct of one kind of page -> `page`. Where it ends."""
+    before = 0
+    while True:
+        before, what, at = next_field(raw, at, before)
+        if what == 0:
+            return at
+        if 4 <= what <= 6:
+            value, at = signed(raw, at)
+            if before == 1:
+                page[VALUES] = value
+            elif kind == DATA_V2 and before == 3:
+                page[ROWS] = value
+            elif (kind == DATA_V2 and before == 4) or (kind != DATA_V2 and before == 2):
+                page[ENCODING] = value
+            elif kind == DATA_V2 and before == 5:
+                page[DEFINITION] = value
+            elif kind == DATA_V2 and before == 6:
+                page[REPETITION] = value
+            elif kind == DATA and (before == 3 or before == 4) and value != RLE:
+                page[LEVELS] = value
+        elif kind == DATA_V2 and before == 7 and (what == 1 or what == 2):
+            page[COMPRESSED] = what == 1
+        else:
+            at = after(raw, at, what, inside)
+
+
+@njit(nogil=True, cache=True)
+def _header(raw, at, page, inside):
+    """One page header -> `page`. Where it ends."""
+    page[:] = 0
+    page[: ROWS + 1] = -1
+    page[COMPRESSED], page[LEVELS] = 1, RLE
+    before = 0
+    while True:
+        before, what, at = next_field(raw, at, before)
+        if what == 0:
+            return at
+        if what == 5 and before <= 4:
+            value, at = signed(raw, at)
+            if before == 1:
+                page[KIND] = value
+            elif before == 2:
+                page[UNPACKED] = value
+            elif before == 3:
+                page[STORED] = value
+            else:
+                page[CHECKSUM] = value & 0xFFFFFFFF
+        elif what == STRUCT and before == page[KIND] + 5:
+            at = _inner(raw, at, page[KIND], page, inside)
+        else:
+            at = after(raw, at, what, inside)
+
+
+@njit(nogil=True, cache=True)
+def read_headers(raw, values, unpacked):
+    """(pages int64 [P, 12]; code; the page that is damaged or unknown).
+
+    Args:
+        raw: uint8, the bytes of the chunk.
+        values, unpacked: of the chunk, as the footer says: pages have no more values, and are not larger.
+    """
+    pages = np.empty((8, COLUMNS), np.int64)
+    inside = np.empty((DEPTH, 2), np.int64)
+    at, count, found = 0, 0, np.int64(0)
+    while at < len(raw) and found < values:
+        if count == len(pages):
+            pages = np.concatenate((pages, np.empty_like(pages)))
+        page = pages[count]
+        at = _header(raw, at, page, inside)
+        if page[STORED] < 0 or page[UNPACKED] < 0 or at > len(raw) or page[STORED] > len(raw) - at:
+            return pages[:count], DAMAGED, count
+        page[AT] = at
+        at += page[STORED]
+        if page[KIND] == DATA or page[KIND] == DATA_V2:
+            if page[VALUES] < 0 or page[VALUES] > values - found:
+                return pages[:count], DAMAGED, count
+            found += page[VALUES]
+        elif page[KIND] == DICTIONARY:
+            if count or page[VALUES] < 0:
+                return pages[:count], DAMAGED, count
+        else:
+            return pages[:count], UNKNOWN, count
+        if page[UNPACKED] > unpacked:
+            return pages[:count], UNKNOWN, count
+        if page[KIND] == DATA_V2:
+            levels = page[REPETITION] + page[DEFINITION]
+            if page[REPETITION] < 0 or page[DEFINITION] < 0 or levels > min(page[STORED], page[UNPACKED]):
+                return pages[:count], DAMAGED, count
+        count += 1
+    return pages[:count], OK if found == values else DAMAGED, count

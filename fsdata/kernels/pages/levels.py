@@ -1,0 +1,95 @@
+"""Levels of repetition and definition -> how long the list of every row is (numba, nogil).
+
+Levels are small numbers in runs: one number many times (RLE), or groups of eight numbers of one or two bits.
+"""
+
+import numpy as np
+from numba import njit
+
+from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
+from fsdata.kernels.thrift import varint
+
+NULL = -1  # the length of a list that is null, or of a value
+
+# Of what is known after some pages of a chunk, int64 [2].
+ROWS = 0  # that have begun
+VALUES = 1  # that are not null
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _next_run(raw, at, end, width, top):
+    """(levels of the run, the level, -1 if they differ; the first bit of those; where the run ends); no levels where
+    that is not possible."""
+    head, begin = varint(raw, at)
+    count = head >> 1
+    if begin > end or count <= 0 or count > 1 << 40:
+        return 0, 0, 0, end
+    if head & 1:
+        stop = min(begin + count * width, end)
+        return min(count * 8, (stop - begin) * 8 // width), -1, begin * 8, stop
+    if begin == end or raw[begin] > top:
+        return 0, 0, 0, end
+    return count, np.int64(raw[begin]), 0, begin + 1
+
+
+@njit(nogil=True, cache=True)
+def read_levels(raw, bounds, count, repeated, top, present, length, known):
+    """Add a page to `length`; a code, UNKNOWN where an element of a list is null.
+
+    Args:
+        raw: uint8, the page. bounds: int64 [4], where its levels of repetition begin and end, and of definition.
+        count: levels of each kind. repeated: whether the column has lists.
+        top: the level of definition of a value; 0 if all rows have one. present: the one of a list without elements.
+        length: int64 [rows], written up to the row that has begun: values, or NULL. known: int64 [2], changed in place.
+    """
+    row, values = known[ROWS] - 1, known[VALUES]
+    left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
+    left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
+    width_d = 2 if top > 1 else 1
+    if not repeated:
+        left_r = count
+    if top == 0:
+        left_d = count
+    while count > 0:
+        if left_r == 0:
+            left_r, level_r, bit_r, at_r = _next_run(raw, at_r, bounds[1], 1, 1)
+        if left_d == 0:
+            left_d, level_d, bit_d, at_d = _next_run(raw, at_d, bounds[3], width_d, top)
+        some = min(left_r, left_d, count)
+        if some == 0:
+            return DAMAGED
+        count -= some
+        left_r -= some
+        left_d -= some
+        if level_r == 1 and level_d == top:  # elements of one list
+            if row < 0 or length[row] <= 0:
+                return DAMAGED
+            length[row] += some
+            values += some
+            continue
+        for _ in range(some):
+            repetition, definition = level_r, level_d
+            if level_r < 0:
+                repetition = np.int64(raw[bit_r >> 3] >> (bit_r & 7)) & 1
+                bit_r += 1
+            if level_d < 0:
+                definition = np.int64(raw[bit_d >> 3] >> (bit_d & 7)) & (2 * width_d - 1)
+                bit_d += width_d
+                if definition > top:
+                    return DAMAGED
+            if repetition == 0:
+                row += 1
+                if row == len(length):
+                    return DAMAGED
+                length[row] = 0
+            elif row < 0 or length[row] <= 0 or definition <= present:
+                return DAMAGED
+            if definition == top:
+                length[row] += 1
+                values += 1
+            elif not repeated or definition < present:
+                length[row] = NULL
+            elif definition > present:
+                return UNKNOWN
+    known[ROWS], known[VALUES] = row + 1, values
+    return OK

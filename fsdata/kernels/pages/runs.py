@@ -1,0 +1,117 @@
+"""Where the values of a chunk lie in its pages, and in which form (numba, nogil).
+
+Values that stand in a row in one form are a *run*. A column is a table of runs, int64 [R + 1, 4], in the order of the
+values; the last line says only how many values there are.
+"""
+
+import numpy as np
+from numba import njit
+
+from fsdata.kernels.memory import word_at
+from fsdata.kernels.pages import DAMAGED, OK
+from fsdata.kernels.thrift import varint
+
+# Columns of the table.
+FIRST = 0  # values before the run
+FORM = 1
+AT = 2  # address of its first byte; of a REPEATED run the position in the dictionary
+COLUMNS = 3
+
+# Forms. Others are how many bits a position in the dictionary has, 1 to 32.
+PLAIN = 0  # values as the file stores them
+FINAL = 64  # values as they are needed
+REPEATED = -1  # one value of the dictionary
+
+TAIL = 64  # bytes at the end of a page that are copied, so that a word can be read at every one of them
+_MOST = 1 << 40  # values of a run
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _next_run(raw, at, end, width):
+    """(values, whether they differ, where they begin, where the run ends); no values where that is not possible."""
+    head, begin = varint(raw, at)
+    count = head >> 1
+    if begin > end or count <= 0 or count > _MOST:
+        return 0, False, end, end
+    if head & 1:
+        stop = begin + count * width
+        if stop > end:
+            return (0 if width == 0 else (end - begin) * 8 // width), True, begin, end
+        return count * 8, True, begin, stop
+    stop = begin + ((width + 7) >> 3)
+    return (0 if stop > end else count), False, begin, stop
+
+
+@njit(nogil=True, cache=True)
+def count_runs(raw, at, end, width, count):
+    """How many runs `count` values have at most, those that are cut in two included."""
+    runs = 0
+    while count > 0:
+        some, _, _, at = _next_run(raw, at, end, width)
+        if some == 0:
+            return runs
+        count -= some
+        runs += 2
+    return runs
+
+
+@njit(nogil=True, cache=True)
+def _outside(at, width, count, size):
+    """Whether one of `count` positions of `width` bits is not below `size`. A word must be readable at all of them."""
+    if width < 32 and size >= 1 << width:
+        return False
+    mask = np.uint64((1 << width) - 1)
+    most = np.uint64(0)
+    for i in range(count):
+        bit = i * width
+        most = max(most, (word_at(at + (bit >> 3)) >> np.uint64(bit & 7)) & mask)
+    return most >= np.uint64(size)
+
+
+@njit(nogil=True, cache=True)
+def index_positions(raw, begin, end, address, count, size, tail, runs, first):
+    """Runs of `count` positions in a dictionary of `size` values -> (code, runs written).
+
+    raw: uint8, the page; they begin with their width at `begin`. address: of the page. tail: uint8 [TAIL + 8], to keep.
+    first: values before the page.
+    """
+    if count == 0:
+        return OK, 0
+    if begin >= end or raw[begin] > 32:
+        return DAMAGED, 0
+    width = np.int64(raw[begin])
+    copied = min(end - begin, TAIL)
+    tail[:copied] = raw[end - copied : end]
+    tail[copied:] = 0
+    moved = tail.ctypes.data - (end - copied)  # where a byte of the end of the page stands now
+    at, written = begin + 1, 0
+    while count > 0:
+        some, differ, start, at = _next_run(raw, at, end, width)
+        some = min(some, count)
+        if some == 0:
+            return DAMAGED, 0
+        if not differ or width == 0:
+            value = np.int64(0)
+            for i in range(0 if differ else (width + 7) >> 3):
+                value |= np.int64(raw[start + i]) << (8 * i)
+            if value >= size:
+                return DAMAGED, 0
+            runs[written, FIRST], runs[written, FORM], runs[written, AT] = first, REPEATED, value
+            written += 1
+            first += some
+            count -= some
+            continue
+        count -= some
+        # Groups of eight begin at a byte. Those that are too near to the end are read in the copy of it.
+        here = min(max((end - 7 - start) // width, 0) * 8, some)
+        for part in range(2):
+            values = here if part == 0 else some - here
+            if values == 0:
+                continue
+            of = address + start if part == 0 else moved + start + (here // 8) * width
+            if _outside(of, width, values, size):
+                return DAMAGED, 0
+            runs[written, FIRST], runs[written, FORM], runs[written, AT] = first, width, of
+            written += 1
+            first += values
+    return OK, written
