@@ -83,7 +83,9 @@ def decode(
     columns = {} if pages is None else pages.columns(file, source, wanted.group, plan.stored)
     rest = plan.without(frozenset(columns)) if columns else plan
     builder = _SliceBuilder(rest, wanted, pool)
-    if columns and rest.batches.needs_none:
+    if columns and rest.batches.needs_none and not len(rest.fields) and not len(rest.dense):
+        builder.skip(wanted.stop - wanted.start)  # no kernel for pyarrow's arrays is compiled for nothing
+    elif columns and rest.batches.needs_none:
         builder.add(np.arange(wanted.start, wanted.stop), unnamed([], wanted.stop - wanted.start))
     else:
         for rows, batch in record_batches(file, wanted, rest.batches):
@@ -138,6 +140,10 @@ class _SliceBuilder:
         else:
             self._pack(len(rows), self._pool)
         self._added += len(rows)
+
+    def skip(self, rows: int) -> None:
+        """Add rows that have no fields but those of `add_columns`."""
+        self._added += rows
 
     def add_columns(self, columns: Mapping[str, Column], plan: SlicePlan) -> None:
         """What `plan` has besides the fields of the batches, for the rows of all batches added."""

@@ -10,7 +10,7 @@ BINARY, LIST, SET, MAP, STRUCT = 8, 9, 10, 11, 12
 DEPTH = 64
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
 def varint(raw, at):
     value, shift = np.uint64(0), np.uint64(0)
     while at < len(raw):
@@ -30,7 +30,7 @@ def signed(raw, at):
     return np.int64((np.uint64(value) >> np.uint64(1)) ^ np.uint64(-(value & 1))), at
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
 def next_field(raw, at, before):
     """(number of the next field, its kind, where its value begins); kind 0 at the end of the struct."""
     if at >= len(raw) or raw[at] == 0:

@@ -56,8 +56,8 @@ def _inner(raw, at, kind, page, inside):
 @njit(nogil=True, cache=True)
 def _header(raw, at, page, inside):
     """One page header -> `page`. Where it ends."""
-    page[:] = 0
-    page[: ROWS + 1] = -1
+    for column in range(COLUMNS):
+        page[column] = -1 if column <= ROWS else 0
     page[COMPRESSED], page[LEVELS] = 1, RLE
     before = 0
     while True:
@@ -88,12 +88,16 @@ def read_headers(raw, values, unpacked):
         raw: uint8, the bytes of the chunk.
         values, unpacked: of the chunk, as the footer says: pages have no more values, and are not larger.
     """
-    pages = np.empty((8, COLUMNS), np.int64)
+    pages = np.zeros((8, COLUMNS), np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
     at, count, found = 0, 0, np.int64(0)
     while at < len(raw) and found < values:
         if count == len(pages):
-            pages = np.concatenate((pages, np.empty_like(pages)))
+            more = np.zeros((2 * count, COLUMNS), np.int64)
+            for line in range(count):
+                for column in range(COLUMNS):
+                    more[line, column] = pages[line, column]
+            pages = more
         page = pages[count]
         at = _header(raw, at, page, inside)
         if page[STORED] < 0 or page[UNPACKED] < 0 or at > len(raw) or page[STORED] > len(raw) - at:

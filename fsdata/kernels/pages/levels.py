@@ -16,7 +16,7 @@ ROWS = 0  # that have begun
 VALUES = 1  # that are not null
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
 def _next_run(raw, at, end, width, top):
     """(levels of the run, the level, -1 if they differ; the first bit of those; where the run ends); no levels where
     that is not possible."""

@@ -26,7 +26,7 @@ TAIL = 64  # bytes at the end of a page that are copied, so that a word can be r
 _MOST = 1 << 40  # values of a run
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
 def _next_run(raw, at, end, width):
     """(values, whether they differ, where they begin, where the run ends); no values where that is not possible."""
     head, begin = varint(raw, at)
@@ -81,8 +81,8 @@ def index_positions(raw, begin, end, address, count, size, tail, runs, first):
         return DAMAGED, 0
     width = np.int64(raw[begin])
     copied = min(end - begin, TAIL)
-    tail[:copied] = raw[end - copied : end]
-    tail[copied:] = 0
+    for i in range(len(tail)):
+        tail[i] = raw[end - copied + i] if i < copied else 0
     moved = tail.ctypes.data - (end - copied)  # where a byte of the end of the page stands now
     at, written = begin + 1, 0
     while count > 0:
