@@ -80,7 +80,10 @@ def decode(
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    columns = {} if pages is None else pages.columns(file, source, wanted.group, plan.stored)
+    columns = {}
+    if pages is not None:
+        stop = file.metadata.row_group(wanted.group).num_rows if wanted.to_end else wanted.stop
+        columns = pages.columns(file, source, wanted.group, stop, plan.stored)
     rest = plan.without(frozenset(columns)) if columns else plan
     builder = _SliceBuilder(rest, wanted, pool)
     if columns and rest.batches.needs_none and not len(rest.fields) and not len(rest.dense):

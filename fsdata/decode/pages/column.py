@@ -35,11 +35,12 @@ class Column:
     owner: Any
 
 
-def read_column(found: Iterable[Page], form: Form, rows: int, pool: Pool) -> Column:
-    """Levels and places of the values of all rows. Blocks for unpacking; values are checked, but not decoded.
+def read_column(found: Iterable[Page], form: Form, rows: int, stop: int, pool: Pool) -> Column:
+    """Levels and places of the values of rows. Blocks for unpacking; values are checked, but not decoded.
 
     Args:
-        found: the pages of the chunk. rows: of the row group.
+        found: the pages of the chunk. rows: of the row group. stop: rows from there on are not needed, and only read
+            as far as they stand in a page with one that is.
 
     Raises:
         Damaged; LeftToArrow: elements of lists that are null, numbers that are not finite, unknown encodings.
@@ -47,6 +48,10 @@ def read_column(found: Iterable[Page], form: Form, rows: int, pool: Pool) -> Col
     reading = _Reading(form, rows, pool)
     for page in found:
         reading.add(page)
+        if reading.rows > stop:
+            return reading.finish()
+    if reading.rows != rows:
+        raise Damaged(f"{reading.rows} rows where the footer says {rows}")
     return reading.finish()
 
 
@@ -79,10 +84,13 @@ class _Reading:
             self._parts.append(np.array([[first, form, at]]))
             self._owners.append(owner)
 
+    @property
+    def rows(self) -> int:
+        """How many have begun."""
+        return int(self._known[levels.ROWS])
+
     def finish(self) -> Column:
-        rows, count = int(self._known[levels.ROWS]), int(self._known[levels.VALUES])
-        if rows != len(self._length):
-            raise Damaged(f"{rows} rows where the footer says {len(self._length)}")
+        rows, count = self.rows, int(self._known[levels.VALUES])
         first = np.cumsum(np.maximum(self._length, 0))
         first -= np.maximum(self._length, 0)
         table = np.concatenate([*self._parts, np.array([[count, 0, 0]])])

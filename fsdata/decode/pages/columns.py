@@ -33,11 +33,12 @@ class PageDecoder:
         self._lock = threading.Lock()
 
     def columns(
-        self, file: pq.ParquetFile, source: Any, group: int, bindings: Sequence[FieldBinding]
+        self, file: pq.ParquetFile, source: Any, group: int, stop: int, bindings: Sequence[FieldBinding]
     ) -> dict[str, Column]:
         """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
 
         Args:
+            group, stop: of which row group how many rows.
             source: what `file` reads from: an open file, or bytes in memory that can be sought.
             bindings: fields that are columns of the file.
 
@@ -53,7 +54,7 @@ class PageDecoder:
             name = binding.field.name
             try:
                 form, leaf = _form(binding, schema, arrow, leaves)
-                found[name] = self._column(row_group, leaf, form, source)
+                found[name] = self._column(row_group, stop, leaf, form, source)
             except LeftToArrow as reason:
                 left.append((name, str(reason)))
             except Damaged as error:
@@ -63,7 +64,7 @@ class PageDecoder:
             self.left.update(left)
         return found
 
-    def _column(self, row_group: pq.RowGroupMetaData, leaf: int, form: Form, source: Any) -> Column:
+    def _column(self, row_group: pq.RowGroupMetaData, stop: int, leaf: int, form: Form, source: Any) -> Column:
         chunk = row_group.column(leaf)
         codec, stored, values = chunk.compression, chunk.total_compressed_size, chunk.num_values
         if codec not in CODECS:
@@ -76,7 +77,7 @@ class PageDecoder:
         ((begin, end),) = column_ranges(row_group, [leaf])
         raw, owner = self._bytes(source, begin, end)
         pages = unpacked_pages(raw, owner, codec=codec, values=values, unpacked=unpacked, pool=self._pool)
-        return read_column(pages, form, row_group.num_rows, self._pool)
+        return read_column(pages, form, row_group.num_rows, stop, self._pool)
 
     def _bytes(self, source: Any, begin: int, end: int) -> tuple[np.ndarray, Any]:
         """uint8, bytes of the file, and what keeps them."""
