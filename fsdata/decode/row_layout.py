@@ -1,7 +1,8 @@
 """In which order the fields of a sample stand in a `RowTable`, and which of them share lengths."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -62,12 +63,13 @@ class Field:
         return self.group if self.kind == "nested_ids" and self.group else self.name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what follows from the fields is computed once, and asked for by every batch
 class Layout:
     """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, float32, texts and masks.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
-    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.steps.explode`.
+    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.steps.explode`. All who ask
+    share what the properties return: nobody may change it.
     """
 
     fields: tuple[Field, ...]
@@ -77,20 +79,20 @@ class Layout:
     split: tuple[tuple[str, Split], ...] = ()
     exploded: str | None = None
 
-    @property
+    @cached_property
     def itemsize(self) -> np.ndarray:
         return np.array([field.itemsize for field in self.fields], np.int64)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields)
 
-    @property
+    @cached_property
     def keys(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields[: self.num_keys])
 
-    @property
-    def groups(self) -> dict[str, int]:
+    @cached_property
+    def groups(self) -> Mapping[str, int]:
         """Sequence or nested field -> index of the first field that has its lengths. Lengths of texts are not among
         them: they say nothing of a sample's work."""
         first: dict[str, int] = {}
@@ -99,28 +101,28 @@ class Layout:
                 first.setdefault(field.group, index)
         return first
 
-    @property
-    def texts(self) -> dict[str, int]:
+    @cached_property
+    def texts(self) -> Mapping[str, int]:
         """Passthrough field that is text -> its index."""
         return {field.name: index for index, field in enumerate(self.fields) if field.kind == "text"}
 
-    @property
-    def masks(self) -> dict[str, int]:
+    @cached_property
+    def masks(self) -> Mapping[str, int]:
         """Field of a side table -> the field that says whether there was a match."""
         return {field.name[len(_MASK) :]: row for row, field in enumerate(self.fields) if field.kind == "mask"}
 
-    @property
-    def references(self) -> dict[str, int]:
+    @cached_property
+    def references(self) -> Mapping[str, int]:
         """Sequence that every source takes from histories -> the field that says where they lie."""
         return {field.name[len(_AS_OF) :]: row for row, field in enumerate(self.fields) if field.kind == "reference"}
 
-    @property
-    def event_labels(self) -> dict[str, str]:
+    @cached_property
+    def event_labels(self) -> Mapping[str, str]:
         """Label that a sequence declares -> the sequence whose lengths it has."""
         return {field.name: field.group for field in self.fields if field.kind == "event_label" and field.group}
 
-    @property
-    def nested(self) -> dict[str, tuple[slice, slice]]:
+    @cached_property
+    def nested(self) -> Mapping[str, tuple[slice, slice]]:
         """Sequence -> where the counts of its nested fields stand, and where their ids stand, in the same order."""
         found: dict[str, tuple[slice, slice]] = {}
         rows = range(len(self.fields))
@@ -130,8 +132,8 @@ class Layout:
             found[str(sequence)] = slice(counts[0], counts[0] + size), slice(counts[0] + size, counts[0] + 2 * size)
         return found
 
-    @property
-    def slots(self) -> dict[str, int]:
+    @cached_property
+    def slots(self) -> Mapping[str, int]:
         """Schema field -> its row of a `RowTable`; without the dense fields."""
         return {field.name: row for row, field in enumerate(self.fields) if field.kind != "dense"}
 

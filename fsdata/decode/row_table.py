@@ -35,8 +35,16 @@ class RowTable:
         return self.address.shape[1]
 
     def take(self, index: np.ndarray | slice) -> "RowTable":
-        """The samples at `index`, in that order; the values stay where they are."""
-        return RowTable(self.address[:, index], self.length[:, index], self.itemsize, self.owners)
+        """The samples at `index`, numbers or a stretch, in that order; the values stay where they are."""
+        if isinstance(index, slice):
+            return RowTable(self.address[:, index], self.length[:, index], self.itemsize, self.owners)
+        address, length = self.address.take(index, axis=1), self.length.take(index, axis=1)
+        return RowTable(address, length, self.itemsize, self.owners)
+
+    def counts(self) -> np.ndarray:
+        """int64 [F]: elements of every field in all samples."""
+        counts: np.ndarray = np.add.reduce(self.length, axis=1)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)

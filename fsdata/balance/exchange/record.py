@@ -50,7 +50,7 @@ class RecordSpec:
 
     @classmethod
     def of_layout(cls, layout: Layout) -> "RecordSpec":
-        groups = layout.groups | layout.texts
+        groups = {**layout.groups, **layout.texts}
         index = {name: i for i, name in enumerate(groups)}
         histories = layout.references
         return cls(
