@@ -11,12 +11,14 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from typing_extensions import TypeVar
 
 from fsdata.balance.exchange import StepExchange
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import Batch
+from fsdata.batch.host_memory import HostMemory, PageLocked
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.catalog.listing.hosts import Hosts
@@ -77,7 +79,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             like "256MB" (B, kB, MB, GB, KiB, MiB, GiB); per rank. They are read by threads that do nothing else. 0 lets
             the decoding threads read. A row group that is larger is read ahead alone.
         prefetch: batches made ahead; 0 makes them in the calling thread.
-        pin_memory: pin batches in a thread of its own (CUDA).
+        pin_memory: make batches in page-locked memory (CUDA). What `adapt` makes is pinned in a thread of its own.
         adapt: makes of each `Batch` what the loop gets, in the thread that makes batches ahead, before pinning. Has to
             leave tensors on the CPU, and is no part of the state: a resumed job needs the same one. What is pinned are
             tensors in mappings, lists, tuples and dataclasses, and what has a `pin_memory()` of its own.
@@ -144,6 +146,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._adapt = adapt
         self._context = resolve(rank, world_size, one_group(process_group, balance))
         self._pool = Pool()
+        self._memory: HostMemory = PageLocked() if self._options.pin else self._pool
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         threads = self._options.num_threads
         with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
@@ -348,9 +351,12 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._turn.check_process()
         self._turn.check(turn)
         self._turn.settle()
+        if self._options.pin:
+            self._memory.tensor(1, torch.uint8)  # in this thread, so that CUDA starts on its device and on no other
         self._steps = self._make_steps(progress)
         make = AdaptedSteps(self._steps, self._adapt).next
-        self._ahead = ahead = Ahead(make, depth=self._options.prefetch, pin=self._options.pin)
+        pin = self._options.pin and self._adapt is not None  # batches are page-locked as they are made
+        self._ahead = ahead = Ahead(make, depth=self._options.prefetch, pin=pin)
         while (made := self._next(ahead)) is not None:
             self._progress = made.progress
             yielded = True
@@ -405,7 +411,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
 
     def _steps_of(self, progress: Progress, hold: bool) -> Steps:
         """hold: see `Share`."""
-        options, context, data, pool = self._options, self._context, self._data, self._pool
+        options, context, data, memory = self._options, self._context, self._data, self._memory
         streams = data.streams(progress, context.world_size)
         share = Share(
             rank=context.rank,
@@ -429,15 +435,15 @@ class FreeScaleDataLoader(Generic[BatchT]):
                 share,
                 reader,
                 data.layout,
-                pool,
+                memory,
                 self._exchange,
                 self._planner,
                 sure=not data.may_drop,
                 resolve=data.resolve,
             )
         if data.may_drop:
-            return AgreedSteps(share, reader, data.layout, pool, self._exchange, options.uneven)
-        return PlannedSteps(share, reader, data.layout, pool)
+            return AgreedSteps(share, reader, data.layout, memory, self._exchange, options.uneven)
+        return PlannedSteps(share, reader, data.layout, memory)
 
 
 def _followed(

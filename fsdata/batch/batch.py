@@ -106,13 +106,26 @@ class Batch:
             value.record_stream(stream)
 
     def _map(self, function: Any) -> "Batch":
+        """The same with `function` of every tensor and KeyedJaggedTensor. Offsets that fields share stay shared."""
+        known: dict[int, torch.Tensor] = {}
+
+        def once(offsets: torch.Tensor) -> torch.Tensor:
+            if id(offsets) not in known:
+                known[id(offsets)] = function(offsets)
+            return known[id(offsets)]
+
+        def each(value: Any) -> Any:
+            if isinstance(value, Jagged):
+                return Jagged(function(value.values), once(value.offsets))
+            return function(value)
+
         return replace(
             self,
             features=function(self.features),
             nested={name: function(value) for name, value in self.nested.items()},
             dense=function(self.dense),
-            labels={name: function(value) for name, value in self.labels.items()},
-            jagged={name: function(value) for name, value in self.jagged.items()},
+            labels={name: each(value) for name, value in self.labels.items()},
+            jagged={name: each(value) for name, value in self.jagged.items()},
             origin=function(self.origin),
             shared={name: value.map(function) for name, value in self.shared.items()},
             split={name: value.map(function) for name, value in self.split.items()},

@@ -62,7 +62,8 @@ class Ahead(Generic[ItemT]):
 
     Args:
         make: returns the next item, or None at the end. Called in one thread at a time.
-        pin: pin items with their `pin_memory` method in a thread of its own (CUDA).
+        pin: pin items with their `pin_memory` method in a thread of its own (CUDA). Batches that lie in page-locked
+            memory from the start need no such thread, see `fsdata.batch.host_memory`.
     """
 
     def __init__(self, make: Callable[[], ItemT | None], *, depth: int, pin: bool) -> None:

@@ -1,6 +1,7 @@
 """The one place of fsdata that imports TorchRec, on first use (it takes seconds)."""
 
 import functools
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,10 +28,23 @@ def keyed_jagged_tensor(
     lengths: torch.Tensor,
     stride: int,
     weights: torch.Tensor | None = None,
+    length_per_key: list[int] | None = None,
 ) -> Any:
-    """A KeyedJaggedTensor of values and weights [sum of lengths] and lengths [len(keys) * stride], key after key."""
+    """A KeyedJaggedTensor of values and weights [sum of lengths] and lengths [len(keys) * stride], key after key.
+
+    length_per_key: the sums of the lengths of each key, if the caller knows them. TorchRec would compute them where the
+    lengths lie, and on CUDA wait for them.
+    """
     make = _torchrec().KeyedJaggedTensor
-    return make(keys=list(keys), values=values, weights=weights, lengths=lengths, stride=stride)
+    return make(
+        keys=list(keys),
+        values=values,
+        weights=weights,
+        lengths=lengths,
+        stride=stride,
+        length_per_key=length_per_key,
+        offset_per_key=None if length_per_key is None else list(accumulate(length_per_key, initial=0)),
+    )
 
 
 def is_keyed_jagged_tensor(value: object) -> bool:

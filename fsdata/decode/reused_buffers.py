@@ -7,33 +7,52 @@ allocator would give freed pages back to the system, and touching fresh pages co
 import bisect
 import threading
 from collections import deque
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 _SMALL = 1 << 16
+_KINDS = {torch.int64: "<i8", torch.float32: "<f4", torch.uint8: "|u1"}
+_size = attrgetter("size")
+
+
+class _Buffer(NamedTuple):
+    """`address` costs as much as half a tensor to ask for, so that it is asked for once."""
+
+    size: int
+    address: int
+    memory: np.ndarray
 
 
 class Lease:
     """A buffer for as long as somebody refers to this object, or to an array or tensor made from it."""
 
-    __slots__ = ("_memory", "_returned")
+    __slots__ = ("_buffer", "_returned", "_shown")
 
-    def __init__(self, memory: np.ndarray, returned: "deque[np.ndarray]") -> None:
-        self._memory = memory
+    def __init__(self, buffer: _Buffer, returned: "deque[_Buffer]") -> None:
+        self._buffer = buffer
         self._returned = returned
+        self._shown = (buffer.size,), "|u1"
 
     @property
     def address(self) -> int:
-        return self._memory.ctypes.data
+        return self._buffer.address
 
     @property
     def __array_interface__(self) -> dict[str, object]:
-        return self._memory.__array_interface__
+        shape, kind = self._shown
+        return {"data": (self._buffer.address, False), "shape": shape, "typestr": kind, "version": 3}
+
+    def array(self, count: int, kind: str) -> np.ndarray:
+        """The first `count` elements of a type like "<i8"."""
+        self._shown = (count,), kind
+        return np.asarray(self)
 
     def __del__(self) -> None:
         # No lock: this may run inside `take`, when the garbage collector runs there.
-        self._returned.append(self._memory)
+        self._returned.append(self._buffer)
 
 
 class Pool:
@@ -41,15 +60,15 @@ class Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[np.ndarray] = []
-        self._returned: deque[np.ndarray] = deque()
+        self._free: list[_Buffer] = []
+        self._returned: deque[_Buffer] = deque()
 
     def take(self, size: int) -> Lease:
         """At least `size` bytes, the smallest free buffer that fits; 64-byte aligned, contents arbitrary."""
         with self._lock:
             while self._returned:
-                bisect.insort(self._free, self._returned.popleft(), key=len)
-            position = bisect.bisect_left(self._free, size, key=len)
+                bisect.insort(self._free, self._returned.popleft(), key=_size)
+            position = bisect.bisect_left(self._free, size, key=_size)
             if position < len(self._free):
                 return Lease(self._free.pop(position), self._returned)
             if self._free:
@@ -62,13 +81,17 @@ class Pool:
         size = count * dtype.itemsize
         if size < _SMALL:
             return torch.empty(count, dtype=dtype)
-        return torch.from_numpy(np.asarray(self.take(size))[:size]).view(dtype)
+        return torch.from_numpy(self.take(size).array(count, _KINDS[dtype]))
+
+    def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
+        """The same memory as a tensor, or a copy in C order."""
+        return torch.from_numpy(np.ascontiguousarray(numbers))
 
 
-def _fresh(size: int) -> np.ndarray:
-    """uint8, `size` and at most an eighth more, so that the next, slightly larger request fits too."""
+def _fresh(size: int) -> _Buffer:
+    """`size` and at most an eighth more, so that the next, slightly larger request fits too."""
     step = 1 << max(size.bit_length() - 4, 12)
     size = -(-size // step) * step
     memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size]
+    address = memory.ctypes.data
+    return _Buffer(size, address + -address % 64, memory)

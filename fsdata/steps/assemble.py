@@ -6,57 +6,90 @@ import numpy as np
 import torch
 
 from fsdata.batch.batch import Batch, StepStats
+from fsdata.batch.batch_plan import BatchPlan
+from fsdata.batch.host_memory import HostMemory
 from fsdata.batch.jagged import Jagged
 from fsdata.batch.shared import Shared
 from fsdata.batch.split import SplitSequence
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
-from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable
 from fsdata.kernels.copy import gather_fields
+from fsdata.kernels.places import find_offsets, find_places
 from fsdata.steps.share import Windows, share
 
-_DTYPES = {8: torch.int64, 4: torch.float32, 1: torch.uint8}
 
+class BatchMaker:
+    """Makes batches of rows of one layout, in `memory`."""
 
-def assemble(table: RowTable, layout: Layout, *, origin: np.ndarray, stats: StepStats, pool: Pool) -> Batch:
-    """Copy the rows of `table` into a Batch in buffers of `pool`; `origin` is int64 [N, 2]."""
-    table, windows = share(table, layout)
-    flat = _gathered(table, layout, pool)
-    values = flat[0] if layout.num_keys else torch.empty(0, dtype=torch.int64)
-    register_pipelineable(Batch)
-    lengths = torch.from_numpy(table.length[: layout.num_keys].reshape(-1))
-    labels: dict[str, torch.Tensor | Jagged] = {}
-    jagged: dict[str, Jagged] = {}
-    passthrough: dict[str, torch.Tensor | list[str]] = {}
-    dense = torch.empty((table.num_rows, 0), dtype=torch.float32)
-    for row, field in enumerate(layout.fields[layout.num_keys :], layout.num_keys):
-        if field.kind in ("counts", "nested_ids", "reference", "mask"):
-            continue
-        if field.kind == "dense":
-            dense = flat[row].view(table.num_rows, field.width)
-        elif field.kind == "text":
-            passthrough[field.name] = _texts(flat[row], table.length[row])
-        elif field.kind == "passthrough":
-            passthrough[field.name] = flat[row]
-        elif field.kind != "floats" and field.group in (None, layout.exploded):
-            labels[field.name] = flat[row]
+    def __init__(self, layout: Layout, memory: HostMemory) -> None:
+        self._layout = layout
+        self._memory = memory
+        self._plan = BatchPlan.of(layout)
+
+    def make(self, table: RowTable, *, origin: np.ndarray, stats: StepStats) -> Batch:
+        """The rows of `table`, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `table`."""
+        register_pipelineable(Batch)
+        layout, plan, memory = self._layout, self._plan, self._memory
+        table, windows = share(table, layout) if layout.shared else (table, {})
+        address, length = np.ascontiguousarray(table.address), np.ascontiguousarray(table.length)
+        counts = table.counts()
+        flat = self._gathered(address, length, counts)
+        offsets = self._offsets(length) if len(plan.listed) else []
+        passthrough: dict[str, torch.Tensor | list[str]] = {name: flat[row] for name, row in plan.numbers}
+        for name, row in plan.texts:
+            passthrough[name] = _texts(flat[row], length[row])
+        labels: dict[str, torch.Tensor | Jagged] = {}
+        for each in plan.labels:
+            values = flat[each.row]
+            labels[each.name] = values if each.offsets is None else Jagged(values, offsets[each.offsets])
+        num_keys = layout.num_keys
+        return Batch(
+            features=keyed_jagged_tensor(
+                layout.keys,
+                flat[0] if num_keys else memory.tensor(0, torch.int64),
+                memory.tensor_of(length[:num_keys].reshape(-1)),
+                table.num_rows,
+                length_per_key=counts[:num_keys].tolist(),
+            ),
+            dense=self._dense(flat, table.num_rows),
+            labels=labels,
+            jagged={each.name: Jagged(flat[each.row], offsets[each.offsets or 0]) for each in plan.jagged},
+            origin=memory.tensor_of(origin),
+            stats=stats,
+            nested={name: _nested(flat, counts, *where) for name, where in plan.nested.items()},
+            shared={name: _shared(each, memory) for name, each in windows.items()},
+            split=_split(table, layout, windows, memory) if layout.split else {},
+            passthrough=passthrough,
+            mask={name: flat[row].view(torch.bool) for name, row in plan.masks},
+        )
+
+    def _dense(self, flat: dict[int, torch.Tensor], rows: int) -> torch.Tensor:
+        if self._plan.dense is None:
+            return self._memory.tensor(0, torch.float32).view(rows, 0)
+        row, width = self._plan.dense
+        return flat[row].view(rows, width)
+
+    def _gathered(self, address: np.ndarray, length: np.ndarray, counts: np.ndarray) -> dict[int, torch.Tensor]:
+        """First field of a tensor -> the values of all its fields, field after field. counts: int64 [F]."""
+        plan, memory, copied = self._plan, self._memory, self._plan.copied
+        sizes = counts.tolist()
+        flat = {first: memory.tensor(sum(sizes[first:stop]), dtype) for first, stop, dtype in plan.tensors}
+        base = np.array([tensor.data_ptr() for tensor in flat.values()], np.int64)
+        target = np.empty_like(counts)
+        find_places(counts, plan.itemsize, plan.tensor_of, base, target)
+        if copied is None:
+            gather_fields(address, length, plan.itemsize, target)
         else:
-            rows = Jagged.from_lengths(flat[row], torch.from_numpy(table.length[row]))
-            (jagged if field.kind == "floats" else labels)[field.name] = rows
-    return Batch(
-        features=keyed_jagged_tensor(layout.keys, values, lengths, table.num_rows),
-        dense=dense,
-        labels=labels,
-        jagged=jagged,
-        origin=torch.from_numpy(np.ascontiguousarray(origin)),
-        stats=stats,
-        nested={name: _nested(layout, flat, *where) for name, where in layout.nested.items()},
-        shared={name: _shared(each) for name, each in windows.items()},
-        split=_split(table, layout, windows),
-        passthrough=passthrough,
-        mask={name: flat[row].view(torch.bool) for name, row in layout.masks.items()},
-    )
+            gather_fields(address[copied], length[copied], plan.itemsize[copied], target[copied])
+        return flat
+
+    def _offsets(self, length: np.ndarray) -> list[torch.Tensor]:
+        """int64 [N + 1] for every sequence with lists; length: int64 [F, N]."""
+        listed = self._plan.listed
+        offsets = np.empty((len(listed), length.shape[1] + 1), np.int64)
+        find_offsets(length, listed, offsets)
+        return [self._memory.tensor_of(each) for each in offsets]
 
 
 def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:
@@ -65,52 +98,30 @@ def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:
     return [data[first:last].decode() for first, last in zip((stop - length).tolist(), stop.tolist(), strict=True)]
 
 
-def _split(table: RowTable, layout: Layout, windows: dict[str, Windows]) -> dict[str, SplitSequence]:
+def _split(
+    table: RowTable, layout: Layout, windows: dict[str, Windows], memory: HostMemory
+) -> dict[str, SplitSequence]:
     found = {}
     for name, options in layout.split:
         events = windows[name].length if name in windows else table.length[layout.groups[name]].copy()
-        found[name] = SplitSequence.of(torch.from_numpy(events), options)
+        found[name] = SplitSequence.of(memory.tensor_of(events), options)
     return found
 
 
-def _shared(windows: Windows) -> Shared:
+def _shared(windows: Windows, memory: HostMemory) -> Shared:
     return Shared(
-        row=torch.from_numpy(windows.row),
-        start=torch.from_numpy(windows.start),
-        length=torch.from_numpy(windows.length),
-        offset=torch.from_numpy(windows.offset),
+        row=memory.tensor_of(windows.row),
+        start=memory.tensor_of(windows.start),
+        length=memory.tensor_of(windows.length),
+        offset=memory.tensor_of(windows.offset),
         rows=len(windows.first),
         total=int(windows.length.sum()),
         held=int(windows.size.sum()),
     )
 
 
-def _gathered(table: RowTable, layout: Layout, pool: Pool) -> dict[int, torch.Tensor]:
-    """First field of a tensor -> the values of all its fields, field after field."""
-    counts = table.length.sum(axis=1)
-    together = [slice(0, layout.num_keys), *(each for pair in layout.nested.values() for each in pair)]
-    inside = {row for some in together for row in range(some.start, some.stop)}
-    together += [slice(row, row + 1) for row in range(len(counts)) if row not in inside]
-    flat: dict[int, torch.Tensor] = {}
-    target = np.empty(len(counts), np.int64)
-    references = list(layout.references.values())
-    for some in together:
-        if some.start == some.stop or some.start in references:
-            continue  # no keys, or only on the way between ranks
-        itemsize = layout.fields[some.start].itemsize
-        tensor = pool.tensor(int(counts[some].sum()), _DTYPES[itemsize])
-        target[some] = tensor.data_ptr() + itemsize * (np.cumsum(counts[some]) - counts[some])
-        flat[some.start] = tensor
-    if references:
-        copied = np.delete(np.arange(len(counts)), references)
-        gather_fields(table.address[copied], table.length[copied], table.itemsize[copied], target[copied])
-    else:
-        gather_fields(table.address, table.length, table.itemsize, target)
-    return flat
-
-
-def _nested(layout: Layout, flat: dict[int, torch.Tensor], counts: slice, ids: slice) -> Any:
+def _nested(flat: dict[int, torch.Tensor], counts: np.ndarray, keys: tuple[str, ...], some: slice, ids: slice) -> Any:
     """A KeyedJaggedTensor whose batch are the events."""
-    keys = tuple(field.name for field in layout.fields[counts])
-    lengths = flat[counts.start]
-    return keyed_jagged_tensor(keys, flat[ids.start], lengths, len(lengths) // len(keys))
+    lengths = flat[some.start]
+    stride = len(lengths) // len(keys)
+    return keyed_jagged_tensor(keys, flat[ids.start], lengths, stride, length_per_key=counts[ids].tolist())

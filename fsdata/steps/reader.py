@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import tee
 
@@ -16,22 +16,19 @@ from fsdata.steps.timing import Timing
 from fsdata.steps.unit_reader import RowGroups
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Open:
     """Decoded rows still to come.
 
     order: int64 [n], table rows in the order in which they are yielded. passed: int64 [n], the reader's position once
-    the row has been yielded. Rows that were dropped while reading appear in neither.
+    the row has been yielded. Rows that were dropped while reading appear in neither. start: the first that has not been
+    yielded.
     """
 
     table: RowTable
     order: np.ndarray
     passed: np.ndarray
-
-    def cut(self, rows: int) -> tuple["_Open", "_Open"]:
-        return replace(self, order=self.order[:rows], passed=self.passed[:rows]), replace(
-            self, order=self.order[rows:], passed=self.passed[rows:]
-        )
+    start: int = 0
 
 
 class Reader:
@@ -82,7 +79,8 @@ class Reader:
         self._pending: deque[Future[SurvivingRows]] = deque()
         self._open: deque[_Open] = deque()
         self._decoded = 0  # planned rows of the windows decoded so far
-        self._passed = np.zeros(1, np.int64)  # positions before the last take and after each of its rows
+        self._before = 0  # position before the last take
+        self._passed: list[np.ndarray] = []  # positions after each row of the last take, part by part
 
     def take(self, count: int) -> RowTable:
         """The next `count` rows, fewer only at the end of the stream. Blocks until they are decoded.
@@ -90,27 +88,29 @@ class Reader:
         Raises what decoding raised, at the first row concerned; the reader is of no use afterwards.
         """
         parts: list[RowTable] = []
-        passed = [np.array([self.position])]
+        self._before, self._passed = self.position, []
         while count > 0 and self._decode():
-            now, later = self._open.popleft().cut(count)
-            if len(later.order):
-                self._open.appendleft(later)
-            parts.append(now.table.take(now.order))
-            passed.append(now.passed)
-            count -= len(now.order)
-            self.position = int(now.passed[-1])
-        self._passed = np.concatenate(passed)
-        if parts:
-            self._passed[-1] = self.position
+            opened = self._open[0]
+            start, stop = opened.start, min(opened.start + count, len(opened.order))
+            opened.start = stop
+            if stop == len(opened.order):
+                self._open.popleft()
+            parts.append(opened.table.take(opened.order[start:stop]))
+            self._passed.append(opened.passed[start:stop])
+            count -= stop - start
+            self.position = int(opened.passed[stop - 1])
         return concat(parts) if parts else empty(self._itemsize)
 
     def put_back(self, rows: RowTable) -> None:
         """Yield `rows`, the last ones of the last take, again: `take` begins with them, `position` is before them."""
-        first = len(self._passed) - rows.num_rows
+        passed = np.concatenate([[self._before], *self._passed])
+        if len(passed) > 1:
+            passed[-1] = self.position
+        first = len(passed) - rows.num_rows
         if rows.num_rows:
-            self._open.appendleft(_Open(rows, np.arange(rows.num_rows), self._passed[first:]))
-        self._passed = self._passed[:first]
-        self.position = int(self._passed[-1])
+            self._open.appendleft(_Open(rows, np.arange(rows.num_rows), passed[first:]))
+        self._passed = [passed[1:first]]
+        self.position = int(passed[first - 1])
 
     def close(self) -> None:
         """Forget what has not been decoded yet; running decodes end by themselves. Blocks for requests under way."""

@@ -16,12 +16,12 @@ import numpy as np
 from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import StepPlanner
 from fsdata.batch.batch import Batch, StepStats
+from fsdata.batch.host_memory import HostMemory
 from fsdata.decode.joins.as_of import places
-from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable
 from fsdata.order.progress import Progress
-from fsdata.steps.assemble import assemble
+from fsdata.steps.assemble import BatchMaker
 from fsdata.steps.explode import explode, items_of
 from fsdata.steps.reader import Reader
 
@@ -61,11 +61,13 @@ class Steps(ABC):
 
     _exchange: StepExchange | None = None
 
-    def __init__(self, share: Share, reader: Reader, layout: Layout, pool: Pool) -> None:
+    def __init__(self, share: Share, reader: Reader, layout: Layout, memory: HostMemory) -> None:
         self.share = share
         self.reader = reader
         self.layout = layout
-        self.pool = pool
+        self._maker = BatchMaker(layout, memory)
+        self._positions_before = np.array(share.progress.positions, np.int64)
+        self._origin = np.empty((0, 2), np.int64)
         self.step = 0
         self.passed = np.zeros(share.world_size, np.int64)
         self.over = False
@@ -124,35 +126,38 @@ class Steps(ABC):
             table, row = explode(table, self.layout)
             origin = origin[row]
         with self.reader.timing.of("assemble"):
-            return assemble(table, self.layout, origin=origin, stats=stats, pool=self.pool)
+            return self._maker.make(table, origin=origin, stats=stats)
 
     def _samples(self, table: RowTable) -> int:
         """How many samples rows become."""
         exploded = self.layout.exploded
         return table.num_rows if exploded is None else int(table.length[self.layout.groups[exploded]].sum())
 
-    def _progress(self, positions: Sequence[int], tuning: dict | None = None) -> Progress:
+    def _progress(self, positions: Sequence[int] | np.ndarray, tuning: dict | None = None) -> Progress:
         """Progress after the step in hand, and on to the next. positions: [W] rows passed in this stretch."""
         self.step += 1
         self.passed = np.array(positions, np.int64)
         before = self.share.progress
-        return replace(
-            before,
+        return Progress(
+            epoch=before.epoch,
             step=before.step + self.step,
-            positions=tuple(int(p) + int(q) for p, q in zip(before.positions, positions, strict=True)),
+            history=before.history,
+            positions=tuple((self._positions_before + self.passed).tolist()),
             tuning=tuning,
+            segment=before.segment,
         )
 
     def _stats(self, samples: int, global_samples: int, *, global_items: dict[str, int], **known: object) -> StepStats:
-        along = self.layout.event_labels.items()
-        items = {label: global_items[group] for label, group in along if group in global_items}
+        for label, group in self.layout.event_labels.items():
+            if group in global_items:
+                global_items = {**global_items, label: global_items[group]}
         return StepStats(
             epoch=self.share.progress.epoch,
             step=self.share.progress.step + self.step,
             world_size=self.share.world_size,
             samples=samples,
             global_samples=global_samples,
-            global_items={**global_items, **items},
+            global_items=global_items,
             **known,  # type: ignore[arg-type]
         )
 
@@ -161,10 +166,11 @@ class Steps(ABC):
         return self.share.drop_last and rows < self.share.world_size * self.share.batch_size
 
     def _own_origin(self, samples: int) -> np.ndarray:
-        origin = np.empty((samples, 2), np.int64)
-        origin[:, 0] = self.share.rank
-        origin[:, 1] = np.arange(samples)
-        return origin
+        if samples > len(self._origin):
+            self._origin = np.empty((samples, 2), np.int64)
+            self._origin[:, 0] = self.share.rank
+            self._origin[:, 1] = np.arange(samples)
+        return self._origin[:samples].copy()
 
 
 class PlannedSteps(Steps):
@@ -175,25 +181,32 @@ class PlannedSteps(Steps):
         if self._held():
             self.over = True
             return None
-        if not counts.any() or self._too_short(int(counts.sum())):
+        own, of_all = int(counts[self.share.rank]), sum(counts.tolist())
+        if not of_all or self._too_short(of_all):
             self.over = True
-            self.dropped += int(counts[self.share.rank])
+            self.dropped += own
             return None
-        table = self.reader.take(int(counts[self.share.rank]))
+        table = self.reader.take(own)
         samples = table.num_rows
         items = group_items(table, self.layout) if self.share.world_size == 1 else {}
-        stats = self._stats(samples, int(counts.sum()), global_items=items)
+        stats = self._stats(samples, of_all, global_items=items)
         batch = self._batch(table, self._own_origin(samples), stats)
-        return batch, self._progress((self.passed + counts).tolist())
+        return batch, self._progress(self.passed + counts)
 
 
 class AgreedSteps(Steps):
     """Steps whose sizes are not known beforehand: every rank takes what is left after filters and null policies."""
 
     def __init__(
-        self, share: Share, reader: Reader, layout: Layout, pool: Pool, exchange: StepExchange | None, uneven: Uneven
+        self,
+        share: Share,
+        reader: Reader,
+        layout: Layout,
+        memory: HostMemory,
+        exchange: StepExchange | None,
+        uneven: Uneven,
     ) -> None:
-        super().__init__(share, reader, layout, pool)
+        super().__init__(share, reader, layout, memory)
         self._exchange = exchange
         self._uneven = uneven
 
@@ -245,7 +258,7 @@ class BalancedSteps(Steps):
         share: Share,
         reader: Reader,
         layout: Layout,
-        pool: Pool,
+        memory: HostMemory,
         exchange: StepExchange,
         planner: StepPlanner,
         *,
@@ -254,7 +267,7 @@ class BalancedSteps(Steps):
     ) -> None:
         """`sure`: no row can drop out, so that sizes are known beforehand and the last step's rows are dealt evenly.
         `resolve`: completes the rows, int64 [n], that came from other ranks."""
-        super().__init__(share, reader, layout, pool)
+        super().__init__(share, reader, layout, memory)
         self._exchange = exchange
         self._planner = planner
         self._spec = RecordSpec.of_layout(layout)
@@ -311,6 +324,7 @@ class BalancedSteps(Steps):
 
 def group_items(table: RowTable, layout: Layout) -> dict[str, int]:
     """Group name -> elements of the group in the samples of these rows."""
-    groups = layout.groups
-    lengths = dict(zip(groups, table.length[list(groups.values())], strict=True))
-    return items_of(lengths, layout.exploded)
+    if layout.exploded is None:
+        counts = table.counts().tolist()
+        return {name: counts[row] for name, row in layout.groups.items()}
+    return items_of({name: table.length[row] for name, row in layout.groups.items()}, layout.exploded)

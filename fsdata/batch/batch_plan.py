@@ -1,0 +1,112 @@
+"""What the tensors of a batch are made of: all that follows from the layout, found once (pure planning)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from fsdata.decode.row_layout import Field, FieldKind, Layout
+
+_DTYPES = {8: torch.int64, 4: torch.float32, 1: torch.uint8}
+_NO_TENSOR = ("counts", "nested_ids", "reference", "mask")  # of no tensor of their own, or named elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A field with a tensor of its own: its row, and whose offsets it has, by the place in `BatchPlan.listed`; None if
+    it is no list."""
+
+    name: str
+    row: int
+    offsets: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchPlan:
+    """Where the fields of a layout go.
+
+    Attributes:
+        tensors: (first, stop, dtype) of those that values are copied into; the values of the fields first, ...,
+            stop - 1 lie one after another.
+        tensor_of: int64 [F], the number of the tensor of each field, -1 where it has none.
+        copied: int64, the fields that have one; None if all have.
+        itemsize: int64 [F], bytes.
+        listed: int64 [L], the first field of every sequence whose offsets some `Jagged` has.
+        dense: (row, width) of the dense block, if there is one.
+        labels, jagged: fields of `Batch.labels` and `Batch.jagged`.
+        texts, numbers: (passthrough field, row). masks: (field, row).
+        nested: sequence -> (keys, counts, ids), see `Layout.nested`.
+    """
+
+    tensors: tuple[tuple[int, int, torch.dtype], ...]
+    tensor_of: np.ndarray
+    copied: np.ndarray | None
+    itemsize: np.ndarray
+    listed: np.ndarray
+    dense: tuple[int, int] | None
+    labels: tuple[Named, ...]
+    jagged: tuple[Named, ...]
+    texts: tuple[tuple[str, int], ...]
+    numbers: tuple[tuple[str, int], ...]
+    masks: tuple[tuple[str, int], ...]
+    nested: Mapping[str, tuple[tuple[str, ...], slice, slice]]
+
+    @classmethod
+    def of(cls, layout: Layout) -> Self:
+        rest = [(row, layout.fields[row]) for row in range(layout.num_keys, len(layout.fields))]
+        rest = [(row, field) for row, field in rest if field.kind not in _NO_TENSOR]
+        first: dict[str | None, int] = {}
+        for row, field in rest:
+            if _is_jagged(field, layout):
+                first.setdefault(field.group, row)
+        number = {group: at for at, group in enumerate(first)}
+
+        def named(*kinds: FieldKind) -> tuple[Named, ...]:
+            return tuple(
+                Named(name=field.name, row=row, offsets=number[field.group] if _is_jagged(field, layout) else None)
+                for row, field in rest
+                if field.kind in kinds
+            )
+
+        tensors = tuple(_tensors(layout))
+        tensor_of = np.full(len(layout.fields), -1)
+        for at, (start, stop, _) in enumerate(tensors):
+            tensor_of[start:stop] = at
+        return cls(
+            tensors=tensors,
+            tensor_of=tensor_of,
+            copied=np.flatnonzero(tensor_of >= 0) if (tensor_of < 0).any() else None,
+            itemsize=layout.itemsize,
+            listed=np.array(list(first.values()), np.int64),
+            dense=next(((row, field.width) for row, field in rest if field.kind == "dense"), None),
+            labels=named("label", "label_list", "event_label"),
+            jagged=named("floats"),
+            texts=tuple((field.name, row) for row, field in rest if field.kind == "text"),
+            numbers=tuple((field.name, row) for row, field in rest if field.kind == "passthrough"),
+            masks=tuple(layout.masks.items()),
+            nested={
+                name: (tuple(field.name for field in layout.fields[counts]), counts, ids)
+                for name, (counts, ids) in layout.nested.items()
+            },
+        )
+
+
+def _is_jagged(field: Field, layout: Layout) -> bool:
+    if field.kind == "floats":
+        return True
+    return field.kind in ("label_list", "event_label") and field.group != layout.exploded
+
+
+def _tensors(layout: Layout) -> Iterator[tuple[int, int, torch.dtype]]:
+    """In the order of the fields. References are on the way between ranks only."""
+    together = {0: layout.num_keys}
+    together |= {some.start: some.stop for pair in layout.nested.values() for some in pair}
+    references = set(layout.references.values())
+    row = 0
+    while row < len(layout.fields):
+        stop = together[row] if together.get(row) else row + 1
+        if row not in references:
+            yield row, stop, _DTYPES[layout.fields[row].itemsize]
+        row = stop
