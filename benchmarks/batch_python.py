@@ -128,7 +128,7 @@ def measured(rounds: Rounds) -> Iterator[tuple[str, str, float]]:
         alone, queued = (rounds.us(lambda depth=depth: rounds.ahead(depth)) for depth in (0, 2))
     yield "prefetch", "take rows of the window", take
     yield "prefetch", "make the batch, values not copied", make
-    yield "prefetch", "sizes, statistics, progress", step - take - make
+    yield "prefetch", "the rest: sizes, statistics, progress, rows that are in no cache", step - take - make
     yield "prefetch", "a step in all", step
     yield "training", "hand out, made in the same thread", alone - step
     yield "both", "hand out, by the queue", queued - step

@@ -27,13 +27,20 @@ class BatchMaker:
         self._memory = memory
         self._plan = BatchPlan.of(layout)
 
-    def make(self, table: RowTable, *, origin: np.ndarray, stats: StepStats) -> Batch:
-        """The rows of `table`, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `table`."""
+    def make(self, table: RowTable, *, origin: np.ndarray, stats: StepStats, counts: np.ndarray | None = None) -> Batch:
+        """The rows of `table`, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `table`.
+
+        counts: those of `table`, if the caller has them.
+        """
         register_pipelineable(Batch)
         layout, plan, memory = self._layout, self._plan, self._memory
-        table, windows = share(table, layout) if layout.shared else (table, {})
+        windows: dict[str, Windows] = {}
+        if layout.shared:
+            table, windows = share(table, layout)
+            counts = None
         address, length = np.ascontiguousarray(table.address), np.ascontiguousarray(table.length)
-        counts = table.counts()
+        if counts is None:
+            counts = table.counts()
         flat = self._gathered(address, length, counts)
         offsets = self._offsets(length) if len(plan.listed) else []
         passthrough: dict[str, torch.Tensor | list[str]] = {name: flat[row] for name, row in plan.numbers}

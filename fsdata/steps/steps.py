@@ -120,13 +120,13 @@ class Steps(ABC):
         before = self.share.progress
         return StatusWord(epoch=before.epoch, step=before.step + self.step, **known)
 
-    def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats) -> Batch:
-        """stats: of the samples, where rows are exploded."""
+    def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats, counts: np.ndarray | None = None) -> Batch:
+        """stats: of the samples, where rows are exploded. counts: those of `table`, if they are known."""
         if self.layout.exploded is not None:
             table, row = explode(table, self.layout)
-            origin = origin[row]
+            origin, counts = origin[row], None
         with self.reader.timing.of("assemble"):
-            return self._maker.make(table, origin=origin, stats=stats)
+            return self._maker.make(table, origin=origin, stats=stats, counts=counts)
 
     def _samples(self, table: RowTable) -> int:
         """How many samples rows become."""
@@ -187,10 +187,10 @@ class PlannedSteps(Steps):
             self.dropped += own
             return None
         table = self.reader.take(own)
-        samples = table.num_rows
-        items = group_items(table, self.layout) if self.share.world_size == 1 else {}
+        samples, counted = table.num_rows, table.counts()
+        items = group_items(table, self.layout, counted) if self.share.world_size == 1 else {}
         stats = self._stats(samples, of_all, global_items=items)
-        batch = self._batch(table, self._own_origin(samples), stats)
+        batch = self._batch(table, self._own_origin(samples), stats, counted)
         return batch, self._progress(self.passed + counts)
 
 
@@ -231,9 +231,10 @@ class AgreedSteps(Steps):
         if nothing:
             self.dropped += table.num_rows
             return None
-        items = group_items(table, self.layout) if self.share.world_size == 1 else {}
+        counted = table.counts()
+        items = group_items(table, self.layout, counted) if self.share.world_size == 1 else {}
         stats = self._stats(self._samples(table), sum(samples), global_items=items)
-        batch = self._batch(table, self._own_origin(table.num_rows), stats)
+        batch = self._batch(table, self._own_origin(table.num_rows), stats, counted)
         return batch, self._progress([status.position for status in statuses])
 
     def _agree(self, exchange: StepExchange, status: StatusWord) -> tuple[StatusWord, ...]:
@@ -322,9 +323,8 @@ class BalancedSteps(Steps):
             self._exchange.report(compute_seconds, self._first_number + step)
 
 
-def group_items(table: RowTable, layout: Layout) -> dict[str, int]:
-    """Group name -> elements of the group in the samples of these rows."""
+def group_items(table: RowTable, layout: Layout, counts: np.ndarray) -> dict[str, int]:
+    """Group name -> elements of the group in the samples of these rows. counts: those of `table`."""
     if layout.exploded is None:
-        counts = table.counts().tolist()
-        return {name: counts[row] for name, row in layout.groups.items()}
+        return {name: int(counts[row]) for name, row in layout.groups.items()}
     return items_of({name: table.length[row] for name, row in layout.groups.items()}, layout.exploded)
