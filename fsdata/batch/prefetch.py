@@ -1,8 +1,7 @@
-"""Steps made ahead of the training loop by a thread, and pinned by torchdata's PinMemory, without leaving a thread.
+"""Steps made ahead of the training loop, by torchdata's Prefetcher and PinMemory, ended without leaving a thread.
 
 The root node never raises: what goes wrong travels as an item and is raised, unchanged, in the training thread at the
-batch concerned (torchdata would rebuild it from its text). torchdata's Prefetcher does the same as `_Thread` here, with
-locks made in Python: they cost as much as a batch of 128 samples.
+batch concerned (torchdata would rebuild it from its text).
 """
 
 import copy
@@ -10,10 +9,9 @@ import dataclasses
 import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from torchdata.nodes import BaseNode, PinMemory
+from torchdata.nodes import BaseNode, PinMemory, Prefetcher
 
 ItemT = TypeVar("ItemT")
 
@@ -59,57 +57,6 @@ class _Root(BaseNode[Any]):
         return {}
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """There are no further items."""
-
-
-class _Thread:
-    """Takes items from `node` in a thread of its own, up to `depth` ahead, from the first `next` on."""
-
-    def __init__(self, node: BaseNode[Any], depth: int) -> None:
-        self._node: BaseNode[Any] | None = node
-        self._wanted: SimpleQueue[bool] = SimpleQueue()
-        self._items: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(depth):
-            self._wanted.put(True)
-        self._over = False
-
-    def __next__(self) -> Any:
-        if self._node is not None:
-            # The thread knows the queues and not this object, so that it ends when nobody refers to this object.
-            given = self._node, self._wanted, self._items
-            self._node = None
-            threading.Thread(target=_take_ahead, args=given, daemon=True).start()
-        item = _End() if self._over else self._items.get()
-        if isinstance(item, _End):
-            self._over = True
-            raise StopIteration
-        self._wanted.put(True)
-        return item
-
-    def close(self) -> None:
-        """Take no further item."""
-        self._wanted.put(False)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _take_ahead(node: BaseNode[Any], wanted: "SimpleQueue[bool]", items: "SimpleQueue[Any]") -> None:
-    while wanted.get():
-        try:
-            item = next(node)
-        except StopIteration:
-            break
-        except Exception as error:  # of the pinning thread: the root node does not raise
-            item = Failure(error)
-        items.put(item)
-        if isinstance(item, Failure):
-            break
-    items.put(_End())
-
-
 class Ahead(Generic[ItemT]):
     """An iterator over what `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them inline.
 
@@ -124,7 +71,9 @@ class Ahead(Generic[ItemT]):
         node: BaseNode[Any] = self._root
         if pin:
             node = PinMemory(node, snapshot_frequency=0)
-        self._node: BaseNode[Any] | _Thread | None = _Thread(node, depth) if depth else node
+        if depth:
+            node = Prefetcher(node, prefetch_factor=depth, snapshot_frequency=0)
+        self._node: BaseNode[Any] | None = node
         self._taken = 0
 
     @property
@@ -152,9 +101,7 @@ class Ahead(Generic[ItemT]):
     def stop(self) -> None:
         """Begin no further item. `make` may still be running in one of `threads`."""
         self._root.stopped = True
-        node, self._node = self._node, None
-        if isinstance(node, _Thread):
-            node.close()
+        self._node = None
 
 
 def pinned(value: Any) -> Any:

@@ -25,10 +25,6 @@ def counter(stop=None, error=None):
     return make
 
 
-def raised(error):
-    raise error
-
-
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_items_in_order_then_the_end(depth):
     ahead = Ahead(counter(stop=7), depth=depth, pin=False)
@@ -46,31 +42,6 @@ def test_the_very_error_is_raised_where_it_happened(depth):
         next(ahead)
     assert caught.value is error
     ahead.stop()
-
-
-def test_an_error_of_the_pinning_thread_is_raised(monkeypatch):
-    error = Custom(code=3)
-
-    def pinning(node, snapshot_frequency):
-        return (item if item < 3 else raised(error) for item in node)
-
-    monkeypatch.setattr("fsdata.batch.prefetch.PinMemory", pinning)
-    ahead = Ahead(counter(stop=7), depth=2, pin=True)
-    assert [next(ahead), next(ahead)] == [1, 2]
-    with pytest.raises(Custom) as caught:
-        next(ahead)
-    assert caught.value is error
-    assert list(ahead) == []
-    ahead.stop()
-
-
-def test_the_thread_ends_when_nobody_wants_items_any_more():
-    ahead = Ahead(counter(), depth=2, pin=False)
-    assert next(ahead) == 1
-    (thread,) = ahead.threads
-    del ahead
-    thread.join(20)
-    assert not thread.is_alive()
 
 
 def test_stopping_in_mid_item_makes_no_other():
