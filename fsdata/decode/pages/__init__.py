@@ -1,5 +1,6 @@
 """What FreeScale decodes itself: columns of numbers and lists of numbers, straight from the pages of a file.
 
 `forms` says which columns these are and how their values are stored; `chunk` unpacks the pages of a column chunk;
-`column` finds out what they say of its rows, without decoding values; `held` lets rows refer to them.
+`column` finds out what they say of its rows, without decoding values; `held` lets rows refer to them. `columns` does
+this for a row group.
 """
