@@ -47,6 +47,7 @@ class Way:
 WAYS = (
     Way(name="raw decode", function="raw:row_groups", role="raw", note="2 threads, a row group each; results dropped"),
     Way(name="raw iter_batches(512)", function="raw:small_batches", role="information", note="2 threads; dropped"),
+    Way(name="unpacked pages", function="raw:unpacked_pages", role="information", note="2 threads; nothing decoded"),
     Way(name="FreeScale", function="freescale:batches", role="ours"),
     Way(
         name="FreeScale shuffled",

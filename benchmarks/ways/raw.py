@@ -4,7 +4,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pyarrow.parquet as pq
+
+from fsdata.decode.files.byte_ranges import column_ranges, leaf_columns
+from fsdata.decode.pages.chunk import unpacked_pages as pages
+from fsdata.decode.reused_buffers import Pool
 
 from .common import READ, Run
 
@@ -30,12 +35,35 @@ def small_batches(run: Run) -> Iterator[int]:
     yield from _every_group(run, decode)
 
 
+def unpacked_pages(run: Run) -> Iterator[int]:
+    """The floor of every decoder: bytes read, checksums compared, pages decompressed; 2 threads, nothing decoded."""
+    pool = Pool()
+
+    def unpack(file: pq.ParquetFile, group: int) -> int:
+        chunks = file.metadata.row_group(group)
+        for leaf in leaf_columns(file.metadata, READ):
+            chunk = chunks.column(leaf)
+            ((begin, end),) = column_ranges(chunks, [leaf])
+            lease = pool.take(end - begin)
+            raw = np.asarray(lease)[: end - begin]
+            with open(file.reader_path, "rb", buffering=0) as handle:
+                handle.seek(begin)
+                handle.readinto(raw)
+            sizes = {"values": chunk.num_values, "unpacked": chunk.total_uncompressed_size}
+            for _ in pages(raw, lease, codec=chunk.compression, pool=pool, **sizes):
+                pass
+        return chunks.num_rows
+
+    yield from _every_group(run, unpack)
+
+
 def _every_group(run: Run, decode: Callable[[pq.ParquetFile, int], int]) -> Iterator[int]:
     mine = threading.local()
 
     def task(path: str, group: int) -> int:
         if getattr(mine, "path", None) != path:  # a ParquetFile must not be shared between threads
             mine.path, mine.file = path, pq.ParquetFile(path)
+            mine.file.reader_path = path
         return decode(mine.file, group)
 
     units = [(path, group) for path in run.paths for group in range(pq.read_metadata(path).num_row_groups)]
