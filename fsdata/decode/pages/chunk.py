@@ -1,5 +1,6 @@
 """The pages of a column chunk, unpacked. Decompression and checksums run without the GIL."""
 
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,14 +8,26 @@ from typing import Any
 
 import cramjam
 import numpy as np
-import pyarrow as pa
+import zstandard
 
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import pages
 from fsdata.kernels.pages import headers
 
-_ZSTD = pa.Codec("zstd")  # a third faster than cramjam's
+_own = threading.local()
+
+
+def _unzstd(data: memoryview, target: memoryview) -> int:
+    """How many bytes came out, or one more than there is room for. zstandard's is a quarter faster than cramjam's."""
+    if not hasattr(_own, "zstd"):
+        _own.zstd = zstandard.ZstdDecompressor()
+    with _own.zstd.stream_reader(data) as reader:
+        count = reader.readinto(target)
+        return count + len(reader.read(1))  # the end of the frame has a checksum
+
+
 _INTO = {
+    "ZSTD": _unzstd,
     "SNAPPY": cramjam.snappy.decompress_raw_into,
     "GZIP": cramjam.gzip.decompress_into,
     "LZ4": cramjam.lz4.decompress_block_into,
@@ -78,22 +91,16 @@ def unpacked_pages(
             continue
         try:
             raw, kept = _unpacked(data, levels, size, codec, pool)
-        except (OSError, ValueError, pa.ArrowException, cramjam.DecompressionError) as error:
+        except (OSError, ValueError, cramjam.DecompressionError, zstandard.ZstdError) as error:
             raise Damaged(f"page {number}: {codec}: {error}") from error
         yield Page(header, raw, raw.ctypes.data, kept, number)
 
 
 def _unpacked(data: np.ndarray, levels: int, size: int, codec: str, pool: Pool) -> tuple[np.ndarray, Any]:
     """`size` bytes, the first `levels` of which are not compressed; and what keeps them."""
-    if codec == "ZSTD" and not levels:
-        buffer = _ZSTD.decompress(data, size)
-        return np.frombuffer(buffer, np.uint8), buffer
     lease = pool.take(size)
     raw = np.asarray(lease)[:size]
     raw[:levels] = data[:levels]
-    if codec == "ZSTD":
-        raw[levels:] = np.frombuffer(_ZSTD.decompress(data[levels:], size - levels), np.uint8)
-        return raw, lease
     found = _INTO[codec](data[levels:].data, raw[levels:].data)
     if found != size - levels:
         raise ValueError(f"{found} bytes where {size - levels} are said")
