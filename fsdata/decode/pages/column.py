@@ -1,5 +1,6 @@
 """What a column chunk says of its rows: lengths first; values stay in the pages until their place is known."""
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow, Page
 from fsdata.decode.pages.forms import Form
-from fsdata.decode.pages.held import Held
+from fsdata.decode.pages.held import Held, TooMany
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import pages
 from fsdata.kernels.pages import deltas, fetch, headers, levels, runs
@@ -100,8 +101,9 @@ class _Reading:
         itemsize = np.dtype(self._form.dtype).itemsize
         owners = (table, self._dictionary, *self._owners)
         if self._form.repeated and count >= _SHORT * rows and count * itemsize < fetch.MOST_BYTES:
-            held = Held(column, *owners)
-            return Column(self._length, first, held.base, None, held)
+            with contextlib.suppress(TooMany):
+                held = Held(column, *owners)
+                return Column(self._length, first, held.base, None, held)
         lease = self._pool.take(max(count * itemsize, 1))
         values = np.asarray(lease)[: count * itemsize].view(self._form.dtype)
         if count:

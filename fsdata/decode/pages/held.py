@@ -10,6 +10,10 @@ from fsdata.kernels.pages import fetch
 _free = deque(range(fetch.MOST_COLUMNS))  # appending and popping need no lock
 
 
+class TooMany(Exception):
+    """There are no numbers left."""
+
+
 class Held:
     """A column that can be referred to as long as this object lives.
 
@@ -17,12 +21,15 @@ class Held:
         base: the paged address of its first value.
 
     Raises:
-        IndexError: too many columns are held.
+        TooMany: columns are held; their values have to be decoded at once.
     """
 
     def __init__(self, column: np.ndarray, *owners: Any) -> None:
         """column: int64 [4], see `fsdata.kernels.pages.fetch`; owners: keep what it points to."""
-        self._number = _free.popleft()
+        try:
+            self._number = _free.popleft()
+        except IndexError:
+            raise TooMany from None
         self._owners = owners
         fetch.HELD[self._number] = column
         self.base = (fetch.PAGED << fetch.PAGED_SHIFT) | (self._number << fetch.COLUMN_SHIFT)
