@@ -80,9 +80,12 @@ def decode(
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
+    rows = file.metadata.row_group(wanted.group).num_rows
+    if wanted.stop > rows:
+        raise pa.ArrowInvalid(f"{rows} rows where {wanted.stop} or more are known")
     columns = {}
     if pages is not None:
-        stop = file.metadata.row_group(wanted.group).num_rows if wanted.to_end else wanted.stop
+        stop = rows if wanted.to_end else wanted.stop
         columns = pages.columns(file, source, wanted.group, stop, plan.stored)
     rest = plan.without(frozenset(columns)) if columns else plan
     builder = _SliceBuilder(rest, wanted, pool)

@@ -96,11 +96,13 @@ def after(raw, at, kind, inside):
     depth = 0
     while True:
         if kind >= LIST:
-            if kind == MAP or depth == DEPTH:
-                return len(raw)  # Parquet has no maps and nothing as deep
+            if kind == MAP or kind > STRUCT or depth == DEPTH:
+                return len(raw)  # Parquet has no maps, no other kinds and nothing as deep
             inside[depth, 0], inside[depth, 1] = -1, 0
             if kind != STRUCT:
                 inside[depth, 1], inside[depth, 0], at = items(raw, at)
+                if inside[depth, 0] == 0:
+                    return len(raw)  # no kind: elements without bytes, as many as the list says
             depth += 1
         elif depth and inside[depth - 1, 0] in (1, 2):
             at += 1

@@ -75,7 +75,7 @@ def unpacked_pages(
     if code == pages.DAMAGED:
         raise Damaged(f"page {at}: a header that cannot be, or pages that do not have {values} values")
     if code == pages.UNKNOWN:
-        raise LeftToArrow("a page of an unknown kind or size")
+        raise LeftToArrow("a page of an unknown kind or size, or bytes after all values")
     for number, header in enumerate(table):
         begin, stored, size = int(header[headers.AT]), int(header[headers.STORED]), int(header[headers.UNPACKED])
         data = chunk[begin : begin + stored]

@@ -1,6 +1,5 @@
 """What a column chunk says of its rows: lengths first; values stay in the pages until their place is known."""
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow, Page
 from fsdata.decode.pages.forms import Form
-from fsdata.decode.pages.held import Held, TooMany
+from fsdata.decode.pages.held import hold
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import pages
 from fsdata.kernels.pages import deltas, fetch, headers, levels, runs
@@ -64,7 +63,7 @@ class _Reading:
         self._pool = pool
         self._length = np.zeros(rows, np.int64)
         self._known = np.zeros(2, np.int64)
-        self._dictionary = np.empty(0, form.dtype)
+        self._dictionary: np.ndarray | None = None
         self._parts: list[np.ndarray] = []  # lines of the table of runs
         self._owners: list[Any] = []
 
@@ -80,8 +79,9 @@ class _Reading:
         count = int(self._known[levels.VALUES]) - first
         if encoding in (headers.RLE_DICTIONARY, headers.PLAIN_DICTIONARY):
             self._add_positions(page, begin, first, count)
-        elif count:
-            form, at, owner = self._add_values(page, begin, count, encoding)
+            return
+        form, at, owner = self._add_values(page, begin, count, encoding)
+        if count:
             self._parts.append(np.array([[first, form, at]]))
             self._owners.append(owner)
 
@@ -95,14 +95,13 @@ class _Reading:
         first = np.cumsum(np.maximum(self._length, 0))
         first -= np.maximum(self._length, 0)
         table = np.concatenate([*self._parts, np.array([[count, 0, 0]])])
-        column = np.array([
-            table.ctypes.data, len(table) - 1, self._dictionary.ctypes.data, self._form.stored
-        ])  # fmt: skip
+        dictionary = 0 if self._dictionary is None else self._dictionary.ctypes.data
+        column = np.array([table.ctypes.data, len(table) - 1, dictionary, self._form.stored])
         itemsize = np.dtype(self._form.dtype).itemsize
         owners = (table, self._dictionary, *self._owners)
         if self._form.repeated and count >= _SHORT * rows and count * itemsize < fetch.MOST_BYTES:
-            with contextlib.suppress(TooMany):
-                held = Held(column, *owners)
+            held = hold(column, *owners)
+            if held is not None:
                 return Column(self._length, first, held.base, None, held)
         lease = self._pool.take(max(count * itemsize, 1))
         values = np.asarray(lease)[: count * itemsize].view(self._form.dtype)
@@ -137,12 +136,14 @@ class _Reading:
         return int(bounds[3])
 
     def _add_positions(self, page: Page, begin: int, first: int, count: int) -> None:
-        if not count:
-            return
+        if self._dictionary is None:
+            raise LeftToArrow("positions without a dictionary")
         raw = page.raw
         width = int(raw[begin]) if begin < len(raw) else 0
         if width > 32:
             raise Damaged(f"page {page.number}: positions of {width} bits")
+        if not count:
+            return
         table = np.empty((runs.count_runs(raw, begin + 1, len(raw), width, count), runs.COLUMNS), np.int64)
         tail = np.empty(runs.TAIL + 8, np.uint8)
         size = len(self._dictionary)

@@ -10,31 +10,28 @@ from fsdata.kernels.pages import fetch
 _free = deque(range(fetch.MOST_COLUMNS))  # appending and popping need no lock
 
 
-class TooMany(Exception):
-    """There are no numbers left."""
-
-
 class Held:
     """A column that can be referred to as long as this object lives.
 
     Attributes:
         base: the paged address of its first value.
-
-    Raises:
-        TooMany: columns are held; their values have to be decoded at once.
     """
 
-    def __init__(self, column: np.ndarray, *owners: Any) -> None:
-        """column: int64 [4], see `fsdata.kernels.pages.fetch`; owners: keep what it points to."""
-        try:
-            self._number = _free.popleft()
-        except IndexError:
-            raise TooMany from None
+    def __init__(self, number: int, column: np.ndarray, owners: tuple[Any, ...]) -> None:
+        self._number = number
         self._owners = owners
         fetch.HELD[self._number] = column
         self.base = (fetch.PAGED << fetch.PAGED_SHIFT) | (self._number << fetch.COLUMN_SHIFT)
 
     def __del__(self) -> None:
-        if hasattr(self, "_number"):
-            fetch.HELD[self._number] = 0
-            _free.append(self._number)
+        fetch.HELD[self._number] = 0
+        _free.append(self._number)
+
+
+def hold(column: np.ndarray, *owners: Any) -> Held | None:
+    """column: int64 [4], see `fsdata.kernels.pages.fetch`; owners: keep what it points to. None: no number is free."""
+    try:
+        number = _free.popleft()
+    except IndexError:
+        return None
+    return Held(number, column, owners)

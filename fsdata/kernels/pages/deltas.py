@@ -78,7 +78,7 @@ def read_deltas(raw, at, end, narrow, found):
                 break
             width = np.int64(raw[widths + part])
             some = min(each, len(found) - done)
-            if width > (32 if narrow else 64) or (some * width + 7) >> 3 > end - at:
+            if width > (32 if narrow else 64) or each * width >> 3 > end - at:
                 return DAMAGED
             value = _add_deltas(raw, at, end, width, np.uint64(least), value, narrow, found[done : done + some])
             done += some

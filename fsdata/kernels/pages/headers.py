@@ -27,14 +27,18 @@ PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_S
 
 @njit(nogil=True, cache=True)
 def _inner(raw, at, kind, page, inside):
-    """The struct of one kind of page -> `page`. Where it ends."""
-    before = 0
+    """The struct of one kind of page -> `page`, whose values are -1 if a field is missing. Where it ends."""
+    before, seen = 0, 0
+    last = 2 if kind == DICTIONARY else 4 if kind == DATA else 6  # of the fields that must be there; all are int32
     while True:
         before, what, at = next_field(raw, at, before)
         if what == 0:
+            if seen != (2 << last) - 2:
+                page[VALUES] = -1
             return at
-        if 4 <= what <= 6:
+        if what == 5 and 1 <= before <= last:
             value, at = signed(raw, at)
+            seen |= 1 << before
             if before == 1:
                 page[VALUES] = value
             elif kind == DATA_V2 and before == 3:
@@ -76,6 +80,9 @@ def _header(raw, at, page, inside):
                 page[CHECKSUM] = value & 0xFFFFFFFF
         elif what == STRUCT and before == page[KIND] + 5:
             at = _inner(raw, at, page[KIND], page, inside)
+        elif 5 <= before <= 8:
+            page[KIND] = -1  # a page of two kinds is of none
+            at = after(raw, at, what, inside)
         else:
             at = after(raw, at, what, inside)
 
@@ -86,11 +93,11 @@ def read_headers(raw, values, unpacked):
 
     Args:
         raw: uint8, the bytes of the chunk.
-        values, unpacked: of the chunk, as the footer says: pages have no more values, and are not larger.
+        values, unpacked: of the chunk, as the footer says: all pages together have no more values, and are not larger.
     """
     pages = np.zeros((8, COLUMNS), np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
-    at, count, found = 0, 0, np.int64(0)
+    at, count, found, room = 0, 0, np.int64(0), np.int64(unpacked)
     while at < len(raw) and found < values:
         if count == len(pages):
             more = np.zeros((2 * count, COLUMNS), np.int64)
@@ -113,11 +120,16 @@ def read_headers(raw, values, unpacked):
                 return pages[:count], DAMAGED, count
         else:
             return pages[:count], UNKNOWN, count
-        if page[UNPACKED] > unpacked:
+        if page[KIND] == DATA_V2 and page[ROWS] < 0:
+            return pages[:count], DAMAGED, count
+        if page[UNPACKED] > room:
             return pages[:count], UNKNOWN, count
+        room -= page[UNPACKED]
         if page[KIND] == DATA_V2:
-            levels = page[REPETITION] + page[DEFINITION]
-            if page[REPETITION] < 0 or page[DEFINITION] < 0 or levels > min(page[STORED], page[UNPACKED]):
+            least = min(page[STORED], page[UNPACKED])  # subtracted from, as sums of what a file says may be too large
+            if not 0 <= page[REPETITION] <= least or not 0 <= page[DEFINITION] <= least - page[REPETITION]:
                 return pages[:count], DAMAGED, count
         count += 1
-    return pages[:count], OK if found == values else DAMAGED, count
+    if found < values:
+        return pages[:count], DAMAGED, count
+    return pages[:count], OK if at == len(raw) else UNKNOWN, count

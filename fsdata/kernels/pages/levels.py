@@ -25,8 +25,8 @@ def _next_run(raw, at, end, width, top):
     if begin > end or count <= 0 or count > 1 << 40:
         return 0, 0, 0, end
     if head & 1:
-        stop = min(begin + count * width, end)
-        return min(count * 8, (stop - begin) * 8 // width), -1, begin * 8, stop
+        stop = begin + count * width
+        return (count * 8 if stop <= end else 0), -1, begin * 8, stop
     if begin == end or raw[begin] > top:
         return 0, 0, 0, end
     return count, np.int64(raw[begin]), 0, begin + 1

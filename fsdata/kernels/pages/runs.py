@@ -35,9 +35,7 @@ def _next_run(raw, at, end, width):
         return 0, False, end, end
     if head & 1:
         stop = begin + count * width
-        if stop > end:
-            return (0 if width == 0 else (end - begin) * 8 // width), True, begin, end
-        return count * 8, True, begin, stop
+        return (count * 8 if stop <= end else 0), True, begin, stop
     stop = begin + ((width + 7) >> 3)
     return (0 if stop > end else count), False, begin, stop
 
