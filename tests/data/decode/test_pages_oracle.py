@@ -1,0 +1,147 @@
+"""Columns decoded from pages are those that pyarrow decodes, in every encoding, and by our own decoder."""
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
+
+ROWS = 300
+SCHEMA = Schema(
+    sequences=[
+        Sequence("uih", fields=("item", "small"), floats=("price",), max_length=90, keep="last"),
+        Sequence("seen", fields=("times",)),
+    ],
+    context=("user", "flag"),
+    dense=("age", "height"),
+)
+
+
+def columns(seed: int = 0) -> dict[str, pa.Array]:
+    rng = np.random.default_rng(seed)
+    counts = [0, 1, *rng.integers(0, 200, ROWS - 2).tolist()]
+    total = sum(counts)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    times = pa.array([None if n % 50 == 7 else list(range(n, n + n % 5)) for n in range(ROWS)], pa.list_(pa.int64()))
+    item = np.where(rng.random(total) < 0.5, rng.integers(0, 50, total), rng.integers(-(1 << 62), 1 << 62, total))
+    return {
+        "item": pa.ListArray.from_arrays(offsets, pa.array(item)),
+        "small": pa.ListArray.from_arrays(offsets, pa.array(rng.integers(-128, 128, total), pa.int8())),
+        "price": pa.ListArray.from_arrays(offsets, pa.array(rng.random(total), pa.float64())),
+        "times": times,
+        "user": pa.array(rng.integers(0, 1 << 32, ROWS), pa.uint32()),
+        "flag": pa.array([None if n % 9 == 3 else n % 2 == 0 for n in range(ROWS)], pa.bool_()),
+        "age": pa.array([None if n % 7 == 5 else n / 3 for n in range(ROWS)], pa.float32()),
+        "height": pa.array(rng.integers(0, 300, ROWS), pa.int16()),
+    }
+
+
+DEFAULTS = {"flag": 3, "age": -1.5, "times": 0}
+
+
+def batches(path, decoder, **options):
+    source = ParquetSource(path, decoder=decoder, defaults=DEFAULTS, **options.pop("source", {}))
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=64, rank=0, world_size=1, **options) as loader:
+        found = list(loader)
+        return found, loader.describe()[0]["decoder"]
+
+
+def assert_same(path, expected_left=(), **options):
+    ours, decoder = batches(path, "pages", **options)
+    theirs, _ = batches(path, "pyarrow", **options)
+    assert len(ours) == len(theirs) > 0
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine.features.values(), other.features.values())
+        assert torch.equal(mine.features.lengths(), other.features.lengths())
+        assert torch.equal(mine.dense, other.dense)
+        assert torch.equal(mine.jagged["price"].values, other.jagged["price"].values)
+        assert torch.equal(mine.origin, other.origin)
+    assert set(decoder["pyarrow"]) == set(expected_left)
+    assert decoder["chunks"] > 0
+
+
+ENCODED = {
+    "dictionaries": {},
+    "dictionaries that overflow": {"dictionary_pagesize_limit": 1 << 10},
+    "plain": {"use_dictionary": False},
+    "deltas": {
+        "use_dictionary": False,
+        "column_encoding": dict.fromkeys(("item.list.element", "small.list.element", "user"), "DELTA_BINARY_PACKED"),
+    },
+    "byte streams": {
+        "use_dictionary": False,
+        "column_encoding": dict.fromkeys(("price.list.element", "age", "item.list.element"), "BYTE_STREAM_SPLIT"),
+    },
+}
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("encoded", ENCODED)
+def test_pages_hold_what_pyarrow_says(tmp_path, encoded, version):
+    for number, codec in enumerate(["none", "zstd", "snappy", "gzip", "lz4"]):
+        pq.write_table(
+            pa.table(columns(number)),
+            tmp_path / f"{codec}.parquet",
+            compression=codec,
+            data_page_version=version,
+            data_page_size=2000,
+            row_group_size=130,
+            write_page_checksum=number % 2 == 0,
+            **ENCODED[encoded],
+        )
+    assert_same(tmp_path)
+    assert_same(tmp_path, shuffle=True, seed=3)
+
+
+def test_other_writers(tmp_path):
+    pl.from_arrow(pa.table(columns())).write_parquet(tmp_path / "polars.parquet", row_group_size=100)
+    assert_same(tmp_path)
+
+
+def test_filters_parts_of_row_groups_and_truncation(tmp_path):
+    pq.write_table(pa.table(columns()), tmp_path / "a.parquet", row_group_size=170, data_page_size=500)
+    assert_same(tmp_path, source={"filter": pl.col("height") > 100})
+    assert_same(tmp_path, source={"skip": 41, "limit": 100})
+
+
+def test_what_is_left_to_pyarrow_is_named(tmp_path):
+    made = columns()
+    made["price"] = pa.array([[1.0, float("nan")][: n % 3] for n in range(ROWS)], pa.list_(pa.float64()))
+    made["item"] = pa.array([[5, None][: n % 3] for n in range(ROWS)], pa.list_(pa.int64()))
+    made["small"] = pa.array([[5, 6][: n % 3] for n in range(ROWS)], pa.list_(pa.int8()))
+    pq.write_table(pa.table(made), tmp_path / "a.parquet", compression="brotli")
+    pq.write_table(pa.table(made), tmp_path / "b.parquet")
+    nulls = {"source": {"nulls": {"item": "drop", "price": "drop"}}}
+    ours, decoder = batches(tmp_path, "pages", **nulls)
+    theirs, of_arrow = batches(tmp_path, "pyarrow", **nulls)
+    assert of_arrow == {"name": "pyarrow"}
+    assert len(ours) == len(theirs) > 0
+    assert all(torch.equal(a.features.values(), b.features.values()) for a, b in zip(ours, theirs, strict=True))
+    assert decoder["pyarrow"]["item"] == {"compressed by BROTLI": 1, "elements of lists that are null": 1}
+    assert decoder["pyarrow"]["price"]["numbers that are not finite"] == 1
+
+
+def test_damage_is_named_with_column_and_page(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns()), path, use_dictionary=False, write_page_checksum=True, compression="none")
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    raw = bytearray(path.read_bytes())
+    raw[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CorruptFileError, match=r"a\.parquet, row group 0: .*column 'item', page 0: .*checksum"):
+        batches(path, "pages")
+
+
+def test_the_environment_chooses_the_decoder(tmp_path, monkeypatch):
+    pq.write_table(pa.table(columns()), tmp_path / "a.parquet")
+    monkeypatch.setenv("FSDATA_DECODER", "pyarrow")
+    assert batches(tmp_path, None)[1] == {"name": "pyarrow"}
+    assert batches(tmp_path, "pages")[1]["name"] == "pages"
+    monkeypatch.setenv("FSDATA_DECODER", "arrow")
+    with pytest.raises(SchemaError, match="FSDATA_DECODER must be pages or pyarrow, got 'arrow'"):
+        batches(tmp_path, None)
+    with pytest.raises(SchemaError, match="decoder must be"):
+        ParquetSource(tmp_path, decoder="arrow")
