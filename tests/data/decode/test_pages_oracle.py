@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
+from fsdata.kernels import pages
+from fsdata.kernels.pages import runs
 
 ROWS = 300
 SCHEMA = Schema(
@@ -105,6 +107,36 @@ def test_filters_parts_of_row_groups_and_truncation(tmp_path):
     pq.write_table(pa.table(columns()), tmp_path / "a.parquet", row_group_size=170, data_page_size=500)
     assert_same(tmp_path, source={"filter": pl.col("height") > 100})
     assert_same(tmp_path, source={"skip": 41, "limit": 100})
+
+
+def test_rows_that_go_on_in_the_next_page(tmp_path):
+    long = pa.array([list(range(n, n + 700)) for n in range(40)], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"item": long}), tmp_path / "a.parquet", data_page_size=500, use_dictionary=False)
+    schema = Schema(sequences=[Sequence("uih", fields=("item",))])
+    for limit in range(1, 41):
+        source = ParquetSource(tmp_path, limit=limit)
+        with FreeScaleDataLoader(source, schema, batch_size=64, rank=0, world_size=1) as loader:
+            (batch,) = loader
+        assert batch.features.values().tolist() == [n + k for n in range(limit) for k in range(700)]
+
+
+@pytest.mark.parametrize("width", [1, 3, 7, 8, 17, 31, 32])
+@pytest.mark.parametrize("groups", [1, 2, 9, 40])
+def test_no_word_is_read_beyond_a_page(width, groups):
+    page = np.zeros(2 + groups * width, np.uint8)
+    page[:2] = width, groups << 1 | 1
+    tail = np.empty(runs.TAIL + 8, np.uint8)
+    table = np.empty((2, runs.COLUMNS), np.int64)
+    address, count = page.ctypes.data, groups * 8
+    code, written = runs.index_positions(page, 0, len(page), address, count, 1 << 32, tail, table, 0)
+    assert code == pages.OK
+    ends = [*table[1:written, runs.FIRST].tolist(), count]
+    for first, at, stop in zip(
+        table[:written, runs.FIRST].tolist(), table[:written, runs.AT].tolist(), ends, strict=True
+    ):
+        last = at + ((stop - first - 1) * width >> 3) + 8
+        held = [(address, address + len(page)), (tail.ctypes.data, tail.ctypes.data + len(tail))]
+        assert any(begin <= at and last <= end for begin, end in held)
 
 
 def test_what_is_left_to_pyarrow_is_named(tmp_path):
