@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
+from fsdata.decode.pages.chunk import Damaged, Page
+from fsdata.decode.pages.column import read_column
+from fsdata.decode.pages.forms import Form
+from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import pages
-from fsdata.kernels.pages import runs
+from fsdata.kernels.pages import fetch, headers, runs
 
 ROWS = 300
 SCHEMA = Schema(
@@ -109,33 +113,46 @@ def test_filters_parts_of_row_groups_and_truncation(tmp_path):
     assert_same(tmp_path, source={"skip": 41, "limit": 100})
 
 
-def test_rows_that_go_on_in_the_next_page(tmp_path):
-    long = pa.array([list(range(n, n + 700)) for n in range(40)], pa.list_(pa.int64()))
-    pq.write_table(pa.table({"item": long}), tmp_path / "a.parquet", data_page_size=500, use_dictionary=False)
-    schema = Schema(sequences=[Sequence("uih", fields=("item",))])
-    for limit in range(1, 41):
-        source = ParquetSource(tmp_path, limit=limit)
-        with FreeScaleDataLoader(source, schema, batch_size=64, rank=0, world_size=1) as loader:
-            (batch,) = loader
-        assert batch.features.values().tolist() == [n + k for n in range(limit) for k in range(700)]
+def page(number: int, repetition: list[int], values: list[int]) -> Page:
+    """A page of a list that is never null, as other writers than pyarrow make them: it may end within a row."""
+    header = np.zeros(headers.COLUMNS, np.int64)
+    header[[headers.KIND, headers.VALUES, headers.ENCODING]] = headers.DATA, len(values), headers.PLAIN
+    header[headers.LEVELS] = headers.RLE
+    runs_of = [b"".join(bytes([2, each]) for each in levels) for levels in (repetition, [1] * len(values))]
+    content = b"".join(len(each).to_bytes(4, "little") + each for each in runs_of) + np.array(values).tobytes()
+    raw = np.frombuffer(content, np.uint8)
+    return Page(header, raw, raw.ctypes.data, raw, number)
+
+
+def test_rows_that_go_on_in_the_next_page():
+    form = Form("INT64", True, 1, 0, fetch.SAME, np.int64)
+    found = [page(0, [0, 1, 1], [1, 2, 3]), page(1, [1, 0], [4, 5]), page(2, [1, 0], [6, 7])]
+    for stop, lengths in ((0, [3, 0, 0]), (1, [4, 1, 0]), (2, [4, 2, 1]), (3, [4, 2, 1])):
+        column = read_column(found, form, 3, stop, Pool())
+        assert column.length.tolist() == lengths
+        assert column.values.tolist() == list(range(1, sum(lengths) + 1))
+    with pytest.raises(Damaged, match="2 rows where the footer says 3"):
+        read_column(found[:2], form, 3, 3, Pool())
+    with pytest.raises(Damaged, match="levels that cannot be"):
+        read_column(found[1:], form, 3, 3, Pool())
 
 
 @pytest.mark.parametrize("width", [1, 3, 7, 8, 17, 31, 32])
 @pytest.mark.parametrize("groups", [1, 2, 9, 40])
 def test_no_word_is_read_beyond_a_page(width, groups):
-    page = np.zeros(2 + groups * width, np.uint8)
-    page[:2] = width, groups << 1 | 1
+    raw = np.zeros(2 + groups * width, np.uint8)
+    raw[:2] = width, groups << 1 | 1
     tail = np.empty(runs.TAIL + 8, np.uint8)
     table = np.empty((2, runs.COLUMNS), np.int64)
-    address, count = page.ctypes.data, groups * 8
-    code, written = runs.index_positions(page, 0, len(page), address, count, 1 << 32, tail, table, 0)
+    address, count = raw.ctypes.data, groups * 8
+    code, written = runs.index_positions(raw, 0, len(raw), address, count, 1 << 32, tail, table, 0)
     assert code == pages.OK
-    ends = [*table[1:written, runs.FIRST].tolist(), count]
+    firsts = table[:written, runs.FIRST].tolist()
     for first, at, stop in zip(
         table[:written, runs.FIRST].tolist(), table[:written, runs.AT].tolist(), ends, strict=True
     ):
         last = at + ((stop - first - 1) * width >> 3) + 8
-        held = [(address, address + len(page)), (tail.ctypes.data, tail.ctypes.data + len(tail))]
+        held = [(address, address + len(raw)), (tail.ctypes.data, tail.ctypes.data + len(tail))]
         assert any(begin <= at and last <= end for begin, end in held)
 
 
