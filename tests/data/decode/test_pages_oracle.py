@@ -148,9 +148,7 @@ def test_no_word_is_read_beyond_a_page(width, groups):
     code, written = runs.index_positions(raw, 0, len(raw), address, count, 1 << 32, tail, table, 0)
     assert code == pages.OK
     firsts = table[:written, runs.FIRST].tolist()
-    for first, at, stop in zip(
-        table[:written, runs.FIRST].tolist(), table[:written, runs.AT].tolist(), ends, strict=True
-    ):
+    for first, at, stop in zip(firsts, table[:written, runs.AT].tolist(), [*firsts[1:], count], strict=True):
         last = at + ((stop - first - 1) * width >> 3) + 8
         held = [(address, address + len(raw)), (tail.ctypes.data, tail.ctypes.data + len(tail))]
         assert any(begin <= at and last <= end for begin, end in held)
