@@ -1,6 +1,7 @@
 """Thrift's compact protocol, as far as Parquet needs it (numba, nogil).
 
 `raw` is always uint8, `at` the position of a byte in it. A read past the end gives zeros, which end every struct.
+So does a number of more than 10 bytes.
 """
 
 import numpy as np
@@ -13,15 +14,14 @@ DEPTH = 64
 @njit(nogil=True, cache=True)
 def varint(raw, at):
     value, shift = np.uint64(0), np.uint64(0)
-    while at < len(raw):
+    while at < len(raw) and shift < 70:
         byte = np.uint64(raw[at])
         at += 1
-        if shift < 64:
-            value |= (byte & np.uint64(127)) << shift
+        value |= (byte & np.uint64(127)) << shift
         shift += np.uint64(7)
         if byte < 128:
-            break
-    return np.int64(value), at
+            return np.int64(value), at
+    return np.int64(0), len(raw) + 1
 
 
 @njit(nogil=True, cache=True)

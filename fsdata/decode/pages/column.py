@@ -148,6 +148,8 @@ class _Reading:
         tail = np.empty(runs.TAIL + 8, np.uint8)
         size = len(self._dictionary)
         code, written = runs.index_positions(raw, begin, len(raw), page.address, count, size, tail, table, first)
+        if code == pages.UNKNOWN:
+            raise LeftToArrow("positions whose last group is cut")
         if code != pages.OK:
             raise Damaged(f"page {page.number}: positions that end too early, or are outside a dictionary of {size}")
         self._parts.append(table[:written])
@@ -197,6 +199,8 @@ class _Reading:
                 code = deltas.read_bit_runs(raw, begin + 4, begin + 4 + size, found)
         else:
             raise LeftToArrow(f"encoding {encoding} of {physical}")
+        if code == pages.UNKNOWN:
+            raise LeftToArrow("deltas of more or fewer values than the page has")
         if code != pages.OK:
             raise Damaged(f"page {number}: values that end too early, or contradict themselves")
         if self._form.stored in (fetch.UINT32, fetch.UINT32_FLOAT):

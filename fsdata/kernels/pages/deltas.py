@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from fsdata.kernels.memory import word_at
-from fsdata.kernels.pages import DAMAGED, OK
+from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import signed, varint
 
 
@@ -59,8 +59,10 @@ def read_deltas(raw, at, end, narrow, found):
     if at > end or block <= 0 or block % 128 or block > 1 << 30 or parts <= 0 or parts > block or block % parts:
         return DAMAGED
     each = block // parts
-    if each % 32 or total < len(found):
+    if each % 32 or (narrow and first != np.int32(first)):
         return DAMAGED
+    if total != len(found):
+        return UNKNOWN
     if len(found) == 0:
         return OK
     value = np.uint64(first)
@@ -71,7 +73,7 @@ def read_deltas(raw, at, end, narrow, found):
     while done < len(found):
         least, widths = signed(raw, at)
         at = widths + parts
-        if at > end:
+        if at > end or (narrow and least != np.int32(least)):
             return DAMAGED
         for part in range(parts):
             if done == len(found):

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from fsdata.kernels.memory import word_at
-from fsdata.kernels.pages import DAMAGED, OK
+from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import varint
 
 # Columns of the table.
@@ -28,14 +28,17 @@ _MOST = 1 << 40  # values of a run
 
 @njit(nogil=True, cache=True)
 def _next_run(raw, at, end, width):
-    """(values, whether they differ, where they begin, where the run ends); no values where that is not possible."""
+    """(values, whether they differ, where they begin, where the run ends, after `end` if it is cut); no values where
+    that is not possible."""
     head, begin = varint(raw, at)
     count = head >> 1
     if begin > end or count <= 0 or count > _MOST:
         return 0, False, end, end
     if head & 1:
         stop = begin + count * width
-        return (count * 8 if stop <= end else 0), True, begin, stop
+        if stop > end:
+            return (end - begin) * 8 // width, True, begin, stop
+        return count * 8, True, begin, stop
     stop = begin + ((width + 7) >> 3)
     return (0 if stop > end else count), False, begin, stop
 
@@ -88,6 +91,8 @@ def index_positions(raw, begin, end, address, count, size, tail, runs, first):
         some = min(some, count)
         if some == 0:
             return DAMAGED, 0
+        if at > end:
+            return UNKNOWN, 0
         if not differ or width == 0:
             value = np.int64(0)
             for i in range(0 if differ else (width + 7) >> 3):

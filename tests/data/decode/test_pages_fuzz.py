@@ -1,0 +1,42 @@
+"""Pages damaged at random, decoded by FreeScale and by pyarrow: the same rows, or a CorruptFileError; never another
+exception, the end of the process, a hang, a read beyond a page, or much memory."""
+
+import damaged_pages
+import pytest
+from seeds import answers
+
+BATCH = 5000
+MOST_MB = 150
+MOST_TOO_STRICT = 0.03  # of the files, those that only pyarrow reads
+
+
+@pytest.mark.parametrize(
+    ("files", "checked"),
+    [
+        pytest.param(1600, False, id="1600"),
+        pytest.param(40_000, False, marks=pytest.mark.full, id="40000"),
+        pytest.param(20_000, True, marks=pytest.mark.full, id="20000 with bounds checked"),
+    ],
+)
+@pytest.mark.timeout(3000)
+def test_damaged_pages_are_told_or_read_as_pyarrow_reads_them(tmp_path, files, checked, record_property):
+    checks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")} if checked else {}
+    said, lost = [], []
+    for first in range(0, files, BATCH):
+        more, ended = answers(damaged_pages.__file__, tmp_path, first, min(first + BATCH, files), **checks)
+        said, lost = said + more, lost + ended
+    faults = [f"seed {one['seed']}, {one['damage']}: {fault}" for one in said for fault in one["faults"]]
+    peak_mb = max(one["peak_mb"] for one in said)
+    refused = sum(one["found"] == "CorruptFileError" for one in said)
+    too_strict = sum(one["found"] == "CorruptFileError" and one["arrow"] == "rows" for one in said)
+    record_property(
+        "summary",
+        f"{files} files of damaged pages: {len(lost)} aborts or hangs, {len(faults)} wrong answers, {refused} refused, "
+        f"{too_strict} of them only by us, at most {peak_mb:.0f} MB",
+    )
+    assert not lost
+    assert not faults, faults[0]
+    assert len(said) == files
+    assert peak_mb <= MOST_MB
+    assert files / 4 < refused < 3 * files / 4  # the damage is neither too rough nor too mild
+    assert too_strict <= MOST_TOO_STRICT * files
