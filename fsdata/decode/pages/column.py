@@ -200,7 +200,7 @@ class _Reading:
         else:
             raise LeftToArrow(f"encoding {encoding} of {physical}")
         if code == pages.UNKNOWN:
-            raise LeftToArrow("deltas of more or fewer values than the page has")
+            raise LeftToArrow("deltas or booleans that are more or fewer than the page says")
         if code != pages.OK:
             raise Damaged(f"page {number}: values that end too early, or contradict themselves")
         if self._form.stored in (fetch.UINT32, fetch.UINT32_FLOAT):

@@ -113,10 +113,12 @@ def read_bit_runs(raw, begin, end, found):
         if at >= end or count <= 0:
             return DAMAGED
         if head & 1:
-            some = min(count * 8, len(found) - done, (end - at) * 8)
+            if head >> 1 > end - at:
+                return UNKNOWN
+            some = min(count * 8, len(found) - done)
             for i in range(some):
                 found[done + i] = (raw[at + (i >> 3)] >> (i & 7)) & 1
-            at += min(head >> 1, end - at)
+            at += head >> 1
         else:
             some = min(count, len(found) - done)
             if raw[at] > 1:

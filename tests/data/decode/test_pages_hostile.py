@@ -171,3 +171,20 @@ def test_more_rows_than_the_footer_says():
     raw = np.frombuffer(bytes([8, 0, 8, 2]), np.uint8)
     length, known = np.zeros(3, np.int64), np.zeros(2, np.int64)
     assert levels.read_levels(raw, np.array([0, 2, 2, 4]), 4, True, 2, 1, length, known) == pages.DAMAGED
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (bytes([3, 0xFF]), pages.OK),
+        (bytes([16, 1]), pages.OK),
+        (bytes([5, 0xFF]), pages.UNKNOWN),  # a run that is cut
+        (bytes([16, 2]), pages.DAMAGED),
+        (bytes([14, 1]), pages.DAMAGED),
+        (b"\xff" * 9 + b"\x01\x01", pages.DAMAGED),
+        (b"", pages.DAMAGED),
+    ],
+)
+def test_booleans_in_runs(raw, code):
+    page = np.frombuffer(raw, np.uint8)
+    assert deltas.read_bit_runs(page, 0, len(page), np.empty(8, np.int64)) == code
