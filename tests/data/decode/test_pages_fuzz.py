@@ -13,7 +13,7 @@ MOST_TOO_STRICT = 0.03  # of the files, those that only pyarrow reads
 @pytest.mark.parametrize(
     ("files", "checked"),
     [
-        pytest.param(1600, False, id="1600"),
+        pytest.param(1200, False, id="1200"),
         pytest.param(40_000, False, marks=pytest.mark.full, id="40000"),
         pytest.param(20_000, True, marks=pytest.mark.full, id="20000 with bounds checked"),
     ],
