@@ -86,7 +86,7 @@ def decode(
     columns = {}
     if pages is not None:
         stop = rows if wanted.to_end else wanted.stop
-        columns = pages.columns(file, source, wanted.group, stop, plan.stored)
+        columns = pages.columns(file, source, wanted.group, stop, plan.stored, wanted.schema)
     rest = plan.without(frozenset(columns)) if columns else plan
     builder = _SliceBuilder(rest, wanted, pool)
     if columns and rest.batches.needs_none and not len(rest.fields) and not len(rest.dense):

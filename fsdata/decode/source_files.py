@@ -362,6 +362,7 @@ class SourceFiles:
                 start=start,
                 stop=stop,
                 to_end=self.source.on_error == "skip",
+                schema=int(catalog.schema_of[number]),
                 wide=_once(self._wide, key, wide_columns, parquet.metadata),
                 where=self.where(group),
             )

@@ -11,7 +11,7 @@ import numpy as np
 from numba import carray, njit
 
 from fsdata.kernels.memory import pointer
-from fsdata.kernels.pages.fetch import HELD, PAGED, fetch, place_of
+from fsdata.kernels.pages.fetch import HELD, PAGED, ask, fetch, place_of
 
 # The highest byte of an address, by the type that lies there. No system uses it for addresses of its own.
 STORED = MappingProxyType(
@@ -92,13 +92,18 @@ def _any_stored(address: np.ndarray) -> bool:
 @njit(nogil=True, cache=True)
 def _gather_stored(address: np.ndarray, length: np.ndarray, itemsize: int, target: int, held: np.ndarray) -> None:
     """One field, some of whose lists lie in pages or are stored in narrower integers."""
-    near, last = np.int64(0), np.int64(-1)
+    near, asked = np.int64(0), np.int64(-1)
     for n in range(len(address)):
+        if asked >= 0:
+            near, asked = asked, np.int64(-1)
+        if n + 1 < len(address) and length[n + 1] > 0 and address[n + 1] >> STORED_SHIFT == PAGED:
+            if address[n + 1] != address[n] + length[n] * itemsize:  # else it is the next one to be read anyway
+                column, first = place_of(address[n + 1], itemsize)
+                asked = ask(held[column], first, length[n + 1])
         if length[n] > 0:
             if address[n] >> STORED_SHIFT == PAGED:
                 column, first = place_of(address[n], itemsize)
-                near = fetch(target, held[column], first, length[n], itemsize, near if column == last else 0)
-                last = column
+                near = fetch(target, held[column], first, length[n], itemsize, near)
             elif address[n] > _ADDRESS:
                 _copy_stored(target, address[n], length[n])
             else:

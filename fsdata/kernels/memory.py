@@ -2,6 +2,7 @@
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 
@@ -24,3 +25,17 @@ def word_at(typing_context, address):
         return builder.load(builder.inttoptr(arguments[0], word.as_pointer()), align=1)
 
     return types.uint64(types.int64), generate
+
+
+@intrinsic
+def ask_for(typing_context, address):
+    """Let the processor bring the bytes at any int64 address closer, while other work goes on. It may do nothing."""
+
+    def generate(context, builder, signature, arguments):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [builder.inttoptr(arguments[0], byte), number(0), number(2), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate

@@ -42,6 +42,7 @@ class RowRange:
         group: position of the row group in its file.
         to_end: decode to the end of the row group even if `stop` is before it, so that damage is found or not
             whatever part of the group is asked for.
+        schema: a number that files with the same schema share.
         wide: see `wide_columns`.
         where: source, file and row group, for messages.
     """
@@ -50,6 +51,7 @@ class RowRange:
     start: int
     stop: int
     to_end: bool
+    schema: int
     wide: Sequence[int]
     where: str
 

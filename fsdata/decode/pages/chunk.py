@@ -1,14 +1,13 @@
 """The pages of a column chunk, unpacked. Decompression and checksums run without the GIL."""
 
 import threading
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
 import zstandard
+from isal.isal_zlib import crc32
 
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import pages
@@ -42,19 +41,16 @@ class Damaged(Exception):
     """What is wrong with a column chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """One page, unpacked.
 
     Attributes:
-        header: int64, see `fsdata.kernels.pages.headers`.
-        raw: uint8, its bytes; address: of the first. owner: keeps them.
+        header: int64, see `fsdata.kernels.pages.headers`; its address is that of the unpacked bytes.
+        owner: keeps them.
         number: of the page in its chunk.
     """
 
     header: np.ndarray
-    raw: np.ndarray
-    address: int
     owner: Any
     number: int
 
@@ -76,36 +72,32 @@ def unpacked_pages(
         raise Damaged(f"page {at}: a header that cannot be, or pages that do not have {values} values")
     if code == pages.UNKNOWN:
         raise LeftToArrow("a page of an unknown kind or size, or bytes after all values")
-    for number, header in enumerate(table):
-        begin, stored, size = int(header[headers.AT]), int(header[headers.STORED]), int(header[headers.UNPACKED])
+    for number, (header, line) in enumerate(zip(table, table.tolist(), strict=True)):
+        begin, stored, size = line[headers.AT], line[headers.STORED], line[headers.UNPACKED]
         data = chunk[begin : begin + stored]
-        if header[headers.CHECKSUM] >= 0 and zlib.crc32(data.data) != header[headers.CHECKSUM]:
+        if line[headers.CHECKSUM] >= 0 and crc32(data.data) != line[headers.CHECKSUM]:
             raise Damaged(f"page {number}: its bytes do not have the checksum that its header says")
         levels = 0
-        if header[headers.KIND] == headers.DATA_V2:
-            levels = int(header[headers.REPETITION] + header[headers.DEFINITION])
-        if codec == "UNCOMPRESSED" or not header[headers.COMPRESSED] or size == levels:
+        if line[headers.KIND] == headers.DATA_V2:
+            levels = line[headers.REPETITION] + line[headers.DEFINITION]
+        if codec == "UNCOMPRESSED" or not line[headers.COMPRESSED] or size == levels:
             if stored != size and size != levels:
                 raise Damaged(f"page {number}: {stored} bytes where {size} are said")
-            yield Page(header, data[:size], chunk.ctypes.data + begin, owner, number)
+            header[headers.ADDRESS] = data.ctypes.data
+            yield Page(header, owner, number)
             continue
+        lease = pool.take(size)
         try:
-            raw, kept = _unpacked(data, levels, size, codec, pool)
+            _unpack(data, levels, lease.array(size, "|u1"), codec)
         except (OSError, ValueError, cramjam.DecompressionError, zstandard.ZstdError) as error:
             raise Damaged(f"page {number}: {codec}: {error}") from error
-        yield Page(header, raw, raw.ctypes.data, kept, number)
+        header[headers.ADDRESS] = lease.address
+        yield Page(header, lease, number)
 
 
-def _unpacked(data: np.ndarray, levels: int, size: int, codec: str, pool: Pool) -> tuple[np.ndarray, Any]:
-    """`size` bytes, the first `levels` of which are not compressed; and what keeps them."""
-    lease = pool.take(size)
-    raw = np.asarray(lease)[:size]
+def _unpack(data: np.ndarray, levels: int, raw: np.ndarray, codec: str) -> None:
+    """Fill `raw`; the first bytes, `levels` many, are not compressed."""
     raw[:levels] = data[:levels]
     found = _INTO[codec](data[levels:].data, raw[levels:].data)
-    if found != size - levels:
-        raise ValueError(f"{found} bytes where {size - levels} are said")
-    return raw, lease
-
-
-ReadBytes = Callable[[int, int], tuple[np.ndarray, Any]]
-"""(first byte, first byte after it) -> bytes of the file, uint8, and what keeps them."""
+    if found != len(raw) - levels:
+        raise ValueError(f"{found} bytes where {len(raw) - levels} are said")

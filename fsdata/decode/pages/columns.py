@@ -30,30 +30,40 @@ class PageDecoder:
         self.chunks = 0
         self.left: Counter[tuple[str, str]] = Counter()
         self._pool = pool
+        self._forms: dict[int, dict[str, tuple[Form | str, int]]] = {}
         self._lock = threading.Lock()
 
     def columns(
-        self, file: pq.ParquetFile, source: Any, group: int, stop: int, bindings: Sequence[FieldBinding]
+        self,
+        file: pq.ParquetFile,
+        source: Any,
+        group: int,
+        stop: int,
+        bindings: Sequence[FieldBinding],
+        schema: int,
     ) -> dict[str, Column]:
         """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
 
         Args:
             group, stop: of which row group how many rows.
+            schema: a number of the schema of the file: what it says is looked up once.
             source: what `file` reads from: an open file, or bytes in memory that can be sought.
             bindings: fields that are columns of the file.
 
         Raises:
             OSError: a chunk is damaged; says which column and page.
         """
-        schema, arrow, row_group = file.schema, file.schema_arrow, file.metadata.row_group(group)
-        leaves: dict[str, list[int]] = {}
-        for leaf in range(row_group.num_columns):
-            leaves.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
+        row_group = file.metadata.row_group(group)
+        forms = self._forms.setdefault(schema, {})
+        if any(binding.field.name not in forms for binding in bindings):
+            forms.update(_forms(file, bindings))
         found, left = {}, []
         for binding in bindings:
             name = binding.field.name
             try:
-                form, leaf = _form(binding, schema, arrow, leaves)
+                form, leaf = forms[name]
+                if isinstance(form, str):
+                    raise LeftToArrow(form)
                 found[name] = self._column(row_group, stop, leaf, form, source)
             except LeftToArrow as reason:
                 left.append((name, str(reason)))
@@ -94,16 +104,21 @@ class PageDecoder:
         return raw, held
 
 
-def _form(
-    binding: FieldBinding, schema: pq.ParquetSchema, arrow: Any, leaves: dict[str, list[int]]
-) -> tuple[Form, int]:
-    assert binding.column is not None
-    if binding.is_text:
-        raise LeftToArrow("text")
-    here = leaves.get(binding.column, [])
-    if len(here) != 1 or binding.field.shape == "nested":
-        raise LeftToArrow("nested")
-    form = form_of(schema.column(here[0]), arrow.field(binding.column).type, binding.field.number)
-    if isinstance(form, str):
-        raise LeftToArrow(form)
-    return form, here[0]
+def _forms(file: pq.ParquetFile, bindings: Sequence[FieldBinding]) -> dict[str, tuple[Form | str, int]]:
+    """Field -> the form of its column, or why it is left to pyarrow; and the number of the leaf column."""
+    schema, arrow = file.schema, file.schema_arrow
+    leaves: dict[str, list[int]] = {}
+    for leaf in range(len(schema)):
+        leaves.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
+    forms: dict[str, tuple[Form | str, int]] = {}
+    for binding in bindings:
+        assert binding.column is not None
+        field, here = binding.field, leaves.get(binding.column, [])
+        if binding.is_text:
+            forms[field.name] = "text", -1
+        elif len(here) != 1 or field.shape == "nested":
+            forms[field.name] = "nested", -1
+        else:
+            arrow_type = arrow.field(binding.column).type
+            forms[field.name] = form_of(schema.column(here[0]), arrow_type, field.number), here[0]
+    return forms

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,11 @@ from fsdata.kernels.pages import fetch
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _SMALL = {pa.int8(): (-128, 127), pa.int16(): (-32768, 32767), pa.uint8(): (0, 255), pa.uint16(): (0, 65535)}
+_PHYSICAL = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")  # in the order of `fsdata.kernels.pages.rows`
 CODECS = frozenset({"UNCOMPRESSED", "ZSTD", "SNAPPY", "GZIP", "LZ4"})  # LZ4: without Hadoop's frames
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Form:
     """How a column is stored, and as what it is needed.
 
@@ -35,10 +37,13 @@ class Form:
     dtype: type[np.int64] | type[np.float32]
     within: tuple[int, int] | None = None
 
-    @property
-    def raw(self) -> np.dtype:
-        """Of a value in the file; of booleans what they become first."""
-        return np.dtype({"INT32": "i4", "INT64": "i8", "FLOAT": "f4", "DOUBLE": "f8", "BOOLEAN": "i8"}[self.physical])
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """int64 [8], the same for kernels, see `fsdata.kernels.pages.rows`."""
+        least, most = self.within or (0, 0)
+        itemsize = np.dtype(self.dtype).itemsize
+        physical = _PHYSICAL.index(self.physical)
+        return np.array([physical, self.repeated, self.top, self.present, self.stored, itemsize, least, most])
 
 
 def form_of(column: pq.ColumnSchema, arrow_type: pa.DataType, number: Number) -> Form | str:

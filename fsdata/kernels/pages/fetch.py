@@ -8,7 +8,7 @@ element k of a list is that of the list and k times the item size, as anywhere e
 import numpy as np
 from numba import carray, njit
 
-from fsdata.kernels.memory import pointer, word_at
+from fsdata.kernels.memory import ask_for, pointer, word_at
 from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 
 PAGED = 64
@@ -91,6 +91,41 @@ def place_of(address, itemsize):
 
 
 @njit(nogil=True, cache=True)
+def _run_of(runs, count, first):
+    """The run that value `first` stands in."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if runs[middle, FIRST] <= first:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True)
+def ask(column, first, count):
+    """Ask for the bytes of values [first, first + count) of a column, which `fetch` needs soon; the run of the first.
+
+    Lists in the order of a file need not be asked for: the processor sees where they go on.
+    """
+    runs = carray(pointer(column[RUNS]), (column[COUNT] + 1, COLUMNS), np.int64)
+    begin = _run_of(runs, column[COUNT], first)
+    run = begin
+    while count > 0:
+        form, some = runs[run, FORM], min(count, runs[run + 1, FIRST] - first)
+        if form != REPEATED:
+            bits = form if 0 < form < FINAL else 64
+            at = runs[run, AT] + ((first - runs[run, FIRST]) * bits >> 3)
+            for line in range(0, min(some * bits >> 3, _ASKED), 64):
+                ask_for(at + line)
+        count -= some
+        first += some
+        run += 1
+    return begin
+
+
+@njit(nogil=True, cache=True)
 def fetch(target, column, first, count, itemsize, near):
     """Values [first, first + count) of a column to `target`. A run that may be near them -> the run of the last one.
 
@@ -102,14 +137,7 @@ def fetch(target, column, first, count, itemsize, near):
         if run + 2 <= column[COUNT] and runs[run + 1, FIRST] <= first < runs[run + 2, FIRST]:
             run += 1
         else:
-            low, high = 0, column[COUNT]
-            while high - low > 1:
-                middle = (low + high) >> 1
-                if runs[middle, FIRST] <= first:
-                    low = middle
-                else:
-                    high = middle
-            run = low
+            run = _run_of(runs, column[COUNT], first)
     while True:
         begin, form, at = runs[run, FIRST], runs[run, FORM], runs[run, AT]
         some = min(count, runs[run + 1, FIRST] - first)
@@ -136,4 +164,5 @@ def fetch(target, column, first, count, itemsize, near):
         run += 1
 
 
+_ASKED = 1 << 12  # bytes; what follows them is foreseen by the processor
 _WIDTHS = np.array([0, 4, 4, 8, 8, 4, 4])  # bytes of a stored value

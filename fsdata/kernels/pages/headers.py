@@ -6,7 +6,7 @@ from numba import njit
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import DEPTH, STRUCT, after, next_field, signed
 
-# Columns of the table of pages, int64 [P, 12].
+# Columns of the table of pages, int64 [P, 13].
 KIND = 0  # of page, as in Parquet
 AT = 1  # its first byte after the header
 STORED = 2  # bytes, as they are stored
@@ -19,7 +19,8 @@ REPETITION = 8  # version 2: bytes of the levels, which are never compressed
 DEFINITION = 9
 COMPRESSED = 10  # version 2: 0 if the rest is not either
 LEVELS = 11  # version 1: encoding of the levels if it is not RLE, else RLE
-COLUMNS = 12
+ADDRESS = 12  # of the page after decompression; 0 before
+COLUMNS = 13
 
 DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
 PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT = 0, 2, 3, 5, 8, 9

@@ -135,8 +135,8 @@ def batches(path: Path, decoder: str, wanted: Schema, source: dict[str, Any], op
 
 
 def assert_same(path: Path, wanted: Schema | None = None, left: dict[str, Any] | None = None, **options: Any) -> int:
-    """How many rows. left: field -> reasons for which pyarrow must decode it; others it must not. plain: another file of
-    the same rows, for pyarrow."""
+    """How many rows. left: field -> reasons for which pyarrow must decode it; others it must not. plain: another file
+    of the same rows, for pyarrow."""
     source, plain = options.pop("source", {}), options.pop("plain", path)
     ours, decoder = batches(path, "pages", wanted or schema(), source, options)
     theirs, arrow = batches(plain, "pyarrow", wanted or schema(), source, options)

@@ -121,7 +121,8 @@ def page(number: int, repetition: list[int], values: list[int]) -> Page:
     runs_of = [b"".join(bytes([2, each]) for each in levels) for levels in (repetition, [1] * len(values))]
     content = b"".join(len(each).to_bytes(4, "little") + each for each in runs_of) + np.array(values).tobytes()
     raw = np.frombuffer(content, np.uint8)
-    return Page(header, raw, raw.ctypes.data, raw, number)
+    header[[headers.ADDRESS, headers.UNPACKED]] = raw.ctypes.data, len(raw)
+    return Page(header, raw, number)
 
 
 def test_rows_that_go_on_in_the_next_page():

@@ -1,0 +1,268 @@
+"""The rows of a column, page after page: how long they are, and where their values lie (numba, nogil)."""
+
+import numpy as np
+from numba import carray, njit
+
+from fsdata.kernels.memory import pointer
+from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN, deltas, fetch, headers, levels, runs
+
+# How a column is stored and what is needed of it, int64 [8]; see `fsdata.decode.pages.forms`.
+PHYSICAL = 0
+REPEATED = 1
+TOP = 2
+PRESENT = 3
+STORED = 4
+ITEMSIZE = 5
+LEAST, MOST = 6, 7  # of integers; none are checked if LEAST is not less than MOST
+
+BOOLEAN, INT32, INT64, FLOAT, DOUBLE = 0, 1, 2, 3, 4
+
+# What is known after some pages, int64 [8]; the first two as in `levels`.
+RUNS = 2  # lines of the table of runs
+DICTIONARY = 3  # address of its values
+SIZE = 4  # of the dictionary, -1 without one
+MADE = 5  # bytes of `made` that are used
+FAULT = 6  # what is wrong with a page, or why it is left to pyarrow; 0 if nothing is
+PAGE = 7  # which page of those given
+STATE = 8
+
+# Faults.
+NOTHING = 0
+LEVELS_BEYOND = 1
+LEVELS_WRONG = 2
+VALUES_WRONG = 3
+WIDTH_WRONG = 4
+POSITIONS_WRONG = 5
+LEVELS_OTHER = 6  # from here on: left to pyarrow
+NULL_ELEMENTS = 7
+ENCODING_OTHER = 8
+NO_DICTIONARY = 9
+GROUP_CUT = 10
+MORE_OR_FEWER = 11
+NOT_FINITE = 12
+TOO_LARGE = 13
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@njit(nogil=True, cache=True)
+def room_for(pages, form):
+    """Bytes of what is made of pages whose values cannot stay as they are stored. As many as their bytes can hold."""
+    values = np.int64(0)
+    for page in pages:
+        if page[headers.KIND] == headers.DICTIONARY:
+            values += min(page[headers.VALUES], page[headers.UNPACKED] >> 2)
+        elif form[PHYSICAL] == BOOLEAN or (
+            page[headers.ENCODING] != headers.PLAIN
+            and page[headers.ENCODING] != headers.RLE_DICTIONARY
+            and page[headers.ENCODING] != headers.PLAIN_DICTIONARY
+        ):
+            values += page[headers.VALUES]
+    return values * 8
+
+
+@njit(nogil=True, cache=True)
+def _level_bounds(page, raw, repeated, top, bounds):
+    """Where the levels of a page begin and end -> `bounds`, int64 [4], as `levels.read_levels` takes them; a fault."""
+    bounds[:] = 0
+    if page[headers.KIND] == headers.DATA_V2:
+        bounds[1] = bounds[2] = page[headers.REPETITION]
+        bounds[3] = bounds[2] + page[headers.DEFINITION]
+        return NOTHING
+    if page[headers.LEVELS] != headers.RLE and (repeated or top):
+        return LEVELS_OTHER
+    at = np.int64(0)
+    for place in range(0, 4, 2):
+        size = np.int64(0)
+        if repeated if place == 0 else top > 0:
+            if len(raw) - at < 4:
+                return LEVELS_BEYOND
+            for byte in range(4):
+                size |= np.int64(raw[at + byte]) << (8 * byte)
+            at += 4
+        if size > len(raw) - at:
+            return LEVELS_BEYOND
+        bounds[place], bounds[place + 1] = at, at + size
+        at += size
+    return NOTHING
+
+
+@njit(nogil=True, cache=True)
+def _check(at, count, form):
+    """Whether `count` stored values are what the field can hold; others are left to pyarrow, which names them."""
+    bad = False
+    if form[PHYSICAL] == FLOAT:
+        for value in carray(pointer(at), (count,), np.float32):
+            bad |= not abs(value) <= np.float32(_LARGEST)
+    elif form[PHYSICAL] == DOUBLE:
+        for number in carray(pointer(at), (count,), np.float64):
+            bad |= not abs(number) <= _LARGEST
+    elif form[PHYSICAL] == INT32 and form[LEAST] < form[MOST]:
+        for each in carray(pointer(at), (count,), np.int32):
+            bad |= each < form[LEAST] or each > form[MOST]
+    if bad:
+        return NOT_FINITE if form[PHYSICAL] >= FLOAT else TOO_LARGE
+    return NOTHING
+
+
+@njit(nogil=True, cache=True)
+def _settle(found, form):
+    """int64 [n] in place to what is needed of them: int64, or float32 in the first half; a fault."""
+    unsigned = form[STORED] == fetch.UINT32 or form[STORED] == fetch.UINT32_FLOAT
+    bad = False
+    for i in range(len(found)):
+        if unsigned:
+            found[i] &= 0xFFFFFFFF
+        bad |= form[LEAST] < form[MOST] and (found[i] < form[LEAST] or found[i] > form[MOST])
+    if form[ITEMSIZE] == 4:
+        narrow = found.view(np.float32)
+        for i in range(len(found)):
+            narrow[i] = found[i]
+    return TOO_LARGE if bad else NOTHING
+
+
+@njit(nogil=True, cache=True)
+def _add_made(page, raw, begin, count, encoding, form, state, made):
+    """Values that cannot stay as they are stored -> `made`; a fault."""
+    physical, width = form[PHYSICAL], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
+    if count * 8 > len(made) - state[MADE]:
+        return VALUES_WRONG
+    place = made[state[MADE] : state[MADE] + count * 8]
+    if encoding == headers.BYTE_STREAM_SPLIT and physical != BOOLEAN:
+        if len(raw) - begin != count * width:
+            return VALUES_WRONG
+        deltas.read_split(raw, begin, count, width, place)
+        return _check(place.ctypes.data, count, form)
+    found, code = place.view(np.int64), OK
+    if encoding == headers.DELTA_BINARY_PACKED and physical in (INT32, INT64):
+        code = deltas.read_deltas(raw, begin, len(raw), physical == INT32, found)
+    elif physical == BOOLEAN and encoding == headers.PLAIN:
+        if (count + 7) >> 3 > len(raw) - begin:
+            return VALUES_WRONG
+        deltas.read_bits(raw, begin, found)
+    elif physical == BOOLEAN and encoding == headers.RLE:
+        size, code = np.int64(0), DAMAGED
+        for byte in range(4 if len(raw) - begin >= 4 else 0):
+            size |= np.int64(raw[begin + byte]) << (8 * byte)
+        if len(raw) - begin >= 4 and size <= len(raw) - begin - 4:
+            code = deltas.read_bit_runs(raw, begin + 4, begin + 4 + size, found)
+    else:
+        return ENCODING_OTHER
+    if code == UNKNOWN:
+        return MORE_OR_FEWER
+    return VALUES_WRONG if code == DAMAGED else _settle(found, form)
+
+
+@njit(nogil=True, cache=True)
+def _set_dictionary(page, raw, form, state, made):
+    count, width = page[headers.VALUES], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
+    if form[PHYSICAL] == BOOLEAN:
+        return ENCODING_OTHER
+    if page[headers.ENCODING] != headers.PLAIN and page[headers.ENCODING] != headers.PLAIN_DICTIONARY:
+        return ENCODING_OTHER
+    if count > len(raw) // width or count * 8 > len(made) - state[MADE]:
+        return VALUES_WRONG
+    fault = _check(page[headers.ADDRESS], count, form)
+    if fault == NOTHING:
+        state[DICTIONARY], state[SIZE] = made.ctypes.data + state[MADE], count
+        fetch.convert(state[DICTIONARY], page[headers.ADDRESS], count, form[STORED], form[ITEMSIZE])
+        state[MADE] += count * 8
+    return fault
+
+
+@njit(nogil=True, cache=True)
+def _add_positions(page, raw, begin, first, count, state, table, tail):
+    if state[SIZE] < 0:
+        return NO_DICTIONARY
+    if begin < len(raw) and raw[begin] > 32:
+        return WIDTH_WRONG
+    address, size = page[headers.ADDRESS], state[SIZE]
+    code, some = runs.index_positions(raw, begin, len(raw), address, count, size, tail, table[state[RUNS] :], first)
+    if code == UNKNOWN:
+        return GROUP_CUT
+    state[RUNS] += some
+    return NOTHING if code == OK else POSITIONS_WRONG
+
+
+@njit(nogil=True, cache=True)
+def _with_room(table, used, more):
+    if used + more <= len(table):
+        return table
+    larger = np.empty((2 * used + more, runs.COLUMNS), np.int64)
+    for line in range(used):
+        for column in range(runs.COLUMNS):
+            larger[line, column] = table[line, column]
+    return larger
+
+
+@njit(nogil=True, cache=True)
+def read_pages(pages, form, state, length, table, tails, made):
+    """Add pages to `state` and `length`; the table of runs, `table` or a larger one. It ends at a fault.
+
+    Args:
+        pages: int64 [P, headers.COLUMNS]. form, state: see above.
+        length: int64 [rows], as in `levels.read_levels`.
+        table: int64 [R, runs.COLUMNS], of which state[RUNS] lines are written.
+        tails: uint8 [P, runs.TAIL + 8], to keep. made: uint8, to keep: room for what `room_for` says.
+    """
+    bounds = np.empty(4, np.int64)
+    repeated, top = form[REPEATED] > 0, form[TOP]
+    for number in range(len(pages)):
+        page = pages[number]
+        state[PAGE] = number
+        raw = carray(pointer(page[headers.ADDRESS]), (page[headers.UNPACKED],), np.uint8)
+        if page[headers.KIND] == headers.DICTIONARY:
+            state[FAULT] = _set_dictionary(page, raw, form, state, made)
+            if state[FAULT]:
+                return table
+            continue
+        state[FAULT] = _level_bounds(page, raw, repeated, top, bounds)
+        if state[FAULT]:
+            return table
+        first = state[levels.VALUES]
+        code = levels.read_levels(raw, bounds, page[headers.VALUES], repeated, top, form[PRESENT], length, state)
+        if code != OK:
+            state[FAULT] = LEVELS_WRONG if code == DAMAGED else NULL_ELEMENTS
+            return table
+        begin, count, encoding = bounds[3], state[levels.VALUES] - first, page[headers.ENCODING]
+        if encoding == headers.RLE_DICTIONARY or encoding == headers.PLAIN_DICTIONARY:
+            lines = 0
+            if count and begin < len(raw) and raw[begin] <= 32:
+                lines = runs.count_runs(raw, begin + 1, len(raw), np.int64(raw[begin]), count)
+            table = _with_room(table, state[RUNS], lines + 1)
+            state[FAULT] = _add_positions(page, raw, begin, first, count, state, table, tails[number])
+        else:
+            table = _with_room(table, state[RUNS], 2)
+            line = table[state[RUNS]]
+            line[runs.FIRST] = first
+            if encoding == headers.PLAIN and form[PHYSICAL] != BOOLEAN:
+                line[runs.FORM], line[runs.AT] = runs.PLAIN, page[headers.ADDRESS] + begin
+                width = 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
+                if count > (len(raw) - begin) // width:
+                    state[FAULT] = VALUES_WRONG
+                else:
+                    state[FAULT] = _check(line[runs.AT], count, form)
+            else:
+                split = encoding == headers.BYTE_STREAM_SPLIT
+                line[runs.FORM] = runs.PLAIN if split else runs.FINAL
+                line[runs.AT] = made.ctypes.data + state[MADE]
+                state[FAULT] = _add_made(page, raw, begin, count, encoding, form, state, made)
+                state[MADE] += count * 8
+            state[RUNS] += count > 0
+        if state[FAULT]:
+            return table
+    return table
+
+
+@njit(nogil=True, cache=True)
+def finish_rows(column, rows, length, first, itemsize, target):
+    """`first`, int64 [rows]: the values before each row; and the values themselves if `target` is not 0.
+
+    column: int64 [4], see `fetch`. length: int64 [rows], negative of null rows.
+    """
+    values = np.int64(0)
+    for row in range(rows):
+        first[row] = values
+        values += max(length[row], 0)
+    if target and values:
+        fetch.fetch(target, column, 0, values, itemsize, 0)
