@@ -96,10 +96,10 @@ def _gather_stored(address: np.ndarray, length: np.ndarray, itemsize: int, targe
     for n in range(len(address)):
         if asked >= 0:
             near, asked = asked, np.int64(-1)
-        if n + 1 < len(address) and length[n + 1] > 0 and address[n + 1] >> STORED_SHIFT == PAGED:
-            if address[n + 1] != address[n] + length[n] * itemsize:  # else it is the next one to be read anyway
-                column, first = place_of(address[n + 1], itemsize)
-                asked = ask(held[column], first, length[n + 1])
+        listed = n + 1 < len(address) and length[n + 1] > 0 and address[n + 1] >> STORED_SHIFT == PAGED
+        if listed and address[n + 1] != address[n] + length[n] * itemsize:  # else it is read next in any case
+            column, first = place_of(address[n + 1], itemsize)
+            asked = ask(held[column], first, length[n + 1])
         if length[n] > 0:
             if address[n] >> STORED_SHIFT == PAGED:
                 column, first = place_of(address[n], itemsize)

@@ -20,13 +20,13 @@ from fsdata.steps.unit_reader import RowGroups
 class _Open:
     """Decoded rows still to come.
 
-    order: int64 [n], table rows in the order in which they are yielded. passed: int64 [n], the reader's position once
-    the row has been yielded. Rows that were dropped while reading appear in neither. start: the first that has not been
-    yielded.
+    order: int64 [n], or a range, table rows in the order in which they are yielded. passed: int64 [n], the reader's
+    position once the row has been yielded. Rows that were dropped while reading appear in neither. start: the first
+    that has not been yielded.
     """
 
     table: RowTable
-    order: np.ndarray
+    order: np.ndarray | range
     passed: np.ndarray
     start: int = 0
 
@@ -95,7 +95,8 @@ class Reader:
             opened.start = stop
             if stop == len(opened.order):
                 self._open.popleft()
-            parts.append(opened.table.take(opened.order[start:stop]))
+            rows = opened.order[start:stop]
+            parts.append(opened.table.take(slice(rows.start, rows.stop) if isinstance(rows, range) else rows))
             self._passed.append(opened.passed[start:stop])
             count -= stop - start
             self.position = int(opened.passed[stop - 1])
@@ -162,6 +163,8 @@ class Reader:
         order = np.arange(planned) if self._order is None else self._order(window)
         passed = self._decoded + np.arange(1, window.rows + 1)
         table = concat([piece.table for piece in pieces])
+        if self._order is None and self._group is None and table.num_rows == planned:
+            return _Open(table, range(planned)[window.start : window.stop], passed)
         kept = _kept(window, pieces) if table.num_rows < planned else None
         if self._group is not None:
             numbers = np.zeros(planned, np.int64)

@@ -67,8 +67,8 @@ def _check_repeats(files: FileList) -> None:
     inodes = files.versions[:, 2]
     order = np.argsort(inodes, kind="stable")
     same = (inodes[order][1:] == inodes[order][:-1]) & (inodes[order][1:] != 0)
-    maybe = np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
-    twice = same_files([files[number].path for number in maybe.tolist()])
+    maybe = {*order[1:][same].tolist(), *order[:-1][same].tolist()}
+    twice = same_files([files[number].path for number in sorted(maybe)])
     unknown = np.flatnonzero(inodes == 0).tolist()
     remote = Counter(files[number].path for number in unknown) if unknown else Counter()
     twice += [(path, path) for path, times in remote.items() if times > 1]

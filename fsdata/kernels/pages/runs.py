@@ -58,15 +58,31 @@ def count_runs(raw, at, end, width, count):
 
 @njit(nogil=True, cache=True)
 def _outside(at, width, count, size):
-    """Whether one of `count` positions of `width` bits is not below `size`. A word must be readable at all of them."""
-    if width < 32 and size >= 1 << width:
+    """Whether one of `count` positions of `width` bits is not below `size`. A word must be readable at all of them.
+
+    What is too large has a carry if it is added to as much as is missing from `size` to the next power of two. So the
+    positions of a word are compared at once, first every other one, then the rest.
+    """
+    if size >= 1 << width:
         return False
-    mask = np.uint64((1 << width) - 1)
-    most = np.uint64(0)
-    for i in range(count):
-        bit = i * width
-        most = max(most, (word_at(at + (bit >> 3)) >> np.uint64(bit & 7)) & mask)
-    return most >= np.uint64(size)
+    held = max(57 // width, 1)  # by a word, at whichever bit of its first byte they begin
+    mask, missing, bits = np.uint64((1 << width) - 1), np.uint64((1 << width) - size), np.uint64(width)
+    these, add, carry = np.zeros(2, np.uint64), np.zeros(2, np.uint64), np.zeros(2, np.uint64)
+    for i in range(held):
+        place = np.uint64((i - i % 2) * width)
+        these[i % 2] |= mask << place
+        add[i % 2] |= missing << place
+        carry[i % 2] |= np.uint64(1) << (place + bits)
+    wrong = np.uint64(0)
+    whole = count - count % held
+    for i in range(0, whole, held):
+        word = word_at(at + (i * width >> 3)) >> np.uint64(i * width & 7)
+        wrong |= ((word & these[0]) + add[0]) & carry[0]
+        wrong |= (((word >> bits) & these[1]) + add[1]) & carry[1]
+    for i in range(whole, count):
+        word = word_at(at + (i * width >> 3)) >> np.uint64(i * width & 7)
+        wrong |= np.uint64((word & mask) >= np.uint64(size))
+    return wrong != 0
 
 
 @njit(nogil=True, cache=True)

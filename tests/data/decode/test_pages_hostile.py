@@ -117,6 +117,21 @@ def test_positions_in_a_dictionary(raw, size, code):
     assert positions(raw, 8, size) == code
 
 
+@pytest.mark.parametrize("width", range(1, 33))
+def test_one_position_outside_the_dictionary_is_seen_wherever_it_stands(width):
+    count, most = 120, 2**width - 1  # fifteen groups of eight, the last in the copied end of the page
+    for size in {1, most // 3 + 1, most}:
+        around = np.random.default_rng(width).integers(0, size, count)
+        around[::7] = size - 1
+        for place in [None, *range(count)]:
+            values = around.copy()
+            if place is not None:
+                values[place] = size if place % 2 else most
+            bits = (values[:, None] >> np.arange(width) & 1).astype(np.uint8)
+            raw = bytes([width, (count // 8) << 1 | 1]) + np.packbits(bits, bitorder="little").tobytes()
+            assert positions(raw, count, size) == (pages.OK if place is None else pages.DAMAGED)
+
+
 def of_deltas(*numbers: int, body: bytes = b"", narrow: bool = False, count: int = 2) -> int:
     raw = np.frombuffer(b"".join(thrift._varint(number) for number in numbers) + body, np.uint8)
     return deltas.read_deltas(raw, 0, len(raw), narrow, np.empty(count, np.int64))
