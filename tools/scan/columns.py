@@ -1,7 +1,8 @@
-"""Finds columns in many files and reads them batch by batch.
+"""Finds columns in many files and reads them batch by batch, or only the lengths of their lists.
 
 A row group of any size is decoded in batches of 1.5 MiB. Memory thus depends on the number of reading threads
-only, and Arrow reuses the memory that it has just freed.
+only, and Arrow reuses the memory that it has just freed. Lengths are read page by page, without values, and
+take 8 bytes per row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn, leaf
 from fsdata.catalog.footers import Footer, Skipped, open_file
 from fsdata.catalog.roles import plain
+from fsdata.decode.pages.chunk import Damaged, LeftToArrow
+from fsdata.decode.pages.lengths import Lengths, read_lengths
 
 _BATCH_BYTES = 3 << 19  # larger batches decode more slowly: their memory is no longer in the cache
 _MAX_ROWS = 8192
@@ -25,6 +28,7 @@ _WHOLE_BYTES = 16 << 20
 # Larger chunks are read in pieces of this size; a request to a remote file should be worth it.
 _STREAM_BYTES = 1 << 20
 _REMOTE_STREAM_BYTES = 8 << 20
+_LEVEL_BYTES = 1 << 16  # mostly a header, or levels that are not compressed
 _NAMED = 12
 
 Check = Callable[[Footer, str, Leaf], None]
@@ -41,20 +45,6 @@ class Bound:
 
     leaves: tuple[dict[str, Leaf], ...]
     missing: tuple[Skipped, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """Lengths of one list column in one batch of rows.
-
-    Attributes:
-        of_row: int64[N]; 0 for null rows.
-        null_rows, null_elements: how many. A null element counts in the length.
-    """
-
-    of_row: np.ndarray
-    null_rows: int
-    null_elements: int
 
 
 def bind_lists(files: FileSet, columns: Sequence[str]) -> Bound:
@@ -174,6 +164,31 @@ class Reader:
             first += batch.num_rows
         if first != group.num_rows:
             raise pa.ArrowInvalid(f"{first} rows where the footer says {group.num_rows}")
+
+    def lengths(self, row_group: int, column: str, place: Leaf) -> Iterator[tuple[int, Lengths]]:
+        """(first row in the row group, lengths of the lists from there on) for all rows of the row group.
+
+        From the levels of the pages where FreeScale can read these, else by pyarrow, with all values. Raises as
+        `batches`; OSError names column and page.
+        """
+        try:
+            yield 0, self._from_levels(row_group, place)
+        except LeftToArrow:
+            for first, arrays in self.batches(row_group, {column: place}):
+                yield first, lengths_of(arrays[column])
+        except Damaged as error:
+            raise OSError(f"column {column!r}, {error}") from error
+
+    def _from_levels(self, row_group: int, place: Leaf) -> Lengths:
+        if place.levels is None:
+            raise LeftToArrow("no list, or one of another kind")
+        piece = _LEVEL_BYTES if self._footer.file.local else _REMOTE_STREAM_BYTES
+        group = self._footer.metadata.row_group(row_group)
+        return read_lengths(group, place.index, place.levels, self._read, piece=piece)
+
+    def _read(self, begin: int, memory: np.ndarray) -> int:
+        self._source.seek(begin)
+        return self._source.readinto(memory)
 
     def _file(self, chunk_bytes: int) -> pq.ParquetFile:
         pieces = _STREAM_BYTES if self._footer.file.local else _REMOTE_STREAM_BYTES

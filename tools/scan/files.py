@@ -12,6 +12,7 @@ from fsdata.catalog.footers import Footer, Skipped, read_footers
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
+from fsdata.decode.pages.nesting import ListLevels, list_levels
 from fsdata.errors import CorruptFileError, SchemaError
 
 _REMOTE_THREADS = 16  # reading remote footers is waiting, not computing
@@ -51,11 +52,13 @@ class Leaf:
         index: position among the leaf columns of the file.
         path: dotted, as Parquet has it (`item_ids.list.element`).
         is_list: whether it has one level of repetition.
+        levels: of the list; None if only pyarrow can say its lengths.
     """
 
     index: int
     path: str
     is_list: bool
+    levels: ListLevels | None
 
 
 def open_files(paths: Sequence[str]) -> FileSet:
@@ -114,4 +117,5 @@ def leaf(footer: Footer, column: str) -> Leaf | None:
     one = schema.column(found[0])
     if one.max_repetition_level > 1:
         raise UnusableColumn(f"{column} holds lists in lists; a sequence is a list of numbers")
-    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1)
+    levels = list_levels(schema, footer.schema, found[0])
+    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1, levels=levels)

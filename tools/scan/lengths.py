@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from freescale_tools.console.errors import first_line
-from freescale_tools.scan.columns import Bound, Lengths, Reader, lengths_of, present, whole_numbers
+from freescale_tools.scan.columns import Bound, Lengths, Reader, present, whole_numbers
 from freescale_tools.scan.files import FileSet, Leaf
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.times import Spans
@@ -185,16 +185,23 @@ class _OpenFile:
 def _row_group(
     piece: Piece, opened: _OpenFile, group: int, first_row: int, spans: Spans | None
 ) -> Mapping[str, LengthSums]:
-    counters = {column: LengthCounter(spans if piece.time else None) for column in piece.leaves}
-    leaves = dict(piece.leaves)
-    if spans is not None and piece.time is not None:
-        leaves[spans.column] = piece.time
+    wanted = spans if piece.time else None
+    counters = {column: LengthCounter(wanted) for column in piece.leaves}
     with opened.reader() as reader:
-        for start, arrays in reader.batches(group, leaves):
-            times = arrays[spans.column] if spans is not None and piece.time is not None else None
-            for column, counter in counters.items():
-                counter.add(lengths_of(arrays[column]), first_row + start, times)
+        times = _times(reader, group, piece.time, wanted)
+        for column, place in piece.leaves.items():
+            for start, lengths in reader.lengths(group, column, place):
+                part = None if times is None else times[start : start + len(lengths.of_row)]
+                counters[column].add(lengths, first_row + start, part)
     return {column: counter.part() for column, counter in counters.items()}
+
+
+def _times(reader: Reader, group: int, place: Leaf | None, spans: Spans | None) -> pa.Array | None:
+    """The time of every row of a row group, if spans are wanted."""
+    if place is None or spans is None:
+        return None
+    found = [arrays[spans.column] for _, arrays in reader.batches(group, {spans.column: place})]
+    return pa.concat_arrays(found) if found else None
 
 
 class LengthCounter:

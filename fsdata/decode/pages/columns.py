@@ -12,11 +12,8 @@ from fsdata.catalog.bind import FieldBinding
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow, unpacked_pages
 from fsdata.decode.pages.column import Column, read_column
-from fsdata.decode.pages.forms import CODECS, Form, form_of
+from fsdata.decode.pages.forms import Form, form_of, why_left
 from fsdata.decode.reused_buffers import Pool
-
-_FEW = 1 << 20
-_RATIO = 1 << 12  # values or bytes that a stored byte may stand for, beyond the first million
 
 
 class PageDecoder:
@@ -76,14 +73,10 @@ class PageDecoder:
 
     def _column(self, row_group: pq.RowGroupMetaData, stop: int, leaf: int, form: Form, source: Any) -> Column:
         chunk = row_group.column(leaf)
-        codec, stored, values = chunk.compression, chunk.total_compressed_size, chunk.num_values
-        if codec not in CODECS:
-            raise LeftToArrow(f"compressed by {codec}")
-        if chunk.file_path:
-            raise LeftToArrow("in another file")
-        unpacked = chunk.total_uncompressed_size
-        if max(values, unpacked) > _RATIO * stored + _FEW:
-            raise LeftToArrow("few bytes that stand for many values")
+        reason = why_left(chunk)
+        if reason:
+            raise LeftToArrow(reason)
+        codec, values, unpacked = chunk.compression, chunk.num_values, chunk.total_uncompressed_size
         ((begin, end),) = column_ranges(row_group, [leaf])
         raw, owner = self._bytes(source, begin, end)
         pages = unpacked_pages(raw, owner, codec=codec, values=values, unpacked=unpacked, pool=self._pool)

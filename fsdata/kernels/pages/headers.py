@@ -59,8 +59,11 @@ def _inner(raw, at, kind, page, inside):
 
 
 @njit(nogil=True, cache=True)
-def _header(raw, at, page, inside):
-    """One page header -> `page`. Where it ends."""
+def read_header(raw, at, page, inside):
+    """One page header -> `page`, int64 [12]. Where it ends: beyond `raw` if that has not all of it.
+
+    inside: int64 [DEPTH, 2], memory to work in.
+    """
     for column in range(COLUMNS):
         page[column] = -1 if column <= ROWS else 0
     page[COMPRESSED], page[LEVELS] = 1, RLE
@@ -89,6 +92,35 @@ def _header(raw, at, page, inside):
 
 
 @njit(nogil=True, cache=True)
+def check_header(page, at, end, first, values, room):
+    """Whether a page can be; a code.
+
+    Args:
+        at: where its header ends. end: of the chunk.
+        first: whether it is the first page. values, room: values and unpacked bytes that it may have.
+    """
+    if page[STORED] < 0 or page[UNPACKED] < 0 or at > end or page[STORED] > end - at:
+        return DAMAGED
+    if page[KIND] == DATA or page[KIND] == DATA_V2:
+        if page[VALUES] < 0 or page[VALUES] > values:
+            return DAMAGED
+    elif page[KIND] == DICTIONARY:
+        if not first or page[VALUES] < 0:
+            return DAMAGED
+    else:
+        return UNKNOWN
+    if page[KIND] == DATA_V2 and page[ROWS] < 0:
+        return DAMAGED
+    if page[UNPACKED] > room:
+        return UNKNOWN
+    if page[KIND] == DATA_V2:
+        least = min(page[STORED], page[UNPACKED])  # subtracted from, as sums of what a file says may be too large
+        if not 0 <= page[REPETITION] <= least or not 0 <= page[DEFINITION] <= least - page[REPETITION]:
+            return DAMAGED
+    return OK
+
+
+@njit(nogil=True, cache=True)
 def read_headers(raw, values, unpacked):
     """(pages int64 [P, 12]; code; the page that is damaged or unknown).
 
@@ -107,29 +139,15 @@ def read_headers(raw, values, unpacked):
                     more[line, column] = pages[line, column]
             pages = more
         page = pages[count]
-        at = _header(raw, at, page, inside)
-        if page[STORED] < 0 or page[UNPACKED] < 0 or at > len(raw) or page[STORED] > len(raw) - at:
-            return pages[:count], DAMAGED, count
+        at = read_header(raw, at, page, inside)
+        code = check_header(page, at, len(raw), count == 0, values - found, room)
+        if code != OK:
+            return pages[:count], code, count
         page[AT] = at
         at += page[STORED]
-        if page[KIND] == DATA or page[KIND] == DATA_V2:
-            if page[VALUES] < 0 or page[VALUES] > values - found:
-                return pages[:count], DAMAGED, count
+        if page[KIND] != DICTIONARY:
             found += page[VALUES]
-        elif page[KIND] == DICTIONARY:
-            if count or page[VALUES] < 0:
-                return pages[:count], DAMAGED, count
-        else:
-            return pages[:count], UNKNOWN, count
-        if page[KIND] == DATA_V2 and page[ROWS] < 0:
-            return pages[:count], DAMAGED, count
-        if page[UNPACKED] > room:
-            return pages[:count], UNKNOWN, count
         room -= page[UNPACKED]
-        if page[KIND] == DATA_V2:
-            least = min(page[STORED], page[UNPACKED])  # subtracted from, as sums of what a file says may be too large
-            if not 0 <= page[REPETITION] <= least or not 0 <= page[DEFINITION] <= least - page[REPETITION]:
-                return pages[:count], DAMAGED, count
         count += 1
     if found < values:
         return pages[:count], DAMAGED, count

@@ -17,7 +17,7 @@ VALUES = 1  # that are not null
 
 
 @njit(nogil=True, cache=True)
-def _next_run(raw, at, end, width, top):
+def next_run(raw, at, end, width, top):
     """(levels of the run, the level, -1 if they differ; the first bit of those; where the run ends); no levels where
     that is not possible."""
     head, begin = varint(raw, at)
@@ -52,9 +52,9 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known):
         left_d = count
     while count > 0:
         if left_r == 0:
-            left_r, level_r, bit_r, at_r = _next_run(raw, at_r, bounds[1], 1, 1)
+            left_r, level_r, bit_r, at_r = next_run(raw, at_r, bounds[1], 1, 1)
         if left_d == 0:
-            left_d, level_d, bit_d, at_d = _next_run(raw, at_d, bounds[3], width_d, top)
+            left_d, level_d, bit_d, at_d = next_run(raw, at_d, bounds[3], width_d, top)
         some = min(left_r, left_d, count)
         if some == 0:
             return DAMAGED

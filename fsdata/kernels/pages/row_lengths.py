@@ -1,0 +1,90 @@
+"""Levels of repetition and definition -> how many elements the list of every row has, null or not (numba, nogil).
+
+`levels` does the same for the loader, which has no place for null elements and lists inside structs.
+"""
+
+import numpy as np
+from numba import njit
+
+from fsdata.kernels.pages import DAMAGED, OK
+from fsdata.kernels.pages.levels import next_run
+
+# Of what is known after some pages of a chunk, int64 [3].
+ROWS = 0  # that have begun
+NULL_ROWS = 1
+NULL_ELEMENTS = 2
+
+
+@njit(nogil=True, cache=True)
+def _packed(raw, bit, width):
+    """The number of `width` bits, at most 8, that begins at a bit."""
+    at, shift = bit >> 3, bit & 7
+    value = np.int64(raw[at]) >> shift
+    if shift + width > 8:
+        value |= np.int64(raw[at + 1]) << (8 - shift)
+    return value & ((1 << width) - 1)
+
+
+@njit(nogil=True, cache=True)
+def add_lengths(raw, bounds, count, top, empty, length, known):
+    """Add a page to `length`; a code.
+
+    Args:
+        raw: uint8, what begins with the levels of the page. bounds: int64 [4], where those of repetition begin and end,
+            and those of definition.
+        count: levels of each kind.
+        top: the level of definition of an element that is not null, at most 255. empty: that of a list of no elements.
+        length: int64 [rows], written up to the row that has begun: elements, 0 where the row is null.
+        known: int64 [3], changed in place.
+    """
+    row = known[ROWS] - 1
+    here = length[row] if row >= 0 else np.int64(0)  # elements of the row that has begun
+    left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
+    left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
+    width = 0
+    while top >> width:
+        width += 1
+    while count > 0:
+        if left_r == 0:
+            left_r, level_r, bit_r, at_r = next_run(raw, at_r, bounds[1], 1, 1)
+        if left_d == 0:
+            left_d, level_d, bit_d, at_d = next_run(raw, at_d, bounds[3], width, top)
+        some = min(left_r, left_d, count)
+        if some == 0:
+            return DAMAGED
+        count -= some
+        left_r -= some
+        left_d -= some
+        if level_r == 1 and level_d > empty:  # elements of one list
+            if here == 0:
+                return DAMAGED
+            here += some
+            known[NULL_ELEMENTS] += some if level_d < top else 0
+            continue
+        for _ in range(some):
+            repetition, definition = level_r, level_d
+            if level_r < 0:
+                repetition = np.int64(raw[bit_r >> 3] >> (bit_r & 7)) & 1
+                bit_r += 1
+            if level_d < 0:
+                definition = _packed(raw, bit_d, width)
+                bit_d += width
+                if definition > top:
+                    return DAMAGED
+            if repetition == 0:
+                if row >= 0:
+                    length[row] = here
+                row += 1
+                if row == len(length):
+                    return DAMAGED
+                here = np.int64(definition > empty)
+                known[NULL_ROWS] += definition < empty
+            elif here == 0 or definition <= empty:
+                return DAMAGED
+            else:
+                here += 1
+            known[NULL_ELEMENTS] += empty < definition < top
+    if row >= 0:
+        length[row] = here
+    known[ROWS] = row + 1
+    return OK
