@@ -28,7 +28,7 @@ _WHOLE_BYTES = 16 << 20
 # Larger chunks are read in pieces of this size; a request to a remote file should be worth it.
 _STREAM_BYTES = 1 << 20
 _REMOTE_STREAM_BYTES = 8 << 20
-_LEVEL_BYTES = 1 << 16  # mostly a header, or levels that are not compressed
+_LEVEL_BYTES = 1 << 17  # a header, and mostly all levels of a page if they are not compressed
 _NAMED = 12
 
 Check = Callable[[Footer, str, Leaf], None]

@@ -40,7 +40,7 @@ def _copy(target, done, offset, length):
 
 @njit(nogil=True, cache=True)
 def snappy_front(raw, target, size):
-    """Fill `target`. How many of its bytes are filled: fewer if `raw` ends before; -1 if it is no Snappy of `size` bytes.
+    """Fill `target`. How many bytes: fewer than fit if `raw` ends before; -1 if it is no Snappy of `size` bytes.
 
     raw, target: uint8.
     """
@@ -87,7 +87,7 @@ def _length(raw, at, length):
 
 @njit(nogil=True, cache=True)
 def lz4_front(raw, target):
-    """Fill `target`. How many of its bytes are filled: fewer if `raw` ends before; -1 if it is no block of LZ4."""
+    """Fill `target`. How many bytes: fewer than fit if `raw` ends before; -1 if it is no block of LZ4."""
     done, at = 0, 0
     while done < len(target) and at < len(raw):
         tag = np.int64(raw[at])

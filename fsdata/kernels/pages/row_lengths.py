@@ -34,11 +34,10 @@ def add_lengths(raw, bounds, count, top, empty, length, known):
             and those of definition.
         count: levels of each kind.
         top: the level of definition of an element that is not null, at most 255. empty: that of a list of no elements.
-        length: int64 [rows], written up to the row that has begun: elements, 0 where the row is null.
+        length: int64 [rows], 0 at first; elements of the rows up to the one that has begun, 0 where the row is null.
         known: int64 [3], changed in place.
     """
     row = known[ROWS] - 1
-    here = length[row] if row >= 0 else np.int64(0)  # elements of the row that has begun
     left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
     left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
     width = 0
@@ -55,11 +54,21 @@ def add_lengths(raw, bounds, count, top, empty, length, known):
         count -= some
         left_r -= some
         left_d -= some
-        if level_r == 1 and level_d > empty:  # elements of one list
-            if here == 0:
-                return DAMAGED
-            here += some
+        if level_d > empty:  # elements, or nulls in their place
             known[NULL_ELEMENTS] += some if level_d < top else 0
+            goes_on = level_r == 1 if level_r >= 0 else (raw[bit_r >> 3] >> (bit_r & 7)) & 1 == 1
+            if goes_on and (row < 0 or length[row] == 0):
+                return DAMAGED
+            if level_r == 1:
+                length[row] += some
+                continue
+            for _ in range(some):
+                repetition = level_r if level_r >= 0 else np.int64(raw[bit_r >> 3] >> (bit_r & 7)) & 1
+                bit_r += 1
+                row += 1 - repetition  # without a branch, as nobody can guess which way it goes
+                if row == len(length):
+                    return DAMAGED
+                length[row] += 1
             continue
         for _ in range(some):
             repetition, definition = level_r, level_d
@@ -72,19 +81,13 @@ def add_lengths(raw, bounds, count, top, empty, length, known):
                 if definition > top:
                     return DAMAGED
             if repetition == 0:
-                if row >= 0:
-                    length[row] = here
                 row += 1
                 if row == len(length):
                     return DAMAGED
-                here = np.int64(definition > empty)
                 known[NULL_ROWS] += definition < empty
-            elif here == 0 or definition <= empty:
+            elif row < 0 or length[row] == 0 or definition <= empty:
                 return DAMAGED
-            else:
-                here += 1
+            length[row] += definition > empty
             known[NULL_ELEMENTS] += empty < definition < top
-    if row >= 0:
-        length[row] = here
     known[ROWS] = row + 1
     return OK
