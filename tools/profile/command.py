@@ -55,8 +55,8 @@ def profile(
 ) -> None:
     """Measure history lengths and predict what FreeScale brings: stragglers, settings, collisions, speed.
 
-    Reads the named list columns once; with --quick, only footers. Damaged files and row groups are left out,
-    counted and named. The exit status is then 1.
+    Reads the lengths of the named list columns once; with --quick, only footers. Damaged files and row groups
+    are left out, counted and named. The exit status is then 1.
 
     With --histories, every row is a request that sees the events of its key before its time: lengths,
     collisions and predictions are those of these windows, which no file holds.

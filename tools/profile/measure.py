@@ -111,7 +111,7 @@ def full(
     progress: Progress | None = None,
     requests: Requests | None = None,
 ) -> Profile:
-    """Profile from the lengths of all rows. Reads the list columns and the time column once.
+    """Profile from the lengths of all rows. Reads these lengths and the time column once.
 
     `requests`: the files, if their histories are stored once. The sequences are then lists of the histories,
     and a row has the length of its window. Candidates are always in the rows.

@@ -262,6 +262,22 @@ def test_headers_that_contradict_the_footer(tmp_path, inner, field, value, reaso
     assert re.fullmatch(f"column 'items', ({reason})", found), found
 
 
+def opened_bytes(path: Path) -> tuple[Any, Any, bytes]:
+    """(row group, its lists, bytes of the file) of a file with one row group."""
+    (footer,) = open_files([str(path)]).footers
+    return footer.metadata.row_group(0), leaf(footer, "items"), path.read_bytes()
+
+
+def reads(raw: bytes, counts: list[int]) -> Any:
+    def read(at: int, memory: np.ndarray) -> int:
+        part = raw[at : at + len(memory)]
+        memory[: len(part)] = np.frombuffer(part, np.uint8)
+        counts.append(len(part))
+        return len(part)
+
+    return read
+
+
 def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
     """Nothing else: no other exception, no endless loop, no read beyond a page."""
     rng, told = random.Random(3), 0
@@ -273,22 +289,15 @@ def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
             pa.table({"items": items}), path, compression=codec, data_page_version=version, data_page_size=200,
             write_batch_size=40,
         )  # fmt: skip
-        (footer,) = open_files([str(path)]).footers
-        place, row_group = leaf(footer, "items"), footer.metadata.row_group(0)
+        row_group, place, raw = opened_bytes(path)
         ((begin, end),) = column_ranges(row_group, [0])
-        raw = path.read_bytes()
         for _ in range(150):
             changed = bytearray(raw)
             for _ in range(rng.choice([1, 1, 2, 20])):
                 changed[rng.randrange(begin, end)] = rng.choice([0, 255, rng.randrange(256)])
-
-            def read(at: int, memory: np.ndarray, changed: bytearray = changed) -> int:
-                part = changed[at : at + len(memory)]
-                memory[: len(part)] = np.frombuffer(part, np.uint8)
-                return len(part)
-
+            read, piece = reads(bytes(changed), []), rng.choice([64, 4096, 1 << 20])
             try:
-                found = read_lengths(row_group, place.index, place.levels, read, piece=rng.choice([64, 4096, 1 << 20]))
+                found = read_lengths(row_group, place.index, place.levels, read, piece=piece)
             except (Damaged, LeftToArrow):
                 told += 1
             else:
@@ -296,3 +305,58 @@ def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
                 assert found.of_row.min() >= 0
                 assert 0 <= found.null_elements <= found.of_row.sum() <= row_group.column(0).num_values
     assert 300 < told < 1700
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_pieces_of_any_size_give_the_same(tmp_path, version, codec):
+    rows = pa.array([list(range(n % 50)) for n in range(500)], pa.list_(pa.int64()))
+    pq.write_table(
+        pa.table({"items": rows}), tmp_path / "a.parquet", data_page_size=3000, write_batch_size=64,
+        data_page_version=version, compression=codec, write_page_checksum=True,
+    )  # fmt: skip
+    group, place, raw = opened_bytes(tmp_path / "a.parquet")
+    for piece in (1, 100, 5000, 1 << 20):
+        found = read_lengths(group, place.index, place.levels, reads(raw, []), piece=piece)
+        assert whole([found]) == whole([lengths_of(rows)])
+
+
+@pytest.mark.parametrize(("version", "codec"), [("1.0", "none"), ("2.0", "none"), ("2.0", "zstd")])
+def test_values_are_not_read_where_levels_are_not_compressed(tmp_path, version, codec):
+    rng = np.random.default_rng(0)
+    rows = pa.array([rng.integers(0, 1 << 60, 1000) for _ in range(500)], pa.list_(pa.int64()))
+    pq.write_table(
+        pa.table({"items": rows}), tmp_path / "a.parquet", data_page_version=version, compression=codec,
+        use_dictionary=False,
+    )  # fmt: skip
+    group, place, raw = opened_bytes(tmp_path / "a.parquet")
+    counts: list[int] = []
+    found = read_lengths(group, place.index, place.levels, reads(raw, counts), piece=1 << 13)
+    assert whole([found]) == whole([lengths_of(rows)])
+    assert sum(counts) < group.column(0).total_compressed_size / 20
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_values_that_are_damaged_are_noticed_by_their_checksum_only(tmp_path, codec):
+    for checksums in (False, True):
+        rows = pa.array([list(range(n % 700)) for n in range(300)], pa.list_(pa.int64()))
+        pq.write_table(
+            pa.table({"items": rows}), tmp_path / "a.parquet", write_page_checksum=checksums, compression=codec,
+            use_dictionary=False,
+        )  # fmt: skip
+        group, place, raw = opened_bytes(tmp_path / "a.parquet")
+        ((_, end),) = column_ranges(group, [place.index])
+        raw = raw[: end - 40] + b"\xff" * 40 + raw[end:]
+        if checksums:
+            with pytest.raises(Damaged, match="do not have the checksum"):
+                read_lengths(group, place.index, place.levels, reads(raw, []), piece=1 << 17)
+        else:
+            found = read_lengths(group, place.index, place.levels, reads(raw, []), piece=1 << 17)
+            assert whole([found]) == whole([lengths_of(rows)])
+
+
+def test_a_file_that_ends_too_early(tmp_path):
+    pq.write_table(pa.table({"items": pa.array([[1, 2]] * 900)}), tmp_path / "a.parquet")
+    group, place, raw = opened_bytes(tmp_path / "a.parquet")
+    with pytest.raises(Damaged, match="the file ends too early"):
+        read_lengths(group, place.index, place.levels, reads(raw[:60], []), piece=1 << 17)
