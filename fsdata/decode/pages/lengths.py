@@ -5,12 +5,12 @@ far as their levels go. A page without a checksum whose values are damaged is th
 """
 
 import functools
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.parquet as pq
+from isal.isal_zlib import crc32
 
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
@@ -107,7 +107,7 @@ class _Window:
         found, end = 0, at + count
         step = count if at + count <= self._first + self._held else self._piece
         for begin in range(at, end, max(step, 1)):
-            found = zlib.crc32(self.bytes(begin, min(step, end - begin)).data, found)
+            found = crc32(self.bytes(begin, min(step, end - begin)).data, found)
         return found
 
 
