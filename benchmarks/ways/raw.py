@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fsdata.decode.files.byte_ranges import column_ranges, leaf_columns
+from fsdata.decode.pages.chunk import page_headers
 from fsdata.decode.pages.chunk import unpacked_pages as pages
 from fsdata.decode.reused_buffers import Pool
 
@@ -50,7 +51,7 @@ def unpacked_pages(run: Run) -> Iterator[int]:
                 handle.seek(begin)
                 handle.readinto(raw)
             sizes = {"values": chunk.num_values, "unpacked": chunk.total_uncompressed_size}
-            for _ in pages(raw, lease, codec=chunk.compression, pool=pool, **sizes):
+            for _ in pages(raw, lease, page_headers(raw, **sizes), codec=chunk.compression, pool=pool):
                 pass
         return chunks.num_rows
 

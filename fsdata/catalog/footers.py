@@ -101,11 +101,15 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
         CorruptFileError: not Parquet, truncated, or a footer that cannot be parsed or contradicts itself.
     """
     raw, size = raw_footer(file)
-    return Footer(file, size, digest(raw), *parsed(raw, size, file, schemas))
+    metadata, schema, chunks = parsed(raw, size, file, schemas)
+    return Footer(file, size, digest(raw), metadata, schema, chunks[:, :, kernel.NULLS].copy())
 
 
 def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.FileMetaData, pa.Schema, np.ndarray]:
-    """(what pyarrow makes of a footer, its schema, null counts); see `read_footer`. raw: with length and magic."""
+    """(what pyarrow makes of a footer; its schema; int64 [row groups, leaf columns, 9], see `fsdata.kernels.footer`).
+
+    See `read_footer`. raw: with length and magic.
+    """
     numbers = checked(raw, size, file)
     try:
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + raw))
@@ -121,7 +125,7 @@ def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.F
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
-    return metadata, schema, numbers.chunks[:, kernel.NULLS].reshape(shape).copy()
+    return metadata, schema, numbers.chunks.reshape(*shape, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class Numbers:
     """What the bytes of a footer say.
 
     Attributes:
-        chunks: int64 [row groups x leaf columns, 7], see `fsdata.kernels.footer`.
+        chunks: int64 [row groups x leaf columns, 9], see `fsdata.kernels.footer`.
         rows: int64 [row groups].
         described: the bytes of the schema; by_key: those of the metadata by key.
     """

@@ -80,25 +80,41 @@ def decode(
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    rows = file.metadata.row_group(wanted.group).num_rows
+    row_group = file.metadata.row_group(wanted.group)
+    rows = row_group.num_rows
     if wanted.stop > rows:
         raise pa.ArrowInvalid(f"{rows} rows where {wanted.stop} or more are known")
-    columns = {}
-    if pages is not None:
-        stop = rows if wanted.to_end else wanted.stop
-        columns = pages.columns(file, source, wanted.group, stop, plan.stored, wanted.schema)
-    rest = plan.without(frozenset(columns)) if columns else plan
+    forms = {} if pages is None else pages.forms(file, plan.stored, wanted.schema)
+    if pages is None or not forms:
+        return _by_pyarrow(file, wanted, plan, pool, frozenset()).finish()
+    needed: range | np.ndarray = range(rows) if wanted.to_end else range(wanted.start, wanted.stop)
+    names, builder = frozenset(each.field.name for each in forms), None
+    if plan.batches.condition is not None and not wanted.to_end:
+        builder = _by_pyarrow(file, wanted, plan, pool, names)
+        needed = builder.rows
+    if not len(needed):
+        return (builder or _by_pyarrow(file, wanted, plan, pool, names)).finish()
+    columns = pages.columns(row_group, source, needed, forms, wanted.indexes)
+    if builder is None or columns.keys() != names:
+        builder = _by_pyarrow(file, wanted, plan, pool, frozenset(columns))
+    builder.add_columns(columns, plan)
+    return builder.finish()
+
+
+def _by_pyarrow(
+    file: pq.ParquetFile, wanted: RowRange, plan: SlicePlan, pool: Pool | None, without: frozenset[str]
+) -> "_SliceBuilder":
+    """The rows that the filter keeps, with all fields but those in `without`."""
+    rest = plan.without(without) if without else plan
     builder = _SliceBuilder(rest, wanted, pool)
-    if columns and rest.batches.needs_none and not len(rest.fields) and not len(rest.dense):
+    if without and rest.batches.needs_none and not len(rest.fields) and not len(rest.dense):
         builder.skip(wanted.stop - wanted.start)  # no kernel for pyarrow's arrays is compiled for nothing
-    elif columns and rest.batches.needs_none:
+    elif without and rest.batches.needs_none:
         builder.add(np.arange(wanted.start, wanted.stop), unnamed([], wanted.stop - wanted.start))
     else:
         for rows, batch in record_batches(file, wanted, rest.batches):
             builder.add(rows, batch)
-    if columns:
-        builder.add_columns(columns, plan)
-    return builder.finish()
+    return builder
 
 
 class _SliceBuilder:
@@ -123,6 +139,12 @@ class _SliceBuilder:
             rows=None if plan.batches.condition is None else np.empty(rows, np.int64),
             owners=[plan.defaults],
         )
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int64 [n], numbers in the row group of all rows added."""
+        table, count = self._table, self._added
+        return np.arange(table.start, table.start + count) if table.rows is None else table.rows[:count]
 
     def add(self, rows: np.ndarray, batch: pa.RecordBatch) -> None:
         """`rows`: int64 [n], numbers in the row group of the n rows of `batch`."""
@@ -154,7 +176,7 @@ class _SliceBuilder:
     def add_columns(self, columns: Mapping[str, Column], plan: SlicePlan) -> None:
         """What `plan` has besides the fields of the batches, for the rows of all batches added."""
         table, count = self._table, self._added
-        rows = np.arange(table.start, table.start + count) if table.rows is None else table.rows[:count]
+        rows = self.rows
         table.owners += [plan.defaults, *(column.owner for column in columns.values())]
         for line, binding in enumerate(plan.bindings):
             column = columns.get(binding.field.name)

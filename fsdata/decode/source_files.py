@@ -355,7 +355,7 @@ class SourceFiles:
         plan = plans[self._kind_of[number]]
         remote = fetched or self.fetch(plans, group)
 
-        def decoded(parquet: pq.ParquetFile, source: Any) -> Slice:
+        def decoded(parquet: pq.ParquetFile, source: Any, indexes: np.ndarray | None = None) -> Slice:
             key = int(catalog.schema_of[number]), plan.batches.read
             wanted = RowRange(
                 group=group.index,
@@ -365,6 +365,7 @@ class SourceFiles:
                 schema=int(catalog.schema_of[number]),
                 wide=_once(self._wide, key, wide_columns, parquet.metadata),
                 where=self.where(group),
+                indexes=indexes,
             )
             return decode(parquet, wanted, plan, self._pool, self._pages, source)
 
@@ -373,7 +374,7 @@ class SourceFiles:
                 return remote.use(decoded)
             opened = self._open_files.take(file, int(catalog.size[number]), catalog.digest(number))
             try:
-                result = decoded(opened.parquet, opened.source)
+                result = decoded(opened.parquet, opened.source, opened.indexes[group.index])
             except BaseException:
                 opened.close()
                 raise
@@ -442,7 +443,8 @@ class SourceFiles:
         left: dict[str, dict[str, int]] = {}
         for (field, reason), chunks in sorted(self._pages.left.items()):
             left.setdefault(field, {})[reason] = chunks
-        return {"name": "pages", "chunks": self._pages.chunks, "pyarrow": left}
+        pages = self._pages
+        return {"name": "pages", "chunks": pages.chunks, "skipped_pages": pages.skipped, "pyarrow": left}
 
     @property
     def time_unit(self) -> str | None:

@@ -12,7 +12,7 @@ from numba import njit
 
 from fsdata.kernels.thrift import BINARY, DEPTH, LIST, STRUCT, after, byte_string, items, next_field, signed
 
-# Columns of the table of chunks, int64 [G * L, 7].
+# Columns of the table of chunks, int64 [G * L, 9].
 BEGIN = 0  # first byte of the chunk in the file
 STORED = 1  # bytes of the chunk
 NULLS = 2  # null count of the statistics, -1 without one
@@ -20,6 +20,9 @@ UNPACKED = 3  # bytes of its pages after decompression
 VALUES = 4
 LEAST = 5  # where the least value of the statistics stands in the footer, -1 without one
 GREATEST = 6
+INDEX_AT = 7  # first byte of the offset index in the file
+INDEX_BYTES = 8  # of it; 0 without one that lies before the footer
+CHUNK_COLUMNS = 9
 
 # Codes of a report: [code, row group, leaf, found, allowed]; row group and leaf are -1 where it is about more.
 OK = 0
@@ -195,6 +198,8 @@ def _group(raw, at, leaves, chunks, report, inside):
                         break
                     if part == 3 and inner == STRUCT and leaf < len(leaves):
                         at = _metadata(raw, at, leaves[leaf], leaf, chunks[leaf], report, inside)
+                    elif ((part == 4 and inner == 6) or (part == 5 and inner == 5)) and leaf < len(leaves):
+                        chunks[leaf, INDEX_AT + part - 4], at = signed(raw, at)
                     else:
                         at = after(raw, at, inner, inside)
         elif before == 3 and kind == 6:
@@ -219,11 +224,14 @@ def _check_chunks(leaves, chunks, rows, room, report):
         begin, stored = chunk[BEGIN], chunk[STORED]
         if rows and (begin < 4 or stored < 1 or begin > room or stored > room - begin):
             _fault(report, POSITION, leaf, begin + stored, room)
+        at, size = chunk[INDEX_AT], chunk[INDEX_BYTES]
+        if at < 4 or size < 0 or at > room or size > room - at:
+            chunk[INDEX_BYTES] = 0
 
 
 @njit(nogil=True, cache=True)
 def read_chunks(raw, room, report):
-    """Chunks of all row groups, int64 [G * L, 7], as far as nothing is wrong; and int64 [5]: the first byte of the
+    """Chunks of all row groups, int64 [G * L, 9], as far as nothing is wrong; and int64 [5]: the first byte of the
     schema, the first one after it, whether a chunk begins before the end of the one before it, and the first byte of
     the metadata by key and the first one after it; and the rows of each row group, int64 [G].
 
@@ -232,7 +240,7 @@ def read_chunks(raw, room, report):
         room: bytes of the file before the footer.
         report: int64 [5], zeros; the first fault.
     """
-    leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, 7), np.int64)
+    leaves, chunks = np.empty((0, 3), np.int64), np.empty((0, CHUNK_COLUMNS), np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
     described, of_group = np.zeros(5, np.int64), np.zeros(0, np.int64)
     end = np.int64(0)
@@ -255,9 +263,9 @@ def read_chunks(raw, room, report):
                 _fault(report, NO_SCHEMA, -1, 0, 0)
                 return chunks, described, of_group
             of_group = np.zeros(groups, np.int64)
-            chunks = np.zeros((groups * len(leaves), 7), np.int64)
+            chunks = np.zeros((groups * len(leaves), CHUNK_COLUMNS), np.int64)
             chunks[:, NULLS] = -1
-            chunks[:, LEAST:] = -1
+            chunks[:, LEAST : GREATEST + 1] = -1
             for number in range(groups):
                 part = chunks[number * len(leaves) : (number + 1) * len(leaves)]
                 at, rows = _group(raw, at, leaves, part, report, inside)

@@ -45,6 +45,7 @@ class RowRange:
         schema: a number that files with the same schema share.
         wide: see `wide_columns`.
         where: source, file and row group, for messages.
+        indexes: where the offset indexes of the row group stand, see `PageDecoder.columns`.
     """
 
     group: int
@@ -54,6 +55,7 @@ class RowRange:
     schema: int
     wide: Sequence[int]
     where: str
+    indexes: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,8 @@ def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
 def _decoded(file: pq.ParquetFile, wanted: RowRange, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(first row, batch) of everything inside [start, stop), cut to it."""
     start, stop, begin = wanted.start, wanted.stop, 0
-    size = batch_rows(file.metadata.row_group(wanted.group), wanted.wide)
+    wide = [leaf for leaf in wanted.wide if file.schema.column(leaf).path.split(".")[0] in columns]
+    size = batch_rows(file.metadata.row_group(wanted.group), wide)
     for batch in file.iter_batches(size, row_groups=[wanted.group], columns=list(columns), use_threads=False):
         end = begin + batch.num_rows
         low, high = max(start, begin), min(stop, end)

@@ -7,24 +7,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from fsdata.catalog.footers import digest, footer_bytes, open_file, parsed
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
+from fsdata.kernels import footer as kernel
 
 FOOTER_BYTES = 32 << 20  # of parsed footers that are kept
-_CHUNK_BYTES = 800  # that pyarrow needs for a column chunk
+_CHUNK_BYTES = 816  # that pyarrow needs for a column chunk, and we
 
 
 @dataclass(frozen=True, slots=True)
 class OpenParquet:
-    """One open file. `stamp`: its time of modification when it was opened, 0 if unknown."""
+    """One open file.
+
+    Attributes:
+        stamp: its time of modification when it was opened, 0 if unknown.
+        indexes: int64 [row groups, leaf columns, 2], first byte of the offset index and how many, 0 without one.
+    """
 
     file: FileRef
     stamp: int
     parquet: pq.ParquetFile
     source: Any
+    indexes: np.ndarray
 
     def close(self) -> None:
         self.source.close()
@@ -42,31 +50,41 @@ def modified(file: FileRef) -> int:
     return file.filesystem.get_file_info(file.path).mtime_ns or 0
 
 
+_Parsed = tuple[pq.FileMetaData, np.ndarray]
+"""A footer, and `OpenParquet.indexes`."""
+
+
+def _parsed(raw: bytes, size: int, file: FileRef) -> _Parsed:
+    metadata, _, chunks = parsed(raw, size, file, {})
+    return metadata, chunks[:, :, [kernel.INDEX_AT, kernel.INDEX_BYTES]]
+
+
 class _Footers:
     """Parsed footers, those used last, up to some bytes: a file may be opened again soon. Thread-safe."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[pq.FileMetaData, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[_Parsed, int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def of(self, file: FileRef, identity: str, parse: Callable[[], pq.FileMetaData]) -> pq.FileMetaData:
+    def of(self, file: FileRef, identity: str, parse: Callable[[], _Parsed]) -> _Parsed:
         key = file.path, identity
         with self._lock:
             known = self._kept.get(key)
             if known is not None:
                 self._kept.move_to_end(key)
                 return known[0]
-        metadata = parse()
+        found = parse()
+        metadata = found[0]
         size = metadata.num_row_groups * metadata.num_columns * _CHUNK_BYTES
         with self._lock:
             if key not in self._kept:
-                self._kept[key] = metadata, size
+                self._kept[key] = found, size
                 self._bytes += size
             while self._bytes > FOOTER_BYTES:
                 _, (_, gone) = self._kept.popitem(last=False)
                 self._bytes -= gone
-        return metadata
+        return found
 
 
 class OpenFiles:
@@ -113,12 +131,12 @@ class OpenFiles:
         try:
             stamp = modified(file) if stamp is None else stamp
             raw = self._compared(file, size, identity, source)
-            metadata = self._footers.of(file, identity, lambda: parsed(raw, size, file, {})[0])
+            metadata, indexes = self._footers.of(file, identity, lambda: _parsed(raw, size, file))
             parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         except BaseException:
             source.close()
             raise
-        return OpenParquet(file, stamp, parquet, source)
+        return OpenParquet(file, stamp, parquet, source, indexes)
 
     def give(self, file: OpenParquet) -> None:
         """Keep the file for the next row group; the longest idle one is closed if there are too many."""

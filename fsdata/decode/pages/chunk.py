@@ -55,13 +55,11 @@ class Page(NamedTuple):
     number: int
 
 
-def unpacked_pages(
-    chunk: np.ndarray, owner: Any, *, codec: str, values: int, unpacked: int, pool: Pool
-) -> Iterator[Page]:
-    """The pages in order, checked as far as their headers and checksums go.
+def page_headers(chunk: np.ndarray, *, values: int, unpacked: int) -> np.ndarray:
+    """int64 [P, headers.COLUMNS], the pages of a column chunk; see `fsdata.kernels.pages.headers`.
 
     Args:
-        chunk: uint8, the bytes of the column chunk. owner: keeps them.
+        chunk: uint8, its bytes.
         values, unpacked: of the chunk, as the footer says.
 
     Raises:
@@ -72,7 +70,24 @@ def unpacked_pages(
         raise Damaged(f"page {at}: a header that cannot be, or pages that do not have {values} values")
     if code == pages.UNKNOWN:
         raise LeftToArrow("a page of an unknown kind or size, or bytes after all values")
+    return table
+
+
+def unpacked_pages(
+    chunk: np.ndarray, owner: Any, table: np.ndarray, *, codec: str, pool: Pool, needed: np.ndarray | None = None
+) -> Iterator[Page]:
+    """The pages in order, checked as far as their headers and checksums go.
+
+    Args:
+        chunk: uint8, the bytes of the column chunk. owner: keeps them.
+        table: see `page_headers`. needed: bool [P]; None: all.
+
+    Raises:
+        Damaged.
+    """
     for number, (header, line) in enumerate(zip(table, table.tolist(), strict=True)):
+        if needed is not None and not needed[number]:
+            continue
         begin, stored, size = line[headers.AT], line[headers.STORED], line[headers.UNPACKED]
         data = chunk[begin : begin + stored]
         if line[headers.CHECKSUM] >= 0 and crc32(data.data) != line[headers.CHECKSUM]:

@@ -18,6 +18,7 @@ _CACHED = 1 << 18  # bytes of pages that are read while the processor still has 
 _FAULTS = {
     rows.LEVELS_BEYOND: "levels beyond its end",
     rows.LEVELS_WRONG: "levels that cannot be",
+    rows.ROWS_WRONG: "other rows than its header or the offset index says",
     rows.VALUES_WRONG: "values that end too early, or contradict themselves",
     rows.WIDTH_WRONG: "positions of more than 32 bits",
     rows.POSITIONS_WRONG: "positions that end too early, or are outside the dictionary",
@@ -52,12 +53,15 @@ class Column:
     owner: Any
 
 
-def read_column(found: Iterable[Page], form: Form, count: int, stop: int, pool: Pool) -> Column:
+def read_column(
+    found: Iterable[Page], form: Form, count: int, stop: int, pool: Pool, some: int | None = None
+) -> Column:
     """Levels and places of the values of rows. Blocks for unpacking; values are checked, but not decoded.
 
     Args:
         found: the pages of the chunk. count: rows of the row group. stop: rows from there on are not needed, and only
             read as far as they stand in a page with one that is.
+        some: rows of the pages in `found`, if others of the chunk are missing; headers say which. Other rows are empty.
 
     Raises:
         Damaged; LeftToArrow: elements of lists that are null, numbers that are not finite, unknown encodings.
@@ -68,9 +72,9 @@ def read_column(found: Iterable[Page], form: Form, count: int, stop: int, pool: 
         if reading.rows > stop:
             return reading.finish()
     reading.read()
-    if reading.rows != count:
+    if some is None and reading.rows != count:
         raise Damaged(f"{reading.rows} rows where the footer says {count}")
-    return reading.finish()
+    return reading.finish(some)
 
 
 class _Reading:
@@ -117,8 +121,9 @@ class _Reading:
         ]
         self._waiting, self._bytes = [], 0
 
-    def finish(self) -> Column:
-        count, values, form, state = self.rows, int(self._state[levels.VALUES]), self._form, self._state
+    def finish(self, some: int | None = None) -> Column:
+        values, form, state = int(self._state[levels.VALUES]), self._form, self._state
+        count = self.rows if some is None else some
         table = self._runs[: int(state[rows.RUNS]) + 1]
         table[-1, runs.FIRST] = values
         column = np.array([table.ctypes.data, len(table) - 1, state[rows.DICTIONARY], form.stored])

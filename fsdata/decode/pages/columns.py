@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,14 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import FieldBinding
 from fsdata.decode.files.byte_ranges import column_ranges
-from fsdata.decode.pages.chunk import Damaged, LeftToArrow, unpacked_pages
+from fsdata.decode.pages.chunk import Damaged, LeftToArrow, page_headers, unpacked_pages
 from fsdata.decode.pages.column import Column, read_column
 from fsdata.decode.pages.forms import Form, form_of, why_left
+from fsdata.decode.pages.page_rows import said_by_headers, said_by_index, with_rows
 from fsdata.decode.reused_buffers import Pool
+from fsdata.kernels.pages import headers, locations
+
+_LOCATION_BYTES = 64  # at most, of a page in an offset index
 
 
 class PageDecoder:
@@ -21,66 +25,129 @@ class PageDecoder:
 
     Attributes:
         chunks: how many were decoded. left: (field, reason) -> how many were not.
+        skipped: pages of the chunks that were not unpacked, as none of their rows was needed.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.chunks = 0
+        self.skipped = 0
         self.left: Counter[tuple[str, str]] = Counter()
         self._pool = pool
         self._forms: dict[int, dict[str, tuple[Form | str, int]]] = {}
         self._lock = threading.Lock()
 
-    def columns(
-        self,
-        file: pq.ParquetFile,
-        source: Any,
-        group: int,
-        stop: int,
-        bindings: Sequence[FieldBinding],
-        schema: int,
-    ) -> dict[str, Column]:
-        """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
+    def forms(
+        self, file: pq.ParquetFile, bindings: Sequence[FieldBinding], schema: int
+    ) -> dict[FieldBinding, tuple[Form, int]]:
+        """Form and leaf column of the fields that are not left to pyarrow by what the schema says.
 
         Args:
-            group, stop: of which row group how many rows.
-            schema: a number of the schema of the file: what it says is looked up once.
-            source: what `file` reads from: an open file, or bytes in memory that can be sought.
             bindings: fields that are columns of the file.
-
-        Raises:
-            OSError: a chunk is damaged; says which column and page.
+            schema: a number of the schema of the file: what it says is looked up once.
         """
-        row_group = file.metadata.row_group(group)
         forms = self._forms.setdefault(schema, {})
         if any(binding.field.name not in forms for binding in bindings):
             forms.update(_forms(file, bindings))
         found, left = {}, []
         for binding in bindings:
+            form, leaf = forms[binding.field.name]
+            if isinstance(form, str):
+                left.append((binding.field.name, form))
+            else:
+                found[binding] = form, leaf
+        if left:
+            self._count(0, 0, left)
+        return found
+
+    def columns(
+        self,
+        row_group: pq.RowGroupMetaData,
+        source: Any,
+        needed: range | np.ndarray,
+        forms: Mapping[FieldBinding, tuple[Form, int]],
+        indexes: np.ndarray | None,
+    ) -> dict[str, Column]:
+        """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
+
+        Args:
+            source: what the file is read from: an open file, or bytes in memory that can be sought.
+            needed: rows of the row group that somebody will ask for, ascending; others may be empty.
+            indexes: int64 [leaf columns, 2], first byte of the offset index and how many; None: they are not read.
+
+        Raises:
+            OSError: a chunk is damaged; says which column and page.
+        """
+        found, left, skipped = {}, [], 0
+        for binding, (form, leaf) in forms.items():
             name = binding.field.name
             try:
-                form, leaf = forms[name]
-                if isinstance(form, str):
-                    raise LeftToArrow(form)
-                found[name] = self._column(row_group, stop, leaf, form, source)
+                chunk = _Chunk(row_group, leaf, form, self._pool)
+                found[name] = chunk.read(source, needed, None if indexes is None else indexes[leaf])
+                skipped += chunk.skipped
             except LeftToArrow as reason:
                 left.append((name, str(reason)))
             except Damaged as error:
                 raise OSError(f"column {binding.column!r}, {error}") from error
-        with self._lock:
-            self.chunks += len(found)
-            self.left.update(left)
+        self._count(len(found), skipped, left)
         return found
 
-    def _column(self, row_group: pq.RowGroupMetaData, stop: int, leaf: int, form: Form, source: Any) -> Column:
+    def _count(self, chunks: int, skipped: int, left: list[tuple[str, str]]) -> None:
+        with self._lock:
+            self.chunks += chunks
+            self.skipped += skipped
+            self.left.update(left)
+
+
+class _Chunk:
+    """One column chunk. skipped: pages that were not unpacked."""
+
+    def __init__(self, row_group: pq.RowGroupMetaData, leaf: int, form: Form, pool: Pool) -> None:
         chunk = row_group.column(leaf)
         reason = why_left(chunk)
         if reason:
             raise LeftToArrow(reason)
-        codec, values, unpacked = chunk.compression, chunk.num_values, chunk.total_uncompressed_size
-        ((begin, end),) = column_ranges(row_group, [leaf])
-        raw, owner = self._bytes(source, begin, end)
-        pages = unpacked_pages(raw, owner, codec=codec, values=values, unpacked=unpacked, pool=self._pool)
-        return read_column(pages, form, row_group.num_rows, stop, self._pool)
+        self._codec, self._values = chunk.compression, chunk.num_values
+        self._unpacked, self._rows = chunk.total_uncompressed_size, row_group.num_rows
+        ((self._begin, self._end),) = column_ranges(row_group, [leaf])
+        self._form = form
+        self._pool = pool
+        self.skipped = 0
+
+    def read(self, source: Any, wanted: range | np.ndarray, index: np.ndarray | None) -> Column:
+        raw, owner = self._bytes(source, self._begin, self._end)
+        table = page_headers(raw, values=self._values, unpacked=self._unpacked)
+        first = None if len(wanted) == self._rows else self._first_rows(source, raw, table, index)
+        if first is not None:
+            needed = with_rows(first, wanted)
+            table[:, headers.FIRST_ROW], table[:, headers.END_ROW] = first[:-1], first[1:]
+            try:
+                pages = unpacked_pages(raw, owner, table, codec=self._codec, pool=self._pool, needed=needed)
+                some = int(np.diff(first)[needed].sum())
+                column = read_column(pages, self._form, self._rows, self._rows, self._pool, some)
+                self.skipped = int((~needed).sum())
+                return column
+            except Damaged:
+                table[:, [headers.FIRST_ROW, headers.END_ROW]] = 0  # perhaps they are wrong, and not the pages
+        stop = int(wanted[-1]) + 1
+        pages = unpacked_pages(raw, owner, table, codec=self._codec, pool=self._pool)
+        return read_column(pages, self._form, self._rows, stop, self._pool)
+
+    def _first_rows(
+        self, source: Any, raw: np.ndarray, table: np.ndarray, index: np.ndarray | None
+    ) -> np.ndarray | None:
+        """int64 [P + 1], see `fsdata.decode.pages.page_rows`."""
+        repeated = self._form.repeated
+        if repeated and not locations.begin_with_rows(raw, table):
+            return None
+        first = said_by_headers(table, self._rows, repeated=repeated)
+        if first is not None or index is None:
+            return first
+        begin, size = index.tolist()
+        data = int((table[:, headers.KIND] != headers.DICTIONARY).sum())
+        if not 0 < size <= _LOCATION_BYTES * (data + 1):
+            return None
+        found = locations.read_locations(self._bytes(source, begin, begin + size)[0], data)
+        return said_by_index(table, self._rows, found, self._begin)
 
     def _bytes(self, source: Any, begin: int, end: int) -> tuple[np.ndarray, Any]:
         """uint8, bytes of the file, and what keeps them."""

@@ -6,7 +6,7 @@ from numba import njit
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import DEPTH, STRUCT, after, next_field, signed
 
-# Columns of the table of pages, int64 [P, 13].
+# Columns of the table of pages, int64 [P, 15].
 KIND = 0  # of page, as in Parquet
 AT = 1  # its first byte after the header
 STORED = 2  # bytes, as they are stored
@@ -20,7 +20,9 @@ DEFINITION = 9
 COMPRESSED = 10  # version 2: 0 if the rest is not either
 LEVELS = 11  # version 1: encoding of the levels if it is not RLE, else RLE
 ADDRESS = 12  # of the page after decompression; 0 before
-COLUMNS = 13
+FIRST_ROW = 13  # of the page, in the row group
+END_ROW = 14  # the first one after it; 0 where rows are not known
+COLUMNS = 15
 
 DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
 PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT = 0, 2, 3, 5, 8, 9

@@ -41,6 +41,7 @@ GROUP_CUT = 10
 MORE_OR_FEWER = 11
 NOT_FINITE = 12
 TOO_LARGE = 13
+ROWS_WRONG = 14  # damage
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -200,7 +201,7 @@ def read_pages(pages, form, state, length, table, tails, made):
     """Add pages to `state` and `length`; the table of runs, `table` or a larger one. It ends at a fault.
 
     Args:
-        pages: int64 [P, headers.COLUMNS]. form, state: see above.
+        pages: int64 [P, headers.COLUMNS]; rows before FIRST_ROW that no page has stay empty. form, state: see above.
         length: int64 [rows], as in `levels.read_levels`.
         table: int64 [R, runs.COLUMNS], of which state[RUNS] lines are written.
         tails: uint8 [P, runs.TAIL + 8], to keep. made: uint8, to keep: room for what `room_for` says.
@@ -220,9 +221,14 @@ def read_pages(pages, form, state, length, table, tails, made):
         if state[FAULT]:
             return table
         first = state[levels.VALUES]
+        if page[headers.END_ROW]:
+            state[levels.ROWS] = page[headers.FIRST_ROW]
         code = levels.read_levels(raw, bounds, page[headers.VALUES], repeated, top, form[PRESENT], length, state)
         if code != OK:
             state[FAULT] = LEVELS_WRONG if code == DAMAGED else NULL_ELEMENTS
+            return table
+        if page[headers.END_ROW] and state[levels.ROWS] != page[headers.END_ROW]:
+            state[FAULT] = ROWS_WRONG
             return table
         begin, count, encoding = bounds[3], state[levels.VALUES] - first, page[headers.ENCODING]
         if encoding == headers.RLE_DICTIONARY or encoding == headers.PLAIN_DICTIONARY:

@@ -100,7 +100,8 @@ SHAPES = {
 @pytest.mark.parametrize("columns", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
-    raw = write(tmp_path / "a.parquet", columns, group=2, compression=codec).read_bytes()
+    index = {"write_page_index": codec == "zstd"}
+    raw = write(tmp_path / "a.parquet", columns, group=2, compression=codec, **index).read_bytes()
     footer = footer_of(raw)
     size = len(thrift.write_struct(footer))
     report = np.zeros(5, np.int64)
@@ -113,11 +114,14 @@ def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
     assert report[0] == kernel.OK
     assert found[:, : kernel.LEAST].tolist() == expected
     inside = raw[-8 - size :]
-    for one, (least, greatest) in zip(chunks, found[:, kernel.LEAST :].tolist(), strict=True):
+    for one, (least, greatest) in zip(chunks, found[:, [kernel.LEAST, kernel.GREATEST]].tolist(), strict=True):
         for at, number in ((least, 6), (greatest, 5)):
             value = one.get(12, {}).get(number)
             assert (at < 0) == (value is None)
             assert value is None or inside[at : at + len(value)] == value
+    places = [[one.get(4, 0), one.get(5, 0)] for group in footer[4].values for one in group[1].values]
+    assert found[:, [kernel.INDEX_AT, kernel.INDEX_BYTES]].tolist() == places
+    assert any(size for _, size in places) == (codec == "zstd" and rows.sum() > 0)
     assert rows.tolist() == [group[3] for group in footer[4].values]
     begin, end, unordered, first, last = described.tolist()
     by_key = b"".join(thrift.write_struct(pair) for pair in footer[5].values) if footer.get(5) else b""

@@ -16,10 +16,10 @@ import time
 import traceback
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import compact_thrift as thrift
 import cramjam
@@ -427,21 +427,18 @@ def read_with(path: Path, decoder: str) -> tuple[str, object]:
 
 def guard_memory() -> None:
     """From now on bytes of pages stand before memory that cannot be read: reading beyond them ends the process."""
-    from fsdata.decode.pages import chunk, columns
+    from fsdata.decode import reused_buffers
 
     protect = ctypes.CDLL(None, use_errno=True).mprotect
-    read, unpacked = columns.PageDecoder._bytes, chunk._unpacked
 
-    def guarded(found: tuple[np.ndarray, Any]) -> tuple[np.ndarray, Any]:
-        room = -(-len(found[0]) // mmap.PAGESIZE) * mmap.PAGESIZE
+    def take(_: reused_buffers.Pool, size: int) -> reused_buffers.Lease:
+        room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = np.frombuffer(mmap.mmap(-1, room + mmap.PAGESIZE), np.uint8)
-        assert protect(ctypes.c_void_p(memory.ctypes.data + room), mmap.PAGESIZE, 0) == 0
-        held = memory[room - len(found[0]) : room]
-        held[:] = found[0]
-        return held, memory
+        end = memory.ctypes.data + room
+        assert protect(ctypes.c_void_p(end), mmap.PAGESIZE, 0) == 0
+        return reused_buffers.Lease(reused_buffers._Buffer(size, end - size, memory), deque())
 
-    columns.PageDecoder._bytes = lambda *arguments: guarded(read(*arguments))
-    chunk._unpacked = lambda *arguments: guarded(unpacked(*arguments))
+    reused_buffers.Pool.take = take
 
 
 def fault(ours: tuple[str, object], arrows: tuple[str, object], some_empty: bool) -> str | None:
