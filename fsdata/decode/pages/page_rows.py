@@ -45,7 +45,7 @@ def said_by_index(table: np.ndarray, rows: int, found: np.ndarray, begin: int) -
 def _checked(first: np.ndarray, rows: int, table: np.ndarray, data: np.ndarray) -> np.ndarray | None:
     """With the dictionary, which is before all data and has no rows; None where it cannot be."""
     values = table[data, headers.VALUES]
-    if not len(values) or first[0] != 0 or first[-1] != rows or first.min() < 0 or first.max() > rows:
+    if not len(values) or first[0] != 0 or first[-1] != rows or first.min() < 0:
         return None
     counts = np.diff(first)
     if counts.min() < 0 or (counts > values).any() or ((counts == 0) & (values > 0)).any():

@@ -28,7 +28,7 @@ def _location(raw, at, found, inside):
 
 @njit(nogil=True, cache=True)
 def read_locations(raw, count):
-    """int64 [count, 3] of the offset index `raw`; -1 where a number is missing, all of them if it has not `count` pages."""
+    """int64 [count, 3] of the offset index `raw`; -1 where a number is missing, and if it has not `count` pages."""
     found = np.full((count, 3), -1, np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
     before, at, there = 0, 0, False

@@ -20,7 +20,7 @@ from parquet import opened, values
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.decode.pages import page_rows
 from fsdata.kernels import footer as kernel
-from fsdata.kernels.pages import headers, locations
+from fsdata.kernels.pages import fetch, headers, locations
 
 ROWS, GROUP = 1200, 600
 DEFAULTS = {"user": 7, "price": -1.5, "items": 3, "kinds": 4, "costs": 0.5}
@@ -208,6 +208,16 @@ def test_values_that_pyarrow_must_decode_are_found_after_the_filter(tmp_path):
     assert batches(path, filter=AT < 800)[1]["pyarrow"] == {}  # these are not in a page that is read
 
 
+def test_long_lists_stay_in_the_pages_that_are_read(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    source, layout = opened(ParquetSource(path, defaults=DEFAULTS, filter=AT.is_in([1500, 1503, 1506])), SCHEMA)
+    rows = source.read(source.groups[0], layout, 0, GROUP)
+    kinds = rows.table.address[layout.slots["kinds"]]
+    assert (kinds[rows.table.length[layout.slots["kinds"]] > 1] >> fetch.PAGED_SHIFT == fetch.PAGED).all()
+    assert source.describe()["decoder"]["skipped_pages"] > 500
+    source.close()
+
+
 def lie(path: Path, edit: Any, *, leaf: int = 3, group: int = 0) -> Path:
     """Let `edit` change the offset index of a chunk; the new one stands where nothing else does."""
     raw = path.read_bytes()
@@ -365,6 +375,7 @@ DATA, DICTIONARY, V2 = headers.DATA, headers.DICTIONARY, headers.DATA_V2
         ([(DICTIONARY, 9, -1), (V2, 30, 4), (V2, 7, 1)], True, [0, 0, 4, 5]),
         ([(V2, 30, 4), (DATA, 7, -1)], True, None),
         ([(DATA, 3, -1), (DATA, 3, -1)], False, None),
+        ([(DATA, 3, -1), (DATA, 1, -1)], False, None),
         ([(DATA, 5, -1), (DATA, 0, -1)], False, [0, 5, 5]),
         ([(V2, 8, 5), (V2, 8, 0)], True, None),  # the last row goes on
         ([(V2, 4, 5)], True, None),
