@@ -125,7 +125,7 @@ def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.F
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
-    return metadata, schema, numbers.chunks.reshape(*shape, -1)
+    return metadata, schema, numbers.chunks.reshape(*shape, kernel.CHUNK_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)

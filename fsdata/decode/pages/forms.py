@@ -14,14 +14,14 @@ from fsdata.kernels.pages import fetch
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _SMALL = {pa.int8(): (-128, 127), pa.int16(): (-32768, 32767), pa.uint8(): (0, 255), pa.uint16(): (0, 65535)}
 _PHYSICAL = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")  # in the order of `fsdata.kernels.pages.rows`
-CODECS = frozenset({"UNCOMPRESSED", "ZSTD", "SNAPPY", "GZIP", "LZ4"})  # LZ4: without Hadoop's frames
+_CODECS = frozenset({"UNCOMPRESSED", "ZSTD", "SNAPPY", "GZIP", "LZ4"})  # LZ4: without Hadoop's frames
 _FEW = 1 << 20
 _RATIO = 1 << 12  # values or bytes that a stored byte may stand for, beyond the first million
 
 
 def why_left(chunk: pq.ColumnChunkMetaData) -> str | None:
     """Why a column chunk of any form is left to pyarrow, if it is."""
-    if chunk.compression not in CODECS:
+    if chunk.compression not in _CODECS:
         return f"compressed by {chunk.compression}"
     if chunk.file_path:
         return "in another file"
