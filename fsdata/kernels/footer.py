@@ -50,7 +50,7 @@ _WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # by physical type; -1 where va
 def _element(raw, at, found, inside):
     """One node of the schema -> `found`: physical type (-1: a group), repetition, children. Where it ends."""
     found[0], found[1], found[2] = -1, 0, 0
-    before = 0
+    before = np.int64(0)
     while True:
         before, kind, at = next_field(raw, at, before)
         if kind == 0:
@@ -90,7 +90,7 @@ def _leaves(raw, at, inside):
     return leaves[:number], at
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def _fault(report, code, leaf, found, allowed):
     if report[0] == OK:
         report[0], report[2], report[3], report[4] = code, leaf, found, allowed
@@ -99,7 +99,7 @@ def _fault(report, code, leaf, found, allowed):
 @njit(nogil=True, cache=True)
 def _statistics(raw, at, kind, leaf, chunk, report, inside):
     width = _WIDTHS[kind] if 0 <= kind < len(_WIDTHS) else -1
-    before = 0
+    before = np.int64(0)
     while True:
         before, inner, at = next_field(raw, at, before)
         if inner == 0:
@@ -123,7 +123,7 @@ def _statistics(raw, at, kind, leaf, chunk, report, inside):
 
 @njit(nogil=True, cache=True)
 def _sizes(raw, at, known, leaf, report, inside):
-    before = 0
+    before = np.int64(0)
     while True:
         before, inner, at = next_field(raw, at, before)
         if inner == 0:
@@ -141,7 +141,7 @@ def _sizes(raw, at, known, leaf, report, inside):
 def _metadata(raw, at, known, leaf, chunk, report, inside):
     """ColumnMetaData -> `chunk`. Where it ends."""
     kind, codec, data, dictionary = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
-    before = 0
+    before = np.int64(0)
     while True:
         before, inner, at = next_field(raw, at, before)
         if inner == 0:
@@ -181,7 +181,7 @@ def _metadata(raw, at, known, leaf, chunk, report, inside):
 @njit(nogil=True, cache=True)
 def _group(raw, at, leaves, chunks, report, inside):
     """One row group -> its lines of `chunks`. (Where it ends, its rows.)"""
-    before, columns, rows = 0, np.int64(0), np.int64(0)
+    before, columns, rows = np.int64(0), np.int64(0), np.int64(0)
     while True:
         before, kind, at = next_field(raw, at, before)
         if kind == 0:
@@ -191,7 +191,7 @@ def _group(raw, at, leaves, chunks, report, inside):
             for leaf in range(columns):
                 if at >= len(raw):
                     break
-                part = 0
+                part = np.int64(0)
                 while True:
                     part, inner, at = next_field(raw, at, part)
                     if inner == 0:
@@ -244,7 +244,7 @@ def read_chunks(raw, room, report):
     inside = np.empty((DEPTH, 2), np.int64)
     described, of_group = np.zeros(5, np.int64), np.zeros(0, np.int64)
     end = np.int64(0)
-    before, at, claimed, total, number = 0, 0, np.int64(0), np.int64(0), 0
+    before, at, claimed, total, number = np.int64(0), np.int64(0), np.int64(0), np.int64(0), 0
     report[1] = report[2] = -1
     while True:
         before, kind, at = next_field(raw, at, before)

@@ -109,7 +109,7 @@ def _first_not_finite(values: int, begin: int, end: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def _report(fault, code, row, detail):
     fault[0].code = code
     fault[0].row = row

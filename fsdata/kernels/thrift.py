@@ -111,7 +111,7 @@ def after(raw, at, kind, inside):
         while depth:  # the next value, of the innermost list or struct that has one
             kind, left = inside[depth - 1]
             if kind < 0:
-                _, kind, at = next_field(raw, at, 0)
+                _, kind, at = next_field(raw, at, np.int64(0))
                 if kind:
                     break
             elif left and at < len(raw):

@@ -161,6 +161,7 @@ class _Chunk:
             raw = raw[: source.readinto(raw)]
         if len(raw) < end - begin:
             raise Damaged(f"{len(raw)} bytes where {end - begin} should be: the file ends too early")
+        raw.flags.writeable = False  # as bytes are: kernels that read them are compiled once
         return raw, held
 
 

@@ -100,7 +100,9 @@ class _Window:
             self._first = at
             if self._held < count:
                 raise Damaged(f"{self._held} bytes where {count} should be: the file ends too early")
-        return self._memory[at - self._first :][:count]
+        found = self._memory[at - self._first :][:count]
+        found.flags.writeable = False  # as bytes are: kernels that read them are compiled once
+        return found
 
     def checksum(self, at: int, count: int) -> int:
         """CRC-32 of bytes that the chunk has, read a piece at a time if they are not in memory."""
@@ -145,7 +147,7 @@ def _read_header(window: _Window, at: int, page: np.ndarray, inside: np.ndarray)
     size = 1 << 10
     while True:
         raw = window.bytes(at, size)
-        end = headers.read_header(raw, 0, page, inside)
+        end = headers.read_header(raw, np.int64(0), page, inside)
         if end <= len(raw) or len(raw) < size or size > _MOST_HEADER_BYTES:
             return at + end if end <= len(raw) else window.end + 1
         size *= 8

@@ -93,7 +93,7 @@ def place_of(address, itemsize):
 @njit(nogil=True, cache=True)
 def _run_of(runs, count, first):
     """The run that value `first` stands in."""
-    low, high = 0, count
+    low, high = np.int64(0), count
     while high - low > 1:
         middle = (low + high) >> 1
         if runs[middle, FIRST] <= first:
@@ -132,7 +132,7 @@ def fetch(target, column, first, count, itemsize, near):
     column: int64 [4]; the values exist. near: what the last call for this column gave, or any number.
     """
     runs = carray(pointer(column[RUNS]), (column[COUNT] + 1, COLUMNS), np.int64)
-    run = near if 0 <= near < column[COUNT] else 0
+    run = near if 0 <= near < column[COUNT] else np.int64(0)
     if not (runs[run, FIRST] <= first < runs[run + 1, FIRST]):
         if run + 2 <= column[COUNT] and runs[run + 1, FIRST] <= first < runs[run + 2, FIRST]:
             run += 1
@@ -145,7 +145,7 @@ def fetch(target, column, first, count, itemsize, near):
             width = _WIDTHS[column[STORED]] if column[STORED] else itemsize
             convert(target, at + (first - begin) * width, some, column[STORED], itemsize)
         elif form == FINAL:
-            convert(target, at + (first - begin) * itemsize, some, SAME, itemsize)
+            convert(target, at + (first - begin) * itemsize, some, np.int64(SAME), itemsize)
         elif form == REPEATED and itemsize == 8:
             value = carray(pointer(column[DICTIONARY] + at * 8), (1,), np.int64)[0]
             carray(pointer(target), (some,), np.int64)[:] = value

@@ -31,7 +31,7 @@ PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_S
 @njit(nogil=True, cache=True)
 def _inner(raw, at, kind, page, inside):
     """The struct of one kind of page -> `page`, whose values are -1 if a field is missing. Where it ends."""
-    before, seen = 0, 0
+    before, seen = np.int64(0), 0
     last = 2 if kind == DICTIONARY else 4 if kind == DATA else 6  # of the fields that must be there; all are int32
     while True:
         before, what, at = next_field(raw, at, before)
@@ -69,7 +69,7 @@ def read_header(raw, at, page, inside):
     for column in range(COLUMNS):
         page[column] = -1 if column <= ROWS else 0
     page[COMPRESSED], page[LEVELS] = 1, RLE
-    before = 0
+    before = np.int64(0)
     while True:
         before, what, at = next_field(raw, at, before)
         if what == 0:
@@ -132,7 +132,7 @@ def read_headers(raw, values, unpacked):
     """
     pages = np.zeros((8, COLUMNS), np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
-    at, count, found, room = 0, 0, np.int64(0), np.int64(unpacked)
+    at, count, found, room = np.int64(0), 0, np.int64(0), np.int64(unpacked)
     while at < len(raw) and found < values:
         if count == len(pages):
             more = np.zeros((2 * count, COLUMNS), np.int64)

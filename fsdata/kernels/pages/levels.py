@@ -52,7 +52,7 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known):
         left_d = count
     while count > 0:
         if left_r == 0:
-            left_r, level_r, bit_r, at_r = next_run(raw, at_r, bounds[1], 1, 1)
+            left_r, level_r, bit_r, at_r = next_run(raw, at_r, bounds[1], np.int64(1), np.int64(1))
         if left_d == 0:
             left_d, level_d, bit_d, at_d = next_run(raw, at_d, bounds[3], width_d, top)
         some = min(left_r, left_d, count)

@@ -15,7 +15,7 @@ ROW = 2  # the first row of the page in the row group
 @njit(nogil=True, cache=True)
 def _location(raw, at, found, inside):
     """One PageLocation -> `found`. Where it ends."""
-    before = 0
+    before = np.int64(0)
     while True:
         before, kind, at = next_field(raw, at, before)
         if kind == 0:
@@ -31,7 +31,7 @@ def read_locations(raw, count):
     """int64 [count, 3] of the offset index `raw`; -1 where a number is missing, and if it has not `count` pages."""
     found = np.full((count, 3), -1, np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
-    before, at, there = 0, 0, False
+    before, at, there = np.int64(0), np.int64(0), False
     while True:
         before, kind, at = next_field(raw, at, before)
         if kind == 0:

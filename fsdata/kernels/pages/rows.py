@@ -133,7 +133,7 @@ def _add_made(page, raw, begin, count, encoding, form, state, made):
         if len(raw) - begin != count * width:
             return VALUES_WRONG
         deltas.read_split(raw, begin, count, width, place)
-        return _check(place.ctypes.data, count, form)
+        return _check(np.int64(place.ctypes.data), count, form)
     found, code = place.view(np.int64), OK
     if encoding == headers.DELTA_BINARY_PACKED and physical in (INT32, INT64):
         code = deltas.read_deltas(raw, begin, len(raw), physical == INT32, found)
@@ -238,7 +238,7 @@ def read_pages(pages, form, state, length, table, tails, made):
             table = _with_room(table, state[RUNS], lines + 1)
             state[FAULT] = _add_positions(page, raw, begin, first, count, state, table, tails[number])
         else:
-            table = _with_room(table, state[RUNS], 2)
+            table = _with_room(table, state[RUNS], np.int64(2))
             line = table[state[RUNS]]
             line[runs.FIRST] = first
             if encoding == headers.PLAIN and form[PHYSICAL] != BOOLEAN:
@@ -271,4 +271,4 @@ def finish_rows(column, rows, length, first, itemsize, target):
         first[row] = values
         values += max(length[row], 0)
     if target and values:
-        fetch.fetch(target, column, 0, values, itemsize, 0)
+        fetch.fetch(target, column, np.int64(0), values, itemsize, np.int64(0))
