@@ -1,7 +1,8 @@
-"""How long the lists of a column chunk are, from the levels of its pages alone: no value is unpacked or decoded.
+"""How long the lists of a column chunk are, from the levels of its pages alone: no value is decoded.
 
 A page is read whole if its bytes are compressed together with its levels, or if it has a checksum; other pages only as
-far as their levels go. A page without a checksum whose values are damaged is therefore not noticed.
+far as their levels go. It is unpacked as far, where its codec can be. So damaged values in a page without a checksum
+may not be noticed.
 """
 
 import functools
@@ -15,7 +16,7 @@ from isal.isal_zlib import crc32
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.decode.pages.forms import why_left
-from fsdata.decode.pages.front import unpack_front
+from fsdata.decode.pages.front import IN_PARTS, unpack_front
 from fsdata.decode.pages.nesting import ListLevels
 from fsdata.kernels import pages
 from fsdata.kernels.pages import headers, row_lengths
@@ -159,7 +160,7 @@ class _Fronts:
     def __init__(self, codec: str) -> None:
         self._codec = codec
         self._enough = _ZSTD_BYTES if codec == "ZSTD" else _FIRST_BYTES
-        self._memory = np.empty(self._enough, np.uint8)
+        self._memory = np.empty(0, np.uint8)
 
     def levels(self, header: np.ndarray, data: Callable[[int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """(uint8, the levels of the page; int64 [4], where those of repetition and of definition begin and end in it).
@@ -188,14 +189,15 @@ class _Fronts:
             bounds, wanted = _bounds(raw)
             if wanted > size:
                 raise ValueError("levels beyond its end")
-            if wanted <= count:
+            if wanted <= len(raw):
                 self._enough = max(self._enough, wanted)
                 return raw, bounds
 
     def _unpacked(self, data: np.ndarray, size: int, count: int) -> np.ndarray:
+        count = count if self._codec in IN_PARTS else size
         if count > len(self._memory):
             self._memory = np.empty(count, np.uint8)
-        unpack_front(data, self._codec, size, self._memory[:count])
+        unpack_front(data, self._codec, self._memory[:count])
         return self._memory[:count]
 
 

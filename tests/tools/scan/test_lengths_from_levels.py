@@ -336,7 +336,7 @@ def test_values_are_not_read_where_levels_are_not_compressed(tmp_path, version, 
     assert sum(counts) < group.column(0).total_compressed_size / 20
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", ["none", "zstd", "gzip"])  # those that are read in parts
 def test_values_that_are_damaged_are_noticed_by_their_checksum_only(tmp_path, codec):
     for checksums in (False, True):
         rows = pa.array([list(range(n % 700)) for n in range(300)], pa.list_(pa.int64()))
