@@ -20,8 +20,9 @@ import torch
 from common.table import add_results_option, emit
 from ways.freescale import SCHEMA
 
-from freescale_tools.synth.presets import reference_set
+from freescale_tools.write.synth.presets import reference_set
 from fsdata import FreeScaleDataLoader, ParquetSource
+from fsdata.batch.host_memory import Reused
 from fsdata.batch.prefetch import Ahead
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
@@ -59,7 +60,7 @@ class Rounds:
     def __init__(self, table: RowTable, layout: Layout, batch: int, *, shuffle: bool, rounds: int) -> None:
         self._table, self._layout, self._batch, self._shuffle = table, layout, batch, shuffle
         self._rounds = rounds
-        self._pool = Pool()
+        self._memory = Reused(Pool())
         self._executor = ThreadPoolExecutor(1)
 
     def reader(self) -> Reader:
@@ -84,7 +85,7 @@ class Rounds:
             left=np.array([self._table.num_rows]),
             progress=Progress.start(0, 1),
         )
-        return PlannedSteps(share, self.reader(), self._layout, self._pool)
+        return PlannedSteps(share, self.reader(), self._layout, self._memory)
 
     def us(self, prepare: Callable[[], Callable[[], object]]) -> float:
         """Median us of one call of what `prepare` returns, its first call of each round left out."""

@@ -21,7 +21,7 @@ from optimize import rewrite
 from ways.freescale import SCHEMA
 from ways.raw import THREADS
 
-from freescale_tools.synth.presets import reference_columns, reference_set
+from freescale_tools.write.synth.presets import reference_columns, reference_set
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 
 Way = Callable[[], int]

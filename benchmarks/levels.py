@@ -19,7 +19,7 @@ from common.table import add_results_option, emit
 
 from freescale_tools.scan.columns import Reader
 from freescale_tools.scan.files import Leaf, leaf, open_files
-from freescale_tools.synth.presets import reference_set
+from freescale_tools.write.synth.presets import reference_set
 from fsdata.catalog.footers import Footer
 
 COLUMNS = ("item_ids", "timestamps", "actions", "candidate_ids", "unused_list_0")

@@ -25,7 +25,7 @@ from typing import Any
 from common.table import emit
 from ways import WAYS, Way
 
-from freescale_tools.synth.presets import reference_set
+from freescale_tools.write.synth.presets import reference_set
 
 HERE = Path(__file__).parent
 PEER_ROUNDS = 2

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 from common.table import add_results_option, emit
 from ways.freescale import SCHEMA
 
-from freescale_tools.synth.presets import reference_set
+from freescale_tools.write.synth.presets import reference_set
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.steps.loader_options import cores_of_this_rank
 

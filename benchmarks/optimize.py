@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from common.table import emit
 
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.rewrite.optimize.layout import Settings
-from freescale_tools.rewrite.optimize.rewrite import jobs, optimize_all
 from freescale_tools.scan.files import open_files
-from freescale_tools.synth.presets import reference_columns, reference_set
+from freescale_tools.write.optimize.layout import Settings
+from freescale_tools.write.optimize.rewrite import jobs, optimize_all
+from freescale_tools.write.synth.presets import reference_columns, reference_set
 
 READ = reference_columns()
 GROUPS: dict[str, list[str]] = {

@@ -31,7 +31,7 @@ from common.lengths import PAPER_LIKE, REFERENCE
 from common.table import emit
 from parts.redistribute_embedding import DIMS, embedding_stage
 
-from freescale_tools.synth.presets import reference_set
+from freescale_tools.write.synth.presets import reference_set
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource
 from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange
 from fsdata.balance.options import StepPlanner

@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from fsdata.balance.exchange import StepExchange
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import Batch
-from fsdata.batch.host_memory import HostMemory, PageLocked
+from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.catalog.listing.hosts import Hosts
@@ -146,7 +146,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._adapt = adapt
         self._context = resolve(rank, world_size, one_group(process_group, balance))
         self._pool = Pool()
-        self._memory: HostMemory = PageLocked() if self._options.pin else self._pool
+        self._memory: HostMemory = PageLocked() if self._options.pin else Reused(self._pool)
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         threads = self._options.num_threads
         with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:

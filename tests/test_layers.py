@@ -91,8 +91,9 @@ IN_ORDER = {
     "freescale_tools": (
         ("console",),
         ("scan", "report"),
-        ("synth", "collisions", "simulate", "calibrate", "check", "rewrite"),
-        ("profile", "demo"),
+        ("collisions", "calibrate", "check", "write"),
+        ("simulate",),
+        ("profile", "plan", "demo"),
         ("cli",),
     ),
     "fsdata": (
@@ -108,8 +109,8 @@ IN_ORDER = {
     ),
     "fscomm": (
         ("errors", "device", "report", "plan"),
-        ("transports", "meter", "loop"),
-        ("tables",),
+        ("transports", "loop"),
+        ("tables", "meter"),
         ("exchange",),
         ("engine",),
         ("comm",),
@@ -196,6 +197,16 @@ def test_planning_and_kernels_start_no_threads_and_send_nothing():
 def test_importing_needs_none_of_the_large_packages(package):
     heavy = {"torchrec", "triton", "fbgemm_gpu", "pandas", "pyarrow", "polars", "torchdata"}
     code = f"import sys, {package}; print({heavy} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("freescale_tools.cli", ["torch", "numba", "pyarrow"]), ("freescale_tools.check.source_check", ["torch"])],
+)
+def test_commands_start_without_what_they_do_not_use(module, heavy):
+    code = f"import sys, {module}; print({set(heavy)} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
 

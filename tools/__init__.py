@@ -1,6 +1,6 @@
-"""Commands that need no training job, and few GPUs or none: they profile, predict, check and rewrite data.
+"""Commands that need no training job, and few GPUs or none: they profile, predict, check and write data.
 
-`cli` lists the commands. Each command has a folder: `profile`, `collisions`, `simulate`, `calibrate`,
-`check`, `synth`, `demo`, and two that `rewrite` files, `optimize` and `histories`. They share `console`
+`cli` lists the commands. Each command has a folder: `profile`, `collisions`, `simulate`, `plan`, `calibrate`,
+`check`, `demo`, and those that `write` files: `synth`, `optimize`, `histories`, `catalog`. They share `console`
 (messages), `scan` (reading columns) and `report` (pages).
 """

@@ -36,6 +36,7 @@ class Stream:
         self._before: list[np.ndarray] | None = None
         self.rates: list[tuple[float, float]] = []
         self.collision_bytes: list[tuple[float, float]] = []
+        self.distinct: list[float] = []
 
     def batches(self, first: int, count: int) -> list[Batch]:
         while len(self._made) < first + count:
@@ -48,7 +49,9 @@ class Stream:
         if self._before is not None:
             self._count(whole)
         self._before = whole
-        mine = np.concatenate([ids[rank * shape.ids : (rank + 1) * shape.ids] for ids in whole])
+        each = [ids[rank * shape.ids : (rank + 1) * shape.ids] for ids in whole]
+        self.distinct.append(sum(len(np.unique(ids)) for ids in each) / sum(map(len, each)))
+        mine = np.concatenate(each)
         features = KeyedJaggedTensor(
             keys=list(shape.features),
             values=torch.from_numpy(mine),
@@ -96,6 +99,7 @@ def data(state: dict[str, Any], *, rate: float, skew: float, steps: int) -> dict
         "by distinct row": by_row,
         "gradient bytes": gradients,
         "row bytes": rows,
+        "distinct": float(np.mean(stream.distinct)),
     }
 
 

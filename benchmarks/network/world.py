@@ -107,7 +107,8 @@ class World:
             host, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=60)
         )
         # OpenMP threads that spin while waiting would take the cores from those who work.
-        settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE, "PYTHONPATH": str(BENCHMARKS)}
+        path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE, "PYTHONPATH": path}
         for rank in range(self._ranks):
             place = [str(rank), str(self._ranks), host, str(self._store.port), self._module]
             with open(Path(self._folder.name, f"rank{rank}.log"), "wb") as log:

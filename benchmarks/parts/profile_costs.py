@@ -26,7 +26,7 @@ from freescale_tools.profile.page.page import profile_page
 from freescale_tools.profile.predict import predict
 from freescale_tools.report.page import render
 from freescale_tools.scan.files import FileSet, open_files
-from freescale_tools.synth.presets import reference_set
+from freescale_tools.write.synth.presets import reference_set
 from fsdata.catalog.cores import usable_cores
 
 COLUMN = "item_ids"

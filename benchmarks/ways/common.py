@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torchrec import KeyedJaggedTensor
 
-from freescale_tools.synth.presets import ReferenceColumns, reference_columns
+from freescale_tools.write.synth.presets import ReferenceColumns, reference_columns
 
 COLUMNS: ReferenceColumns = reference_columns()
 READ = list(COLUMNS.read)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fscomm.meter.intervals import Timeline, Wait, align
+from fscomm.meter.intervals import Pass, Timeline, Wait, align
 from fsranks.control_group import ControlGroup
 from fsranks.rank_context import RankContext
 
@@ -117,8 +117,10 @@ def compare(
 
 
 def _timelines(text: bytes) -> list[Timeline]:
-    lines = json.loads(text)
     return [
-        Timeline(step, begin, pulled, end, tuple(Wait(*wait) for wait in waits))
-        for step, begin, pulled, end, waits in lines
-    ]
+        Timeline(
+            step, begin, pulled, end, tuple(Wait(*wait) for wait in waits), tuple(Pass(*one) for one in passes),
+            lengths, tuple(map(tuple, sent)),
+        )
+        for step, begin, pulled, end, waits, passes, lengths, sent in json.loads(text)
+    ]  # fmt: skip

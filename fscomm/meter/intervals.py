@@ -7,13 +7,17 @@ communication. Letters: W ranks, R rounds.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
+_WAITED_S = 50e-6  # a shorter wait may have found the exchange ended
+PASSES = ("forward", "backward", "lookup", "update")
+"""Of the model, and inside them of TorchRec's tables."""
 KINDS = ("ids", "embeddings", "gradients", "dense", "other")
 """ids, embeddings forward, embedding gradients backward, dense gradients, and what the loop itself exchanges."""
 
@@ -32,6 +36,18 @@ class Wait(NamedTuple):
     end: float
     in_pull: bool
     """While the next batch was being fetched."""
+    size: int | None = None
+    """Bytes that this rank gave to the exchange, its own part included; None if not known."""
+
+
+class Pass(NamedTuple):
+    """One run of a part of the model (PASSES) on the training thread, in seconds of its rank's clock."""
+
+    kind: str
+    begin: float
+    end: float
+    rows: int
+    """Ids that were looked up or whose rows were updated; 0 for forward and backward."""
 
 
 class Timeline(NamedTuple):
@@ -42,6 +58,21 @@ class Timeline(NamedTuple):
     pulled: float
     end: float
     waits: tuple[Wait, ...]
+    passes: tuple[Pass, ...] = ()
+    lengths: Mapping[str, tuple[list[int], list[int]]] = MappingProxyType({})
+    """Sequence -> (lengths of the samples, ascending; how many samples have each)."""
+    sent: tuple[tuple[str, int], ...] = ()
+    """Exchanges of the step: kind, and bytes that this rank gave."""
+
+
+class Transfer(NamedTuple):
+    """One exchange whose end the training thread waited for."""
+
+    kind: str
+    size: int
+    """Bytes that this rank gave, its own part included."""
+    seconds: float
+    """From when the last rank had given its part until the wait ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +90,13 @@ class StepTimes:
     """Waiting for bytes, by kind (KINDS)."""
     straggler: float | None
     """Waiting for a rank that came later; None where ranks were not compared, and then within `exposed`."""
+    passes: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """Kind (PASSES) -> seconds without waits, and rows. The seconds are within `compute`."""
+    lengths: Mapping[str, tuple[list[int], list[int]]] = field(default_factory=dict)
+    """Sequence -> (lengths of the samples, ascending; how many samples have each)."""
+    sent: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Kind (KINDS) -> exchanges, and bytes that this rank gave to them."""
+    transfers: tuple[Transfer, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -69,6 +107,14 @@ class StepTimes:
             "data_s": self.data,
             "straggler_s": self.straggler,
             "exposed_s": dict(self.exposed),
+            "passes_s": {kind: seconds for kind, (seconds, _) in self.passes.items()},
+            "rows": {kind: rows for kind, (_, rows) in self.passes.items() if rows},
+            "lengths": {
+                name: {"lengths": lengths, "counts": counts} for name, (lengths, counts) in self.lengths.items()
+            },
+            "exchanges": {kind: number for kind, (number, _) in self.sent.items()},
+            "bytes": {kind: size for kind, (_, size) in self.sent.items()},
+            "transfers": [list(transfer) for transfer in self.transfers],
         }
 
 
@@ -107,12 +153,12 @@ class BubbleReport:
         return 1 - mean["compute"] / mean["seconds"] if mean["seconds"] else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: a list of steps, each with `step`, `rank`, `seconds` and its parts."""
+        """For JSON: a list of steps, each with `step`, `rank`, `seconds`, its parts, its lengths and its exchanges."""
         return {"version": VERSION, "world_size": self.world_size, "steps": [step.to_dict() for step in self.steps]}
 
     def save(self, path: str | Path) -> None:
-        """Write `to_dict` as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict()))
+        """Write `to_dict` as JSON, which `freescale calibrate` reads."""
+        Path(path).write_text(json.dumps(self.to_dict(), separators=(",", ":")))
 
     def __str__(self) -> str:
         if not self.steps:
@@ -159,12 +205,10 @@ def attribute(ranks: Mapping[int, Sequence[Timeline]], offsets: Sequence[float] 
     steps = []
     for rank, timelines in ranks.items():
         for timeline in timelines:
-            late = {}
+            ready: dict[Wait, float] = {}
             if offsets is not None:
-                for wait in timeline.waits:
-                    ready = last[wait.group, wait.issued_in, wait.number] - offsets[rank]
-                    late[wait] = max(min(wait.end, ready) - wait.begin, 0.0)
-            steps.append(_split(rank, timeline, late if offsets is not None else None))
+                ready = {wait: last[wait.group, wait.issued_in, wait.number] - offsets[rank] for wait in timeline.waits}
+            steps.append(_split(rank, timeline, ready if offsets is not None else None))
     return sorted(steps, key=lambda step: (step.step, step.rank))
 
 
@@ -172,7 +216,11 @@ def _waits(timelines: Iterable[Timeline]) -> Iterable[Wait]:
     return (wait for timeline in timelines for wait in timeline.waits)
 
 
-def _split(rank: int, timeline: Timeline, late: Mapping[Wait, float] | None) -> StepTimes:
+def _split(rank: int, timeline: Timeline, ready: Mapping[Wait, float] | None) -> StepTimes:
+    """`ready`: when the last rank had given its part, in the clock of this rank."""
+    late = None
+    if ready is not None:
+        late = {wait: max(min(wait.end, ready[wait]) - wait.begin, 0.0) for wait in timeline.waits}
     exposed = dict.fromkeys(KINDS, 0.0)
     waited = {True: 0.0, False: 0.0}
     for wait in timeline.waits:
@@ -188,4 +236,32 @@ def _split(rank: int, timeline: Timeline, late: Mapping[Wait, float] | None) -> 
         data=data,
         exposed=exposed,
         straggler=sum(late.values()) if late is not None else None,
+        passes=_passes(timeline),
+        lengths=timeline.lengths,
+        sent=_sums((kind, size) for kind, size in timeline.sent),
+        transfers=tuple(_transfers(timeline, ready or {})),
     )
+
+
+def _passes(timeline: Timeline) -> dict[str, tuple[float, int]]:
+    found: dict[str, tuple[float, int]] = {}
+    for one in timeline.passes:
+        waited = sum(max(min(wait.end, one.end) - max(wait.begin, one.begin), 0.0) for wait in timeline.waits)
+        seconds, rows = found.get(one.kind, (0.0, 0))
+        found[one.kind] = (seconds + one.end - one.begin - waited, rows + one.rows)
+    return found
+
+
+def _sums(sent: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for kind, size in sent:
+        number, before = found.get(kind, (0, 0))
+        found[kind] = (number + 1, before + size)
+    return found
+
+
+def _transfers(timeline: Timeline, ready: Mapping[Wait, float]) -> Iterable[Transfer]:
+    """Exchanges of known size that ended while the thread waited. Of others, the end is not known."""
+    for wait in timeline.waits:
+        if wait.size and wait in ready and wait.end - wait.begin > _WAITED_S:
+            yield Transfer(wait.kind, wait.size, max(wait.end - max(ready[wait], wait.issued), 0.0))

@@ -13,6 +13,7 @@ iterates: `meter.watch(comm.lookahead(loader))`.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,6 +21,8 @@ import torch
 
 from fscomm.meter.clocks import Clock, HostClock, StreamClock, compare
 from fscomm.meter.intervals import BubbleReport, Timeline, attribute
+from fscomm.meter.lengths import Lengths, Noted, batch_lengths
+from fscomm.meter.passes import Passes
 from fscomm.meter.waits import Waits
 from fsranks.rank_context import resolve
 
@@ -52,18 +55,25 @@ class BubbleMeter:
         self._timeout_s = timeout_s
         self._clock = _clock_for(model, clock)
         self._waits = Waits(model, self._clock.mark)
+        self._passes = Passes(model, self._clock.mark, self._waits.here)
         self._inside = False
         self._step = 0
         self._begin: Any = None
         self._pulled: Any = None
         self._left: Any = None
-        self._open: deque[Timeline] = deque()
+        self._lengths: Noted | None = None
+        self._open: deque[tuple[Timeline, Noted | None]] = deque()
         self._done: deque[Timeline] = deque(maxlen=keep)
 
     def __enter__(self) -> Self:
         if self._inside:
             raise RuntimeError("this BubbleMeter is already entered: make another one")
-        self._waits.install()
+        self._passes.install()
+        try:
+            self._waits.install()
+        except BaseException:
+            self._passes.remove()
+            raise
         self._inside = True
         return self
 
@@ -75,15 +85,27 @@ class BubbleMeter:
             self._end(self._clock.mark())
         else:
             self._drop()
-        self._waits.remove()
+        try:
+            self._waits.remove()
+        finally:
+            self._passes.remove()
 
-    def watch(self, loader: Iterable[T]) -> "Watched[T]":
+    def watch(
+        self, loader: Iterable[T], *, lengths: Callable[[T], Lengths] = batch_lengths, ahead: int = 0
+    ) -> "Watched[T]":
         """The same batches; a step lasts from asking for its batch until asking for the next.
 
         Of a pipeline that fetches ahead, too: `pipeline.progress(iter(meter.watch(loader)))`, but for the batches that
         it still works on after the last was fetched.
+
+        `lengths`: from a batch to {sequence: integers [B]}, how many events each sample has. By default they are those
+        of the KeyedJaggedTensors in the batch, by key; of keys with equal lengths, the first alone.
+        `ahead`: how many batches the loop has fetched beyond the one it trains on, 2 for TrainPipelineSparseDist: the
+        lengths are those of the batch that is trained on.
         """
-        return Watched(self, loader)
+        if ahead < 0:
+            raise ValueError(f"ahead must be 0 or more batches, got {ahead}")
+        return Watched(self, loader, lengths, ahead)
 
     def report(self, *, local: bool = False, skip: int = 0) -> BubbleReport:
         """The complete steps of all ranks, without the first `skip` of each.
@@ -105,6 +127,14 @@ class BubbleMeter:
         shown = {rank: [line for line in lines if line.step >= skip] for rank, lines in ranks.items()}
         return BubbleReport(world_size=context.world_size, steps=tuple(attribute(shown, offsets)))
 
+    def save(self, path: str | Path, *, skip: int = 0) -> None:
+        """Write the report of all ranks as JSON, on rank 0 alone: what `freescale calibrate` reads. Collective, as
+        `report`, and with its `skip` and its errors.
+        """
+        report = self.report(skip=skip)
+        if resolve().rank == 0:
+            report.save(path)
+
     def _ask(self) -> None:
         """The loop asks for a batch: a step ends and the next begins."""
         if not self._inside:
@@ -114,15 +144,18 @@ class BubbleMeter:
         self._begin = now
         self._waits.enter_step(self._step)
 
-    def _got(self) -> None:
+    def _got(self, lengths: Noted | None) -> None:
         self._waits.pulled()
         self._pulled = self._clock.mark()
+        self._lengths = lengths
 
     def _end(self, now: Any) -> None:
         """The current step, if its batch came, is complete."""
         if self._pulled is not None:
             end = now if self._left is None else self._left
-            self._open.append(Timeline(self._step, self._begin, self._pulled, end, tuple(self._waits.found)))
+            waits, passes, sent = tuple(self._waits.found), tuple(self._passes.found), tuple(self._waits.sent)
+            line = Timeline(self._step, self._begin, self._pulled, end, waits, passes, {}, sent)
+            self._open.append((line, self._lengths))
             self._step += 1
         self._drop()
         self._resolve()
@@ -135,19 +168,25 @@ class BubbleMeter:
     def _drop(self) -> None:
         self._waits.leave_step()
         self._waits.found.clear()
+        self._waits.sent.clear()
+        self._passes.found.clear()
         self._pulled = self._left = None
 
     def _resolve(self) -> None:
-        while self._open and self._clock.reached(self._open[0].end):
-            self._done.append(_in_seconds(self._open.popleft(), self._clock))
+        while self._open and self._clock.reached(self._open[0][0].end):
+            line, lengths = self._open.popleft()
+            counted = lengths.counted() if lengths is not None else {}
+            self._done.append(_in_seconds(line, self._clock)._replace(lengths=counted))
 
 
 class Watched(Generic[T]):
     """What `BubbleMeter.watch` returns: iterable like the loader, as often."""
 
-    def __init__(self, meter: BubbleMeter, loader: Iterable[T]) -> None:
+    def __init__(self, meter: BubbleMeter, loader: Iterable[T], lengths: Callable[[T], Lengths], ahead: int) -> None:
         self._meter = meter
         self._loader = loader
+        self._lengths = lengths
+        self._ahead = ahead
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -156,6 +195,7 @@ class Watched(Generic[T]):
         meter = self._meter
         meter._ask()  # a loader may well do its work in iter()
         iterator = iter(self._loader)
+        fetched: deque[Noted] = deque()
         try:
             while True:
                 try:
@@ -163,7 +203,8 @@ class Watched(Generic[T]):
                 except StopIteration:
                     meter._drop()
                     return
-                meter._got()
+                fetched.append(Noted(batch, self._lengths))
+                meter._got(fetched.popleft() if len(fetched) > self._ahead else None)
                 yield batch
                 meter._ask()
         except GeneratorExit:
@@ -182,10 +223,18 @@ def _clock_for(model: torch.nn.Module, clock: Callable[[], float] | None) -> Clo
 
 def _in_seconds(line: Timeline, clock: Clock) -> Timeline:
     """`line` with its marks as seconds."""
-    marks = [line.begin, line.pulled, line.end, *(mark for wait in line.waits for mark in wait[4:7])]
+    marks = [
+        line.begin, line.pulled, line.end,
+        *(mark for wait in line.waits for mark in (wait.issued, wait.begin, wait.end)),
+        *(mark for one in line.passes for mark in (one.begin, one.end)),
+    ]  # fmt: skip
     begin, pulled, end, *rest = clock.seconds(marks)
+    runs = rest[3 * len(line.waits) :]
     waits = [
         wait._replace(issued=rest[i], begin=rest[i + 1], end=rest[i + 2])
-        for i, wait in zip(range(0, len(rest), 3), line.waits, strict=True)
+        for i, wait in zip(range(0, 3 * len(line.waits), 3), line.waits, strict=True)
     ]
-    return Timeline(line.step, begin, pulled, end, tuple(waits))
+    passes = [
+        one._replace(begin=runs[i], end=runs[i + 1]) for i, one in zip(range(0, len(runs), 2), line.passes, strict=True)
+    ]
+    return line._replace(begin=begin, pulled=pulled, end=end, waits=tuple(waits), passes=tuple(passes))

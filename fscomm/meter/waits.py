@@ -23,18 +23,25 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fscomm.meter.intervals import Wait
+from fscomm.meter.patches import Patches
 from fscomm.report.recorder import Recorder
 
-_ISSUING = (
-    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather",
-    "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall",
-    "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_single",
-    "reduce_scatter_tensor_coalesced", "scatter",
-)  # fmt: skip
+_INPUT = {
+    "_allgather_base": 1, "_reduce_scatter_base": 1, "all_gather_single": 1, "all_to_all_single": 1, "allgather": 1,
+    "allgather_coalesced": 1, "allgather_into_tensor_coalesced": 1, "allreduce": 0, "allreduce_coalesced": 0,
+    "alltoall": 1, "alltoall_base": 1, "barrier": None, "broadcast": 0, "gather": 1, "reduce": 0, "reduce_scatter": 1,
+    "reduce_scatter_single": 1, "reduce_scatter_tensor_coalesced": 1, "scatter": 1,
+}  # fmt: skip
+"""The calls of ProcessGroup that issue work, and which of their arguments is what this rank gives."""
+
+
+Key = tuple[str, int, int, Any, int | None]
+"""Group, step and number of an exchange, the instant it was issued, and the bytes that this rank gave."""
 
 
 class Waits:
-    """The interception. `found` fills with Waits whose instants are marks of `mark`; the owner empties it.
+    """The interception. `found` fills with Waits whose instants are marks of `mark`, `sent` with exchanges by kind and
+    the bytes that this rank gave; the owner empties both.
 
     Only the thread that called `enter_step` is watched, and on CUDA the autograd engine's threads, which run while it
     blocks in backward.
@@ -42,6 +49,7 @@ class Waits:
 
     def __init__(self, model: torch.nn.Module, mark: Callable[[], Any]) -> None:
         self.found: list[Wait] = []
+        self.sent: list[tuple[str, int]] = []
         self._mark = mark
         self._model = model
         self._step: int | None = None
@@ -49,8 +57,9 @@ class Waits:
         self._depth = 0
         self._thread = 0
         self._numbers: Counter[str] = Counter()
-        self._issued: weakref.WeakKeyDictionary[dist.Work, tuple[str, int, int, Any]] = weakref.WeakKeyDictionary()
-        self._restore: list[Callable[[], None]] = []
+        self._issued: weakref.WeakKeyDictionary[dist.Work, Key] = weakref.WeakKeyDictionary()
+        self._dense_size = 0
+        self._patches = Patches()
         self._graph_task = -1
         self._last_gradient: Any = None
         self._dense_begin: Any = None
@@ -58,12 +67,14 @@ class Waits:
 
     def install(self) -> None:
         """Wrap and hook; on an error nothing is left wrapped."""
+        self._dense_size = 0
         try:
-            self._wrap(Recorder, "wait", self._recorder_wait)
-            self._wrap(dist.Work, "wait", self._work_wait)
-            for name in _ISSUING:
+            self._patches.wrap(Recorder, "wait", self._recorder_wait)
+            self._patches.wrap(Recorder, "bytes", self._recorder_bytes)
+            self._patches.wrap(dist.Work, "wait", self._work_wait)
+            for name, place in _INPUT.items():
                 if name in vars(dist.ProcessGroup):  # some are of later versions of torch
-                    self._wrap(dist.ProcessGroup, name, self._issue)
+                    self._patches.wrap(dist.ProcessGroup, name, functools.partial(self._issue, place))
             for module in self._model.modules():
                 if isinstance(module, DistributedDataParallel):
                     self._hook(module)
@@ -74,17 +85,7 @@ class Waits:
     def remove(self) -> None:
         """Put everything back. RuntimeError if other code has wrapped one of them since: that one stays wrapped."""
         self._step = None
-        foreign = []
-        while self._restore:
-            try:
-                self._restore.pop()()
-            except _ReplacedError as error:
-                foreign.append(str(error))
-        if foreign:
-            raise RuntimeError(
-                f"{', '.join(foreign)} was replaced inside a BubbleMeter's block and not put back: leave blocks in the "
-                "reverse order of entering them"
-            )
+        self._patches.remove()
 
     def enter_step(self, step: int) -> None:
         """A step begins, on this thread, with fetching its batch."""
@@ -101,36 +102,25 @@ class Waits:
         """Until the next `enter_step`, nothing is noted."""
         self._step = None
 
-    def _wrap(self, owner: type, name: str, wrapper: Callable[[Any], Callable[..., Any]]) -> None:
-        original = vars(owner)[name]
-        ours = functools.wraps(original)(wrapper(original))
-
-        def restore() -> None:
-            if vars(owner)[name] is not ours:
-                raise _ReplacedError(f"{owner.__name__}.{name}")
-            setattr(owner, name, original)
-
-        setattr(owner, name, ours)
-        self._restore.append(restore)
-
     # The wrapped functions are other people's: whatever arguments they take are handed on as they are.
 
-    def _issue(self, original: Any) -> Callable[..., Any]:
+    def _issue(self, place: int | None, original: Any) -> Callable[..., Any]:
         def issue(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            if not self._here():
+            if not self.here():
                 return original(group, *args, **kwargs)
             mark = self._mark()
             work = original(group, *args, **kwargs)
             if work is not None:
                 name = group.group_name
-                self._issued[work] = (name, self._step or 0, self._next(name), mark)
+                size = None if place is None or place >= len(args) else _nbytes(args[place])
+                self._issued[work] = (name, self._step or 0, self._next(name), mark, size)
             return work
 
         return issue
 
     def _work_wait(self, original: Any) -> Callable[..., Any]:
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-            if self._in_pull or not self._here():  # a loader's own collectives are part of waiting for it
+            if self._in_pull or not self.here():  # a loader's own collectives are part of waiting for it
                 return original(work, *args, **kwargs)
             with _Noted(self, _kind(sys._getframe(1)), work):
                 return original(work, *args, **kwargs)
@@ -140,11 +130,19 @@ class Waits:
     def _recorder_wait(self, original: Any) -> Callable[..., Any]:
         def wait(recorder: Recorder, kind: str, *, step: int | None = None, module: str = "") -> Any:
             opened = original(recorder, kind, step=step, module=module)
-            return _Both(_Noted(self, _kind_of_recorder(kind), None), opened) if self._here() else opened
+            return _Both(_Noted(self, _kind_of_recorder(kind), None), opened) if self.here() else opened
 
         return wait
 
-    def _here(self) -> bool:
+    def _recorder_bytes(self, original: Any) -> Callable[..., Any]:
+        def bytes_(recorder: Recorder, module: str, step: int, kind: str, sent: int, received: int) -> None:
+            original(recorder, module, step, kind, sent, received)
+            if self._step is not None:
+                self.sent.append((_kind_of_recorder(kind), sent))
+
+        return bytes_
+
+    def here(self) -> bool:
         """Whether to note what this thread does now."""
         if self._step is None or self._depth:
             return False
@@ -162,6 +160,7 @@ class Waits:
             if not parameter.requires_grad or name in module.parameters_to_ignore:
                 continue
             had_none = parameter._post_accumulate_grad_hooks is None
+            self._dense_size += parameter.nbytes
             handle = parameter.register_post_accumulate_grad_hook(self._gradient_ready)
 
             def restore(handle: Any = handle, parameter: torch.Tensor = parameter, had_none: bool = had_none) -> None:
@@ -169,10 +168,10 @@ class Waits:
                 if had_none and not parameter._post_accumulate_grad_hooks:
                     parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
-            self._restore.append(restore)
+            self._patches.add(restore)
 
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
-        if not self._here():
+        if not self.here():
             return
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
@@ -194,15 +193,15 @@ class Waits:
 
     def _dense_done(self) -> None:
         self._depth -= 1
-        self._note("dense", ("ddp", self._step or 0, self._next("ddp"), self._dense_issued), self._dense_begin)
+        key = ("ddp", self._step or 0, self._next("ddp"), self._dense_issued, self._dense_size)
+        self._note("dense", key, self._dense_begin)
 
-    def _note(self, kind: str, key: tuple[str, int, int, Any], begin: Any) -> None:
+    def _note(self, kind: str, key: Key, begin: Any) -> None:
         if self._step is not None:
-            self.found.append(Wait(kind, *key, begin, self._mark(), self._in_pull))
-
-
-class _ReplacedError(Exception):
-    """Somebody else wrapped this attribute after us."""
+            group, step, number, issued, size = key
+            self.found.append(Wait(kind, group, step, number, issued, begin, self._mark(), self._in_pull, size))
+            if size is not None:
+                self.sent.append((kind, size))
 
 
 class _Noted:
@@ -221,7 +220,7 @@ class _Noted:
         key = waits._issued.pop(self._work, None) if self._work is not None else None
         if key is None:  # not seen when it was issued: as if it had been now
             group = f"wait for {self._kind}"
-            key = (group, waits._step or 0, waits._next(group), self._begin)
+            key = (group, waits._step or 0, waits._next(group), self._begin, None)
         self._key = key
         waits._depth += 1
         return self
@@ -251,6 +250,13 @@ class _Both:
     ) -> None:
         self._inner.__exit__(kind, error, trace)
         self._outer.__exit__(kind, error, trace)
+
+
+def _nbytes(given: Any) -> int:
+    """Of a tensor, or of the tensors in lists of lists."""
+    if isinstance(given, torch.Tensor):
+        return given.nbytes
+    return sum(map(_nbytes, given)) if isinstance(given, list | tuple) else 0
 
 
 def _kind(frame: FrameType | None) -> str:

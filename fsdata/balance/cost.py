@@ -191,8 +191,8 @@ def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Seque
     wanted = np.asarray(seconds, np.float64)
     if wanted.ndim != 1 or not np.isfinite(wanted).all() or (wanted < 0).any():
         raise ValueError("seconds must be finite numbers of 0 or more, one per step")
-    sums = np.array([_step_sums(step) for step in lengths], np.float64)
-    linear, quadratic, candidate, _ = _non_negative(np.column_stack([sums, np.ones(len(sums))]), wanted)
+    sums = np.array([step_sums(step) for step in lengths], np.float64)
+    linear, quadratic, candidate, _ = non_negative(np.column_stack([sums, np.ones(len(sums))]), wanted)
     largest = (linear + quadratic * _LONGEST) * _LONGEST + candidate * _MOST_CANDIDATES
     if largest <= 0:
         raise ValueError(
@@ -205,8 +205,8 @@ def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Seque
     )
 
 
-def _step_sums(step: Mapping[str, np.ndarray] | np.ndarray) -> tuple[int, int, int]:
-    """Events, squared events, candidates of one local batch."""
+def step_sums(step: Mapping[str, np.ndarray] | np.ndarray) -> tuple[int, int, int]:
+    """Events, squared events, candidates of one local batch: what `fit` multiplies its coefficients with."""
     arrays = _checked(step if isinstance(step, Mapping) else {"sequence": np.asarray(step)})
     sequences = [length for name, length in arrays.items() if name != CANDIDATES]
     events = sum(int(length.sum()) for length in sequences)
@@ -214,8 +214,11 @@ def _step_sums(step: Mapping[str, np.ndarray] | np.ndarray) -> tuple[int, int, i
     return events, squares, int(arrays[CANDIDATES].sum()) if CANDIDATES in arrays else 0
 
 
-def _non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """argmin |matrix x - wanted| over x >= 0: the best of the ordinary solutions on every subset of the columns."""
+def non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """argmin |matrix x - wanted| over x >= 0: the best of the ordinary solutions on every subset of the columns.
+
+    matrix: float64 [N, C], few columns. wanted: float64 [N]. Returns float64 [C].
+    """
     width = matrix.shape[1]
     norms = np.linalg.norm(matrix, axis=0)
     best, best_error = np.zeros(width), float(np.linalg.norm(wanted))

@@ -6,7 +6,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fsdata.decode.reused_buffers import Pool
+
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
+_SMALL = 1 << 16
+_KINDS = {torch.int64: "<i8", torch.float32: "<f4", torch.uint8: "|u1"}
 
 
 class HostMemory(Protocol):
@@ -19,6 +23,22 @@ class HostMemory(Protocol):
     def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
         """int64 of the same shape; shares the memory of `numbers` if it is in C order and any memory will do."""
         ...
+
+
+class Reused:
+    """Buffers of `pool`, which come back when the last tensor that shares them is gone; small tensors from torch."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        size = count * dtype.itemsize
+        if size < _SMALL:
+            return torch.empty(count, dtype=dtype)
+        return torch.from_numpy(self._pool.take(size).array(count, _KINDS[dtype]))
+
+    def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(numbers))
 
 
 def page_locked(count: int, dtype: torch.dtype) -> torch.Tensor:

@@ -11,10 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-_SMALL = 1 << 16
-_KINDS = {torch.int64: "<i8", torch.float32: "<f4", torch.uint8: "|u1"}
 _size = attrgetter("size")
 
 
@@ -27,7 +24,7 @@ class _Buffer(NamedTuple):
 
 
 class Lease:
-    """A buffer for as long as somebody refers to this object, or to an array or tensor made from it."""
+    """A buffer for as long as somebody refers to this object, to an array made from it or to a tensor of that."""
 
     __slots__ = ("_buffer", "_returned", "_shown")
 
@@ -75,17 +72,6 @@ class Pool:
                 # All free buffers are too small: the new one replaces the smallest.
                 del self._free[0]
         return Lease(_fresh(size), self._returned)
-
-    def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor [count]; its memory comes back when the last tensor that shares it is gone."""
-        size = count * dtype.itemsize
-        if size < _SMALL:
-            return torch.empty(count, dtype=dtype)
-        return torch.from_numpy(self.take(size).array(count, _KINDS[dtype]))
-
-    def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
-        """The same memory as a tensor, or a copy in C order."""
-        return torch.from_numpy(np.ascontiguousarray(numbers))
 
 
 def _fresh(size: int) -> _Buffer:

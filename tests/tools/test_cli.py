@@ -1,5 +1,7 @@
 """What the command line accepts and refuses, and with which exit status."""
 
+from importlib.metadata import version
+
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -76,7 +78,7 @@ class Unreachable(fsspec.AbstractFileSystem):
 
 
 @pytest.mark.parametrize("path", ["unreachable://bucket/a.parquet", "unreachable://listed/a.parquet"])
-@pytest.mark.parametrize("command", ["profile", "collisions", "optimize", "check"])
+@pytest.mark.parametrize("command", ["profile", "collisions", "optimize", "check", "histories"])
 def test_a_store_that_cannot_be_reached_is_one_line_and_status_2(command, path, tmp_path, monkeypatch):
     monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.001)
     fsspec.register_implementation("unreachable", Unreachable, clobber=True)
@@ -86,6 +88,7 @@ def test_a_store_that_cannot_be_reached_is_one_line_and_status_2(command, path, 
         "collisions": ("--ids", "items", "--out", tmp_path / "out"),
         "optimize": ("--out", tmp_path / "out"),
         "check": ("--schema", tmp_path / "schema.toml"),
+        "histories": ("--by", "a", "--time", "b", "--out", tmp_path / "out"),
     }
     done = call(command, path, *options[command])
     assert done.exit_code == 2, done.output
@@ -102,3 +105,17 @@ def test_help_names_the_commands(command):
     done = call(*command, "--help")
     assert done.exit_code == 0
     assert "Usage" in done.stdout
+
+
+def test_the_version_and_completion_are_there():
+    done = call("--version")
+    assert (done.exit_code, done.stdout) == (0, f"freescale {version('freescale')}\n")
+    assert "--install-completion" in call("--help").stdout
+
+
+def test_a_catalog_of_a_store_that_cannot_be_listed_is_one_line_and_status_2(tmp_path):
+    fsspec.register_implementation("unreachable", Unreachable, clobber=True)
+    done = call("catalog", "unreachable://listed/a.parquet", "--out", tmp_path / "out")
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert "Check the address, the network, the credentials" in line

@@ -6,32 +6,47 @@ from typing import Annotated
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.terminal import Terminal
+from freescale_tools.console.terminal import Terminal, plain
 
 
 def calibrate(
     measured: Annotated[
         Path,
         typer.Argument(
-            help="CSV with step,rank,seconds,lengths (optional: candidates), or the JSON report of a BubbleMeter."
+            help="run.json that BubbleMeter.save wrote, or a CSV with step,rank,seconds,lengths (optional: candidates)."
         ),
     ],
     lengths: Annotated[
         Path | None,
         typer.Option(
-            help="Parquet, CSV or NPY with step, rank and --sequence, one row per sample. Required with a report."
+            help="Parquet, CSV or NPY with step, rank and --sequence, one row per sample, for a run without lengths."
         ),
     ] = None,
     sequence: Annotated[
-        str, typer.Option(help="Column of --lengths with the length of a sample or the list of its events.")
-    ] = "length",
+        str | None,
+        typer.Option(
+            help="A sequence of the run; by default the one with most events. Or the column of --lengths with the "
+            "length of a sample or the list of its events; by default 'length'."
+        ),
+    ] = None,
     ranks: Annotated[
         int | None, typer.Option(help="Ranks of the simulated balancing. Default: as many as were measured.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the calibration there, as JSON for --calibration of other commands.")
+    ] = None,
+    fscomm: Annotated[
+        Path | None, typer.Option(help="A run of the same training with fscomm: what fscomm itself takes of a step.")
+    ] = None,
+    balanced: Annotated[
+        Path | None, typer.Option(help="A run of the same training with balanced batches: what balancing itself takes.")
     ] = None,
     skip: Annotated[int, typer.Option(help="How many first steps to leave out (warm-up).")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
-    """Fit a cost model to measured steps and print the line to paste.
+    """Fit to measured steps what a step costs, and print the cost model to paste.
+
+    A run of a BubbleMeter also tells what an exchange costs by its size, and a look-up and an update by row.
 
     A row is one step of one rank: the seconds of forward and backward without waiting for other ranks, and
     the lengths of its batch as length:count;length:count. For example, 128:3;256:1 is three samples of 128
@@ -39,22 +54,40 @@ def calibrate(
     for wrong usage.
     """
     with Terminal(json=json) as terminal:
-        _run(terminal, measured, lengths, sequence, ranks, skip)
+        _run(terminal, measured, lengths, sequence, ranks, (fscomm, balanced), out, skip)
 
 
-def _run(terminal: Terminal, measured: Path, lengths: Path | None, sequence: str, ranks: int | None, skip: int) -> None:
+def _run(
+    terminal: Terminal,
+    measured: Path,
+    lengths: Path | None,
+    sequence: str | None,
+    ranks: int | None,
+    others: tuple[Path | None, Path | None],
+    out: Path | None,
+    skip: int,
+) -> None:
+    from json import dumps
+
     from freescale_tools.calibrate.cost_model import advice, doubt
     from freescale_tools.calibrate.cost_model import calibrate as fit
     from freescale_tools.calibrate.measured_steps import read_steps
     from freescale_tools.calibrate.tables import show
+    from freescale_tools.console.files import write_whole
 
     if ranks is not None and ranks < 2:
         raise UsageError(f"--ranks must be at least 2, got {ranks}")
     if skip < 0:
         raise UsageError(f"--skip must be 0 or more, got {skip}")
-    document = fit(read_steps(measured, lengths, sequence), ranks=ranks, skip=skip)
-    show(terminal, document, advice(document))
+    steps = read_steps(measured, lengths, sequence)
+    same = sequence or steps[0].sequence or None
+    fscomm, balanced = (read_steps(path, None, same) if path else [] for path in others)
+    document = fit(steps, ranks=ranks, skip=skip, fscomm=fscomm, balanced=balanced)
     doubtful = doubt(document)
+    show(terminal, document, advice(document), usable=doubtful is None)
     if doubtful is not None:
         terminal.finding(doubtful)
+    elif out is not None:
+        write_whole(out, dumps(document, default=plain, allow_nan=False) + "\n")
+        terminal.say(f"written: {out}")
     terminal.result(document)

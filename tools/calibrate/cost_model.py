@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.calibrate.measured_steps import Step
+from freescale_tools.calibrate.own_costs import own_costs
+from freescale_tools.calibrate.run_costs import CLASSES, exchanges, interval, means, per_row, r2
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import created
-from fsdata.balance.cost import CANDIDATES, Polynomial, fit
+from freescale_tools.console.files import header
+from fsdata.balance.cost import CANDIDATES, Polynomial, fit, non_negative, step_sums
 from fsdata.balance.packing import pack
 
-VERSION = 1
+VERSION = 2
 FEWEST = 4
 _SIMULATED = 200
 _MOST_SAMPLES = 65_536  # of a simulated global batch
@@ -41,17 +43,26 @@ class Explained:
     ratio: np.ndarray
 
 
-def calibrate(steps: Sequence[Step], *, ranks: int | None = None, skip: int = 0, seed: int = 0) -> dict[str, Any]:
+def calibrate(
+    steps: Sequence[Step],
+    *,
+    ranks: int | None = None,
+    skip: int = 0,
+    fscomm: Sequence[Step] = (),
+    balanced: Sequence[Step] = (),
+    seed: int = 0,
+) -> dict[str, Any]:
     """Fit a cost model and compare it with one that only counts tokens.
 
     Args:
         ranks: of the simulated balancing. Default: as many as were measured, at least 2.
-        skip: how many steps to leave out at the start (warm-up).
+        skip: how many steps to leave out at the start (warm-up), also of `fscomm` and `balanced`.
+        fscomm, balanced: steps of the same training with prioritized communication, or with balanced batches: what
+            these take themselves.
 
     Raises UsageError if no model can be fitted to the steps.
     """
-    numbers = sorted({step.step for step in steps})
-    kept = [step for step in steps if step.step in set(numbers[skip:])]
+    kept = _without_first(steps, skip)
     _check(kept, len(steps), skip)
     try:
         model = fit([_arrays(step) for step in kept], [step.seconds for step in kept])
@@ -62,16 +73,16 @@ def calibrate(steps: Sequence[Step], *, ranks: int | None = None, skip: int = 0,
     width = ranks or max(len(measured_on), 2)
     left = straggler_left(fitted, tokens, kept, ranks=width, seed=seed)
     return {
-        "version": VERSION,
-        "kind": "calibrate",
-        "created": created(),
+        **header("calibrate", version=VERSION),
         "rows": len(kept),
         "steps": len({step.step for step in kept}),
         "ranks": len(measured_on),
         "samples": sum(step.lengths.rows for step in kept),
+        "sequence": kept[0].sequence,
         "cost_model": repr(model),
         "seconds_per_cost": fitted.scale,
         "constant_s": fitted.constant,
+        "intervals": _intervals(kept, model, seed=seed),
         "r2": fitted.r2,
         "r2_tokens": tokens.r2,
         "typical_error": float(np.std(fitted.ratio)),
@@ -79,27 +90,72 @@ def calibrate(steps: Sequence[Step], *, ranks: int | None = None, skip: int = 0,
         "measured_straggler": measured_straggler(kept),
         "simulated": {"ranks": width, "steps": _SIMULATED, **left},
         "speeds": speeds(fitted, kept),
+        "run": {
+            **means(kept),
+            **{name: exchanges(kept, kinds, seed=seed) for name, kinds in CLASSES.items()},
+            **{kind: per_row(kept, kind, seed=seed) for kind in ("lookup", "update")},
+        },
+        "own": own_costs(
+            kept,
+            lambda step: fitted.scale * float(_cost(model, step).sum()),
+            fscomm=_without_first(fscomm, skip),
+            balanced=_without_first(balanced, skip),
+            seed=seed,
+        ),
     }
+
+
+def _without_first(steps: Sequence[Step], skip: int) -> list[Step]:
+    numbers = sorted({step.step for step in steps})
+    return [step for step in steps if step.step in set(numbers[skip:])]
+
+
+def _intervals(steps: Sequence[Step], model: Polynomial, *, seed: int) -> dict[str, list[float]]:
+    """Of the two numbers and of the seconds of a mean sample: 90 %, over draws of whole steps.
+
+    Each draw is fitted anew. Its `seconds_per_cost` is that of a mean sample over the cost by `model`.
+    """
+    by_step: dict[int, list[tuple[float, ...]]] = {}
+    for step in steps:
+        by_step.setdefault(step.step, []).append((*step_sums(_arrays(step)), 1.0, step.seconds))
+    rows = np.array([row for rows in by_step.values() for row in rows])
+    samples = sum(step.lengths.rows for step in steps)
+    mean_sample = rows[:, :3].sum(0) / samples
+    mean_cost = sum(float(_cost(model, step).sum()) for step in steps) / samples
+
+    def fit_again(drawn: Sequence[Sequence[tuple[float, ...]]]) -> np.ndarray:
+        again = np.array([row for rows in drawn for row in rows])
+        *coefficients, constant = non_negative(again[:, :4], again[:, 4])
+        sample = float(mean_sample @ np.array(coefficients))
+        return np.array([sample / mean_cost, constant, sample])
+
+    low, high = interval(fit_again, list(by_step.values()), seed=seed)
+    names = ("seconds_per_cost", "constant_s", "sample_s")
+    return {name: [float(low[place]), float(high[place])] for place, name in enumerate(names)}
 
 
 def explain(model: Polynomial, steps: Sequence[Step]) -> Explained:
     """Fit the scale and the constant, both 0 or more, of a given model."""
     cost = np.array([float(_cost(model, step).sum()) for step in steps])
     seconds = np.array([step.seconds for step in steps])
-    spread = cost - cost.mean()
-    scale = float(spread @ seconds / (spread @ spread)) if spread.any() else 0.0
-    constant = float(seconds.mean() - scale * cost.mean())
-    if constant < 0 or scale < 0:
-        scale, constant = float(cost @ seconds / (cost @ cost)), 0.0
+    scale, constant = _scale_and_constant(cost, seconds)
     predicted = scale * cost + constant
-    error, all_of_it = seconds - predicted, seconds - seconds.mean()
     return Explained(
         model=model,
         scale=scale,
         constant=constant,
-        r2=1 - float(error @ error) / float(all_of_it @ all_of_it),
+        r2=r2(seconds, predicted),
         ratio=seconds / np.maximum(predicted, np.finfo(float).tiny),
     )
+
+
+def _scale_and_constant(cost: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    spread = cost - cost.mean()
+    scale = float(spread @ seconds / (spread @ spread)) if spread.any() else 0.0
+    constant = float(seconds.mean() - scale * cost.mean())
+    if constant < 0 or scale < 0:
+        return (float(cost @ seconds / (cost @ cost)) if cost.any() else 0.0), 0.0
+    return scale, constant
 
 
 def straggler_left(

@@ -1,4 +1,4 @@
-"""Reads measured steps from a CSV file or a BubbleMeter report, and the lengths of their batches.
+"""Reads measured steps from a CSV file or a run that a BubbleMeter saved, and the lengths of their batches.
 
 Every error names the file and, in a CSV file, the line.
 """
@@ -6,8 +6,9 @@ Every error names the file and, in a CSV file, the line.
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ class Step:
         seconds: forward and backward, without waiting for other ranks.
         lengths: of the samples of its batch.
         candidates: of the whole batch.
+        sequence: which lengths of the run these are; "" for a file of lengths.
+        data_s: waiting for the loader.
+        exposed_s, exchanges, bytes: by kind of exchange: waiting for bytes, how many, what this rank gave to them.
+        passes_s, rows: by part of the model (forward, backward, lookup, update): seconds without waits; ids.
+        transfers: (kind, bytes this rank gave, seconds from when the last rank gave its part until the end).
     """
 
     step: int
@@ -35,31 +41,41 @@ class Step:
     seconds: float
     lengths: LengthHistogram
     candidates: int = 0
+    sequence: str = ""
+    data_s: float = 0.0
+    exposed_s: Mapping[str, float] = field(default_factory=dict)
+    exchanges: Mapping[str, int] = field(default_factory=dict)
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    passes_s: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    transfers: tuple[tuple[str, int, float], ...] = ()
 
 
-def read_steps(path: Path, lengths: Path | None, column: str) -> list[Step]:
+def read_steps(path: Path, lengths: Path | None = None, column: str | None = None) -> list[Step]:
     """Steps in order of step and rank.
 
     Args:
         path: CSV with `step,rank,seconds` and, without `lengths`, a column `lengths`; maybe a column
-            `candidates`. Or the JSON that `BubbleReport.save` writes.
+            `candidates`. Or the JSON that `BubbleMeter.save` writes.
         lengths: Parquet, CSV or NPY with `step`, `rank` and `column`, one row per sample. The column holds
             the length of a sample, or the list of its events.
+        column: by default `length`; without `lengths`, the sequence of the run with most events. Steps that
+            have no lengths, such as the first of a pipeline, are left out.
 
     Raises UsageError for any other content.
     """
     text = _text(path)
-    is_report = text.lstrip()[:1] == "{"
-    if is_report and lengths is None:
-        raise UsageError(f"{path} is a report, which holds no lengths: give --lengths PATH")
-    rows = list(_meter(path, text) if is_report else _csv(path, text, with_lengths=lengths is None))
+    is_run = text.lstrip()[:1] == "{"
+    rows = list(_run(path, text) if is_run else _csv(path, text, with_lengths=lengths is None))
+    if is_run and lengths is None:
+        rows = _with_lengths(path, rows, column)
     seen: dict[tuple[int, int], str] = {}
     for where, row in rows:
         first = seen.setdefault((row["step"], row["rank"]), where)
         if first != where:
             raise UsageError(f"{where}: step {row['step']} of rank {row['rank']} a second time; first in {first}")
     if lengths is not None:
-        known = _lengths_of(lengths, column)
+        known = _lengths_of(lengths, column or "length")
         for where, row in rows:
             key = row["step"], row["rank"]
             if key not in known:
@@ -131,20 +147,56 @@ def _seconds(given: Any) -> float:
     return seconds
 
 
-def _meter(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _run(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
     steps = document.get("steps")
-    if document.get("version") != 1 or not isinstance(steps, list):
-        raise UsageError(f"{path}: not the report of a BubbleMeter: write it with meter.report().save(path)")
+    if document.get("version") not in (1, 2) or not isinstance(steps, list):
+        raise UsageError(f"{path}: not the run of a BubbleMeter: write it with meter.save(path)")
     for number, step in enumerate(steps):
         where = f"{path}, steps[{number}]"
         try:
-            yield where, {"step": int(step["step"]), "rank": int(step["rank"]), "seconds": _seconds(step["compute_s"])}
-        except (KeyError, TypeError, ValueError) as error:
+            yield where, {
+                "step": int(step["step"]), "rank": int(step["rank"]), "seconds": _seconds(step["compute_s"]),
+                "data_s": _seconds(step["data_s"]),
+                **{name: dict(step.get(name, {})) for name in ("exposed_s", "exchanges", "bytes", "passes_s", "rows")},
+                "transfers": tuple((str(kind), int(size), _seconds(s)) for kind, size, s in step.get("transfers", ())),
+                "lengths": {str(name): _histogram(one) for name, one in step.get("lengths", {}).items()},
+            }  # fmt: skip
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _histogram(one: Mapping[str, Any]) -> LengthHistogram:
+    lengths, counts = (np.asarray(one[name]) for name in ("lengths", "counts"))
+    for array in (lengths, counts):
+        if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0)):
+            raise ValueError("lengths and counts must be whole numbers of 0 or more")
+    if len(lengths) != len(counts):
+        raise ValueError(f"{len(lengths)} lengths, but {len(counts)} counts")
+    return LengthHistogram(lengths=lengths.astype(np.int64), counts=counts.astype(np.int64))
+
+
+def _with_lengths(
+    path: Path, rows: Sequence[tuple[str, dict[str, Any]]], column: str | None
+) -> list[tuple[str, dict[str, Any]]]:
+    """The rows that have lengths of one sequence."""
+    events: Counter[str] = Counter()
+    for _, row in rows:
+        for name, histogram in row["lengths"].items():
+            events[name] += histogram.events
+    if not events:
+        raise UsageError(
+            f"{path} holds no lengths: give --lengths PATH, or tell the meter how long the samples of a batch are: "
+            "meter.watch(loader, lengths=...)"
+        )
+    name = column or events.most_common(1)[0][0]
+    if name not in events:
+        raise UsageError(f"{path} has no lengths of {name!r}: there are those of {', '.join(sorted(events))}")
+    kept = [(where, row) for where, row in rows if name in row["lengths"]]
+    return [(where, {**row, "lengths": row["lengths"][name], "sequence": name}) for where, row in kept]
 
 
 def _lengths_of(path: Path, column: str) -> dict[tuple[int, int], LengthHistogram]:

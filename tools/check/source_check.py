@@ -14,7 +14,7 @@ import numpy as np
 
 from freescale_tools.check.findings import Finding, mismatches
 from freescale_tools.check.table_scan import Table
-from freescale_tools.console.files import created
+from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from fsdata import ParquetSource, Schema
 from fsdata.catalog.roles import (
@@ -31,8 +31,6 @@ from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import RowGroup
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources import AsOf, Join
-
-VERSION = 1
 
 
 class SourceCheck:
@@ -179,9 +177,7 @@ def document(findings: Sequence[Finding], *, sources: Sequence[SourceCheck], sch
     for one in findings:
         counts[one.kind] += one.count
     return {
-        "version": VERSION,
-        "kind": "check",
-        "created": created(),
+        **header("check"),
         "schema": schema,
         "sources": [{"source": check.label, "rows": check.rows} for check in sources],
         "rows": sum(check.rows for check in sources),

@@ -2,19 +2,16 @@
 
 import contextlib
 import enum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from freescale_tools.collisions.tables import show
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import created
-from freescale_tools.console.options import EventTime, Histories, On, StoredHistories, stored_histories
+from freescale_tools.console.files import header
+from freescale_tools.console.options import EventTime, Histories, On, ReportFolder, StoredHistories, stored_histories
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.report.write import tell_skipped, write_report
-
-VERSION = 1
+from freescale_tools.report.write import check_folder, tell_skipped, write_report
 
 
 class OrderName(enum.StrEnum):
@@ -48,9 +45,7 @@ def collisions(
     ] = None,
     pairs: Annotated[int, typer.Option(help="Most pairs of batches to count at a point.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of the shuffled order.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for collisions.json and collisions.html.")] = Path(
-        "freescale-report"
-    ),
+    out: ReportFolder = None,
     json: Annotated[bool, typer.Option("--json", help="Print collisions.json instead of tables.")] = False,
 ) -> None:
     """Count table rows that consecutive global batches share, and predict the bytes that a step exchanges.
@@ -64,8 +59,7 @@ def collisions(
     with Terminal(json=json) as terminal:
         from freescale_tools.collisions.page import collisions_page
 
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"--out {out} is a file; name a folder")
+        check_folder(out)
         if seed < 0:
             raise UsageError(f"--seed must be 0 or more, got {seed}")
         orders = [one.value for one in order or ()] or ["file", "shuffled", *(["time"] if time else [])]
@@ -81,9 +75,9 @@ def collisions(
         }
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
         document = _counted(terminal, paths, ids, settings, stored)
-        write_report(document, collisions_page(document), out, "collisions")
+        written = write_report(document, collisions_page(document), out, "collisions")
         show(terminal, document["collisions"])
-        terminal.say(f"written to {out / 'collisions.html'} and {out / 'collisions.json'}")
+        terminal.say(written)
         terminal.result(document)
 
 
@@ -103,9 +97,7 @@ def _counted(
     found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
     tell_skipped(terminal, found["skipped"])
     return {
-        "version": VERSION,
-        "kind": "collisions",
-        "created": created(),
+        **header("collisions"),
         "paths": paths,
         "histories": None if stored is None else asdict(stored),
         "collisions": found,

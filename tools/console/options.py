@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,56 @@ def numbers(given: Sequence[str] | None, option: str) -> list[int] | None:
     return found
 
 
+def floats(given: Sequence[str] | None) -> int | dict[str, int] | None:
+    """Read --dim: one number, or column=number joined by commas. None if nothing is given. Raises UsageError."""
+    parts = [part for text in given or () for part in text.split(",")]
+    pairs = [(name.strip(), number) for name, _, number in (part.rpartition("=") for part in parts)]
+    if not pairs:
+        return None
+    one = len(pairs) == 1 and not pairs[0][0]
+    if not all(number.strip().isdecimal() and int(number) for _, number in pairs) or (
+        not one and (not all(name for name, _ in pairs) or len(dict(pairs)) < len(pairs))
+    ):
+        raise UsageError(
+            f"--dim {','.join(parts)}: a number of 1 or more is needed, or one for each of several columns, as in "
+            "item=128,action=16"
+        )
+    return int(pairs[0][1]) if one else {name: int(number) for name, number in pairs}
+
+
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Folder for the page and the JSON document; those of an earlier run there are replaced. Default: "
+        "freescale-report, where earlier ones stay and new ones get a number, as in profile-2.html.",
+    ),
+]
+Dim = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        help="Floats exchanged per event, all its fields together; or those of each list column that is looked up, as "
+        "in item=128,candidate=64. May be given several times.",
+    ),
+]
+ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json of `freescale profile`, or its folder.")]
+HardwareName = Annotated[
+    str, typer.Option("--hardware", help="h100-ib, h200-nvl, or a TOML file with the parameters of your hardware.")
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", help="Samples of a rank in a step. Default: as in the profile, else 128."),
+]
+MaxLength = Annotated[
+    int | None, typer.Option("--max-length", help="Most events of a history. Default: as the profile recommends.")
+]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration", help="What `freescale calibrate --out` wrote, or the run.json that BubbleMeter.save wrote."
+    ),
+]
 Histories = Annotated[
     list[str] | None,
     typer.Option(

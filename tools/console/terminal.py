@@ -6,6 +6,7 @@ only if standard error is a terminal.
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -24,6 +25,8 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 
 FOUND, USAGE = 1, 2
 INTERRUPTED = 130
+_LOG_WIDTH = 120
+_FOLDED = 12  # text is not folded into less
 
 
 class Progress(Protocol):
@@ -41,8 +44,10 @@ class Terminal:
 
     def __init__(self, *, json: bool = False) -> None:
         self._json = json
-        self._out = Console(highlight=False)
-        self._err = Console(stderr=True, highlight=False)
+        self._out = Console(highlight=False, emoji=False)
+        if not self._out.is_terminal:  # a pipe or a log has no width of its own
+            self._out.width = max(self._out.width, _LOG_WIDTH) if "COLUMNS" not in os.environ else self._out.width
+        self._err = Console(stderr=True, highlight=False, emoji=False)
         self._findings: list[str] = []
         self._answered = False
 
@@ -74,17 +79,23 @@ class Terminal:
     ) -> None:
         """Print a table for people.
 
-        Text is aligned left, numbers right; None is a dash; floats have four digits.
+        Text is aligned left, numbers right; None is a dash; floats have four digits. Text is folded where the table is
+        wider than the window, numbers never: the last columns are left out instead, and named.
         """
         if self._json:
             return
-        table = Table(title=title, title_justify="left")
-        for place, name in enumerate(columns):
-            words = any(isinstance(row[place], str) for row in rows)
-            table.add_column(name, justify="left" if words else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(_text(value)) for value in row))
+        cells = [[_text(value) for value in row] for row in rows]
+        words = [any(isinstance(row[place], str) for row in rows) for place in range(len(columns))]
+        headings, shown = _fitting(columns, cells, words, self._out.width)
+        table = Table(title=Text(title), title_justify="left")
+        for place in range(shown):
+            justify: Any = "left" if words[place] else "right"
+            table.add_column(Text(headings[place]), justify=justify, overflow="fold", no_wrap=not words[place])
+        for row in cells:
+            table.add_row(*(Text(cell) for cell in row[:shown]))
         self._out.print(table)
+        if shown < len(columns):
+            self.say(f"Left out, as the window is narrow: {', '.join(columns[shown:])}.")
         for note in notes:
             self.say(note)
 
@@ -155,6 +166,27 @@ class _Counts(ProgressColumn):
             parts += [f"{rows / elapsed:,.0f} rows/s"] if rows else []
             parts += [f"{decimal(int(size / elapsed))}/s"] if size else []
         return Text(" ".join(parts))
+
+
+def _fitting(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], words: Sequence[bool], width: int
+) -> tuple[list[str], int]:
+    """Headings, on several lines if one line is too wide, and how many columns fit."""
+    columns = list(columns)
+    for headings in (columns, [name.replace(" ", "\n") for name in columns]):
+        needed = [
+            max(_least(one, may_fold=folds) for one in [*headings[place].split("\n"), *(row[place] for row in cells)])
+            for place, folds in enumerate(words)
+        ]
+        ends = [sum(needed[: last + 1]) + 3 * (last + 1) + 1 for last in range(len(columns))]
+        if ends and ends[-1] <= width:
+            return headings, len(columns)
+    return headings, min(max(sum(end <= width for end in ends), 1), len(columns))
+
+
+def _least(text: str, *, may_fold: bool) -> int:
+    """The fewest characters a line of a column needs."""
+    return min(len(text), _FOLDED) if may_fold else len(text)
 
 
 def plain(value: Any) -> Any:

@@ -70,8 +70,8 @@ def _run(
     from freescale_tools.demo.discover import MAX_LENGTH, discover
     from freescale_tools.demo.launch import Launch
     from freescale_tools.demo.launch import demo as run_demo
-    from freescale_tools.synth.lengths import Lengths
-    from freescale_tools.synth.presets import demo_set
+    from freescale_tools.write.synth.lengths import Lengths
+    from freescale_tools.write.synth.presets import demo_set
 
     try:
         if data is None:

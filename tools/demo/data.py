@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from freescale_tools.demo.model.features import HISTORY, TIME_BUCKETS, Feature, ModelSpec
-from freescale_tools.synth.histories import ITEMS
-from freescale_tools.synth.presets import DemoSet
+from freescale_tools.write.synth.histories import ITEMS
+from freescale_tools.write.synth.presets import DemoSet
 from fsdata import AsOf, Join, ParquetSource, Schema, Sequence
 
 

@@ -80,7 +80,7 @@ def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _plans(planner: Planner, ranks: int) -> list[Planned]:

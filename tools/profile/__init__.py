@@ -1,5 +1,6 @@
 """`freescale profile`: the lengths of a data set, and what FreeScale would bring for it.
 
-`command` calls `measure`, then `predict`: simulated `stragglers`, settings to `recommend` with `loader_code`
-to paste, collisions, steps, and what `sharing` of histories saves. `tables` and `page` show the result.
+`command` calls `measure`, then `predict`: simulated `stragglers`, `advice` with code to paste, collisions,
+steps, and what `sharing` of histories saves. `tables` and `page` show the result.
+`diff_command` is `freescale diff`, which compares two documents by their `diff`.
 """

@@ -1,6 +1,7 @@
 """The command `freescale profile`: reads its options, runs it, and shows the result."""
 
 import contextlib
+import dataclasses
 import enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.options import RANKS, EventTime, Histories, On, StoredHistories, numbers, stored_histories
+from freescale_tools.console.options import (
+    RANKS,
+    CalibrationFile,
+    Dim,
+    EventTime,
+    Histories,
+    On,
+    ReportFolder,
+    StoredHistories,
+    floats,
+    numbers,
+    stored_histories,
+)  # fmt: skip
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.report.write import tell_skipped, write_report
+from freescale_tools.report.write import check_folder, tell_skipped, write_report
 
 
 class EngineName(enum.StrEnum):
@@ -23,11 +36,14 @@ class EngineName(enum.StrEnum):
 def profile(
     paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
     sequence: Annotated[
-        list[str],
-        typer.Option(help="A list column of history events. May be given several times; the first is simulated."),
-    ],
+        list[str] | None,
+        typer.Option(
+            help="A list column of history events. May be given several times; what is computed follows the first. "
+            "Default: the only list column."
+        ),
+    ] = None,
     candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for profile.json and profile.html.")] = Path("freescale-report"),
+    out: ReportFolder = None,
     quick: Annotated[bool, typer.Option("--quick", help="Read footers only: rows, events and means, by file.")] = False,
     time: Annotated[
         str | None,
@@ -47,9 +63,19 @@ def profile(
         EngineName, typer.Option(help="local: threads of this process. ray: a Ray cluster.")
     ] = EngineName.local,
     batch_size: Annotated[int, typer.Option(help="Samples of a rank in a step.")] = 128,
+    dim: Dim = None,
+    calibration: CalibrationFile = None,
+    extrapolate: Annotated[
+        bool,
+        typer.Option("--extrapolate", help="Simulate steps of more ranks than the rows are enough for, too."),
+    ] = False,
     ranks: Annotated[
         list[str] | None,
         typer.Option(help="Numbers of ranks, such as 8,64,512. Default: the powers of two from 8 to 1024."),
+    ] = None,
+    gpu_hour_price: Annotated[
+        float | None,
+        typer.Option(help="What an hour of a GPU costs, in any currency: the trade-off table shows money."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print profile.json instead of tables.")] = False,
 ) -> None:
@@ -62,18 +88,28 @@ def profile(
     collisions and predictions are those of these windows, which no file holds.
     """
     with Terminal(json=json) as terminal:
+        from freescale_tools.calibrate.calibration import load_calibration
         from freescale_tools.profile.measure import Columns, Settings
 
-        columns = Columns(sequences=tuple(sequence), candidates=candidates, time=time)
+        columns = Columns(sequences=tuple(sequence or ()), candidates=candidates, time=time)
         settings = Settings(
-            ranks=tuple(numbers(ranks, "--ranks") or RANKS), batch_size=batch_size, ids=ids, share=share
+            ranks=tuple(numbers(ranks, "--ranks") or RANKS),
+            batch_size=batch_size,
+            ids=ids,
+            share=share,
+            dims=floats(dim),
+            calibration=load_calibration(calibration) if calibration else None,
+            extrapolate=extrapolate,
+            gpu_hour_price=gpu_hour_price,
         )
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"--out {out} is a file; name a folder")
+        check_folder(out)
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
         _check_stored(stored, share, quick=quick, engine=engine)
-        if quick and (time or ids):
-            raise UsageError("--quick reads no rows: leave out --time and --ids, or --quick")
+        if quick and (time or ids or calibration or gpu_hour_price):
+            raise UsageError(
+                "--quick reads no rows and predicts nothing: leave out --time, --ids, --calibration and "
+                "--gpu-hour-price, or --quick"
+            )
         _run(terminal, paths, columns, settings, out, engine.value if not quick else None, stored)
 
 
@@ -100,26 +136,31 @@ def _run(
     paths: list[str],
     columns: Any,
     settings: Any,
-    out: Path,
+    out: Path | None,
     engine_name: str | None,
     stored: StoredHistories | None,
 ) -> None:
     """Profile the files and show the result. `engine_name` is None if only footers are read."""
     from freescale_tools.profile.page.page import profile_page
     from freescale_tools.profile.tables import show
+    from freescale_tools.scan.columns import only_list
     from freescale_tools.scan.files import open_files
     from freescale_tools.scan.histories import open_requests
 
     files = open_files(paths)
+    if not columns.sequences:
+        if stored is not None:
+            raise UsageError("--histories needs --sequence, a list column of the table of histories")
+        columns = dataclasses.replace(columns, sequences=(only_list(files),))
     lists = list(dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])]))
     histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
     with histories as requests:
         document, notes = _profiled(terminal, paths, files, columns, settings, engine_name, requests)
-    write_report(document, profile_page(document), out, "profile")
+    written = write_report(document, profile_page(document), out, "profile")
     show(terminal, document)
     for note in notes:
         terminal.say(note)
-    terminal.say(f"written to {out / 'profile.html'} and {out / 'profile.json'}")
+    terminal.say(written)
     terminal.result(document)
 
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import created
+from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.columns import bind, bind_lists
 from freescale_tools.scan.counts import counts
@@ -19,7 +21,6 @@ from freescale_tools.scan.lengths import Piece, Scanned, Tally, pieces, scan
 from freescale_tools.scan.times import Spans, time_spans
 from fsdata.catalog.footers import Skipped
 
-VERSION = 1
 _USUAL_RANKS = 64  # the paper's
 
 
@@ -28,7 +29,7 @@ class Columns:
     """The columns to profile.
 
     Attributes:
-        sequences: list columns; the first stands for the history in predictions.
+        sequences: list columns; the first stands for the history in predictions. Not empty where lengths are read.
         candidates: a list column, or None.
         time: the column with the time of a row, for lengths over time, or None.
     """
@@ -38,8 +39,6 @@ class Columns:
     time: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.sequences:
-            raise UsageError("name at least one list column with --sequence")
         twice = sorted({name for name in self.lists if self.lists.count(name) > 1})
         if twice:
             raise UsageError(f"named twice: {', '.join(twice)}")
@@ -59,18 +58,28 @@ class Settings:
         ranks: numbers of ranks.
         batch_size: samples of a rank.
         ids: the column whose collisions are counted; None takes the first sequence if it holds integers.
+        dims: floats exchanged per event, or by list column; None: not known.
         share: the key whose samples share their history, or None.
+        calibration: what a training run has shown of the costs of a step, or None.
+        extrapolate: simulate steps of more ranks than the rows are enough for, too.
+        gpu_hour_price: what an hour of a GPU costs, in any currency, or None.
     """
 
     ranks: tuple[int, ...]
     batch_size: int
     ids: str | None = None
+    dims: int | Mapping[str, int] | None = None
     share: str | None = None
+    calibration: Calibration | None = None
+    extrapolate: bool = False
+    gpu_hour_price: float | None = None
 
     def __post_init__(self) -> None:
         for name, values in (("--ranks", self.ranks), ("--batch-size", (self.batch_size,))):
             if not values or min(values) < 1:
                 raise UsageError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
+        if self.gpu_hour_price is not None and not 0 < self.gpu_hour_price < math.inf:
+            raise UsageError(f"--gpu-hour-price must be above 0, got {self.gpu_hour_price}")
 
     @property
     def default_ranks(self) -> int:
@@ -83,7 +92,8 @@ class Profile:
     """A profile before its predictions.
 
     Attributes:
-        document: profile.json; stragglers, recommended, collisions, simulation and sharing are still null.
+        document: profile.json; stragglers, recommended, tradeoff, collisions, simulation and sharing are
+            still null.
         histograms: one for every list column; none in quick mode.
     """
 
@@ -201,21 +211,21 @@ def _document(
     skipped: Sequence[Skipped],
 ) -> dict[str, Any]:
     return {
-        "version": VERSION,
-        "kind": "profile",
+        **header("profile"),
         "mode": mode,
-        "created": created(),
         "paths": list(paths),
         "files": len(files.footers),
         "rows": files.rows,
         "row_groups": files.row_groups,
         "bytes": files.bytes,
+        "dims": None,
         "histories": None,
         "skipped": [dataclasses.asdict(one) for one in skipped],
         "sequences": {column: found[column] for column in columns.sequences},
         "candidates": {columns.candidates: found[columns.candidates]} if columns.candidates else {},
         "stragglers": None,
         "recommended": None,
+        "tradeoff": None,
         "collisions": None,
         "simulation": None,
         "sharing": None,

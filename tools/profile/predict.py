@@ -1,6 +1,6 @@
-"""Predicts from measured lengths: stragglers, settings, collisions, and a step on the default hardware."""
+"""Predicts from measured lengths: stragglers, settings, collisions, a step on the default hardware, trade-offs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -11,17 +11,21 @@ from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.ids_stored_once import hold_stored_once
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
-from freescale_tools.profile.loader_code import loader_files
+from freescale_tools.profile.advice.cuts import even_cut
+from freescale_tools.profile.advice.loader_code import loader_files
+from freescale_tools.profile.advice.recommend import recommend
+from freescale_tools.profile.advice.tradeoff import tradeoff
 from freescale_tools.profile.measure import Columns, Profile, Settings
-from freescale_tools.profile.recommend import recommend, recommended_length
 from freescale_tools.profile.sharing import sharing
 from freescale_tools.profile.stragglers import straggler_grid
 from freescale_tools.scan.columns import bind_lists, holds
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
+from freescale_tools.simulate.batches import Samples, Setting
 from freescale_tools.simulate.enough_rows import fitting
 from freescale_tools.simulate.hardware.parameters import load_hardware
 from freescale_tools.simulate.simulation import simulate
+from fsdata.balance.cost import Polynomial
 
 HARDWARE = "h100-ib"
 DIM = 128  # of the embedding table, for the bytes of an exchange
@@ -39,17 +43,24 @@ def predict(
     bar: Bar,
     requests: Requests | None = None,
 ) -> list[str]:
-    """Fill stragglers, recommended, collisions, simulation and, if asked for, sharing of a full profile.
+    """Fill stragglers, recommended, collisions, simulation, tradeoff and, if asked for, sharing of a full profile.
 
     Returns why some are still null. `bar` shows the progress. `requests`: as of `full`. Raises UsageError if
     collisions cannot be counted in the column `settings.ids`.
     """
     document = profile.document
+    document["dims"] = settings.dims
     name = columns.sequences[0]
     histogram = profile.histograms[name]
     if not histogram.events:
         return [f"{name} has no events: there is nothing to predict from"]
     candidates = profile.histograms[columns.candidates] if columns.candidates else None
+    cost = settings.calibration.cost if settings.calibration else Polynomial()
+    samples = Samples(histogram=histogram, candidates=candidates)
+    cut = even_cut(
+        samples,
+        Setting(max_length=histogram.longest, ranks=settings.default_ranks, batch_size=settings.batch_size, cost=cost),
+    )
     with bar("simulating batches") as progress:
         grid = straggler_grid(
             histogram,
@@ -57,27 +68,37 @@ def predict(
             ranks=settings.ranks,
             batch_size=settings.batch_size,
             default_ranks=settings.default_ranks,
-            max_length=recommended_length(
-                histogram,
-                candidates=candidates,
-                ranks=settings.default_ranks,
-                batch_size=settings.batch_size,
-            ),
+            max_length=cut.recommended,
+            cost=cost,
             progress=progress,
         )
     document["stragglers"] = grid
     document["recommended"] = recommend(
-        histogram,
-        grid,
+        samples,
+        cut,
         files=loader_files(files, document, paths=paths, requests=requests, share=settings.share is not None),
-        candidates=candidates,
     )
     with bar("counting collisions") as progress:
         document["collisions"], notes = _collisions(document, files, columns, settings, progress, requests)
-    document["simulation"] = simulate(document, load_hardware(HARDWARE), ranks=settings.ranks)
+    document["simulation"] = simulate(
+        document,
+        load_hardware(HARDWARE),
+        ranks=settings.ranks,
+        calibration=settings.calibration,
+        beyond="show" if settings.extrapolate else "leave out",
+    )
+    document["tradeoff"] = tradeoff(
+        document,
+        samples,
+        cut,
+        load_hardware(HARDWARE),
+        calibration=settings.calibration,
+        gpu_hour_price=settings.gpu_hour_price,
+    )
     if requests is not None and settings.share is not None:
         with bar("merging windows") as progress:
-            document["sharing"] = _sharing(document, columns, requests, progress)
+            dim = _floats(settings.dims, columns.sequences)
+            document["sharing"] = _sharing(document, columns, requests, dim, progress)
     return notes
 
 
@@ -110,7 +131,7 @@ def _collisions(
             batch_size=batch_size,
             ranks=ranks,
             max_length=document["recommended"]["max_length"],
-            dim=DIM,
+            dim=_floats(settings.dims, [column]),
             orders=("file", "shuffled", *(("time",) if columns.time else ())),
             time=columns.time,
             progress=progress,
@@ -123,7 +144,9 @@ def _collisions(
     return found, [*notes, *found["notes"]]
 
 
-def _sharing(document: dict[str, Any], columns: Columns, requests: Requests, progress: Progress) -> dict[str, Any]:
+def _sharing(
+    document: dict[str, Any], columns: Columns, requests: Requests, dim: int, progress: Progress
+) -> dict[str, Any]:
     default = document["stragglers"]["default"]
     held = hold_stored_once(
         requests,
@@ -138,10 +161,17 @@ def _sharing(document: dict[str, Any], columns: Columns, requests: Requests, pro
         load_hardware(HARDWARE),
         share=requests.stored.on,
         fields=sum(name not in requests.floats for name in columns.sequences),
-        dim=DIM,
+        dim=dim,
         orders=("file", "shuffled", "time"),
         progress=progress,
     )
+
+
+def _floats(dims: int | Mapping[str, int] | None, columns: Sequence[str]) -> int:
+    """Of all these columns together, of one event."""
+    if isinstance(dims, Mapping):
+        return sum(dims.get(column, 0) for column in columns) or DIM
+    return dims or DIM
 
 
 def _with_integers(files: FileSet, column: str) -> FileSet:

@@ -1,108 +1,27 @@
-"""Predicts how long ranks wait for each other, with simulated global batches and every packing method.
-
-Nothing is trained: the time of a rank is the cost of its samples. Straggler share = 1 - mean / max of rank
-time. Sparsity = share of padding if every rank padded its samples to its longest one (the paper, section 1,
-Figures 2 and 8). Batches are drawn row by row from a length histogram. The same seed gives the same batches.
-"""
+"""The grid of a profile: straggler shares along every axis around its default, and length against ranks."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
-from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.histogram import LengthHistogram
-from fsdata.balance.cost import CANDIDATES, CostModel, Polynomial, Power
-from fsdata.balance.packing import pack
-from fsdata.balance.packing.plan import straggler_share
+from freescale_tools.simulate.batches import METHODS, UNPACKED, Samples, Setting, simulate_setting
+from fsdata.balance.cost import CostModel, Polynomial, Power
 from fsdata.catalog.cores import usable_cores
 
-METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
-UNPACKED = "none"
 MAX_LENGTHS = (1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 BATCH_SIZES = (16, 32, 64, 128, 256, 512)
 COSTS: tuple[CostModel, ...] = (Polynomial(), Power(alpha=1), Power(alpha=1.5), Power(alpha=2))
 
-_NODE = 8  # ranks that share a host, for `hierarchical`
 _LONGEST_DEFAULT = 21_000  # the paper's
-_SAMPLES = 16 * 8192  # of a point: small global batches get more steps
-_STEPS = (3, 48)
 _TWO_WAY_METHODS = ("fbs", "fbs+swap")
 _TWO_WAY_RANKS = (8, 64, 256, 1024)
-_SEQUENCE = "sequence"
 
-Task = tuple[str, "Setting", tuple[str, ...]]
+Task = tuple[str, Setting, tuple[str, ...]]
 """Axis, setting, methods of one point."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One simulated configuration.
-
-    Attributes:
-        max_length: most events of a history.
-        ranks: W.
-        batch_size: samples of a rank.
-        cost: the true cost of a sample.
-        planned_by: the cost model of the plan; None is `cost`.
-    """
-
-    max_length: int
-    ranks: int
-    batch_size: int
-    cost: CostModel = dataclasses.field(default_factory=Polynomial)
-    planned_by: CostModel | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_length", "ranks", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    @property
-    def samples(self) -> int:
-        """Samples of a global batch."""
-        return self.ranks * self.batch_size
-
-    @property
-    def steps(self) -> int:
-        """Simulated steps: enough for a steady mean, in about the same time for all sizes."""
-        return min(max(_SAMPLES // self.samples, _STEPS[0]), _STEPS[1])
-
-    @property
-    def node(self) -> int:
-        """Ranks of a host."""
-        return math.gcd(self.ranks, _NODE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """The lengths that global batches are drawn from. Candidates are drawn independently of histories."""
-
-    histogram: LengthHistogram
-    candidates: LengthHistogram | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.histogram.events == 0:
-            raise UsageError(
-                f"no events in {self.histogram.rows} rows: batches can only be simulated from histories with events"
-            )
-
-    def lengths(self, setting: Setting, step: int) -> dict[str, np.ndarray]:
-        """int64[N] by sequence, as a cost model takes them.
-
-        Settings of one size draw the same rows in a step.
-        """
-        generator = np.random.default_rng((self.seed, step))
-        drawn = np.minimum(self.histogram.draw(generator, setting.samples), setting.max_length)
-        if self.candidates is None or self.candidates.rows == 0:
-            return {_SEQUENCE: drawn}
-        return {_SEQUENCE: drawn, CANDIDATES: self.candidates.draw(generator, setting.samples)}
 
 
 def straggler_grid(
@@ -159,41 +78,6 @@ def max_lengths(histogram: LengthHistogram) -> list[int]:
     return [*(length for length in MAX_LENGTHS if length < histogram.longest), histogram.longest]
 
 
-def simulate_setting(samples: Samples, setting: Setting, *, methods: Sequence[str] = METHODS) -> dict[str, Any]:
-    """One point of the document: means over `setting.steps` global batches; shares are 0 to 1."""
-    home = np.repeat(np.arange(setting.ranks), setting.batch_size)
-    shares: dict[str, list[float]] = {method: [] for method in (UNPACKED, *methods)}
-    bounds, padding = [], []
-    planned_by = setting.planned_by or setting.cost
-    for step in range(setting.steps):
-        lengths = samples.lengths(setting, step)
-        tokens = np.sum(list(lengths.values()), axis=0)
-        true, planned = setting.cost(lengths), planned_by(lengths)
-        shares[UNPACKED].append(_share(true, home, setting.ranks))
-        padding.append(_padding(lengths[_SEQUENCE].reshape(setting.ranks, -1)))
-        for method in methods:
-            plan = pack(planned, setting.ranks, home=home, tokens=tokens, **method_options(method, setting))
-            shares[method].append(_share(true, plan.rank, setting.ranks))
-        # The bound uses the true cost, even if the plan uses another cost model.
-        bounds.append(pack(true, setting.ranks, method="fbs").lower_bound)
-    return {
-        "max_length": setting.max_length,
-        "ranks": setting.ranks,
-        "batch_size": setting.batch_size,
-        "cost": repr(setting.cost),
-        "planned_by": repr(planned_by),
-        "steps": setting.steps,
-        "sparsity": float(np.mean(padding)),
-        "lower_bound": float(np.mean(bounds)),
-        "straggler": {method: float(np.mean(found)) for method, found in shares.items()},
-    }
-
-
-def method_options(method: str, setting: Setting) -> dict[str, Any]:
-    """The arguments of `pack` for a method, as in `fsdata.Balance`: the counts of `vbs` have no limit."""
-    return {"method": method, **({"ranks_per_node": setting.node} if method == "hierarchical" else {})}
-
-
 def _simulate_all(samples: Samples, tasks: Sequence[Task], progress: Progress | None) -> dict[Setting, dict[str, Any]]:
     """Simulate every setting once, although all axes contain the default.
 
@@ -237,21 +121,3 @@ def _tasks(default: Setting, lengths: Sequence[int], ranks: Sequence[int], batch
     ]
     tasks += [("wrong_model", at(planned_by=cost), METHODS) for cost in others]
     return tasks
-
-
-def _share(cost: np.ndarray, rank: np.ndarray, ranks: int) -> float:
-    load = np.zeros(ranks, np.int64)
-    np.add.at(load, rank, cost)
-    return straggler_share(load, None)
-
-
-def _padding(lengths: np.ndarray) -> float:
-    """Share of padding of lengths [W, B], if each rank pads to its longest.
-
-    Ranks without events do not count.
-    """
-    longest = lengths.max(axis=1)
-    some = longest > 0
-    if not some.any():
-        return 0.0
-    return float(np.mean(1 - lengths[some].mean(axis=1) / longest[some]))

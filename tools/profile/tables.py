@@ -4,7 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from freescale_tools.console.terminal import Terminal
+from freescale_tools.profile.advice.recommend import share_text
+from freescale_tools.profile.advice.tradeoff import tradeoff_notes
+from freescale_tools.report.numbers import dated_spans, decimals
 from freescale_tools.simulate.enough_rows import BATCHES
+from freescale_tools.simulate.tables import show_verdict
 
 Document = Mapping[str, Any]
 _SHORT = {"vbs-contiguous": "contiguous", "hierarchical": "by node"}
@@ -19,6 +23,8 @@ def show(terminal: Terminal, document: Document) -> None:
     )
     if document["histories"]:
         terminal.say(_histories(document["histories"]))
+    if document["simulation"]:
+        show_verdict(terminal, document["simulation"])
     columns = {**document["sequences"], **document["candidates"]}
     _lengths(terminal, columns, quick=document["mode"] == "quick")
     name, first = next(iter(document["sequences"].items()))
@@ -27,9 +33,10 @@ def show(terminal: Terminal, document: Document) -> None:
         terminal.table(f"Longest rows of {name}", ["file", "row", "events"], rows)
     if first["drift"]:
         keys = ("rows", "mean", "p50", "p95")
-        # Times are shown as text, without commas between thousands.
-        rows = [[str(one["from"]), str(one["to"]), *(one[key] for key in keys)] for one in first["drift"]]
-        terminal.table(f"Lengths of {name} over time", ["from", "before", *keys], rows)
+        begins, ends, unit = dated_spans(first["drift"])
+        figures = [[one[key] for key in keys] for one in first["drift"]]
+        rows = [[*times, *own] for *times, own in zip(begins, ends, figures, strict=True)]
+        terminal.table(f"Lengths of {name} over time ({unit})", ["from", "before", *keys], rows)
     if document["stragglers"]:
         _stragglers(terminal, document["stragglers"])
     if document["collisions"]:
@@ -40,6 +47,8 @@ def show(terminal: Terminal, document: Document) -> None:
         _sharing(terminal, document["sharing"])
     if document["recommended"]:
         _recommended(terminal, document["recommended"])
+    if document["tradeoff"]:
+        _tradeoff(terminal, document["tradeoff"])
 
 
 def _histories(stored: Document) -> str:
@@ -90,7 +99,10 @@ def _stragglers(terminal: Terminal, grid: Document) -> None:
         [
             point["max_length"],
             _percent(point["sparsity"]),
-            *(_percent(point["straggler"][method]) for method in grid["methods"]),
+            *(
+                _percent(point["straggler"][method], point.get("straggler_error", {}).get(method))
+                for method in grid["methods"]
+            ),
             _percent(point["lower_bound"]),
         ]
         for point in grid["points"]
@@ -102,13 +114,53 @@ def _stragglers(terminal: Terminal, grid: Document) -> None:
         rows,
         notes=[
             "The mean wait of a rank by the time of a step, by the longest history kept. bound: no plan with equal "
-            "counts gets below it. padding: share of a batch, if it were padded."
+            "counts gets below it, because one sample may cost more than a mean rank. padding: share of a batch, if it "
+            "were padded. No digit is smaller than the standard error of the drawn steps."
         ],
     )
 
 
-def _percent(share: float) -> float:
-    return round(100 * share, 2)
+def _tradeoff(terminal: Terminal, found: Document) -> None:
+    money, counted = found["gpu_hour_price"] is not None, found["collisions_max_length"] is not None
+
+    def collisions(point: Document) -> float | None:
+        return None if point["collisions"] is None else _percent(point["collisions"])
+
+    rows = [
+        [
+            point["batch_size"],
+            point["max_length"],
+            _percent(point["straggler"], point["straggler_error"]),
+            _percent(point["events_lost"]),
+            *([collisions(point)] if counted else []),
+            point["steps"],
+            point["gpu_hours"],
+            *([point["money"]] if money else []),
+            point["bytes"] / 1e6,
+        ]
+        for point in found["points"]
+    ]
+    terminal.table(
+        f"Trade-off table: {found['ranks']} ranks, {found['method']}",
+        [
+            "samples",
+            "longest",
+            "straggler %",
+            "lost %",
+            *(["collisions %"] if counted else []),
+            "steps",
+            "GPU hours",
+            *(["money"] if money else []),
+            "MB",
+        ],
+        rows,
+        notes=tradeoff_notes(found),
+    )
+
+
+def _percent(share: float, error: float | None = None) -> float:
+    allowed = decimals(error)
+    return round(100 * share, 2 if allowed is None else min(allowed, 2))
 
 
 def _collisions(terminal: Terminal, found: Document) -> None:
@@ -134,13 +186,25 @@ def _gain(terminal: Terminal, found: Document) -> None:
         before, whole = steps[one["ranks"], found["over"]], steps[one["ranks"], "all"]
         speeds = round(before["qps"]), round(whole["qps"])
         enough = "yes" if one["ranks"] <= carried else "no"
-        rows.append([one["ranks"], before["step_ms"], whole["step_ms"], *speeds, _percent(one["qps_gain"]), enough])
+        gains = [f"{one[key]:+.0%}" for key in ("balance", "communication", "qps_gain")]
+        rows.append([one["ranks"], before["step_ms"], whole["step_ms"], *speeds, *gains, enough])
     terminal.table(
         f"What FreeScale would bring over TrainPipelineSparseDist on {found['hardware']['name']}",
-        ["ranks", "step ms, SparseDist", "with all", "samples/s, SparseDist", "with all", "gain %", "enough rows"],
+        [
+            "ranks",
+            "step ms, SparseDist",
+            "with all",
+            "samples/s",
+            "with all",
+            "balancing",
+            "fscomm",
+            "both",
+            "enough rows",
+        ],
         rows,
         notes=[
             f"enough rows: the {found['carried']['rows']:,} rows make at least {BATCHES} different global batches.",
+            "fscomm: prioritized and SM-free, over TrainPipelineSparseDist that is balanced.",
             "Simulated; every assumed parameter is in profile.json. `freescale simulate` takes other hardware.",
         ],
     )
@@ -179,13 +243,14 @@ def _sharing(terminal: Terminal, found: Document) -> None:
 
 
 def _recommended(terminal: Terminal, found: Document) -> None:
+    unbalanced = share_text(found["straggler_none"], found["straggler_none_error"])
     rows: Sequence[Sequence[Any]] = [
         ["max_length", f"{found['max_length']:,}"],
         ["method", found["method"]],
         ["cost model", found["cost_model"]],
         ["max_tokens, per rank", f"{found['max_tokens']:,}"],
-        ["events cut off", f"{found['events_cut']:.2%}"],
-        ["straggler", f"{found['straggler']:.2%} (unbalanced {found['straggler_none']:.2%})"],
+        ["events cut off", share_text(found["events_cut"])],
+        ["straggler", f"{share_text(found['straggler'], found['straggler_error'])} ({unbalanced} unbalanced)"],
     ]
     terminal.table("Recommended", ["setting", "value"], rows, notes=found["why"])
     terminal.say("")

@@ -1,10 +1,11 @@
 """Puts a page together from what each part of a document adds to it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from freescale_tools.report.blocks import Document, Page, Points, Section, Table, Tile, Tiles
+from freescale_tools.report.glossary import glossary
 from freescale_tools.report.numbers import count, many, short
 
 MOST_SKIPPED = 200
@@ -34,7 +35,7 @@ class Part:
 
 
 def assembled(document: Document, parts: Sequence[Part], *, title: str) -> Page:
-    """The page of a document: head, summary, sections of all parts, skipped files, assumptions."""
+    """The page of a document: head, summary, sections of all parts, skipped files, assumptions, terms."""
     facts = list(chain.from_iterable(part.facts for part in parts))
     if document.get("created"):
         facts.append(("Made", str(document["created"]).replace("T", " ").replace("+00:00", " UTC")))
@@ -46,12 +47,14 @@ def assembled(document: Document, parts: Sequence[Part], *, title: str) -> Page:
     skipped = list(chain.from_iterable(part.skipped for part in parts))
     if skipped:
         sections.append(_skipped_section(skipped))
-    return Page(
+    page = Page(
         title=title,
         subtitle=_subtitle(document),
         facts=tuple(facts),
         sections=(*sections, _assumptions_section(parts)),
     )
+    terms = glossary(page)
+    return replace(page, sections=(*page.sections, terms)) if terms else page
 
 
 def _subtitle(document: Document) -> str:

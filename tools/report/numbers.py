@@ -1,9 +1,11 @@
 """Writes figures for the page: thousands separators, three digits, units."""
 
 import datetime
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _LONGEST_NAME = 160
@@ -34,9 +36,29 @@ def percent(share: float | None) -> str:
     return f"{'−' if value < 0 else ''}{size:,.{digits}f}\u00a0%"
 
 
+def decimals(error: float | None) -> int | None:
+    """How many decimals of a percentage its standard error, a share, allows; None if no error is known."""
+    return max(-math.floor(math.log10(100 * error)), 0) if error else None
+
+
+def percent_within(share: float | None, error: float | None) -> str:
+    """A share as `percent` gives it, without digits that are smaller than its standard error."""
+    plain, allowed = percent(share), decimals(error)
+    written = re.search(r"\.(\d+)", plain)
+    if share is None or allowed is None or written is None or len(written[1]) <= allowed:
+        return plain
+    least = 10.0**-allowed
+    if 0 < 100 * abs(share) < least / 2:
+        return f"<\u00a0{least:g}\u00a0%"
+    return f"{'−' if share < 0 else ''}{100 * abs(share):,.{allowed}f}\u00a0%"
+
+
 def signed(share: float | None) -> str:
-    """A gain as `+12.3 %`."""
-    return "–" if share is None else f"{'+' if share > 0 else ''}{percent(share)}"
+    """A simulated gain as `+12 %`: whole percents, since simulations are not better than that."""
+    if share is None:
+        return "–"
+    whole = round(100 * share)
+    return f"{'+' if whole > 0 else '−' if whole < 0 else ''}{abs(whole):,}\u00a0%"
 
 
 def milliseconds(value: float | None) -> str:
@@ -90,8 +112,8 @@ def cost(model: str) -> str:
 
 
 def moment(label: object) -> str:
-    """A time as the data has it, without a midnight and without the `T`."""
-    return short(label).removesuffix("T00:00:00").replace("T", " ")
+    """A time as the data has it, in whole seconds, without a midnight and without the `T`."""
+    return re.sub(r"(:\d\d)\.\d+$", r"\1", short(label)).removesuffix("T00:00:00").replace("T", " ")
 
 
 def dated(labels: Sequence[int | str]) -> tuple[list[int | str], str]:
@@ -109,6 +131,13 @@ def dated(labels: Sequence[int | str]) -> tuple[list[int | str], str]:
             dates = [datetime.datetime.fromtimestamp(value, datetime.UTC).replace(tzinfo=None) for value in seconds]
             return [date.isoformat() for date in dates], f"UTC, from {unit} since 1970"
     return list(whole), "in the unit of the column"
+
+
+def dated_spans(spans: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str], str]:
+    """(first times, times before which spans end, how to read them) of spans with `from` and `to`."""
+    times, unit = dated([one[end] for end in ("from", "to") for one in spans])
+    texts = [moment(time) for time in times]
+    return texts[: len(spans)], texts[len(spans) :], unit
 
 
 def short(name: object) -> str:

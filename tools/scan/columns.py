@@ -5,6 +5,7 @@ only, and Arrow reuses the memory that it has just freed. Lengths are read page 
 take 8 bytes per row.
 """
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -104,8 +105,29 @@ def _of_no_use(files: FileSet, column: str, check: Check | None) -> str:
         if str(found) != f"no column {column}":
             return f"{footer.file.path}: {found}"
     names = files.footers[0].schema.names
+    close = difflib.get_close_matches(column, names, n=1)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"no file has a column {column!r}; {files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
+    there = f"{files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
+    return f"no file has a column {column!r}; {there}.{meant}"
+
+
+def only_list(files: FileSet) -> str:
+    """The list column of the files, where the first has one alone. Raises UsageError, which names them, otherwise."""
+    if not files.footers:
+        raise UsageError("no file can be read: which list column holds the history cannot be found")
+    footer = files.footers[0]
+    lists = [field.name for field in footer.schema if _is_list(footer, field.name)]
+    if len(lists) == 1:
+        return lists[0]
+    if not lists:
+        raise UsageError(f"{footer.file.path} has no list column: a history is a list of events")
+    raise UsageError(f"name the history with --sequence: {footer.file.path} has the list columns {', '.join(lists)}")
+
+
+def _is_list(footer: Footer, column: str) -> bool:
+    found = _find(footer, column, _check_list)
+    return isinstance(found, Leaf)
 
 
 def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | UnusableColumn]) -> bool:
@@ -121,10 +143,10 @@ def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | Unusable
 
 def type_of(schema: pa.Schema, column: str) -> pa.DataType:
     """The type of a column. A dotted name is followed into structs, but not into lists."""
-    name, rest = _first_name(schema.names, column)
+    name, rest = first_name(schema.names, column)
     kind = plain(schema.field(name).type)
     while rest and pa.types.is_struct(kind):
-        name, rest = _first_name([kind.field(index).name for index in range(kind.num_fields)], rest)
+        name, rest = first_name([kind.field(index).name for index in range(kind.num_fields)], rest)
         kind = plain(kind.field(name).type)
     return kind
 
@@ -247,11 +269,11 @@ def _batch_rows(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> int:
 
 def _column(batch: pa.RecordBatch, column: str) -> pa.Array:
     """The list or scalar array that `column` names. Rows with a null struct above it are null."""
-    name, rest = _first_name(batch.schema.names, column)
+    name, rest = first_name(batch.schema.names, column)
     array = _storage(batch.column(name))
     while rest and pa.types.is_struct(array.type):
         names = [array.type.field(index).name for index in range(array.type.num_fields)]
-        name, rest = _first_name(names, rest)
+        name, rest = first_name(names, rest)
         array = _storage(pc.struct_field(array, [names.index(name)]))
     return array
 
@@ -260,7 +282,7 @@ def _storage(array: pa.Array) -> pa.Array:
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
-def _first_name(names: Sequence[str], column: str) -> tuple[str, str]:
+def first_name(names: Sequence[str], column: str) -> tuple[str, str]:
     """(first name of a dotted path, rest of the path)."""
     for name in names:
         if column == name or column.startswith(f"{name}."):

@@ -1,6 +1,7 @@
 """`freescale simulate`: a training step with and without what FreeScale does, at any number of ranks.
 
-`command` calls `simulation`: `workload` reads a profile, `hardware` its parameters, `schedule` times a step,
-`enough_rows` says how far rows reach, `validation` compares with measurements. `tables` and `page`, with
-`page_sections` and `page_figures`, show the result.
+`command` calls `simulation`: `workload` reads a profile, `batches` draws global batches and packs them, `hardware`
+reads its parameters, `schedule` times a step, `enough_rows` says how far rows reach, `verdict` which remedies pay.
+`tables` and `page` show the result.
+`links` is `freescale measure-links`, which writes the parameters of hardware.
 """

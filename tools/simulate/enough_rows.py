@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 
 BATCHES = 5  # number of different global batches that the rows should make
+WELL = 20  # number of them from which a verdict does not hang on a few
 
 
-def enough_for(rows: int, ranks: int, batch_size: int) -> bool:
-    """Whether `rows` make `BATCHES` different global batches of `ranks` times `batch_size` samples."""
-    return ranks * batch_size * BATCHES <= rows
+def enough_for(rows: int, ranks: int, batch_size: int, *, batches: int = BATCHES) -> bool:
+    """Whether `rows` make `batches` different global batches of `ranks` times `batch_size` samples."""
+    return ranks * batch_size * batches <= rows
 
 
-def most_ranks(rows: int, ranks: Sequence[int], batch_size: int) -> int | None:
+def most_ranks(rows: int, ranks: Sequence[int], batch_size: int, *, batches: int = BATCHES) -> int | None:
     """The largest of `ranks` that the rows are enough for; None if they are too few for all."""
-    return max((one for one in ranks if enough_for(rows, one, batch_size)), default=None)
+    return max((one for one in ranks if enough_for(rows, one, batch_size, batches=batches)), default=None)
 
 
 def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:

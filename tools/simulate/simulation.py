@@ -1,15 +1,22 @@
 """Simulates training steps from a profile and hardware: bubbles, samples per second and gains."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
-from freescale_tools.simulate.enough_rows import most_ranks
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.enough_rows import BATCHES, WELL, enough_for, most_ranks
+from freescale_tools.simulate.hardware.calibrated import calibrated
 from freescale_tools.simulate.hardware.parameters import Hardware
 from freescale_tools.simulate.schedule.durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
-from freescale_tools.simulate.schedule.step import PARTS, PIPELINED, WAYS, timeline
+from freescale_tools.simulate.schedule.step import BALANCED, PARTS, PIPELINED, WAYS, timeline
+from freescale_tools.simulate.verdict import verdict
 from freescale_tools.simulate.workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
+
+Beyond = Literal["show", "leave out", "refuse"]
+_CUT = 0.005  # share of lost events that is worth a sentence
 
 
 def simulate(
@@ -21,42 +28,89 @@ def simulate(
     sequence: str | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
-    dim: int | None = None,
+    dim: int | Mapping[str, int] | None = None,
+    calibration: Calibration | None = None,
+    beyond: Beyond = "show",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The `simulation` of a profile document, without a validation.
+    """The `simulation` of a profile document.
 
     Arguments that are None come from the profile: its first sequence, the recommended maximum length, the
-    batch size of its grid. `way_names`: some of WAYS, all by default. Times are milliseconds per step; `qps`
-    is samples of all ranks per second. `qps_gain` is the gain of `all` over `over` (TorchRec's pipelined
-    loop) as a share: 0.5 is half as many again. `carried`: the largest of `ranks` that the rows of the
-    profile are enough for, or None.
+    batch size of its grid, its `dims`. `dim`: floats exchanged per event, or by list column. `way_names`: some of
+    WAYS, all by default. Times are milliseconds per step; `qps` is samples of all ranks per second. `qps_gain` is
+    the gain of `all` over `over` (TorchRec's pipelined loop) as a share: 0.5 is half as many again; `balance` and
+    `communication` are its two parts, below and above `over_balanced`. `verdict`: see there. `carried`: the
+    largest of `ranks` that the rows of the profile are enough for, or None. `calibration` stands in for the cost
+    model, the computation, look-ups, updates and exchanges that hardware and profile would give.
+
+    `beyond`: what becomes of `ranks` that the rows are not enough for, or that are more than the calibration's: they
+    are shown, left out, or refused. If all are left out, the fewest are shown. The verdict is for the most ranks that
+    the rows make 20 global batches for, else for the most shown that they are enough for, else for the fewest.
 
     Raises UsageError for a profile without lengths, unknown ways and sequences, and numbers out of range.
     """
     wanted = _known_ways(way_names)
-    _check_numbers(ranks, {"batch size": batch_size, "maximum length": max_length, "dim": dim})
+    one_dim = None if isinstance(dim, Mapping) else dim
+    _check_numbers(ranks, {"batch size": batch_size, "maximum length": max_length, "dim": one_dim})
     counts = sorted(set(ranks))
-    choice = choose(profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim)
+    choice = choose(
+        profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim, calibration=calibration
+    )
+    hardware = calibrated(hardware, calibration) if calibration else hardware
     rows = sum(profile["sequences"][choice.sequence]["histogram"]["counts"])
-    load = workload(profile, choice, ranks=counts, seed=seed)
+    if beyond != "show":
+        counts = within_reach(counts, rows, choice.batch_size, calibration, refuse=beyond == "refuse")
+    load = workload(profile, choice, ranks=counts, calibration=calibration, seed=seed)
     points = predict(hardware, load, ranks=counts, way_names=wanted)
+    most = most_ranks(rows, counts, choice.batch_size)
+    well = most_ranks(rows, counts, choice.batch_size, batches=WELL)
+    counted = profile.get("collisions") is not None
+    histogram = LengthHistogram.from_dict(profile["sequences"][choice.sequence]["histogram"])
+    answer = verdict(hardware, load, choice, ranks=well or most or counts[0], collisions=counted, seed=seed)
+    if (cut := 1 - histogram.kept_share(choice.max_length)) > _CUT:
+        answer["why"].insert(0, f"Histories are cut to {choice.max_length:,} events: {cut:.0%} of all events are lost.")
     return {
+        "verdict": answer,
         "hardware": {
             "name": hardware.name,
-            "parameters": [*hardware.parameters(), *_parameters(profile, choice, load)],
+            "parameters": [*hardware.parameters(), *_parameters(profile, choice, load, calibration)],
         },
         "ways": wanted,
         "points": points,
-        "validation": None,
         "over": PIPELINED,
+        "over_balanced": BALANCED,
         "gain": gains(points),
         "carried": {
-            "ranks": most_ranks(rows, counts, choice.batch_size),
+            "ranks": most,
             "rows": rows,
             "batch_size": choice.batch_size,
         },
     }
+
+
+def within_reach(
+    ranks: Sequence[int], rows: int, batch_size: int, calibration: Calibration | None, *, refuse: bool
+) -> list[int]:
+    """Those of `ranks` that data and calibration speak for: `rows` are enough, and as many ranks measured.
+
+    `refuse`: raises UsageError if some are not; else the fewest stay if all are not.
+    """
+    most = calibration.ranks if calibration else max(ranks)
+    if calibration and most < min(ranks) and not refuse:
+        ranks = [most]
+    kept = [one for one in ranks if one <= most and enough_for(rows, one, batch_size)]
+    if refuse and len(kept) < len(ranks):
+        few = [one for one in ranks if not enough_for(rows, one, batch_size)]
+        said = []
+        if few:
+            said.append(
+                f"the {rows:,} rows make less than {BATCHES} global batches of {few[0]:,} x {batch_size:,} samples"
+            )
+        if max(ranks) > most:
+            said.append(f"the calibration is of {most:,} ranks")
+        named = ", ".join(str(one) for one in ranks if one not in kept)
+        raise UsageError(f"--ranks {named}: {' and '.join(said)}. --extrapolate shows such ranks all the same")
+    return kept or [min(ranks)]
 
 
 def _known_ways(asked: Sequence[str] | None) -> list[str]:
@@ -90,36 +144,74 @@ def predict(
 
 
 def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The gain in QPS of `all` over TorchRec's pipelined loop, as a share, by ranks."""
+    """Gains in QPS as shares, by ranks, where these ways were simulated.
+
+    `qps_gain`: of `all` over TorchRec's pipelined loop. `balance`: of that loop when balanced. `communication`: of
+    `all` over that.
+    """
     qps = {(point["ranks"], point["way"]): point["qps"] for point in points}
+
+    def gain(ranks: int, way: str, over: str) -> float:
+        return float(qps[ranks, way] / qps[ranks, over] - 1)
+
     return [
-        {"ranks": ranks, "qps_gain": qps[ranks, "all"] / qps[ranks, PIPELINED] - 1}
+        {
+            "ranks": ranks,
+            "qps_gain": gain(ranks, "all", PIPELINED),
+            "balance": gain(ranks, BALANCED, PIPELINED),
+            "communication": gain(ranks, "all", BALANCED),
+        }
         for ranks, way in qps
-        if way == "all" and (ranks, PIPELINED) in qps
+        if way == "all" and {(ranks, PIPELINED), (ranks, BALANCED)} <= qps.keys()
     ]
 
 
-def _parameters(profile: Mapping[str, Any], choice: Choice, load: Workload) -> list[dict[str, Any]]:
-    """The parameters that come from the profile, and those that are assumed."""
-    products = "assumed: in every layer, attention takes two products per pair of events"
+def _parameters(
+    profile: Mapping[str, Any], choice: Choice, load: Workload, calibration: Calibration | None
+) -> list[dict[str, Any]]:
+    """The parameters that come from the profile or the calibration, and those that are assumed."""
     return [
         _parameter("sequence", choice.sequence, "", "profile"),
         _parameter("batch_size", choice.batch_size, "samples per rank", choice.sources["batch_size"]),
         _parameter("max_length", choice.max_length, "events", choice.sources["max_length"]),
         _parameter("cost", repr(choice.cost), "", choice.sources["cost"]),
         _parameter("dim", choice.dim, "floats per event", choice.sources["dim"]),
+        _parameter("ids", choice.ids, "per event", choice.sources["dim"]),
         _parameter("events", load.events, "per rank and step", "profile: its lengths, cut to max_length"),
         _collision(profile.get("collisions"), load),
-        _parameter("channels", CHANNELS, "", products),
-        _parameter("layers", LAYERS, "", products),
-        _parameter("forward", FORWARD, "share of compute", "assumed: the backward pass takes twice the products"),
+        *_rows(profile.get("collisions"), load),
+        *_compute_parameters(load, calibration),
         _parameter("dense_parameters", DENSE_PARAMETERS, "", "assumed"),
         _parameter("optimizer", OPTIMIZER, "bytes per dense parameter", "assumed: Adam with two moments"),
-        _parameter("lookup", LOOKUP, "passes over memory", "assumed: a row is read and written"),
-        _parameter("apply", APPLY, "passes over memory", "assumed: gradient and row are read, the row is written"),
         _parameter("fields", FIELDS, "ids per event", "assumed: what balancing moves between hosts"),
         _parameter("all_reduce_parts", PARTS, "of the backward pass", "assumed: each part's gradients follow it"),
     ]
+
+
+def _compute_parameters(load: Workload, calibration: Calibration | None) -> list[dict[str, Any]]:
+    products = "assumed: in every layer, attention takes two products per pair of events"
+    shown = []
+    if load.compute_ms is None:
+        shown += [_parameter("channels", CHANNELS, "", products), _parameter("layers", LAYERS, "", products)]
+    elif calibration:
+        shown += [
+            _parameter("compute", load.compute_ms, "ms per rank and step", calibration.source),
+            _parameter("fixed_compute", load.fixed_ms, "ms per step", calibration.source),
+        ]
+    usual = (
+        ("forward", FORWARD, "share of compute", "assumed: the backward pass takes twice the products"),
+        ("lookup", LOOKUP, "passes over memory", "assumed: a row is read and written"),
+        ("apply", APPLY, "passes over memory", "assumed: gradient and row are read, the row is written"),
+    )
+    measured = {"forward": load.forward, "lookup": load.lookup_ms, "apply": load.apply_ms}
+    for name, value, unit, source in usual:
+        found = measured[name]
+        if found is None or calibration is None:
+            shown.append(_parameter(name, value, unit, source))
+        else:
+            unit = unit if name == "forward" else "ms per rank and step"
+            shown.append(_parameter(name, found, unit, calibration.source))
+    return shown
 
 
 def _collision(collisions: Mapping[str, Any] | None, load: Workload) -> dict[str, Any]:
@@ -131,6 +223,14 @@ def _collision(collisions: Mapping[str, Any] | None, load: Workload) -> dict[str
             f"profile: at {most} ranks; counted at {least} to {most}, between them by logarithm, beyond the nearest"
         )
     return _parameter("collision", load.collisions[most], "share of events", source)
+
+
+def _rows(collisions: Mapping[str, Any] | None, load: Workload) -> list[dict[str, Any]]:
+    source = "assumed: no row twice in a rank's batch" if collisions is None else "profile: its bytes of a step"
+    return [
+        _parameter("distinct", load.distinct, "rows per event", source),
+        _parameter("colliding_distinct", load.colliding_distinct, "rows per colliding event", source),
+    ]
 
 
 def _parameter(name: str, value: Any, unit: str, source: str) -> dict[str, Any]:

@@ -1,17 +1,16 @@
-"""Shows a simulation: steps, gains, parameters, and the comparison with measurements."""
+"""Shows a simulation: steps, gains and parameters."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.simulate.enough_rows import BATCHES
-
-BENCHMARK = Path("benchmarks/results/exposed.json")
+from freescale_tools.simulate.verdict import INTERVAL, REMEDIES
 
 
 def show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
     carried = simulation["carried"]
+    show_verdict(terminal, simulation)
     terminal.table(
         f"A step on {simulation['hardware']['name']}, mean rank, ms",
         ["ranks", "way", "QPS", "step", "straggler", "exposed", "contention", "waits for data"],
@@ -28,13 +27,20 @@ def show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
         ],
     )  # fmt: skip
     terminal.table(
-        "All together over TrainPipelineSparseDist",
-        ["ranks", "QPS gain", "enough rows"],
+        "QPS gain",
+        ["ranks", "balancing", "then fscomm, SM-free", "both", "enough rows"],
         [
-            [point["ranks"], f"{point['qps_gain']:+.1%}", "yes" if point["ranks"] <= (carried["ranks"] or 0) else "no"]
+            [
+                point["ranks"],
+                *(f"{point[key]:+.0%}" for key in ("balance", "communication", "qps_gain")),
+                "yes" if point["ranks"] <= (carried["ranks"] or 0) else "no",
+            ]
             for point in simulation["gain"]
         ],
-        notes=[f"enough rows: the {carried['rows']:,} rows make at least {BATCHES} different global batches."],
+        notes=[
+            "Balancing and both: over TrainPipelineSparseDist. fscomm: over TrainPipelineSparseDist, balanced.",
+            f"enough rows: the {carried['rows']:,} rows make at least {BATCHES} different global batches.",
+        ],
     )
     terminal.table(
         "What this rests on",
@@ -44,41 +50,27 @@ def show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
             for one in simulation["hardware"]["parameters"]
         ],
     )
-    validation = simulation["validation"]
-    for title, part in (("the paper", validation["paper"]), ("benchmarks/exposed.py", validation["benchmark"])):
-        if part is None:
-            terminal.say(f"Not compared with {title}: there is no {BENCHMARK} here; --validate takes another path.")
-        else:
-            _show_validation(terminal, title, part)
 
 
-def _show_validation(terminal: Terminal, title: str, part: Mapping[str, Any]) -> None:
-    fits = [f"Fitted: {one['name']} = {one['value']:.4g} {one['unit']} on {one['on']}." for one in part["fits"]]
+def show_verdict(terminal: Terminal, simulation: Mapping[str, Any]) -> None:
+    """Which remedies pay: the first thing to read."""
+    found = simulation["verdict"]
+    rows = []
+    for key, (name, over) in REMEDIES.items():
+        gain = found["gains"][key]
+        span = f"{gain['low']:+.0%} to {gain['high']:+.0%}"
+        rows.append([name, found["pays"].get(key, ""), f"{gain['value']:+.0%}", span, over])
+    carried = simulation["carried"]["ranks"]
+    few = "" if carried else " The rows are too few even for these ranks."
     terminal.table(
-        f"Fitted, predicted, measured: {title}",
-        ["what", "fitted", "predicted", "measured", "error", "verdict"],
-        [
-            [
-                one["what"],
-                *(_amount(one[key], one["unit"]) for key in ("fitted", "predicted", "measured")),
-                "-" if one["error"] is None else f"{one['error']:+.1%}",
-                _verdict(one),
-            ]
-            for one in part["rows"]
+        f"Verdict for {found['ranks']:,} ranks on {simulation['hardware']['name']}",
+        ["remedy", "pays", "gain", "90 %", "over"],
+        rows,
+        notes=[
+            *found["why"],
+            f"{INTERVAL}{few}",
         ],
-        notes=[*fits, *part["notes"], "In brackets: lines that no goal was set for."],
     )
-
-
-def _amount(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2%}" if unit == "share" else f"{value:.4g} {unit}"
-
-
-def _verdict(row: Mapping[str, Any]) -> str:
-    said = row["verdict"] if row["within"] is None else f"{row['verdict']} ({row['within']:.0%})"
-    return said if row["asked"] else f"[{said}]"
 
 
 def _plain(value: Any) -> str:

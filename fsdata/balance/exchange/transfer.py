@@ -11,6 +11,7 @@ import torch
 
 from fsdata.balance.exchange.alone import Alone
 from fsdata.balance.exchange.record import RecordSpec
+from fsdata.batch.host_memory import Reused
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_table import RowTable
 from fsdata.errors import DataError
@@ -68,7 +69,7 @@ class Transfer:
 
     def __init__(self, group: ControlGroup | Alone) -> None:
         self._group = group
-        self._pool = Pool()
+        self._memory = Reused(Pool())
         self._send = torch.empty(0, dtype=torch.uint8)
 
     def move(
@@ -79,7 +80,7 @@ class Transfer:
         lengths: int64 [G, N] of the global batch; counts: int64 [W] before; rank: int64 [N].
         """
         way = route(rank, counts, spec.record_bytes(lengths), self._group.rank)
-        received = self._pool.tensor(int(way.received.sum()), torch.uint8)
+        received = self._memory.tensor(int(way.received.sum()), torch.uint8)
         sent = self._gather(table, spec, way)
         self._group.all_to_all(received, sent, way.received.tolist(), way.sent.tolist())
         length = spec.field_lengths(lengths[:, way.sample])

@@ -3,9 +3,10 @@
 import base64
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fsranks.job_store import JobStore
+if TYPE_CHECKING:
+    from fsranks.job_store import JobStore  # needs torch, which commands on one host do without
 
 _SHARES = 64
 _LEAST = 256  # files of a share
@@ -18,7 +19,7 @@ class Hosts(NamedTuple):
     timeout_s: of a question to the store.
     """
 
-    store: JobStore
+    store: "JobStore"
     timeout_s: float
 
     def shared(self, name: str, files: int, read: Callable[[range], bytes]) -> list[bytes]:

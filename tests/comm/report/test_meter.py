@@ -303,5 +303,5 @@ def test_the_saved_report_is_read_back(tmp_path: Path) -> None:
             clock.tick(1)
     meter.report().save(tmp_path / "steps.json")
     document = json.loads((tmp_path / "steps.json").read_text())
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert [(step["step"], step["rank"], step["seconds"]) for step in document["steps"]] == [(0, 0, 1.5), (1, 0, 1.5)]

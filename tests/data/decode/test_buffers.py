@@ -4,13 +4,15 @@ import gc
 import threading
 
 import numpy as np
+import pytest
 import torch
 
+from fsdata.batch.host_memory import Reused
 from fsdata.decode.reused_buffers import Pool
 
 
 def test_a_buffer_is_used_again_only_when_the_last_view_is_gone():
-    pool = Pool()
+    pool = Reused(Pool())
     tensor = pool.tensor(100_000, torch.int64)
     address = tensor.data_ptr()
     assert address % 64 == 0
@@ -36,13 +38,19 @@ def test_larger_requests_replace_buffers_that_are_too_small():
 
 
 def test_small_and_empty_tensors():
-    pool = Pool()
+    pool = Reused(Pool())
     assert pool.tensor(0, torch.int64).shape == (0,)
     assert pool.tensor(7, torch.float32).shape == (7,)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
+def test_large_tensors_have_the_type_that_was_asked_for(dtype):
+    tensor = Reused(Pool()).tensor(100_000, dtype)
+    assert (tensor.dtype, tensor.shape) == (dtype, (100_000,))
+
+
 def test_threads_never_share_a_buffer():
-    pool = Pool()
+    pool = Reused(Pool())
     wrong = []
 
     def work(number):

@@ -13,7 +13,7 @@ from torchrec import KeyedJaggedTensor
 
 from fsdata import Jagged, Schema, Sequence
 from fsdata.batch.batch import Batch, StepStats
-from fsdata.batch.host_memory import PageLocked
+from fsdata.batch.host_memory import PageLocked, Reused
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Field, Layout, layout_of
 from fsdata.decode.row_table import RowTable
@@ -132,7 +132,7 @@ def test_a_batch_is_what_its_rows_say(name: str, rows: int, seed: int, pinned: b
     table = table_of(layout, values)
     if strided:
         table = RowTable(np.asfortranarray(table.address), table.length[:, :], table.itemsize, table.owners)
-    memory = PageLocked(lambda count, dtype: torch.full((count,), 99, dtype=dtype)) if pinned else Pool()
+    memory = PageLocked(lambda count, dtype: torch.full((count,), 99, dtype=dtype)) if pinned else Reused(Pool())
     batch = made(layout, table, memory)
     found, wanted = tensors_of(batch), expected(layout, values, rows)
     assert found.keys() == wanted.keys()
@@ -146,7 +146,7 @@ def test_a_batch_is_what_its_rows_say(name: str, rows: int, seed: int, pinned: b
 
 def test_fields_of_a_sequence_share_their_offsets() -> None:
     layout = LAYOUTS["all kinds"]
-    batch = made(layout, table_of(layout, values_of(layout, 5, np.random.default_rng(0))), Pool())
+    batch = made(layout, table_of(layout, values_of(layout, 5, np.random.default_rng(0))), Reused(Pool()))
     labels: dict[str, Any] = batch.labels
     assert batch.jagged["price"].offsets is batch.jagged["age"].offsets is labels["next"].offsets
     assert batch.jagged["rating"].offsets is labels["bought"].offsets
@@ -159,7 +159,7 @@ def test_fields_of_a_sequence_share_their_offsets() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 6])
 def test_sizes_of_keys_are_those_that_torchrec_computes(name: str, rows: int) -> None:
     layout = LAYOUTS[name]
-    batch = made(layout, table_of(layout, values_of(layout, rows, np.random.default_rng(rows))), Pool())
+    batch = made(layout, table_of(layout, values_of(layout, rows, np.random.default_rng(rows))), Reused(Pool()))
     for kjt in (batch.features, *batch.nested.values()):
         again = KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=kjt.lengths(), stride=kjt.stride())
         assert kjt.length_per_key_or_none() == again.length_per_key()
@@ -168,7 +168,7 @@ def test_sizes_of_keys_are_those_that_torchrec_computes(name: str, rows: int) ->
 
 def test_keyed_jagged_tensors_work_on() -> None:
     layout = LAYOUTS["all kinds"]
-    kjt = made(layout, table_of(layout, values_of(layout, 6, np.random.default_rng(1))), Pool()).features
+    kjt = made(layout, table_of(layout, values_of(layout, 6, np.random.default_rng(1))), Reused(Pool())).features
     again = KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=kjt.lengths(), stride=kjt.stride())
     count = len(kjt.keys())
     order = list(range(count))[::-1]

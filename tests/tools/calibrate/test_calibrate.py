@@ -195,7 +195,7 @@ GOOD = "0,0,1,1:1\n0,1,2,2:1\n1,0,3,3:1\n1,1,4,4:1\n"
             "do not grow with their lengths",
         ),
         ('{"version": 1, "steps": []', "not JSON"),
-        ('{"version": 2, "steps": []}', "not the report of a BubbleMeter"),
+        ('{"version": 3, "steps": []}', "not the run of a BubbleMeter"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_line(tmp_path, text, message):

@@ -47,6 +47,19 @@ def test_errors_end_with_their_status(capsys, error, status):
     assert (str(error) or "interrupted") in err
 
 
+def test_names_are_printed_as_they_are(capsys):
+    """Brackets and words between colons mean something to rich."""
+    odd = "[red]a[/red] module:x: b"
+    with Terminal() as terminal:
+        terminal.say(odd)
+        terminal.table(odd, [odd], [[odd]], notes=[odd])
+    with pytest.raises(typer.Exit), Terminal():
+        raise UsageError(odd)
+    out, err = capsys.readouterr()
+    assert out.count(odd) == 5
+    assert odd in err
+
+
 def test_other_errors_pass():
     def command() -> None:
         with Terminal() as terminal:

@@ -6,7 +6,7 @@ import pytest
 
 from freescale_tools.demo.data import synthetic
 from freescale_tools.demo.training.plain_loader import PlainLoader
-from freescale_tools.synth import presets as synth
+from freescale_tools.write.synth import presets as synth
 
 
 @pytest.fixture(scope="module")

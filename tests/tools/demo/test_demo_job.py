@@ -13,7 +13,7 @@ from freescale_tools.demo.data import schema, sources, synthetic
 from freescale_tools.demo.training.job import Job
 from freescale_tools.demo.training.plain_loader import PlainLoader
 from freescale_tools.demo.training.train import train
-from freescale_tools.synth import presets as synth
+from freescale_tools.write.synth import presets as synth
 from fsdata import Balance, FreeScaleDataLoader
 
 

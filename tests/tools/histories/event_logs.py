@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from freescale_tools.rewrite.histories.build import Settings, make_table
 from freescale_tools.scan.files import open_files
+from freescale_tools.write.histories.build import Settings, make_table
 
 SCHEMA = pa.schema(
     [("item", pa.int32()), ("user", pa.int64()), ("ts", pa.int64()), ("price", pa.float32()), ("word", pa.string())]

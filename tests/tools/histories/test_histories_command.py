@@ -17,12 +17,12 @@ import pytest
 from event_logs import SCHEMA, build, reference, tables, write_events, write_log
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.rewrite.histories import build as making
-from freescale_tools.rewrite.histories import folder as replacement
-from freescale_tools.rewrite.histories.events.checks import checked_layout, refuse_nulls
-from freescale_tools.rewrite.histories.folder import replacing
-from freescale_tools.rewrite.histories.write import TableWriter
 from freescale_tools.scan.files import open_files
+from freescale_tools.write.histories import build as making
+from freescale_tools.write.histories import folder as replacement
+from freescale_tools.write.histories.events.checks import checked_layout, refuse_nulls
+from freescale_tools.write.histories.folder import replacing
+from freescale_tools.write.histories.write import TableWriter
 
 COMMAND = "histories"
 OPTIONS = ("--by", "user", "--time", "ts")

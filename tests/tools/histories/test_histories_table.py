@@ -12,11 +12,11 @@ from event_logs import FIELDS, LOGS, SCHEMA, bucket_of, build, reference, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale_tools.rewrite.histories.events.layout import raw_numbers
-from freescale_tools.rewrite.histories.existing import open_table
-from freescale_tools.rewrite.histories.parts import assemble
-from freescale_tools.rewrite.histories.parts.keys import buckets_of
-from freescale_tools.rewrite.histories.parts.plan import MOST_PARTS, parts_wanted, plan_parts
+from freescale_tools.write.histories.events.layout import raw_numbers
+from freescale_tools.write.histories.existing import open_table
+from freescale_tools.write.histories.parts import assemble
+from freescale_tools.write.histories.parts.keys import buckets_of
+from freescale_tools.write.histories.parts.plan import MOST_PARTS, parts_wanted, plan_parts
 from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
 
 BUCKETS = st.integers(1, 5)

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.rewrite.optimize import rewrite as rewriting
-from freescale_tools.rewrite.optimize.compare import unequal_row
-from freescale_tools.rewrite.optimize.layout import Settings
-from freescale_tools.rewrite.optimize.rewrite import jobs, optimize_all
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.reading import reading_written
+from freescale_tools.write.optimize import rewrite as rewriting
+from freescale_tools.write.optimize.compare import unequal_row
+from freescale_tools.write.optimize.layout import Settings
+from freescale_tools.write.optimize.rewrite import jobs, optimize_all
 from fsdata import ParquetSource, Schema, Sequence
 from fsdata.errors import CorruptFileError
 

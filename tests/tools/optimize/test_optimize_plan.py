@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freescale_tools.rewrite.optimize.compare import unequal_row
-from freescale_tools.rewrite.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
+from freescale_tools.write.optimize.compare import unequal_row
+from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
 
 NAN = float("nan")
 OTHER_NAN = np.array([0x7FF8000000000123], np.uint64).view(np.float64)[0]

@@ -8,15 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
+from test_calibrate_run import run as write_run
 from typer.testing import CliRunner
 
+from freescale_tools.calibrate.calibration import load_calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile import predict as profile_predictions
 from freescale_tools.profile.command import profile as command
 from freescale_tools.profile.measure import Columns, Settings, full, quick
 from freescale_tools.scan.files import open_files
 from freescale_tools.simulate.enough_rows import fitting
-from freescale_tools.synth.presets import demo_set
+from freescale_tools.write.synth.presets import demo_set
 
 DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 
@@ -85,6 +87,15 @@ def test_tables_for_people(folder, unpredicted, tmp_path):
     assert "profile.html" in done.stdout
 
 
+def test_the_terminal_shows_dates(tmp_path, unpredicted):
+    write(tmp_path / "a.parquet", [[1], [2], [3], [4]], ts=[1_750_000_000 + 3600 * hour for hour in range(4)])
+    ran = call(tmp_path / "a.parquet", "--sequence", "items", "--time", "ts", "--out", tmp_path / "out")
+    assert ran.exit_code == 0
+    assert "over time (UTC, from seconds since 1970)" in ran.stdout
+    assert "2025-06-15 15:06:40" in ran.stdout
+    assert "1750000000" not in ran.stdout
+
+
 def test_quick_reads_footers_only(folder, tmp_path):
     good = pq.read_metadata(folder / "b.parquet").row_group(0).column(0)
     raw = bytearray((folder / "b.parquet").read_bytes())
@@ -141,8 +152,10 @@ def test_a_file_with_a_column_of_another_kind_is_left_out(folder, tmp_path):
 
 def refused():
     yield "no such path", ["nowhere.parquet", "--sequence", "items"], "no such file"
-    yield "no sequence", ["data"], "--sequence"
+    yield "no sequence", ["two"], "two/a.parquet has the list columns items, more"
+    yield "no list", ["none"], "none/a.parquet has no list column"
     yield "no such column", ["data", "--sequence", "itms"], "no file has a column 'itms'"
+    yield "meant", ["data", "--sequence", "itms"], "Did you mean 'items'?"
     yield "scalar", ["data", "--sequence", "user"], "user is int64, one value per row"
     yield "no such ids", ["data", "--sequence", "items", "--ids", "uid"], "no file has a column 'uid'"
     yield "no such time", ["data", "--sequence", "items", "--time", "ts"], "no file has a column 'ts'"
@@ -158,6 +171,10 @@ def test_bad_usage_is_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     write(tmp_path / "data" / "a.parquet", [[1], [2]], user=pa.array([1, 2]))
+    for name in ("two", "none"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "two" / "a.parquet", [[1], [2]], more=pa.array([[1], [2]]))
+    pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "none" / "a.parquet")
     done = call(*arguments)
     assert done.exit_code == 2, done.output
     assert message in done.stderr
@@ -244,3 +261,27 @@ def test_real_data(name):
     assert {key: counted[key] for key in ("rows", "events", "mean", "per_file")} == {
         key: items[key] for key in ("rows", "events", "mean", "per_file")
     }
+
+
+def test_a_calibration_gives_the_cost_model_and_the_seconds(tmp_path):
+    demo = demo_set(tmp_path / "data", rows=600)
+    path = write_run(tmp_path / "run.json")
+    done = call(
+        demo.site[0], "--sequence", "item_ids", "--ranks", "2", "--batch-size", "16", "--calibration", path,
+        "--out", tmp_path / "report", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    model = repr(load_calibration(path).cost)
+    assert document["stragglers"]["default"]["cost"] == document["recommended"]["cost_model"] == model
+    sources = {one["name"]: one["source"] for one in document["simulation"]["hardware"]["parameters"]}
+    assert sources["compute"] == sources["cost"] == "calibration: run.json, 120 rows"
+    refused = call(demo.site[0], "--sequence", "item_ids", "--quick", "--calibration", path)
+    assert refused.exit_code == 2
+    assert "leave out --time, --ids, --calibration and --gpu-hour-price" in refused.stderr
+
+
+def test_the_only_list_column_is_the_history(folder, tmp_path, unpredicted):
+    done = call(folder, "--out", tmp_path / "report", "--json")
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout)["sequences"]) == ["items"]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.profile.stragglers import METHODS, Samples, Setting, max_lengths, simulate_setting, straggler_grid
+from freescale_tools.profile.stragglers import max_lengths, straggler_grid
 from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.batches import METHODS, Samples, Setting, simulate_setting
 from fsdata.balance.cost import CANDIDATES, Polynomial, Power
 
 EQUAL_COUNTS = ("none", "fbs", "fbs+swap", "repair", "hierarchical")
@@ -110,6 +111,13 @@ def test_the_document(small_grid):
     full = [point for axis in ("max_length", "ranks", "batch_size", "cost") for point in by_axis[axis]]
     assert all(list(point["straggler"]) == small_grid["methods"] for point in full)
     assert {point["planned_by"] for point in small_grid["wrong_model"]}.isdisjoint({small_grid["default"]["cost"]})
+
+
+def test_the_error_of_a_share_is_that_of_the_drawn_steps(small_grid):
+    for point in small_grid["points"]:
+        assert point["straggler_error"].keys() == point["straggler"].keys()
+        assert all((error is not None) == (point["steps"] > 1) for error in point["straggler_error"].values())
+    assert max(point["straggler_error"]["none"] or 0 for point in small_grid["points"]) > 0.001
 
 
 def test_the_seed_decides(small_grid):

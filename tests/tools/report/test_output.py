@@ -35,6 +35,17 @@ def test_a_report_is_two_files(tmp_path, monkeypatch):
     assert found["profile.html"] == "page of profile"
 
 
+def test_a_default_folder_keeps_earlier_reports(tmp_path, monkeypatch):
+    monkeypatch.setattr("freescale_tools.report.page.render", lambda page: f"page of {page}")
+    monkeypatch.chdir(tmp_path)
+    said = [write_report({"run": run}, "page", None, "profile") for run in range(3)]
+    assert said[2] == "written to freescale-report/profile-3.html and freescale-report/profile-3.json"
+    found = {path.name: json.loads(path.read_text())["run"] for path in (tmp_path / "freescale-report").glob("*.json")}
+    assert found == {"profile.json": 0, "profile-2.json": 1, "profile-3.json": 2}
+    write_report({"run": 3}, "page", tmp_path / "freescale-report", "profile")
+    assert json.loads((tmp_path / "freescale-report" / "profile.json").read_text()) == {"run": 3}
+
+
 def test_reports_of_several_commands_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("freescale_tools.report.page.render", lambda page: f"page of {page}")
     for name in ("profile", "collisions", "simulation"):

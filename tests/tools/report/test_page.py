@@ -151,6 +151,15 @@ def test_a_narrow_window_shows_everything_and_plots_follow_the_window(browser, p
     assert_all_drawn(browser)
 
 
+def test_on_a_phone_tables_scroll_inside_their_own_box(browser, pages):
+    for name in ("profile", "collisions", "simulate"):
+        browser.open(pages / f"{name}.html", width=390)
+        browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+        assert browser.ask("document.documentElement.scrollWidth") == 390
+        boxes = "[...document.querySelectorAll('.scroll')].map((box) => box.scrollWidth > box.clientWidth)"
+        assert any(browser.ask(boxes))
+
+
 def test_the_settings_can_be_copied_with_and_without_a_clipboard(browser, pages):
     browser.open(pages / "settings.html")
     browser.ask("document.addEventListener('copy', () => { window.copied = getSelection().toString() })")

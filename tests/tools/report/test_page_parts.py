@@ -1,22 +1,25 @@
 """What stands on the page, without a browser: figures, sentences, sizes, and how the file is written."""
 
+import gzip
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import page_documents as documents
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plotly.offline import get_plotlyjs_version
 
 from freescale_tools.profile.page.length_figures import MOST_POINTS, distribution, log_bins, thinned
 from freescale_tools.profile.page.straggler_figures import stragglers
-from freescale_tools.report import numbers
+from freescale_tools.report import numbers, page
 from freescale_tools.report.assemble import MOST_SKIPPED
 from freescale_tools.report.blocks import Plot, Table
 from freescale_tools.report.page import embedded, render, write_page
 from freescale_tools.report.theme import DARK
-from freescale_tools.simulate import page_figures as step_figures
+from freescale_tools.simulate.page import step_figures as step_figures
 
 MEGABYTE = 1e6
 
@@ -63,7 +66,7 @@ def test_sentences_tell_the_figures_of_the_data():
     assert "planned by L², FBS + swap leaves 0.28 % instead of 0.040 %" in aid
     aid = found["steps", "QPS gain (%) by ranks"].aid.replace("\u00a0", " ")
     gain = documents.simulation()["gain"]
-    assert f"+{100 * gain[-1]['qps_gain']:.1f} % at 1,024" in aid
+    assert f"+{100 * gain[-1]['qps_gain']:.0f} % at 1,024" in aid
 
 
 def test_tiles_have_room_for_their_figures():
@@ -94,14 +97,43 @@ def test_maps_of_one_quantity_share_their_colours():
     assert (low, high) == (pytest.approx(min(shares)), pytest.approx(max(shares)))
     cells = [cell for one in maps for row in one.z for cell in row]
     assert (min(cells), max(cells)) == (low, high)
+    assert [one.showscale for one in maps] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "said"),
+    [(0.1937, 0.014, "19 %"), (0.1937, 0.0014, "19.4 %"), (0.1937, None, "19.4 %"), (0.1937, 0.0, "19.4 %"),
+     (0.0123, 0.0004, "1.23 %"), (0.002, 0.02, "< 1 %"), (0.0, 0.02, "0 %"), (None, 0.02, "–"), (0.6, 0.2, "60 %")],
+)  # fmt: skip
+def test_no_digit_is_smaller_than_the_error(share, error, said):
+    assert numbers.percent_within(share, error).replace("\u00a0", " ") == said
+
+
+def test_maps_tables_and_sentences_know_the_error():
+    document = documents.profile()
+    for point in document["stragglers"]["points"]:
+        point["straggler_error"] = dict.fromkeys(point["straggler"], 0.014)
+    found = plots(document)
+    aid = found["stragglers", "Straggler share (%) by longest history kept (events)"].aid.replace("\u00a0", " ")
+    assert "ranks without balancing idle 22 % of the time" in aid
+    (cells,) = (
+        block.figure.data[0].text for (_, title), block in found.items() if "without balancing, by ranks" in title
+    )
+    assert not any("." in cell for row in cells for cell in row)
+    tables = {
+        block.title: block for section in documents.page(document).sections for block in section.blocks
+        if isinstance(block, Table)
+    }  # fmt: skip
+    (table,) = (one for title, one in tables.items() if title.endswith("simulated points"))
+    assert all("." not in row[-1] for row in table.rows if row[0] != "wrong model")
 
 
 @pytest.mark.parametrize(
     ("bounds", "said"),
     [
-        ((0.0, 0.0), "is 0 at every point: no history outweighs a mean rank."),
+        ((0.0, 0.0), "is 0 at every point: no sample costs more than a mean rank."),
         ((0.0, 0.385), "mean rank; it is 38.5\u00a0% at most, with 64 ranks of 16 samples and histories of at most"),
-        ((0.02, 0.385), "outweighs a mean rank: 2.00\u00a0% at these settings, 38.5\u00a0% at most."),
+        ((0.02, 0.385), "costs more than a mean rank: 2.00\u00a0% at these settings, 38.5\u00a0% at most."),
     ],
 )
 def test_the_introduction_tells_the_bound_of_the_data(bounds, said):
@@ -139,17 +171,32 @@ def test_axes_of_time_say_their_unit(first, step, shown, unit):
     assert f"({numbers.moment(shown)})" in block.aid
 
 
+@pytest.mark.parametrize("per_second", [1, 10**3, 10**6, 10**9])
+def test_the_table_over_time_has_dates(per_second):
+    document = documents.profile()
+    for place, span in enumerate(document["sequences"]["item_ids"]["drift"]):
+        span["from"], span["to"] = ((1_750_000_000 + 3600 * hour) * per_second for hour in (place, place + 1))
+    (table,) = (
+        block
+        for section in documents.page(document).sections
+        for block in section.blocks
+        if getattr(block, "title", "").startswith("Lengths over time (UTC, from")
+    )
+    assert table.rows[0][:2] == ("2025-06-15 15:06:40", "2025-06-15 16:06:40")
+
+
 def tiles(document):
     return {tile.name: tile for section in documents.page(document).sections[:1] for tile in section.blocks[0].tiles}
 
 
-def test_the_gain_is_at_ranks_that_the_rows_carry_and_over_torchrecs_pipeline():
+def test_the_gain_is_that_of_the_verdict_over_torchrecs_pipeline():
     for document in (documents.profile(), documents.simulate_result()):
         points = {(point["ranks"], point["way"]): point for point in document["simulation"]["points"]}
         found = tiles(document)
         assert not any("1,024" in name for name in found)
-        gain = points[128, "all"]["qps"] / points[128, "sparse dist"]["qps"] - 1
+        gain = document["simulation"]["verdict"]["gains"]["all"]["value"]
         assert found["QPS gain at 128 ranks"].value == numbers.signed(gain)
+        assert found["QPS gain at 128 ranks"].note.startswith("+40")
         assert "over TrainPipelineSparseDist" in found["QPS gain at 128 ranks"].note
     step = numbers.milliseconds(points[128, "sparse dist"]["step_ms"])
     assert found["Step at 128 ranks"].note == f"instead of {step} with TrainPipelineSparseDist"
@@ -219,12 +266,13 @@ def test_parts_that_are_absent_leave_no_section():
         "lengths",
         "lengths-0",
         "assumptions",
+        "terms",
     ]
     assert [section.id for section in documents.page(documents.simulate_result()).sections] == [
         "summary",
         "steps",
-        "validation",
         "assumptions",
+        "terms",
     ]
     assert "skipped" in [section.id for section in documents.page(documents.hostile()).sections]
 
@@ -246,6 +294,36 @@ def test_the_page_stays_small_whatever_the_data():
     table = next(block for block in skipped.blocks if isinstance(block, Table))
     assert len(table.rows) == MOST_SKIPPED
     assert "9,800 more" in table.note
+
+
+def terms(document):
+    (section,) = [section for section in documents.page(document).sections if section.id == "terms"]
+    return {term for term, _ in section.blocks[0].rows}
+
+
+def test_a_page_explains_the_terms_that_it_uses_and_no_others():
+    found = {
+        name: terms(getattr(documents, name)()) for name in ("profile", "collisions_result", "simulate_result", "tiny")
+    }
+    assert {"Straggler share", "FBS + swap", "VBS", "Lower bound", "Collision", "Exposed communication"} <= found[
+        "profile"
+    ]
+    assert {"Collision", "Exclusive rows"} <= found["collisions_result"]
+    assert not {"VBS", "Lower bound", "SM-free"} & found["collisions_result"]
+    assert {"SM-free", "Exposed communication", "SparseDist"} <= found["simulate_result"]
+    assert "VBS" not in found["simulate_result"]
+    assert not {"Collision", "Straggler share", "SM-free"} & found["tiny"]
+
+
+def test_pages_are_small_enough_to_mail():
+    for document in (documents.profile(), documents.collisions_result(), documents.simulate_result()):
+        assert len(render(documents.page(document)).encode()) < 1.5 * MEGABYTE
+
+
+def test_the_bundle_draws_figures_of_the_plotly_that_is_installed():
+    bundle = gzip.decompress((Path(page.__file__).parent / "bundle" / "plotly-cartesian.min.js.gz").read_bytes())
+    of_bundle = re.search(rb"plotly.js \(cartesian - minified\) v(\d+)\.", bundle[:200])[1].decode()
+    assert of_bundle == get_plotlyjs_version().split(".")[0]
 
 
 def test_thinned_lists_keep_both_ends():
@@ -300,8 +378,8 @@ def test_an_old_page_is_replaced(tmp_path):
         (numbers.percent(0.0004), "0.040 %"),
         (numbers.percent(1e-7), "< 0.001 %"),
         (numbers.percent(0), "0 %"),
-        (numbers.signed(0.5), "+50.0 %"),
-        (numbers.signed(-0.903), "−90.3 %"),
+        (numbers.signed(0.5), "+50 %"),
+        (numbers.signed(-0.903), "−90 %"),
         (numbers.milliseconds(12.345), "12.3 ms"),
         (numbers.size(17_784_325), "17.8 MB"),
         (numbers.size(999), "999 B"),

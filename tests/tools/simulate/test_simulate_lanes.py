@@ -37,8 +37,8 @@ def test_equally_urgent_tasks_go_in_the_order_in_which_they_became_ready():
 
 
 def test_slowed_tasks_take_longer_only_beside_those_that_slow():
-    tasks = [task("dense", ms=10, slowed=True), task("other", "b", 10), task("nccl", "c", 5.5, slows=True)]
-    runs = schedule(tasks, contention=0.1)
+    tasks = [task("dense", ms=10, slowed=True), task("other", "b", 10), task("nccl", "c", 5.5, slows=0.1)]
+    runs = schedule(tasks)
     ends = {name: end for name, (_, end) in spans(runs).items()}
     assert ends == pytest.approx({"dense": 10.5, "other": 10, "nccl": 5.5})
 

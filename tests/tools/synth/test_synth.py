@@ -12,8 +12,8 @@ import pytest
 from freescale_tools.check.schema_option import load
 from freescale_tools.check.source_check import SourceCheck
 from freescale_tools.console.errors import UsageError
-from freescale_tools.synth import presets as synth
-from freescale_tools.synth.lengths import Constant, Lengths, Pareto, Uniform, from_profile
+from freescale_tools.write.synth import presets as synth
+from freescale_tools.write.synth.lengths import Constant, Lengths, Pareto, Uniform, from_profile
 
 COMMAND = "synth"
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from freescale_tools.profile.page import length_figures as figures
 from freescale_tools.report.blocks import Block, Document, Plot, Section, Table
-from freescale_tools.report.numbers import count, dated, many, moment, percent, short, times
+from freescale_tools.report.numbers import count, dated, dated_spans, many, moment, percent, short, times
 
 MOST_DRAWN = 8  # sequences with plots of their own; all are in the tables
 MOST_NAMED = 400
@@ -131,6 +131,17 @@ def _drift(steps: list[Document]) -> Iterator[Block]:
         title="Length over time (events)",
         aid=f"Over {count(len(steps))} spans of about equally many rows, the mean goes {ends}.{spread}",
         figure=figures.drift(steps),
+    )
+    begins, ends_before, unit = dated_spans(shown := figures.thinned(steps))
+    yield Table(
+        title=f"Lengths over time ({unit})",
+        columns=("From", "Before", "Rows", "Mean length", "Median", "P95"),
+        rows=[
+            (begin, end, *(count(step[key]) for key in ("rows", "mean", "p50", "p95")))
+            for begin, end, step in zip(begins, ends_before, shown, strict=True)
+        ],
+        words=2,
+        folded=True,
     )
 
 

@@ -8,10 +8,11 @@ from freescale_tools.profile.page.settings_section import settings_section
 from freescale_tools.profile.page.sharing_section import ASSUMPTION, sharing_section
 from freescale_tools.profile.page.straggler_figures import method_name
 from freescale_tools.profile.page.straggler_sections import straggler_section
+from freescale_tools.profile.page.tradeoff_section import tradeoff_section
 from freescale_tools.report.assemble import Part, assembled
 from freescale_tools.report.blocks import Document, Page, Tile
-from freescale_tools.report.numbers import count, number, percent, short, size
-from freescale_tools.simulate.page import simulation_part
+from freescale_tools.report.numbers import count, number, percent, percent_within, short, size
+from freescale_tools.simulate.page.page import simulation_part
 
 _STRAGGLER_ASSUMPTION = (
     "Stragglers: global batches are drawn row by row from the histogram of lengths; the time of a rank is "
@@ -33,6 +34,8 @@ def _parts(document: Document) -> Iterator[Part]:
     )
     if advice:
         yield Part(tiles=(_advice_tile(advice, grid),), sections=(settings_section(advice, grid),))
+    if document.get("tradeoff"):
+        yield Part(sections=(tradeoff_section(document["tradeoff"]),))
     yield Part(sections=tuple(length_sections(sequences, document.get("candidates") or {}, advice)))
     if grid:
         yield Part(sections=(straggler_section(grid),), assumptions=(_STRAGGLER_ASSUMPTION,))
@@ -84,8 +87,9 @@ def _few_digits(events: int) -> str:
 def _advice_tile(advice: Document, grid: Document | None) -> Tile:
     default = grid["default"] if grid else None
     where = f", {count(default['ranks'])} ranks of {count(default['batch_size'])} samples" if default else ""
+    unbalanced = percent_within(advice["straggler_none"], advice["straggler_none_error"])
     return Tile(
         name="Straggler share, balanced",
-        value=percent(advice["straggler"]),
-        note=f"instead of {percent(advice['straggler_none'])}; {method_name(advice['method'])}{where}",
+        value=percent_within(advice["straggler"], advice["straggler_error"]),
+        note=f"instead of {unbalanced}; {method_name(advice['method'])}{where}",
     )

@@ -2,7 +2,7 @@
 
 from freescale_tools.profile.page.straggler_figures import method_name
 from freescale_tools.report.blocks import Code, Document, Points, Section, Table
-from freescale_tools.report.numbers import cost, count, percent
+from freescale_tools.report.numbers import cost, count, percent, percent_within
 
 
 def settings_section(advice: Document, grid: Document | None) -> Section:
@@ -13,9 +13,15 @@ def settings_section(advice: Document, grid: Document | None) -> Section:
         ("Method", method_name(advice["method"])),
         ("Cost of a sample of length L", cost(advice["cost_model"])),
         ("Most tokens of a rank (max_tokens)", count(advice["max_tokens"])),
-        ("Straggler share with it", percent(advice["straggler"])),
-        ("Straggler share without balancing", percent(advice["straggler_none"])),
-        ("Lower bound of any plan with equal counts", percent(advice["lower_bound"])),
+        ("Straggler share with it", percent_within(advice["straggler"], advice["straggler_error"])),
+        (
+            "Straggler share without balancing",
+            percent_within(advice["straggler_none"], advice["straggler_none_error"]),
+        ),
+        (
+            "Lower bound of any plan with equal counts: one sample may cost more than a mean rank",
+            percent(advice["lower_bound"]),
+        ),
     ]
     where = f" for {count(default['ranks'])} ranks of {count(default['batch_size'])} samples" if default else ""
     return Section(

@@ -82,7 +82,7 @@ def costs(grid: Document, points: Sequence[Document], *, key: str) -> go.Figure:
                 "symbol": theme.SYMBOLS[rank % len(theme.SYMBOLS)],
                 "size": 10,
             },
-            text=[numbers.percent(point["straggler"].get(method)) for point in points],
+            text=[share_text(point, method) for point in points],
             hovertemplate=f"{method_name(method)}, %{{y}}: %{{text}}<extra></extra>",
         )
         for rank, method in enumerate(grid["methods"])
@@ -96,11 +96,14 @@ def costs(grid: Document, points: Sequence[Document], *, key: str) -> go.Figure:
 def two_way(points: Sequence[Document], method: str, *, beside: Sequence[str]) -> go.Figure:
     """Straggler share of one method by ranks and longest history, as a heat map with figures in its cells.
 
-    The maps of all methods in `beside` use the same colours for the same shares.
+    The maps of all methods in `beside` use the same colours for the same shares; the last has the colour bar.
     """
     ranks = sorted({point["ranks"] for point in points})
     lengths = sorted({point["max_length"] for point in points})
     share = {(point["ranks"], point["max_length"]): point["straggler"].get(method) for point in points}
+    texts = {
+        (point["ranks"], point["max_length"]): share_text(point, method).removesuffix("\u00a0%") for point in points
+    }
     cells = [[share.get((rank, length)) for length in lengths] for rank in ranks]
     percents = [[_percent(cell) for cell in row] for row in cells]
     known = [_percent(point["straggler"].get(one)) for point in points for one in (method, *beside)]
@@ -109,13 +112,14 @@ def two_way(points: Sequence[Document], method: str, *, beside: Sequence[str]) -
         x=[f"{length:,}" for length in lengths],
         y=[f"{rank:,}" for rank in ranks],
         z=[[None if cell is None else float(np.log10(cell)) for cell in row] for row in percents],
-        text=[[numbers.percent(cell).removesuffix("\u00a0%") for cell in row] for row in cells],
+        text=[[texts.get((rank, length), "–") for length in lengths] for rank in ranks],
         texttemplate="%{text}",
         textfont={"size": 11, "color": theme.INK},
         colorscale=[[0, theme.AREA], [1, theme.DEEP]],
         zmin=float(colours.min()),
         zmax=float(colours.max()),
-        showscale=False,
+        showscale=method == beside[-1],
+        colorbar=_colour_bar(),
         xgap=2,
         ygap=2,
         hovertemplate="%{y} ranks, %{x} events: %{text} %<extra></extra>",
@@ -124,6 +128,22 @@ def two_way(points: Sequence[Document], method: str, *, beside: Sequence[str]) -
     drawn.update_xaxes(type="category", showgrid=False)
     drawn.update_yaxes(type="category", showgrid=False)
     return drawn
+
+
+def share_text(point: Document, method: str) -> str:
+    """The straggler share of a method, with as many digits as the drawn steps allow."""
+    return numbers.percent_within(point["straggler"].get(method), point.get("straggler_error", {}).get(method))
+
+
+def _colour_bar():
+    decades = [0.001, 0.01, 0.1, 1, 10, 100]
+    return {
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickvals": np.log10(decades).tolist(),
+        "ticktext": [f"{decade:g} %" for decade in decades],
+        "tickfont": {"color": theme.MUTED, "size": 11},
+    }
 
 
 def _percent_line(places, shares, *, name, color, symbol, dash):

@@ -19,8 +19,9 @@ def straggler_section(grid: Document) -> Section:
         id="stragglers",
         title="Stragglers",
         intro="The straggler share is the part of a step that the mean rank spends waiting for the slowest one. Where "
-        f"nothing else is said: {_where(default, '')}. Axes are logarithmic, shares below 0.001 % are drawn there. "
-        + _bound(grid),
+        f"nothing else is said: {_where(default, '')}. "
+        "No digit is shown that is smaller than the standard error of the drawn steps. Axes are logarithmic, shares "
+        "below 0.001 % are drawn there. " + _bound(grid),
         blocks=tuple(_blocks(grid)),
     )
 
@@ -61,15 +62,15 @@ def _bound(grid: Document) -> str:
     usual = [point["lower_bound"] for point in grid["points"] if all(point[key] == default[key] for key in default)]
     worst = max(grid["points"], key=lambda point: point["lower_bound"])
     if 100 * worst["lower_bound"] < figures.LEAST_PERCENT:
-        return "The lower bound of plans with equal counts is 0 at every point: no history outweighs a mean rank."
+        return "The lower bound of plans with equal counts is 0 at every point: no sample costs more than a mean rank."
     if 100 * max(usual, default=0.0) >= figures.LEAST_PERCENT:
         return (
-            "No plan with equal counts gets below the lower bound, because one history outweighs a mean rank: "
+            "No plan with equal counts gets below the lower bound, because one sample costs more than a mean rank: "
             f"{percent(max(usual))} at these settings, {percent(worst['lower_bound'])} at most."
         )
     return (
-        "The lower bound of plans with equal counts is 0 at these settings, because no history outweighs a mean rank; "
-        f"it is {percent(worst['lower_bound'])} at most, with {count(worst['ranks'])} ranks of "
+        "The lower bound of plans with equal counts is 0 at these settings, because no sample costs more than a mean "
+        f"rank; it is {percent(worst['lower_bound'])} at most, with {count(worst['ranks'])} ranks of "
         f"{count(worst['batch_size'])} samples and histories of at most {count(worst['max_length'])} events."
     )
 
@@ -86,11 +87,11 @@ def _where(default: Document, axis: str) -> str:
 def _aid(points: Sequence[Document], axis: str, default: Document) -> str:
     first, last, method = points[0], points[-1], best_method(points)
     unit = _UNITS[axis]
-    text = f"At {count(last[axis])} {unit}, ranks without balancing idle {percent(last['straggler'][NONE])} of the time"
+    text = f"At {count(last[axis])} {unit}, ranks without balancing idle {figures.share_text(last, NONE)} of the time"
     if len(points) > 1:
-        text += f" ({percent(first['straggler'][NONE])} at {count(first[axis])})"
+        text += f" ({figures.share_text(first, NONE)} at {count(first[axis])})"
     if method is not None:
-        text += f"; {figures.method_name(method)} leaves {percent(last['straggler'][method])}"
+        text += f"; {figures.method_name(method)} leaves {figures.share_text(last, method)}"
     if 100 * last["lower_bound"] >= figures.LEAST_PERCENT:
         text += f", where no equal counts get below {percent(last['lower_bound'])}"
     return f"{text}. With {_where(default, axis)}."
@@ -134,7 +135,7 @@ def _wrong_aid(wrong: Sequence[Document], right: Sequence[Document]) -> str:
         return "What a wrong cost model costs."
     worst = max(wrong, key=lambda point: point["straggler"][method])
     share, none = worst["straggler"][method], worst["straggler"][NONE]
-    instead = f" instead of {percent(right[0]['straggler'][method])}" if right else ""
+    instead = f" instead of {figures.share_text(right[0], method)}" if right else ""
     still = f"still less than the {percent(none)}" if share < none else f"no less than the {percent(none)}"
     return (
         f"What a wrong model costs: a sample takes {cost(worst['cost'])}; planned by {cost(worst['planned_by'])}, "
@@ -151,7 +152,7 @@ def _two_way(points: Sequence[Document], method: str, beside: Sequence[str]) -> 
         ratio = f", {times(worst['straggler'][NONE] / worst['straggler'][method])} less than unbalanced"
     return Plot(
         title=f"Straggler share (%) {name}, by ranks and longest history",
-        aid=f"Worst is {percent(worst['straggler'][method])}{ratio}, on {count(worst['ranks'])} ranks with histories "
+        aid=f"Worst is {figures.share_text(worst, method)}{ratio}, on {count(worst['ranks'])} ranks with histories "
         f"of up to {count(worst['max_length'])} events.",
         figure=figures.two_way(points, method, beside=beside),
         height=320,
@@ -188,7 +189,7 @@ def _table(grid: Document) -> Table:
                 *(count(point[key]) for key in ("max_length", "ranks", "batch_size", "steps")),
                 percent(point["sparsity"]),
                 percent(point["lower_bound"]),
-                *(percent(point["straggler"].get(method)) for method in methods),
+                *(figures.share_text(point, method) for method in methods),
             )
             for name, point in points[:_MOST_ROWS]
         ],

@@ -1,4 +1,5 @@
 """The hardware that steps are simulated on.
 
-`parameters` reads the TOML files of this folder, or one that the user names.
+`parameters` reads the TOML files of this folder, or one that the user names. With the links of a
+training run it is `calibrated`.
 """

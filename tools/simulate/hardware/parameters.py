@@ -14,8 +14,9 @@ from freescale_tools.console.errors import UsageError
 GIVEN = {"value", "unit", "source"}
 
 
-def _number(unit: str, *, most: float = math.inf, whole: bool = False, zero: bool = False) -> Any:
-    return dataclasses.field(metadata={"unit": unit, "most": most, "whole": whole, "zero": zero})
+def _number(unit: str, *, least: float = 0, most: float = math.inf, whole: bool = False, zero: bool = False) -> Any:
+    limits = {"least": least, "most": most, "whole": whole, "zero": zero}
+    return dataclasses.field(metadata={"unit": unit, **limits})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,10 @@ class Hardware:
     nvlink: float = _number("GB/s")
     pcie: float = _number("GB/s")
     network: float = _number("GB/s")
+    gpus_per_leaf: float = _number("GPUs", whole=True)
+    """GPUs below one leaf switch, or one group of rails. Bytes for other GPUs go over the spine."""
+    oversubscription: float = _number("times", least=1)
+    """Bandwidth from the hosts into the leaf over that into the spine; 1: the spine is as wide."""
     exchange_efficiency: float = _number("share", most=1)
     """Share of the bandwidths that all-to-alls of rows, gradients and ids reach."""
     allreduce_efficiency: float = _number("share", most=1)
@@ -46,6 +51,12 @@ class Hardware:
     peak_flops: float = _number("TFLOP/s")
     flops_efficiency: float = _number("share", most=1)
     memory: float = _number("GB/s")
+    kernel_floor: float = _number("us", zero=True)
+    """Least time of a look-up or an update, however few its rows: the launches of its kernels."""
+    memory_contention: float = _number("share", most=1, zero=True)
+    """How much longer dense kernels take while rows are looked up or updated beside them."""
+    own_cost: float = _number("ms", zero=True)
+    """What prioritized communication itself takes of the training thread in a step, whatever the rows."""
     contention: float = _number("share", most=1, zero=True)
     """How much longer dense kernels take while communication kernels run beside them."""
     loader: float = _number("M events/s")
@@ -60,6 +71,8 @@ class Hardware:
             _check(field, getattr(self, field.name))
             if not self.sources.get(field.name):
                 raise ValueError(f"{field.name} has no source: say where the number comes from, or 'assumed'")
+        if self.gpus_per_leaf < self.gpus_per_host:
+            raise ValueError(f"gpus_per_leaf = {self.gpus_per_leaf} is below gpus_per_host = {self.gpus_per_host}")
         if self.gpus_per_nvlink > self.gpus_per_host:
             raise ValueError(
                 f"gpus_per_nvlink = {self.gpus_per_nvlink} is above gpus_per_host = {self.gpus_per_host}: NVLink joins "
@@ -152,8 +165,8 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
     limits = field.metadata
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{field.name} = {value!r}: a finite number is needed")
-    if value < 0 or (value == 0 and not limits["zero"]) or value > limits["most"]:
-        least = "0 or more" if limits["zero"] else "above 0"
+    if value < limits["least"] or (value == 0 and not limits["zero"]) or value > limits["most"]:
+        least = f"{limits['least']:g} or more" if limits["zero"] or limits["least"] else "above 0"
         most = f", at most {limits['most']:g}" if limits["most"] < math.inf else ""
         raise ValueError(f"{field.name} = {value:g} {limits['unit']}: {least}{most} is needed")
     if limits["whole"] and value != int(value):

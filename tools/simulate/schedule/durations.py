@@ -1,7 +1,8 @@
 """Computes how long each part of a step takes alone on given hardware.
 
 Bytes and counts are per rank and step. W ranks. The rows and ids of a rank go to all ranks evenly, so (W - 1)
-/ W of them leave the rank.
+/ W of them leave the rank. Loops without priorities send a row and a gradient for every occurrence; prioritized
+communication sends a row once to each rank, and a gradient for every occurrence, as exactness needs.
 """
 
 import math
@@ -20,34 +21,66 @@ OPTIMIZER = 28
 
 def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Work:
     """The milliseconds of one way at `ranks` ranks."""
-    straggler = workload.straggler(ranks, "fbs+swap" if way.balanced else "none")
-    mean = 1e3 * workload.flops / (hardware.peak_flops * 1e12 * hardware.flops_efficiency)
-    slowest = mean / (1 - straggler)
-    rate, row_bytes = workload.collision(ranks), FLOAT * workload.dim * workload.events
+    method = "fbs+swap" if way.balanced else "none"
+    share = workload.straggler(ranks, method)
+    mean = workload.compute_ms
+    if mean is None:
+        mean = 1e3 * workload.flops / (hardware.peak_flops * 1e12 * hardware.flops_efficiency)
+    slowest = mean / (1 - share) + workload.fixed_ms
+    straggler = 1 - (mean + workload.fixed_ms) / slowest
+    forward = FORWARD if workload.forward is None else workload.forward
+    rate, back = workload.collision(ranks), workload.distinct
+    colliding = min(rate * workload.colliding_distinct, back)
+    skew = workload.skew(ranks, method)
     moved = ID * FIELDS * workload.events * (ranks - 1) / ranks if way.balanced else 0.0
+    ids = workload.ids * workload.events
+    own = (hardware.own_cost if way.prioritized else 0.0) + (workload.balancing_ms if way.balanced else 0.0)
     return Work(
         data=workload.events / (hardware.loader * 1e3),
         redistribute=_ms(moved, hardware.host_network),
-        forward=slowest * FORWARD,
-        backward=slowest * (1 - FORWARD),
+        forward=slowest * forward,
+        backward=slowest * (1 - forward),
         optimizer=_ms(OPTIMIZER * workload.dense_parameters, hardware.memory),
-        id_metadata=hardware.id_metadata * workload.events / 1e6 if ranks > 1 else 0.0,
-        ids=exchange(hardware, ID * workload.events, ranks, staged=way.sm_free),
+        id_metadata=hardware.id_metadata * ids / 1e6 if ranks > 1 else 0.0,
+        ids=exchange(hardware, ID * ids, ranks, staged=way.sm_free),
         all_reduce=all_reduce(hardware, FLOAT * workload.dense_parameters, ranks),
-        whole=_moves(hardware, row_bytes, ranks),
+        whole=_moves(hardware, workload, 1.0, 1.0, ranks, skew),
         # Nothing can run beside collision rows, so they use NCCL, which is faster.
-        collision=_moves(hardware, rate * row_bytes, ranks),
-        exclusive=_moves(hardware, (1 - rate) * row_bytes, ranks, staged=way.sm_free),
+        collision=_moves(hardware, workload, colliding, colliding if way.dedup else rate, ranks, skew),
+        exclusive=_moves(
+            hardware, workload, back - colliding, back - colliding if way.dedup else 1 - rate, ranks, skew,
+            staged=way.sm_free,
+        ),
         straggler=straggler,
         contention=hardware.contention,
-    )
+        memory_contention=hardware.memory_contention,
+        own=own if ranks > 1 else 0.0,
+    )  # fmt: skip
 
 
-def _moves(hardware: Hardware, size: float, ranks: int, *, staged: bool = False) -> Moves:
-    once = exchange(hardware, size, ranks, staged=staged)
+def _moves(
+    hardware: Hardware, workload: Workload, rows: float, gradients: float, ranks: int, skew: float, *,
+    staged: bool = False,
+) -> Moves:  # fmt: skip
+    """`rows`, `gradients`: sent forward and back, as shares of the events.
+
+    Exchanges end when the busiest rank has sent its bytes.
+    """
+    each = FLOAT * workload.dim * workload.events
+    lookup, apply = workload.lookup_ms, workload.apply_ms
     return Moves(
-        lookup=_ms(LOOKUP * size, hardware.memory), rows=once, gradients=once, apply=_ms(APPLY * size, hardware.memory)
+        lookup=_floor(hardware, rows, _ms(LOOKUP * rows * each, hardware.memory) if lookup is None else rows * lookup),
+        rows=exchange(hardware, skew * rows * each, ranks, staged=staged),
+        gradients=exchange(hardware, skew * gradients * each, ranks, staged=staged),
+        apply=_floor(
+            hardware, gradients, _ms(APPLY * gradients * each, hardware.memory) if apply is None else gradients * apply
+        ),
     )
+
+
+def _floor(hardware: Hardware, share: float, ms: float) -> float:
+    """No kernel is launched for no rows."""
+    return max(ms, hardware.kernel_floor / 1e3) if share > 0 else 0.0
 
 
 def exchange(hardware: Hardware, size: float, ranks: int, *, staged: bool = False) -> float:
@@ -65,6 +98,8 @@ def exchange(hardware: Hardware, size: float, ranks: int, *, staged: bool = Fals
     else:
         parts = [_ms(each * (near - 1), hardware.nvlink), _ms(each * (host - near), hardware.pcie)]
     parts.append(_ms(each * (ranks - host), hardware.network))
+    beyond = ranks - min(ranks, hardware.gpus_per_leaf)
+    parts.append(_ms(each * beyond, hardware.network / hardware.oversubscription))
     latency = hardware.exchange_latency + hardware.peer_latency * (ranks - 1)
     return max(parts) / hardware.exchange_efficiency + latency / 1e3
 

@@ -1,7 +1,7 @@
 """Schedules tasks on lanes, deterministically, the most urgent task first.
 
 A lane runs one task at a time. A task is ready when all tasks that it waits for are done. A ready task
-interrupts a less urgent task on its lane. Tasks marked `slowed` take longer while a task marked `slows` runs.
+interrupts a less urgent task on its lane. Tasks marked `slowed` take longer while a task that `slows` runs.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ class Task:
     after: tuple[Key, ...] = ()
     urgency: int = 0
     """Lower runs first. Tasks of equal urgency run in the given order."""
-    slows: bool = False
+    slows: float = 0.0
+    """How much longer `slowed` tasks take beside it, as a share. Of several, the largest counts."""
     slowed: bool = False
 
 
@@ -37,10 +38,8 @@ class Run:
     pieces: list[tuple[float, float]]
 
 
-def schedule(tasks: Sequence[Task], *, contention: float = 0.0) -> dict[Key, Run]:
+def schedule(tasks: Sequence[Task]) -> dict[Key, Run]:
     """When each task runs.
-
-    `contention`: how much longer `slowed` tasks take beside one that `slows`, as a share.
 
     Raises ValueError if a task waits for an unknown task, or for itself.
     """
@@ -59,8 +58,8 @@ def schedule(tasks: Sequence[Task], *, contention: float = 0.0) -> dict[Key, Run
         running = _chosen(ready)
         if not running:
             raise ValueError(f"tasks wait for each other in a circle: {sorted(task.key for task in blocked)}")
-        busy = any(task.slows and left[task.key] > 0 for task in running)
-        rates = {task.key: 1 / (1 + contention) if task.slowed and busy else 1.0 for task in running}
+        slower = 1 + max(task.slows if left[task.key] > 0 else 0.0 for task in running)
+        rates = {task.key: 1 / slower if task.slowed else 1.0 for task in running}
         length = min(left[task.key] / rates[task.key] for task in running)
         for task in running:
             _advance(runs, task.key, now, now + length)

@@ -1,0 +1,61 @@
+"""How well `freescale simulate` predicts: its errors on measurements that it was not fitted to.
+
+    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE]
+
+Three comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
+between its own numbers and no length of time. `benchmarks/exposed.py`: two numbers are fitted to its plain loop, the
+steps of TorchRec's pipeline and of fscomm are predicted. `benchmarks/held_out.py`: `durations.py` as `simulate` uses
+it, three numbers fitted on three conditions, the other twelve held out. Nothing is measured here; results are read.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.table import RESULTS, add_results_option, emit
+from validation.against_benchmark import against_benchmark
+from validation.against_paper import against_paper
+from validation.held_out import against_held_out
+
+from freescale_tools.simulate.hardware.parameters import load_hardware
+
+COLUMNS = ("against", "what", "fitted", "predicted", "measured", "unit", "error", "verdict")
+NOTE = "In brackets: lines that no goal was set for."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exposed", type=Path, default=RESULTS / "exposed.json", help="results of exposed.py")
+    parser.add_argument("--held-out", type=Path, default=RESULTS / "held_out.json", help="results of held_out.py")
+    add_results_option(parser)
+    given = parser.parse_args()
+    # The paper measured on its own cluster.
+    reports = {
+        "paper": against_paper(load_hardware("h100-ib")),
+        "exposed.py": against_benchmark(given.exposed),
+        "held_out.py": against_held_out(given.held_out),
+    }
+    rows = [line for name, report in reports.items() for line in _lines(name, report)]
+    notes = [note for name, report in reports.items() for note in _notes(name, report)]
+    emit("adviser", "Predictions against measurements", COLUMNS, rows, [*notes, NOTE], reports, results=given.results)
+
+
+def _lines(name: str, report: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    for row in report["rows"]:
+        error = None if row["error"] is None else f"{row['error']:+.1%}"
+        goal = "" if row["within"] is None else f" ({row['within']:.0%})"
+        verdict = f"{row['verdict']}{goal}" if row["asked"] else f"[{row['verdict']}{goal}]"
+        yield (
+            name, row["what"], row["fitted"], row["predicted"], row["measured"], row["unit"], error, verdict,
+        )  # fmt: skip
+
+
+def _notes(name: str, report: dict[str, Any]) -> Iterator[str]:
+    for fit in report["fits"]:
+        yield f"{name}: {fit['name']} = {fit['value']:.4g} {fit['unit']}, fitted on {fit['on']}."
+    yield from (f"{name}: {note}" for note in report["notes"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Predicts the held-out steps of `benchmarks/held_out.py` by `durations.work`, and says how far off it is.
+
+Fitted on the sections that are named so: payload over link rate and the time of the plain loop that is not the wire's
+(taken as look-ups and updates, half and half), and what prioritized communication takes of the training thread. All
+ranks share the cores of one machine, so look-ups, updates and that cost take time in proportion to the number of ranks.
+"""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.simulate.hardware.parameters import Hardware, load_hardware
+from freescale_tools.simulate.schedule.durations import work
+from freescale_tools.simulate.schedule.step import WAYS, timeline
+from freescale_tools.simulate.verdict import FACTORS, MODEL
+from freescale_tools.simulate.workload import METHODS, Workload
+from validation.comparison import row
+from validation.fit import fit_line
+
+WAY = {"plain": "plain", "sparse dist": "sparse dist", "fscomm": "prioritized"}
+MEDIAN, WORST = 0.15, 0.30
+"""Goals for the relative errors of exposed time."""
+INSIDE = 0.9
+"""Goal for the share of measurements inside the 90 % interval."""
+_DRAWS = 200
+_RANKS = 4  # of the sections that are fitted
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    name: str
+    fitted: bool
+    ranks: int
+    load: Workload
+    """Without look-ups and updates."""
+    mbit: float
+    exposed_ms: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Of `_RANKS` ranks and rows of 128 floats."""
+
+    efficiency: float
+    lookup_ms: float
+    own_ms: float
+
+
+def against_held_out(path: Path) -> dict[str, Any]:
+    """{fits, rows, notes, summary}: every held-out section and mode. Raises UsageError for other files."""
+    try:
+        sections = list(_sections(json.loads(path.read_text(encoding="utf-8"))))
+        fit = fitted([section for section in sections if section.fitted])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no result of benchmarks/held_out.py: {type(error).__name__}: {error}") from error
+    rows: list[dict[str, Any]] = []
+    inside: list[bool] = []
+    errors: dict[str, list[float]] = {}
+    for section in sections:
+        for mode, measured in section.exposed_ms.items():
+            found = predicted(section, mode, fit)
+            what = f"exposed, {section.name}, {mode}"
+            if section.fitted:
+                rows.append(row(what, "ms", measured, fitted=found))
+                continue
+            low, high = interval(section, mode, fit)
+            inside.append(low <= measured <= high)
+            one = row(what, "ms", measured, predicted=found, within=WORST)
+            errors.setdefault(mode, []).append(abs(one["error"]))
+            rows.append({**one, "low": low, "high": high})
+    summary = {mode: {"median": statistics.median(found), "worst": max(found)} for mode, found in errors.items()}
+    return {
+        "fits": [
+            {"name": "payload over link rate", "value": fit.efficiency, "unit": "share", "on": "plain loops"},
+            {"name": "look-ups", "value": fit.lookup_ms, "unit": "ms, updates as much", "on": "plain loops"},
+            {"name": "fscomm's own cost", "value": fit.own_ms, "unit": "ms", "on": "fscomm's steps"},
+        ],
+        "rows": rows,
+        "notes": [
+            *(
+                f"{mode}: error {found['median']:.0%} in the median (goal {MEDIAN:.0%}), {found['worst']:.0%} at worst "
+                f"(goal {WORST:.0%})."
+                for mode, found in summary.items()
+            ),
+            f"{statistics.mean(inside):.0%} of the held-out figures are inside their interval (goal {INSIDE:.0%}).",
+        ],
+        "summary": summary,
+        "inside": statistics.mean(inside),
+    }
+
+
+def fitted(sections: Sequence[Section]) -> Fit:
+    wire, loops = [], []
+    for section in sections:
+        moved = (8 + 8 * section.load.dim) * section.load.events * (section.ranks - 1) / section.ranks
+        wire.append(8e-3 * moved / section.mbit)
+        loops.append(section.exposed_ms["plain"])
+    rest, efficiency = fit_line(wire, loops)
+    without = Fit(efficiency=efficiency, lookup_ms=max(rest, 0.0) / 2, own_ms=0.0)
+    own = statistics.median(
+        section.exposed_ms["fscomm"] - predicted(section, "fscomm", without) for section in sections
+    )
+    return dataclasses.replace(without, own_ms=max(own, 0.0))
+
+
+def predicted(section: Section, mode: str, fit: Fit) -> float:
+    way = next(way for way in WAYS if way.name == WAY[mode])
+    shared = section.ranks / _RANKS
+    lookup = shared * fit.lookup_ms * section.load.dim / 128
+    load = dataclasses.replace(section.load, lookup_ms=lookup, apply_ms=lookup)
+    hardware = dataclasses.replace(_HARDWARE, network=fit.efficiency * section.mbit / 8e3)
+    hardware = dataclasses.replace(hardware, own_cost=shared * fit.own_ms)
+    return float(timeline(work(hardware, load, way, ranks=section.ranks), way)["bubbles"]["exposed_ms"])
+
+
+def interval(section: Section, mode: str, fit: Fit, *, seed: int = 0) -> tuple[float, float]:
+    """90 % of draws that move what was measured, fitted or assumed within the factors of a verdict."""
+    generator = np.random.default_rng(seed)
+    link = FACTORS["measured" if section.ranks == _RANKS else "assumed"]
+    model = MODEL[WAY[mode] == "prioritized"]
+
+    def within(factor: float) -> float:
+        return float(factor ** generator.uniform(-1, 1))
+
+    drawn = []
+    for _ in range(_DRAWS):
+        changed = Fit(
+            efficiency=fit.efficiency * within(link),
+            lookup_ms=fit.lookup_ms * within(FACTORS["assumed"]),  # the split, and the share of the cores
+            own_ms=fit.own_ms * within(FACTORS["assumed"]),
+        )
+        measured = within(FACTORS["measured"])
+        rates = {at: min(rate * measured, 1.0) for at, rate in section.load.collisions.items()}
+        other = dataclasses.replace(section, load=dataclasses.replace(section.load, collisions=rates))
+        drawn.append(predicted(other, mode, changed) * within(model))
+    low, high = np.percentile(drawn, (5, 95))
+    return float(low), float(high)
+
+
+def _hardware() -> Hardware:
+    nothing = dict.fromkeys(
+        ("exchange_latency", "peer_latency", "id_metadata", "kernel_floor", "contention", "memory_contention"), 0.0
+    )
+    return dataclasses.replace(
+        load_hardware("h100-ib"), gpus_per_host=1, gpus_per_nvlink=1, gpus_per_leaf=1, loader=1e9, host_network=1e9,
+        exchange_efficiency=1.0, **nothing,
+    )  # fmt: skip
+
+
+_HARDWARE = _hardware()
+
+
+def _sections(document: Mapping[str, Any]) -> Iterator[Section]:
+    for block in document["extra"]["blocks"]:
+        condition, data = block["condition"], block["data"]
+        shape, ranks = condition["shape"], condition["ranks"]
+        alone = _steps_ms(block["answers"]["compute"])
+        rate = data["by occurrence"]
+        load = Workload(
+            batch_size=shape["samples"],
+            events=len(shape["sharding"]) * shape["samples"] * shape["ids_per_sample"],
+            flops=1.0,
+            dim=shape["width"],
+            dense_parameters=0,
+            stragglers={(ranks, method): 0.0 for method in METHODS},
+            compute_ms=statistics.median(alone.values()),
+            collisions={ranks: rate},
+            distinct=data["distinct"],
+            colliding_distinct=min(data["distinct"] * data["by distinct row"] / rate, 1.0) if rate else 1.0,
+        )
+        yield Section(
+            name=condition["name"],
+            fitted=condition["name"].startswith("fitted on"),
+            ranks=ranks,
+            load=load,
+            mbit=condition["rate_mbit"],
+            exposed_ms={
+                mode: statistics.median(step - alone[at] for at, step in _steps_ms(block["answers"][mode]).items())
+                for mode in WAY
+            },
+        )
+
+
+def _steps_ms(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Round -> mean over ranks."""
+    return {at: statistics.mean(1e3 * answer["step_s"] for answer in ranks) for at, ranks in rounds.items()}

@@ -1,0 +1,166 @@
+"""The validation: what is fitted, what is predicted of the paper and of a benchmark, as it comes out."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.simulate.hardware.parameters import bundled, load_hardware
+from freescale_tools.simulate.schedule.durations import work
+from freescale_tools.simulate.schedule.step import WAYS
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from validation.against_benchmark import ASKED, against_benchmark
+from validation.against_paper import EXPOSED_LONGEST, against_paper
+from validation.comparison import row
+from validation.fit import SIGMA, expected_straggler, fit_line, fit_sigma, paper_workload
+
+SHAPE = {"sharding": ["row", "row"], "width": 128, "samples": 32, "ids_per_sample": 112}
+ROW_BYTES = 2 * 32 * 112 * 128 * 4 * 3 / 4
+ID_BYTES = 2 * 32 * 112 * 8 * 3 / 4
+MEASURED = {
+    # Medians of benchmarks/exposed.py, 20 November 2026: compute only, plain loop, SparseDist, fscomm.
+    "400 ms": (200.0, 0, 405.92, 713.70, 701.49, 447.81),
+    "270 ms": (200.0, 0, 275.54, 598.58, 604.48, 329.13),
+    "400 ms, unshaped": (None, 0, 406.15, 479.30, 482.15, 434.58),
+    "270 ms, unshaped": (None, 0, 277.55, 360.81, 348.84, 303.21),
+    "400 ms, 20 after the backward": (200.0, 20, 406.28, 733.36, None, 424.58),
+}
+
+
+def benchmark(steps=MEASURED):
+    """Results as the benchmark writes them, as far as they are read."""
+    blocks = []
+    for name, (rate, after, *times) in steps.items():
+        modes = zip(("compute", "plain", "sparse dist", "fscomm"), times, strict=True)
+        answers = {
+            mode: {"0": [{"step_s": (ms - 1) / 1e3}, {"step_s": (ms + 1) / 1e3}]}
+            for mode, ms in modes
+            if ms is not None
+        }
+        condition = {"name": name, "ranks": 4, "shape": SHAPE, "real": False, "skew": 0.0}
+        blocks.append(
+            {
+                "condition": {**condition, "rate_mbit": rate, "after_ms": after},
+                "data": {"by occurrence": 0.12, "row bytes": 348_965.0, "gradient bytes": 357_498.0},
+                "answers": answers,
+            }
+        )
+    return {"extra": {"blocks": blocks}}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(document):
+        path = tmp_path / "exposed.json"
+        path.write_text(json.dumps(document))
+        return path
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def paper():
+    report = against_paper(load_hardware("h100-ib"))
+    return {one["what"]: one for one in report["rows"]}, {one["name"]: one["value"] for one in report["fits"]}
+
+
+def test_what_is_fitted_on_the_paper_is_met(paper):
+    rows, fits = paper
+    assert rows["straggler share, plain"]["fitted"] == pytest.approx(0.22, abs=1e-5)
+    assert rows["exposed communication, plain"]["fitted"] == pytest.approx(111, abs=1e-2)
+    assert fits["sigma of the lengths"] == pytest.approx(0.5596, abs=1e-3)
+    assert fits["dim"] == pytest.approx(436, abs=2)
+
+
+def test_what_is_predicted_of_the_paper_comes_out_as_reported(paper):
+    rows, _ = paper
+    exposed = rows["exposed communication, prioritized"]
+    assert (exposed["predicted"], exposed["verdict"]) == (pytest.approx(12.8, abs=0.1), "within")
+    reduction = rows["change of exposed communication, all together, 256 ranks"]
+    assert (reduction["predicted"], reduction["verdict"]) == (pytest.approx(-0.88, abs=0.005), "within")
+    # With sigma fitted to exactly 22 % it misses the 15 % by little; with the set's own it does not.
+    fbs = rows["straggler share, FBS"]
+    assert (fbs["predicted"], fbs["verdict"]) == (pytest.approx(0.0201, abs=0.0005), "missed")
+    ours = rows["straggler share, FBS, sigma 0.55 of the set"]
+    assert (ours["predicted"], ours["verdict"]) == (pytest.approx(0.0231, abs=0.0005), "within")
+
+
+def test_the_fit_finds_the_least_width():
+    assert expected_straggler(fit_sigma(0.1)) == pytest.approx(0.1, abs=1e-5)
+    assert fit_sigma(0.1) < fit_sigma(0.2) < 0.55
+    with pytest.raises(ValueError, match="no paper-like set has a straggler share of 90"):
+        fit_sigma(0.9)
+
+
+def test_the_benchmark_is_predicted_from_its_plain_rows(write):
+    report = against_benchmark(write(benchmark()))
+    own, efficiency = (one["value"] for one in report["fits"])
+    assert own == pytest.approx(statistics.mean([479.30 - 406.15, 360.81 - 277.55]), abs=0.1)
+    wire = 8e-3 * (ID_BYTES + 2 * ROW_BYTES) / 200
+    shaped = statistics.mean([713.70 - 405.92, 598.58 - 275.54])
+    assert wire / efficiency == pytest.approx(shaped - own, abs=0.1)
+    rows = {one["what"].removeprefix("exposed, "): one for one in report["rows"]}
+    asked = [one for one in report["rows"] if one["asked"] and one["verdict"] != "fitted"]
+    assert len(asked) == 4
+    assert {one["verdict"] for one in asked} == {"within"}
+    # Fixed work per step, which is all that is left on fast links, is not in the model.
+    assert rows["400 ms, unshaped, fscomm"]["verdict"] == "missed"
+    collisions = 8e-3 * (348_965 + 357_498) / 200 / efficiency + 0.12 * own
+    assert rows["400 ms, fscomm"]["predicted"] == pytest.approx(collisions, abs=0.01)
+    assert rows["400 ms, 20 after the backward, fscomm"]["predicted"] == pytest.approx(collisions - 20, abs=0.01)
+
+
+def test_only_plain_rows_decide_the_fit(write):
+    changed = {name: (*values[:4], values[4] and values[4] + 100, values[5] + 50) for name, values in MEASURED.items()}
+    assert against_benchmark(write(benchmark(changed)))["fits"] == against_benchmark(write(benchmark()))["fits"]
+
+
+def test_other_models_and_real_compute_are_left_out(write):
+    document = benchmark()
+    other = json.loads(json.dumps(document["extra"]["blocks"][0]))
+    other["condition"] |= {"name": "real", "real": True}
+    document["extra"]["blocks"].append(other)
+    assert not [one for one in against_benchmark(write(document))["rows"] if "real" in one["what"]]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (ASKED, "links of one speed only"),
+        (("400 ms, unshaped",), r"no result of benchmarks/exposed\.py: ValueError: no section 400 ms or 270 ms"),
+    ],
+)
+def test_results_that_the_fit_cannot_use_are_refused(write, names, message):
+    document = benchmark({name: MEASURED[name] for name in names})
+    with pytest.raises(UsageError, match=message):
+        against_benchmark(write(document))
+
+
+def test_files_that_are_no_results_are_refused(write, tmp_path):
+    for path in (write({"rows": []}), tmp_path / "gone.json"):
+        with pytest.raises(UsageError, match=r"is no result of benchmarks/exposed\.py"):
+            against_benchmark(path)
+
+
+def test_the_line_is_exact_where_the_points_are_on_one():
+    assert fit_line([0, 100, 200], [7, 132, 257]) == pytest.approx((7, 0.8))
+    with pytest.raises(ValueError, match="not slower"):
+        fit_line([0, 100], [50, 40])
+
+
+@pytest.mark.parametrize(("predicted", "verdict"), [(86, "within"), (114, "within"), (84, "missed"), (116, "missed")])
+def test_verdicts_are_by_the_relative_error(predicted, verdict):
+    assert row("x", "ms", 100.0, predicted=predicted, within=0.15)["verdict"] == verdict
+
+
+def test_id_metadata_takes_the_papers_ten_milliseconds_on_the_paper_like_set():
+    load = paper_workload(SIGMA, longest=EXPOSED_LONGEST, dim=1, ranks=64)
+    for name in bundled():
+        hardware = load_hardware(name)
+        assert hardware.id_metadata * load.events / 1e6 == pytest.approx(10, rel=0.005)
+        assert work(hardware, load, WAYS[0], ranks=64).id_metadata == pytest.approx(10, rel=0.005)

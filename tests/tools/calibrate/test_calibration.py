@@ -1,0 +1,170 @@
+"""What a run has shown stands in the place of what profile and hardware would give, and only that."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from test_calibrate_run import BANDWIDTH, CONSTANT, LATENCY, LOOKUP, SECONDS, UPDATE, run
+
+from freescale_tools.calibrate.calibration import Calibration, load_calibration
+from freescale_tools.calibrate.cost_model import calibrate
+from freescale_tools.calibrate.measured_steps import read_steps
+from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.hardware.calibrated import calibrated
+from freescale_tools.simulate.hardware.parameters import load_hardware
+from freescale_tools.simulate.schedule.durations import exchange
+from freescale_tools.simulate.simulation import simulate
+from fsdata.balance.cost import Polynomial
+
+COMMAND = "simulate"
+LENGTHS = np.random.default_rng(0).lognormal(7, 0.6, 4000).astype(np.int64)
+PROFILE = {
+    "version": 1, "kind": "profile", "sequences": {"item": {"histogram": LengthHistogram.of(LENGTHS).to_dict()}},
+    "stragglers": None, "recommended": None, "collisions": None,
+}  # fmt: skip
+
+
+def made(**changes):
+    given = {
+        "source": "calibration: run.json, 120 rows", "ranks": 8, "cost": Polynomial(), "seconds_per_cost": SECONDS,
+        "constant_s": CONSTANT, "interval": (SECONDS, SECONDS), "forward": 0.25, "lookup_s": LOOKUP,
+        "update_s": UPDATE, "dim": 96.0, "latency_s": LATENCY, "bytes_per_s": BANDWIDTH,
+    }  # fmt: skip
+    return Calibration(**(given | changes))
+
+
+def parameter(document, name):
+    (found,) = [one for one in document["hardware"]["parameters"] if one["name"] == name]
+    return found
+
+
+def test_a_run_and_what_calibrate_wrote_of_it_are_the_same(tmp_path):
+    path = run(tmp_path / "run.json")
+    (tmp_path / "calibration.json").write_text(json.dumps(calibrate(read_steps(path))))
+    first, second = load_calibration(path), load_calibration(tmp_path / "calibration.json")
+    assert dataclasses.replace(first, source=second.source) == second
+    assert first.ranks == 4
+    assert first.lookup_s == pytest.approx(LOOKUP)
+    assert first.update_s == pytest.approx(UPDATE)
+    assert (first.latency_s, first.bytes_per_s) == (pytest.approx(LATENCY), pytest.approx(BANDWIDTH))
+    assert first.dim is None, "the run sent no embeddings"
+    assert first.forward is None
+
+
+def test_what_remedies_took_is_simulated_and_never_below_nothing(tmp_path):
+    more = {"fscomm": run(tmp_path / "f.json", more=0.004), "balanced": run(tmp_path / "b.json", wait=0.1)}
+    document = calibrate(read_steps(run(tmp_path / "run.json")), **{name: read_steps(at) for name, at in more.items()})
+    (tmp_path / "calibration.json").write_text(json.dumps(document))
+    found = load_calibration(tmp_path / "calibration.json")
+    assert found.fscomm_s == pytest.approx(0.004)
+    assert document["own"]["balancing"]["value"] == pytest.approx(-0.15)
+    assert found.balancing_s == 0
+    told = simulate(PROFILE, load_hardware("h100-ib"), ranks=(4,), calibration=found)
+    assert parameter(told, "own_cost")["value"] == pytest.approx(4)
+    assert "run with fscomm" in parameter(told, "own_cost")["source"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no calibration"),
+        ("nonsense", "no column step, rank, seconds"),
+        ('{"kind": "calibrate", "version": 1}', "has version 1, this program reads 2"),
+        ('{"kind": "profile"}', "not the run of a BubbleMeter"),
+        (
+            '{"kind": "calibrate", "version": 2, "r2": 0.95, "run": {"all_to_all": null}}',
+            "is no whole calibration",
+        ),
+    ],
+)
+def test_files_that_are_no_calibration_are_refused(tmp_path, text, message):
+    path = tmp_path / "c.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        load_calibration(path)
+
+
+def test_a_poor_fit_is_no_calibration(tmp_path):
+    with pytest.raises(UsageError, match=r"run\.json: R2 is 0\.\d\d, below 0\.9"):
+        load_calibration(run(tmp_path / "run.json", noise=0.3))
+
+
+@pytest.mark.parametrize(("ranks", "link"), [(8, "nvlink"), (64, "network")])
+def test_an_exchange_of_the_run_takes_as_long_as_it_took(ranks, link):
+    usual = load_hardware("h100-ib")
+    found = calibrated(usual, made(ranks=ranks))
+    size = 1e9
+    assert exchange(found, size, ranks) == pytest.approx(1e3 * (LATENCY + size / BANDWIDTH))
+    changed = {one["name"] for one, other in zip(found.parameters(), usual.parameters(), strict=True) if one != other}
+    assert changed == {link, "exchange_latency"}
+    assert calibrated(usual, made(bytes_per_s=None, latency_s=None)) == usual
+    assert calibrated(usual, made(ranks=1)) == usual
+
+
+def test_steps_take_what_the_run_took():
+    hardware = load_hardware("h100-ib")
+    found = simulate(PROFILE, hardware, ranks=[8], batch_size=128, calibration=made())
+    cost = 128 * float(Polynomial()({"sequence": LENGTHS}).mean())
+    assert parameter(found, "compute")["value"] == pytest.approx(1e3 * SECONDS * cost)
+    assert parameter(found, "fixed_compute")["value"] == pytest.approx(1e3 * CONSTANT)
+    assert parameter(found, "dim")["value"] == 96
+    events = 128 * LENGTHS.mean()
+    assert parameter(found, "lookup")["value"] == pytest.approx(1e3 * LOOKUP * events)
+    assert parameter(found, "apply")["value"] == pytest.approx(1e3 * UPDATE * events)
+    for name in ("compute", "fixed_compute", "forward", "lookup", "apply", "dim", "cost"):
+        assert parameter(found, name)["source"].startswith("calibration: run.json")
+    (plain,) = [point for point in found["points"] if point["way"] == "plain"]
+    compute = 1e3 * (SECONDS * cost + CONSTANT)
+    optimizer = plain["compute_ms"] - compute
+    assert optimizer == pytest.approx(28 * 50e6 / 3350e6, rel=1e-6)  # Adam of the assumed dense parameters
+    assert plain["step_ms"] == pytest.approx(
+        plain["compute_ms"] + plain["data_wait_ms"] + sum(plain["bubbles"].values())
+    )
+
+
+def test_a_fixed_cost_makes_stragglers_matter_less():
+    """Ranks differ by their samples; what comes beside them is alike on all."""
+    hardware = load_hardware("h100-ib")
+
+    def share(constant):
+        points = simulate(PROFILE, hardware, ranks=[8], way_names=["plain"], calibration=made(constant_s=constant))
+        (point,) = points["points"]
+        return point["bubbles"]["straggler_ms"] / point["step_ms"]
+
+    assert share(0.0) > share(0.1) > share(1.0) > 0
+
+
+def test_given_numbers_win_and_what_the_run_lacks_stays_as_it_was():
+    hardware = load_hardware("h100-ib")
+    none = made(forward=None, lookup_s=None, update_s=None, dim=None, latency_s=None, bytes_per_s=None)
+    found = simulate(PROFILE, hardware, ranks=[8], calibration=none)
+    assert (parameter(found, "dim")["value"], parameter(found, "dim")["source"]) == (128, "assumed")
+    assert parameter(found, "lookup")["source"].startswith("assumed")
+    assert parameter(found, "nvlink")["value"] == hardware.nvlink
+    assert parameter(simulate(PROFILE, hardware, ranks=[8], dim=32, calibration=made()), "dim")["value"] == 32
+
+
+def test_the_command_takes_a_run(tmp_path, call):
+    (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
+    path = run(tmp_path / "run.json")
+    done = call("--profile", tmp_path / "profile.json", "--ranks", 4, "--calibration", path, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    written = json.loads((tmp_path / "out" / "simulation.json").read_text())["simulation"]
+    assert parameter(written, "cost")["source"] == "calibration: run.json, 120 rows"
+    refused = call("--profile", tmp_path / "profile.json", "--calibration", tmp_path / "none.json")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no calibration" in refused.stderr
+
+
+@pytest.mark.parametrize(("asked", "shown"), [([2, 4, 8], [2, 4]), ([8, 16], [4])])
+def test_a_calibration_speaks_for_as_many_ranks_as_it_had(asked, shown):
+    hardware, four = load_hardware("h100-ib"), made(ranks=4)
+    found = simulate(PROFILE, hardware, ranks=asked, calibration=four, beyond="leave out")
+    assert sorted({point["ranks"] for point in found["points"]}) == shown
+    with pytest.raises(UsageError, match=r"--ranks .*8.*: .*the calibration is of 4 ranks"):
+        simulate(PROFILE, hardware, ranks=asked, calibration=four, beyond="refuse")
+    whole = simulate(PROFILE, hardware, ranks=asked, calibration=four)
+    assert sorted({point["ranks"] for point in whole["points"]}) == asked

@@ -1,0 +1,46 @@
+"""Tables, hardware and a profile that the tests of planning share."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freescale_tools.plan.costs import Setting
+from freescale_tools.plan.tables import Table
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.hardware.parameters import load_hardware
+
+# 1 GB/s to other ranks of the host, so that 1e6 bytes take a millisecond; memory at 2 GB/s; nothing else costs time.
+IDEAL = dataclasses.replace(
+    load_hardware("h100-ib"), nvlink=1.0, memory=2.0, exchange_efficiency=1.0, allreduce_efficiency=1.0,
+    exchange_latency=0.0, peer_latency=0.0, id_metadata=0.0, kernel_floor=0.0,
+)  # fmt: skip
+
+
+def table(name="t", *, rows=1000, dim=8, pooled=False, ids=(10.0,), **more):
+    features = tuple(f"{name}_{place}" for place in range(len(ids)))
+    return Table(name=name, rows=rows, dim=dim, features=features, pooled=pooled, ids_per_sample=ids, **more)
+
+
+def setting(**more):
+    return Setting(**{"hardware": IDEAL, "ranks": 4, "batch_size": 100} | more)
+
+
+def write_profile(folder, *, columns=("items",), rows=20_000, highest=1000, batch_size=16):
+    """A profile of a Parquet file with list columns of ids below `highest`, small ones more often; and the file."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 9, rows)
+    ids = (highest * rng.random((len(columns), lengths.sum())) ** 2).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    lists = {name: pa.ListArray.from_arrays(offsets, of) for name, of in zip(columns, ids, strict=True)}
+    pq.write_table(pa.table(lists), folder / "data.parquet", row_group_size=4096)
+    grid = {"default": {"batch_size": batch_size, "max_length": 8, "cost": "Polynomial()"}, "points": []}
+    document = {
+        "version": 1, "kind": "profile", "paths": [str(folder / "data.parquet")],
+        "sequences": {name: {"histogram": LengthHistogram.of(lengths).to_dict()} for name in columns},
+        "stragglers": grid, "recommended": None, "collisions": None,
+    }  # fmt: skip
+    (folder / "profile.json").write_text(json.dumps(document))
+    return ids

@@ -1,0 +1,280 @@
+"""TorchRec's planner driven by these costs, tables of models, and plans as JSON that train."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from plan_examples import IDEAL, setting, table
+from test_plan_costs import columns, row_wise, whole
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from worlds import shared_world
+
+from freescale_tools.console.errors import UsageError
+from freescale_tools.plan.costs import SHARDINGS, parts
+from freescale_tools.plan.torchrec.modules import model_of, named_model, tables_of
+from freescale_tools.plan.torchrec.planning import Machine, chosen_plan, default_plan
+from freescale_tools.plan.torchrec.sharding import as_document, from_document, load_plan
+
+CPU = Machine(device="cpu", ranks_per_host=4, memory_bytes=10**9)
+GPU = Machine(device="cuda", ranks_per_host=2, memory_bytes=10**9)
+LATE = dataclasses.replace(IDEAL, exchange_latency=100.0)
+MIXED = (
+    table("a", rows=5000, dim=64, pooled=True, ids=(4.0,), module="bags"),
+    table("b", rows=300, dim=64, pooled=True, ids=(1.0, 7.0), module="bags"),
+    table("c", rows=20_000, dim=128, pooled=True, ids=(12.0,), module="bags"),
+    table("s", rows=9000, dim=64, ids=(20.0,), module="inner.rows"),
+    table("u", rows=40, dim=64, ids=(2.0,), module="inner.rows"),
+)
+
+
+def total(found):
+    return found.total
+
+
+def written(placed, machine, ranks=4):
+    return as_document(placed, ranks=ranks, device=machine.device, ranks_per_host=machine.ranks_per_host)
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("hardware", [IDEAL, LATE], ids=["no latency", "latency"])
+def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(machine, hardware):
+    of = setting(hardware=hardware)
+    chosen, usual = chosen_plan(MIXED, of, machine, total), default_plan(MIXED, of, machine)
+    for plan in (chosen, usual):
+        assert sorted(one.table.name for one in plan.placed) == ["a", "b", "c", "s", "u"]
+        for one in plan.placed:
+            held = sum(shard.rows * shard.dim for shard in one.shards)
+            assert held == (0 if one.sharding == "data_parallel" else one.table.rows * one.table.dim)
+    assert parts(chosen.placed, of).total <= parts(usual.placed, of).total
+    assert len(chosen.memory) == 4
+    assert min(chosen.memory) > 0
+
+
+def test_two_tables_that_are_alike_go_to_two_ranks():
+    """Row- and column-wise have latencies that these tables are not worth."""
+    pair = [table(name, rows=100_000, dim=16, pooled=True, ids=(5.0,)) for name in "ab"]
+    late = dataclasses.replace(IDEAL, exchange_latency=10.0, nvlink=0.01)
+    found = chosen_plan(pair, setting(hardware=late, ranks=2), CPU, total)
+    assert [one.sharding for one in found.placed] == ["table_wise"] * 2
+    assert {one.shards[0].rank for one in found.placed} == {0, 1}
+
+
+def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
+    """Sequence rows travel once whatever the sharding, so only balance counts: a table whose first rows take all
+    look-ups is as heavy on one rank row-wise as it is table-wise, and lighter in columns."""
+    even, hot = table("t", rows=4000, dim=128), table("t", rows=4000, dim=128, uses=torch.eye(1, 40)[0].numpy())
+    heavy = setting(hardware=dataclasses.replace(IDEAL, memory=0.01), receivers_wait=False)
+    assert chosen_plan([even], heavy, CPU, total).placed[0].sharding in ("row_wise", "column_wise", "data_parallel")
+    assert chosen_plan([hot], heavy, CPU, total).placed[0].sharding != "row_wise"
+
+
+def test_the_rate_decides_what_is_planned():
+    """A rate that counts nothing but all-reduces takes no data-parallel table."""
+    found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.all_reduce)
+    assert "data_parallel" not in {one.sharding for one in found.placed}
+    found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.ids + one.rows)
+    assert {one.sharding for one in found.placed} == {"data_parallel"}
+
+
+def test_differences_within_the_error_of_the_model_keep_torchrecs_plan():
+    of = setting(hardware=LATE)
+    found = chosen_plan(MIXED, of, CPU, lambda one: 100 + min(one.total, 1.0))
+    assert written(found.placed, CPU) == written(default_plan(MIXED, of, CPU).placed, CPU)
+
+
+def test_tables_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match=r"TorchRec's planner finds no plan: .*storage.*--ranks or --memory"):
+        chosen_plan([table(rows=10**9, dim=64)], setting(), CPU, total)
+
+
+def plain(plan):
+    """A plan of TorchRec as tuples; its own objects compare by identity."""
+    return {
+        (module, name): (
+            one.sharding_type, one.compute_kernel, one.ranks,
+            [(s.shard_offsets, s.shard_sizes, str(s.placement)) for s in getattr(one.sharding_spec, "shards", ())],
+        )
+        for module, tables in plan.plan.items()
+        for name, one in tables.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("way", [None, *SHARDINGS])
+def test_what_is_written_is_the_planners_own_plan(tmp_path, machine, way):
+    """`way`: a rate that likes this way to shard best, so that each of them is in a plan."""
+    of, rate = setting(), total
+    if way is None:
+        chosen = default_plan(MIXED, of, machine)
+    else:
+        likes = {"data_parallel": lambda p: p.ids, "row_wise": lambda p: p.lookup, "column_wise": lambda p: p.rows}
+        chosen = chosen_plan(MIXED, of, machine, likes.get(way, rate))
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(written(chosen.placed, machine)))
+    assert plain(load_plan(path)) == plain(chosen.sharding)
+
+
+def test_parts_of_columns_stand_beside_each_other():
+    document = written([columns(MIXED[2], 3, 1)], GPU)
+    assert document["modules"]["bags"]["c"] == {
+        "sharding_type": "column_wise", "compute_kernel": "fused", "ranks": [3, 1],
+        "shards": [
+            {"offset": [0, 0], "size": [20_000, 64], "rank": 3},
+            {"offset": [0, 64], "size": [20_000, 64], "rank": 1},
+        ],
+    }  # fmt: skip
+    loaded = plain(from_document(document, "here"))["bags", "c"]
+    assert [placement for *_, placement in loaded[-1]] == ["rank:3/cuda:1", "rank:1/cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "profile"}, "is no sharding plan: write one with `freescale plan"),
+        ({"version": 2}, "has version 2, this program reads 1"),
+        ({"ranks": 2}, "table c of module 'bags': rank 3 holds a part, but the plan is for ranks 0 to 1"),
+    ],
+)
+def test_files_that_are_no_plan_of_this_program_are_refused(tmp_path, change, message):
+    document = written([whole(MIXED[2], 3)], CPU)
+    (tmp_path / "plan.json").write_text(json.dumps(document | change))
+    with pytest.raises(UsageError, match=message):
+        load_plan(tmp_path / "plan.json")
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(UsageError, match="is no JSON document"):
+        load_plan(tmp_path / "plan.json")
+    with pytest.raises(UsageError, match=r"no sharding plan .*nowhere"):
+        load_plan(tmp_path / "nowhere.json")
+
+
+def test_tables_of_a_model_are_those_that_it_was_made_of():
+    found = tables_of(model_of(MIXED), name="model")
+    wanted = [dataclasses.replace(one, ids_per_sample=None) for one in MIXED]
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+    assert tables_of(model_of([table(module="")]), name="model")[0].module == ""
+
+
+def test_models_without_tables_and_with_other_types_are_refused():
+    with pytest.raises(UsageError, match="m has no EmbeddingCollection and no EmbeddingBagCollection"):
+        tables_of(nn.Linear(1, 1), name="m")
+    config = EmbeddingConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"], data_type=DataType.BF16)
+    with pytest.raises(UsageError, match=r"table t is .*fp32 or fp16"):
+        tables_of(EmbeddingCollection([config], device=torch.device("meta")), name="m")
+
+
+def test_names_that_torchrec_cannot_take_are_refused():
+    with pytest.raises(UsageError, match=r"no such table into module 'embeddings': .*items"):
+        model_of([table("items")])
+
+
+def test_models_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan_models.py").write_text(
+        "from torch import nn\nready = nn.Identity()\nmake = nn.Identity\nwrong = int\n"
+        "def broken():\n    raise RuntimeError('no data')\n"
+    )
+    assert isinstance(named_model("plan_models:ready"), nn.Identity)
+    assert isinstance(named_model("plan_models:make"), nn.Identity)
+    for spec, message in (
+        ("plan_models:wrong", "is int: a torch.nn.Module"),
+        ("plan_models:broken", "RuntimeError: no data"),
+        ("plan_models:nothing", "AttributeError"),
+        ("no_such_package:model", "ModuleNotFoundError"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            named_model(spec)
+
+
+def tenth(weight):
+    """TorchRec gives sharded bags new weights on CPUs, so these are alike; rows keep theirs."""
+    return nn.init.constant_(weight, 0.1)
+
+
+class Net(nn.Module):
+    """Bags and rows, at the paths of MIXED."""
+
+    def __init__(self):
+        super().__init__()
+        configs = [
+            (EmbeddingBagConfig if one.pooled else EmbeddingConfig)(
+                name=one.name, num_embeddings=one.rows, embedding_dim=one.dim, feature_names=list(one.features),
+                init_fn=tenth if one.pooled else None,
+            )
+            for one in MIXED
+        ]  # fmt: skip
+        torch.manual_seed(0)
+        self.bags = EmbeddingBagCollection([one for one in configs if isinstance(one, EmbeddingBagConfig)])
+        self.inner = nn.Module()
+        self.inner.rows = EmbeddingCollection([one for one in configs if isinstance(one, EmbeddingConfig)])
+        self.last = nn.Linear(64, 1)
+
+    def forward(self, features):
+        bags, rows = self.bags(features).values(), self.inner.rows(features)
+        parts = [bags.reshape(-1, 64), *(one.values() for one in rows.values())]
+        return self.last(torch.cat(parts)).square().mean()
+
+
+def one_batch(rank):
+    generator = torch.Generator().manual_seed(rank)
+    names = [feature for one in MIXED for feature in one.features]
+    lengths = torch.randint(0, 4, (len(names) * 3,), generator=generator)
+    values = torch.randint(0, 40, (int(lengths.sum()),), generator=generator)
+    return KeyedJaggedTensor(keys=names, values=values, lengths=lengths, stride=3)
+
+
+def train(rank, size, path):
+    """(loss before a step and after, how tables are sharded) of a model that is sharded as the file says."""
+    net = Net()
+    apply_optimizer_in_backward(torch.optim.SGD, [*net.bags.parameters(), *net.inner.parameters()], {"lr": 1.0})
+    model = DistributedModelParallel(
+        net, env=ShardingEnv.from_process_group(dist.group.WORLD), device=torch.device("cpu"), plan=load_plan(path)
+    )
+    losses = []
+    for _ in range(2):
+        loss = model(one_batch(rank))
+        loss.backward()
+        losses.append(loss.item())
+    shardings = {
+        name: one.sharding_type
+        for module in (model.module.bags, model.module.inner.rows)
+        for name, one in module.module_sharding_plan.items()
+    }
+    return losses, shardings
+
+
+def alone(rank):
+    """The loss of the same model and batch without sharding."""
+    return Net()(one_batch(rank)).item()
+
+
+def test_plans_that_are_written_train_on_two_ranks(tmp_path):
+    of = setting(ranks=2)
+    a, b, c, s, u = MIXED
+    given = [row_wise(a, 2), whole(b, 1), columns(c, 1, 0), row_wise(s, 2), columns(u, 0, 1)]
+    for plan in (chosen_plan(MIXED, of, CPU, total).placed, given):
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(written(plan, CPU, ranks=2)))
+        for rank, (losses, shardings) in enumerate(shared_world(2).run(train, path)):
+            assert losses[0] == pytest.approx(alone(rank), rel=1e-5)
+            assert losses[1] < losses[0]
+            assert shardings == {one.table.name: one.sharding for one in plan}
+
+
+def test_planning_leaves_tables_and_logging_as_they_were():
+    import logging
+
+    before = logging.root.manager.disable, copy.deepcopy([one.ids_per_sample for one in MIXED])
+    chosen_plan(MIXED, setting(), CPU, total)
+    assert (logging.root.manager.disable, [one.ids_per_sample for one in MIXED]) == before

@@ -1,0 +1,193 @@
+"""The code that a profile gives to paste: it runs, reads what was profiled, and deals out as was simulated."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from worlds import shared_world
+
+from freescale_tools.profile.advice.cuts import even_cut
+from freescale_tools.profile.advice.loader_code import LoaderFiles, OneSchema, code, loader_files
+from freescale_tools.profile.advice.recommend import recommend
+from freescale_tools.profile.measure import Columns, full
+from freescale_tools.scan.files import open_files
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.batches import Samples, Setting, balance_options, rank_share, simulate_setting
+
+RANKS, ROWS = 4, 24_000
+
+
+def advised(paths, columns, batch_size=16):
+    """(recommended, its samples and settings) for a profile of the paths."""
+    files = open_files(paths)
+    profiled = full(files, columns, paths=paths)
+    histogram = profiled.histograms[columns.sequences[0]]
+    samples = Samples(histogram=histogram, candidates=profiled.histograms.get(columns.candidates))
+    uncut = Setting(max_length=histogram.longest, ranks=RANKS, batch_size=batch_size)
+    return recommend(samples, even_cut(samples, uncut), files=loader_files(files, profiled.document, paths=paths))
+
+
+def run(found, check=""):
+    """The pasted code, with `check` as the training step; what it made."""
+    scope: dict = {"samples": 0, "steps": []}
+    count = f"samples += len(batch.origin); steps.append(batch); {check}  #"
+    exec(found["code"].replace("...  #", count), scope)
+    return scope
+
+
+def ran(paths, columns):
+    found = advised(paths, columns)
+    scope = run(found)
+    balance = scope["balance"]
+    assert (balance.method, balance.max_tokens) == (found["method"], found["max_tokens"])
+    assert repr(balance.cost) == found["cost_model"]
+    assert scope["schema"].sequences[0].max_length == found["max_length"]
+    return scope
+
+
+def histories(rows=200, kind=None):
+    generator = np.random.default_rng(0)
+    drawn = [generator.integers(0, 99, size).tolist() for size in generator.integers(0, 60, rows)]
+    return pa.array(drawn, pa.list_(kind or pa.int64()))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["columns", "struct"])
+def test_the_code_runs(tmp_path, inside):
+    items, shown = histories(), pa.array([[1, 2]] * 200, pa.list_(pa.int64()))
+    table = {"items": pa.StructArray.from_arrays([items], ["ids"]) if inside else items, "shown": shown}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    paths = [str(tmp_path / "a.parquet")]
+    scope = ran(paths, Columns(sequences=("items.ids" if inside else "items",), candidates="shown"))
+    assert scope["batch"].features.keys() == [scope["schema"].sequences[0].name, "shown"]
+    assert len(scope["loader"]) == 13
+    assert scope["samples"] == 200
+
+
+def test_lists_of_the_same_lengths_are_fields_of_one_history(tmp_path):
+    items = histories()
+    ages = pa.array([[0.5] * len(one) for one in items.to_pylist()], pa.list_(pa.float32()))
+    searches = histories()[::-1]
+    table = pa.table({"items": items, "actions": items, "ages": ages, "searches": searches})
+    pq.write_table(table, tmp_path / "a.parquet")
+    columns = Columns(sequences=("items", "actions", "ages", "searches"))
+    (sequence,) = ran([str(tmp_path / "a.parquet")], columns)["schema"].sequences
+    assert (sequence.fields, sequence.floats) == (("items", "actions"), ("ages",))
+
+
+def test_the_code_reads_what_was_profiled_of_a_mixed_folder(tmp_path):
+    good = pa.table({"items": histories(64), "shown": histories(64, pa.float32())})
+    pq.write_table(good, tmp_path / "a.parquet")
+    pq.write_table(good, tmp_path / "b.parquet", row_group_size=32)
+    pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "users.parquet")
+    pq.write_table(pa.table({"items": [1, 2], "shown": [1, 2]}), tmp_path / "old.parquet")
+    paths, columns = [str(tmp_path)], Columns(sequences=("items",), candidates="shown")
+    assert ran(paths, columns)["samples"] == 128
+    nulls = pa.table({"items": pa.array([None, [1, None]], good["items"].type), "shown": good["shown"][:2]})
+    pq.write_table(nulls, tmp_path / "c.parquet")
+    page = pq.read_metadata(tmp_path / "b.parquet").row_group(1).column(0)
+    raw = bytearray((tmp_path / "b.parquet").read_bytes())
+    start = page.dictionary_page_offset
+    raw[start : start + page.total_compressed_size] = bytes(page.total_compressed_size)
+    (tmp_path / "b.parquet").write_bytes(raw)
+    assert ran(paths, columns)["samples"] == 64 + 32 + 2
+
+
+def test_a_path_that_cannot_be_read_whole_stays_as_it_was_given(tmp_path):
+    pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    paths, columns = [str(tmp_path / "a*"), str(tmp_path / "b*")], Columns(sequences=("items",))
+    document = full(open_files(paths), columns, paths=paths).document
+    files = loader_files(open_files(paths), document, paths=paths)
+    assert (files.sources, files.damaged) == ((OneSchema(paths=tuple(paths)),), True)
+    assert ran(paths, columns)["samples"] == 64
+
+
+def in_struct(items):
+    return pa.table({"user": pa.StructArray.from_arrays([items], ["items"])})
+
+
+def flat(items):
+    return pa.table({"user.items": items})
+
+
+def as_text(items):
+    return flat(pa.array([[f"item {one}" for one in row] for row in items.to_pylist()], pa.list_(pa.string())))
+
+
+@pytest.mark.parametrize(
+    ("layouts", "sources"),
+    [((in_struct, flat, in_struct), 2), ((flat, as_text), 2), ((as_text, in_struct, flat), 3), ((as_text,), 1)],
+    ids=["struct and flat", "numbers and text", "all three", "text"],
+)
+def test_files_of_each_schema_get_a_source_of_their_own(tmp_path, layouts, sources):
+    for number, layout in enumerate(layouts):
+        items = histories(40, pa.int64() if number else pa.int32())
+        pq.write_table(layout(items), tmp_path / f"{number}.parquet")
+    scope = ran([str(tmp_path)], Columns(sequences=("user.items",)))
+    assert scope["samples"] == 40 * len(layouts)
+    assert len(scope.get("sources", [None])) == sources
+    lengths = [int(batch.features["user_items"].lengths().sum()) for batch in scope["steps"]]
+    assert sum(lengths) == len(layouts) * sum(map(len, histories(40).to_pylist()))
+
+
+def test_files_that_differ_in_what_a_loader_does_not_mind_stay_as_they_were_named(tmp_path):
+    pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"user": list(range(64)), "items": histories(64, pa.int32())}), tmp_path / "b.parquet")
+    scope = ran([str(tmp_path)], Columns(sequences=("items",)))
+    assert scope["samples"] == 128
+    assert "sources" not in scope
+
+
+def pasted_costs(rank, world_size, text):
+    """What the samples of this rank cost, by step."""
+    scope = run({"code": text})
+    (name,) = (sequence.name for sequence in scope["schema"].sequences)
+    cost = scope["balance"].cost
+    return [int(cost({name: batch.features[name].lengths().numpy()}).sum()) for batch in scope["steps"]]
+
+
+def measured(text):
+    """(mean straggler share, its standard error) of the whole steps of the pasted code on ranks that really talk."""
+    costs = np.array(shared_world(RANKS).run(pasted_costs, text, timeout_s=120)).T[:-1]
+    shares = [rank_share(step, np.arange(RANKS), RANKS) for step in costs]
+    return float(np.mean(shares)), float(np.std(shares, ddof=1) / len(shares) ** 0.5)
+
+
+def long_tail(generator, rows):
+    """A quarter of the samples are worth dozens of the others: equal counts cannot be even."""
+    return np.where(generator.random(rows) < 0.25, generator.integers(90, 130, rows), generator.integers(1, 4, rows))
+
+
+def even(generator, rows):
+    return np.rint(generator.lognormal(3, 0.8, rows)).astype(int)
+
+
+def written(tmp_path, lengths):
+    items = pa.ListArray.from_arrays(np.concatenate([[0], lengths.cumsum()]), np.arange(lengths.sum()) % 99)
+    pq.write_table(pa.table({"items": items}), tmp_path / "a.parquet", row_group_size=1000)
+    return [str(tmp_path / "a.parquet")]
+
+
+def agrees(quoted, error, found, own_error):
+    assert abs(found - quoted) <= 3 * np.hypot(error, own_error) + 1e-4, (quoted, error, found, own_error)
+
+
+@pytest.mark.parametrize(("lengths", "method"), [(even, "fbs+swap"), (long_tail, "vbs")])
+def test_what_is_quoted_is_what_the_pasted_code_does(tmp_path, lengths, method):
+    paths = written(tmp_path, lengths(np.random.default_rng(2), ROWS))
+    found = advised(paths, Columns(sequences=("items",)))
+    assert found["method"] == method
+    agrees(found["straggler"], found["straggler_error"], *measured(found["code"]))
+
+
+@pytest.mark.parametrize("method", ["fbs+swap", "vbs", "hierarchical"])
+def test_every_method_is_simulated_with_the_options_that_its_code_has(tmp_path, method):
+    lengths = long_tail(np.random.default_rng(4), ROWS)
+    paths = written(tmp_path, lengths)
+    setting = Setting(max_length=130, ranks=RANKS, batch_size=16)
+    files = LoaderFiles(sources=(OneSchema(paths=tuple(paths)),), column="items")
+    samples = Samples(histogram=LengthHistogram.of(lengths))
+    cap = simulate_setting(samples, setting, methods=(method,))["fullest"][method] * 11 // 10
+    point = simulate_setting(samples, setting, methods=(method,), max_tokens={method: cap})
+    shares = point["straggler"][method], point["straggler_error"][method]
+    agrees(*shares, *measured(code(files, setting, options=balance_options(method, setting, cap))))

@@ -1,0 +1,117 @@
+"""`freescale measure-links`: the file holds what was measured, and says of the rest where it comes from."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freescale_tools.simulate.hardware.parameters import load_hardware
+from freescale_tools.simulate.links.hardware_file import as_toml, fits, measured_hardware
+from freescale_tools.simulate.schedule.durations import all_reduce, exchange
+
+COMMAND = "measure-links"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+SIZES = [4**power for power in range(6, 13)]
+LIKE = load_hardware("h100-ib")
+FIRST, EACH = 2e-4, 1e-5  # seconds of an exchange, of every other rank
+INSIDE, ACROSS = 4e9, 1e9  # bytes per second that leave a rank on its slowest link
+
+
+def point(ranks, size, per_host):
+    """All parts are equally large; links inside and across work at the same time."""
+    near = size * (min(ranks, per_host) - 1) / ranks / INSIDE
+    far = size * max(ranks - per_host, 0) / ranks / ACROSS
+    return {"ranks": ranks, "bytes": size, "seconds": FIRST + EACH * (ranks - 1) + max(near, far)}
+
+
+def measured(worlds=(2, 4, 8, 16), per_host=8, **changes):
+    points = [point(ranks, size, per_host) for ranks in worlds for size in SIZES]
+    given = {"reduce_bytes": 10**8, "reduce_s": 0.5, "alone_s": 0.01, "beside_s": 0.0125} | changes
+    return measured_hardware(points, LIKE, name="ours", ranks_per_host=per_host, where="here", **given), points
+
+
+def test_exchanges_take_again_what_they_took():
+    hardware, points = measured()
+    for one in points:
+        assert exchange(hardware, one["bytes"], one["ranks"]) == pytest.approx(1e3 * one["seconds"], rel=1e-6)
+    assert all_reduce(hardware, 1e8, 16) == pytest.approx(500, rel=0.01)
+    assert hardware.contention == pytest.approx(0.25)
+    assert [fit["error"] for fit in fits(points)] == pytest.approx([0] * 4, abs=1e-9)
+
+
+def test_what_was_not_measured_stays_and_says_so():
+    hardware, _ = measured(worlds=(2,), per_host=2)
+    assert hardware.network == pytest.approx(LIKE.network * LIKE.exchange_efficiency)
+    assert hardware.sources["network"].startswith("h100-ib, times its exchange_efficiency: paper")
+    assert hardware.sources["nvlink"].startswith("measured")
+    assert (hardware.peak_flops, hardware.sources["peak_flops"]) == (LIKE.peak_flops, LIKE.sources["peak_flops"])
+    assert hardware.sources["peer_latency"].endswith("within exchange_latency")
+    assert exchange(hardware, 2**20, 2) == pytest.approx(1e3 * point(2, 2**20, 2)["seconds"])
+
+
+@pytest.mark.parametrize(("beside", "contention"), [(0.009, 0.0), (0.05, 1.0)])
+def test_a_slowdown_is_a_share(beside, contention):
+    assert measured(beside_s=beside)[0].contention == contention
+
+
+def test_latency_is_never_below_nothing():
+    points = [point(ranks, size, 8) | {"seconds": size / 1e9 / ranks} for ranks in (2, 4, 8) for size in SIZES]
+    found = measured_hardware(
+        points, LIKE, name="ours", ranks_per_host=8, where="here", reduce_bytes=8, reduce_s=1, alone_s=1, beside_s=1
+    )
+    assert min(found.exchange_latency, found.peer_latency) >= 0
+
+
+def test_the_file_is_read_back_as_it_was(tmp_path):
+    hardware, _ = measured()
+    (tmp_path / "links.toml").write_text(as_toml(hardware))
+    assert load_hardware(tmp_path / "links.toml") == hardware
+
+
+def test_ranks_measure_and_one_writes(tmp_path):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
+        Path(sys.executable).with_name("freescale"), "measure-links", "--sizes", "4096,8388608", "--repeats", "2",
+        "--width", "64", "--out", tmp_path / "links.toml",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    hardware = load_hardware(tmp_path / "links.toml")
+    assert hardware.name == "measured on 2 ranks, 2 a host, gloo, CPU"
+    assert (hardware.gpus_per_host, hardware.sources["nvlink"].split(":")[0]) == (2, "measured")
+    assert done.stdout.count("All-to-alls: 2 ranks") == 1, "rank 0 alone shows"
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "message"),
+    [
+        ({}, (), "start 2 or more with `torchrun"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (), "start 2 or more with `torchrun"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, ("--worlds", "8"), "--worlds 8: 2 to 4, the ranks of this job"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, ("--repeats", "0"), "must be above 0"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, ("--like", "abacus"), "no hardware 'abacus'"),
+    ],
+)
+def test_wrong_use_is_refused(call, monkeypatch, environment, arguments, message):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = call(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_rank_that_does_not_come_is_an_error_not_a_wait(call, monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        free_port = server.getsockname()[1]
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    done = call("--timeout-s", "1")
+    assert done.exit_code == 1, done.output
+    assert "rank 0: " in done.stderr

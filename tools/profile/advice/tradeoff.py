@@ -1,0 +1,154 @@
+"""The trade-off table: what batch size and longest history cost, in time, events, memory, collisions and GPU-hours.
+
+Batch sizes go from a quarter of the asked one to four times it, as far as a global batch needs no row twice. Lengths
+are the longest history, the cuts that lose about 5 and 20 % of the events, and the even cut (`cuts`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from freescale_tools.calibrate.calibration import Calibration
+from freescale_tools.profile.advice.cuts import EvenCut
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.batches import Samples, Setting, simulate_setting
+from freescale_tools.simulate.hardware.calibrated import calibrated
+from freescale_tools.simulate.hardware.parameters import Hardware
+from freescale_tools.simulate.schedule.durations import FLOAT, ID, work
+from freescale_tools.simulate.schedule.step import BALANCED, WAYS, timeline
+from freescale_tools.simulate.workload import Choice, Workload, choose, workload
+from fsdata.catalog.cores import usable_cores
+
+_LOST = (0.05, 0.2)
+_HOUR_MS = 3_600_000
+_PLANNED = "fbs+swap"  # the name under which a workload keeps the shares of balanced ways
+
+
+def tradeoff(
+    profile: Mapping[str, Any],
+    samples: Samples,
+    cut: EvenCut,
+    hardware: Hardware,
+    *,
+    calibration: Calibration | None = None,
+    gpu_hour_price: float | None = None,
+) -> dict[str, Any]:
+    """The `tradeoff` of a profile document that has stragglers, recommended settings and, if counted, collisions.
+
+    A point: `straggler` with `straggler_error` of the recommended method; `events_lost`, a share; `tokens` of the
+    fullest rank of a simulated step, and their `bytes`: an id, and an embedding row and its gradient of `dim` floats
+    each; `collisions`, the share of look-ups, None where they were not counted for this batch size; `steps`,
+    `gpu_hours` and, with a price, `money` of an epoch. A step is that of TorchRec's pipeline, balanced.
+    """
+    method = profile["recommended"]["method"]
+    hardware = calibrated(hardware, calibration) if calibration else hardware
+    choice = choose(profile, calibration=calibration)
+    settings = [
+        dataclasses.replace(cut.uncut, batch_size=size, max_length=length)
+        for size in batch_sizes(samples.histogram.rows, cut.uncut)
+        for length in lengths(samples.histogram, cut)
+    ]
+    counted = _collisions(profile["collisions"], cut.uncut.ranks)
+
+    def one(setting: Setting) -> dict[str, Any]:
+        found = simulate_setting(samples, setting, methods=(method,))
+        steps = math.ceil(samples.histogram.rows / setting.samples)
+        step_ms = _step_ms(_load(profile, choice, setting, found, method, calibration), hardware, setting.ranks)
+        hours = steps * setting.ranks * step_ms / _HOUR_MS
+        return {
+            "batch_size": setting.batch_size,
+            "max_length": setting.max_length,
+            "straggler": found["straggler"][method],
+            "straggler_error": found["straggler_error"][method],
+            "events_lost": 1.0 - samples.histogram.kept_share(setting.max_length),
+            "tokens": found["fullest"][method],
+            "bytes": found["fullest"][method] * (ID + 2 * FLOAT * choice.dim),
+            "collisions": counted.get(setting.batch_size),
+            "steps": steps,
+            "step_ms": step_ms,
+            "gpu_hours": hours,
+            "money": None if gpu_hour_price is None else hours * gpu_hour_price,
+        }
+
+    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="freescale-tradeoff") as pool:
+        points = list(pool.map(one, settings))
+    return {
+        "ranks": cut.uncut.ranks,
+        "method": method,
+        "dim": choice.dim,
+        "collisions_max_length": profile["collisions"]["max_length"] if counted else None,
+        "calibrated": calibration is not None,
+        "step_source": calibration.source if calibration else f"simulated on {hardware.name}",
+        "gpu_hour_price": gpu_hour_price,
+        "points": points,
+    }
+
+
+def tradeoff_notes(found: Mapping[str, Any]) -> list[str]:
+    """What the columns of the table hold."""
+    notes = [
+        "Steps, GPU-hours and money are those of an epoch. Lost: share of the events.",
+        f"Memory: of the fullest rank of the simulated steps. An event or candidate has {ID} bytes of id, "
+        f"{FLOAT * found['dim']:,.0f} of its embedding row and as many of its gradient; activations of the model come "
+        "on top.",
+    ]
+    if found["collisions_max_length"] is not None:
+        notes.append(f"Collisions: counted with histories of at most {found['collisions_max_length']:,} events.")
+    more = "" if found["calibrated"] else "; --calibration takes those of your run"
+    price = "" if found["gpu_hour_price"] is not None else " --gpu-hour-price shows money."
+    return [*notes, f"Seconds: of balanced steps of TorchRec's pipeline, {found['step_source']}{more}.{price}"]
+
+
+def batch_sizes(rows: int, uncut: Setting) -> list[int]:
+    """The asked batch size, and those around it that the rows make one global batch for."""
+    asked = uncut.batch_size
+    sizes = {asked // 4, asked // 2, 2 * asked, 4 * asked} - {0}
+    return sorted({asked, *(size for size in sizes if size * uncut.ranks <= rows)})
+
+
+def lengths(histogram: LengthHistogram, cut: EvenCut) -> list[int]:
+    """The lengths to cut at, ascending; the last is that of no cut."""
+    return sorted({*(_shortest(histogram, lost) for lost in _LOST), cut.max_length, histogram.longest})
+
+
+def _shortest(histogram: LengthHistogram, lost: float) -> int:
+    """The shortest length at which at most `lost` of the events are cut off, by bisection."""
+    low, high = 0, histogram.longest
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if 1.0 - histogram.kept_share(middle) <= lost else (middle, high)
+    return high
+
+
+def _collisions(document: Mapping[str, Any] | None, ranks: int) -> dict[int, float]:
+    """Batch size -> share of the look-ups whose row the batch before used, too, where it was counted."""
+    points: Sequence[Mapping[str, Any]] = document["points"] if document else ()
+    return {
+        point["batch_size"]: point["by_occurrence"]["mean"]
+        for point in points
+        if point["ranks"] == ranks and point["axis"] in ("default", "batch_size")
+    }
+
+
+def _load(
+    profile: Mapping[str, Any],
+    choice: Choice,
+    setting: Setting,
+    found: Mapping[str, Any],
+    method: str,
+    calibration: Calibration | None,
+) -> Workload:
+    own = dataclasses.replace(choice, batch_size=setting.batch_size, max_length=setting.max_length)
+    place = setting.ranks, _PLANNED
+    return dataclasses.replace(
+        workload(profile, own, ranks=(), calibration=calibration),
+        stragglers={place: found["straggler"][method]},
+        skews={place: found["skew"][method]},
+    )
+
+
+def _step_ms(load: Workload, hardware: Hardware, ranks: int) -> float:
+    (way,) = (way for way in WAYS if way.name == BALANCED)
+    return float(timeline(work(hardware, load, way, ranks=ranks), way)["step_ms"])

@@ -1,0 +1,3 @@
+"""Commands that write Parquet files: `synth` makes data like that of the paper, `optimize` lays files out anew,
+`histories` makes a table of histories of an event log, `catalog` says what loaders need of many files.
+"""
