@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all gpu check docs format clean
+.PHONY: demo test test-all test-times kernels gpu check docs format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -32,12 +32,32 @@ $(READY): pyproject.toml requirements/torchrec.txt
 demo: $(READY)
 	$(BIN)/freescale demo $(DEMO_ARGS)
 
-# Three processes on two cores: many tests wait, for a rank that was stopped or a time limit, while others compute.
-test: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m 'not full'
+# Kernels are compiled once, by one process, and anew when one of them changes: numba does not notice a changed function
+# of another file that a kernel calls.
+export NUMBA_CACHE_DIR := $(CURDIR)/build/numba
+export OMP_NUM_THREADS := 1
+KERNELS := $(NUMBA_CACHE_DIR)/.ready
 
-test-all: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal
+$(KERNELS): $(READY) $(shell grep -rl --include=*.py njit fsdata fscomm tools)
+	rm -rf $(NUMBA_CACHE_DIR)
+	$(BIN)/python tests/compile_kernels.py
+	touch $@
+
+kernels: $(KERNELS)
+
+# One process has the tests that need several ranks (they share one world of each size), the other one has the rest.
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+
+test: $(KERNELS)
+	$(PYTEST) -m 'not long'
+
+test-all: $(KERNELS)
+	$(PYTEST) --hypothesis-profile=long
+
+# How long each folder of tests takes, as a table for CONTRIBUTING.md.
+test-times: $(KERNELS)
+	$(PYTEST) -m 'not long' --junitxml=build/tests.xml
+	$(BIN)/python tests/times.py build/tests.xml
 
 # Machines with a GPU may have no network, so nothing is installed unless FREESCALE_CUDA=1 asks for it.
 gpu: $(if $(FREESCALE_CUDA),$(READY))
@@ -48,7 +68,6 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	mkdir -p build/mypy && ln -sfn ../../tools build/mypy/freescale_tools
 	$(BIN)/mypy
-	$(BIN)/pytest tests/test_layers.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -57,5 +76,7 @@ docs: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
+# KEEP_KERNELS=1 keeps what was compiled.
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	$(if $(KEEP_KERNELS),find build -mindepth 1 -maxdepth 1 ! -name numba -exec rm -rf {} +,rm -rf build)
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,9 @@
-"""Every folder of tests can be imported from: ranks of a shared world import the modules of any of them.
+"""Two tiers of tests, and what all tests share.
 
+`make test` runs every promise once, with the same cases in every run. What is marked `long`, and everything in
+`tests/realtime/`, runs in `make test-all` only.
+
+Every folder of tests can be imported from: ranks of a shared world import the modules of any of them.
 Tests may say one line at the end of the run: `record_property("summary", "...")`.
 """
 
@@ -7,8 +11,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *sorted({str(path.parent) for path in HERE.rglob("*.py")} - {str(HERE)})]
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a bare GPU machine: the tests that `make gpu` runs there do without
+    pass
+else:
+    # Load must decide nothing, so there is no deadline. The examples of a test share its fixtures on purpose.
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    always = settings(deadline=None, suppress_health_check=checks)
+    settings.register_profile("fast", always, max_examples=15, derandomize=True)
+    settings.register_profile("long", always, max_examples=200, print_blob=True)
+    settings.load_profile("fast")  # `--hypothesis-profile=long` loads the other one
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests with worlds run in one process of pytest, so that there is one world of each size."""
+    for item in items:
+        if (HERE / "realtime") in item.path.parents:
+            item.add_marker("long")
+        given = vars(item.module)  # type: ignore[attr-defined]
+        if any(getattr(given.get(name), "__module__", "") == "worlds" for name in ("shared_world", "World")):
+            item.add_marker(pytest.mark.xdist_group("worlds"))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

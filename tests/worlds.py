@@ -24,15 +24,17 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 
-_START_S = 60
 _PRELOADED = [
     "torch",
     "torch.distributed",
     "torchrec",
+    "numba.core.registry",
     "fsdata.loader",
     "fsdata.balance.rebalance.rebalance",
     "fsdata.sources",
+    "fscomm.comm",
 ]
 
 
@@ -57,15 +59,17 @@ class World:
             self._pipes.append(here)
             self._processes.append(process)
         try:
-            (port,) = self._collect([0], _START_S, ()).values()
+            (port,) = self._collect([0], PATIENCE_S, ()).values()
             for pipe in self._pipes[1:]:
                 pipe.send(port)
-            self._collect(range(size), _START_S, ())
+            self._collect(range(size), PATIENCE_S, ())
         except BaseException:
             self.kill()
             raise
 
-    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = 30, lost: Collection[int] = ()) -> list[Any]:
+    def run(
+        self, case: Callable[..., Any], *args: Any, timeout_s: float = PATIENCE_S, lost: Collection[int] = ()
+    ) -> list[Any]:
         """What `case(rank, size, *args)` returned on every rank; None for the ranks in `lost`, which are not awaited.
 
         Raises WorldError with rank and traceback; the world is then gone.
@@ -176,7 +180,7 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
     """One rank: join the group, then run cases until told to end."""
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
     torch.set_num_threads(1)
-    limit = timedelta(seconds=_START_S)
+    limit = timedelta(seconds=PATIENCE_S)
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=limit)
         pipe.send((True, store.port))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from torch.nn.functional import silu
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ def test_the_table_has_a_line_for_each_compute_size_and_way(tmp_path, capsys) ->
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
 def test_without_a_gpu_one_line_is_printed_and_nothing_is_written(tmp_path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/contention.py"), "--results", str(tmp_path / "results")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.count("\n") == 1
     assert "there is none here: nothing measured" in done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
@@ -114,7 +115,7 @@ def test_without_a_gpu_one_line_is_printed_and_nothing_is_written(tmp_path, caps
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
 def test_the_command_ends_well_here(tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "kernels", "--results", str(tmp_path / "results")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
     assert "no GPU to measure on" in done.stdout

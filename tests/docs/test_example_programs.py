@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from pages import ROOT
+from patience import PATIENCE_S
 from worlds import shared_world
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
@@ -42,7 +43,7 @@ def by_torchrun(program: Path, *options: str) -> str:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -62,7 +63,7 @@ def ran(rank: int, size: int, program: Path, *options: str) -> str:
 
 
 def in_this_world(program: Path, *options: str) -> str:
-    return str(shared_world(2).run(ran, program, *options, timeout_s=150)[0])
+    return str(shared_world(2).run(ran, program, *options)[0])
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)

@@ -9,6 +9,7 @@ from typing import Any
 import golden_digest as digest
 import torch
 from golden_data import SCHEMA, number, sources
+from patience import PATIENCE_S
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
@@ -41,7 +42,7 @@ LOADED_ON = {**dict.fromkeys(RESUMED, (1, 2, 3)), "tuned": (2, 3)}
 
 
 def loader(folder: Path, *, dropping: bool = False, **options: Any) -> FreeScaleDataLoader:
-    options = {"batch_size": 4, "seed": 5, "num_threads": 2, "timeout_s": 30, **options}
+    options = {"batch_size": 4, "seed": 5, "num_threads": 2, "timeout_s": PATIENCE_S, **options}
     return FreeScaleDataLoader(sources(folder, dropping=dropping), SCHEMA, **options)
 
 
@@ -49,7 +50,7 @@ def balanced(folder: Path) -> dict[str, Any]:
     """By case: batches of one or two epochs on 2 and 3 ranks, what was dropped, states saved after some batches."""
     found: dict[str, Any] = {name: {"batches": {}, "states": {}} for name in CASES}
     for size in SIZES:
-        answers = shared_world(size).run(_run_all, folder, timeout_s=90)
+        answers = shared_world(size).run(_run_all, folder)
         for name in CASES:
             assert all(answer[name][1] == answers[0][name][1] for answer in answers), name
             found[name]["batches"][str(size)] = [answer[name][0] for answer in answers]
@@ -106,7 +107,7 @@ def continuations(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
                     jobs.setdefault(after, {})[where] = (name, whole)
     result = {}
     for size, of_size in jobs.items():
-        answers = shared_world(size).run(_continue, folder, of_size, timeout_s=90)
+        answers = shared_world(size).run(_continue, folder, of_size)
         result.update({where: [answer[where] for answer in answers] for where in of_size})
     return result
 
@@ -183,7 +184,7 @@ def rebalanced(folder: Path) -> dict[str, Any]:
 def _rebalance_all(rank: int, size: int) -> dict[str, tuple[list[str], Any]]:
     result = {}
     for name, options in WRAPPED.items():
-        with rebalance(Own(rank, 5 - rank), timeout_s=30, **options) as made:
+        with rebalance(Own(rank, 5 - rank), timeout_s=PATIENCE_S, **options) as made:
             lines = []
             for _ in range(2):
                 for step, batch in enumerate(made):
@@ -211,6 +212,6 @@ def rebalanced_continuations(folder: Path, found: dict[str, Any]) -> dict[str, A
 
 
 def _rebalance_rest(rank: int, size: int, name: str, states: list[Any]) -> list[str]:
-    with rebalance(Own(rank, 5 - rank), timeout_s=30, **WRAPPED[name]) as made:
+    with rebalance(Own(rank, 5 - rank), timeout_s=PATIENCE_S, **WRAPPED[name]) as made:
         made.load_state_dict(states[rank])
         return [_line(batch, made.last) for batch in islice(made, 9)]

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from ranges_cases import (
     CASES,
     DTYPES,
@@ -44,7 +45,6 @@ def test_the_backward_brings_every_gradient_to_its_item(name):
     check_backward(CASES[name])
 
 
-@settings(deadline=None)
 @given(lengths=lengths_of_keys, ranks=st.integers(1, 5), seed=st.integers(0, 99))
 def test_dispatch_combine_and_transpose_are_what_their_names_say(lengths, ranks, seed):
     table = torch.tensor(lengths).t().contiguous()  # [K, N]
@@ -114,7 +114,7 @@ def test_triton_interpreted():
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split()[-1] == str(len(DTYPES) + len(CASES) - 1 + 4 * len(OVERLAPPING))

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from patience import PATIENCE_S
 from torch.utils.data import DataLoader
 from torchrec import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
@@ -97,7 +98,7 @@ def by_freescale(folder: str, rank: int, size: int, batch_class: type) -> Any:
         return _made(batch_class, Inputs(batch.features, batch.dense, clicked.values, bought))
 
     return FreeScaleDataLoader(
-        ParquetSource(folder), SCHEMA, batch_size=SAMPLES, shuffle=True, adapt=adapt, timeout_s=20
+        ParquetSource(folder), SCHEMA, batch_size=SAMPLES, shuffle=True, adapt=adapt, timeout_s=PATIENCE_S
     )
 
 

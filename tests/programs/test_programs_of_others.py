@@ -104,7 +104,7 @@ def trained(program: str, folder: Path, loader: str, loop: Callable[[Run, str, s
     return said
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("loop", [by_hand, by_pipeline])
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("program", program_models.PROGRAMS)
@@ -123,7 +123,7 @@ def test_served_after_the_first_step(
             assert each["served"] == STEPS - 1
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("program", set(program_models.PROGRAMS) - {"list batches"})  # lists: it takes none
 def test_their_pipeline_is_left_alone_by_name(program: str, loader: str, folder: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from worlds import World, shared_world
 
 from fsranks import gathering
@@ -87,7 +88,7 @@ def gather_in_control_group(rank: int, world_size: int, few: int) -> list[list[l
     """Any dtype and shape, in either way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gathering, "_DIRECT_RANKS", few)
-        group = ControlGroup(resolve(), timeout_s=60)
+        group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
         found = [group.all_gather(np.array([[rank, 2]], dtype)).tolist() for dtype in (np.int64, np.float32, np.uint8)]
         assert group.all_gather(np.empty((0, 2))).shape == (world_size, 0, 2)
         assert group.all_gather(np.array(rank)).tolist() == list(range(world_size))

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsranks.control_group import ControlGroup
@@ -91,7 +92,7 @@ def keys_of_connecting(rank, world_size):
     original = JobStore.wait
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JobStore, "wait", wait)
-        group = ControlGroup(resolve(), timeout_s=20)
+        group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     one_host = group.one_host
     group.close("done")
     return asked, one_host

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from patience import PATIENCE_S
 from worlds import World, shared_world
 
 from fsdata.errors import MismatchError, PeerError
@@ -26,7 +27,7 @@ def test_differences_name_ranks_and_items() -> None:
 
 
 def fail_on_rank_1(context: RankContext) -> None:
-    with Meeting(context, what="test", timeout_s=20) as meeting:
+    with Meeting(context, what="test", timeout_s=PATIENCE_S) as meeting:
         if context.rank == 1:
             raise FileNotFoundError("no such file: x")
         meeting.agree({"seed": "7"})
@@ -37,14 +38,14 @@ def meet(rank: int, world_size: int) -> None:
     assert (context.rank, context.world_size) == (rank, world_size)
     assert resolve(rank, world_size).group is not None
     assert resolve(0, 1).group is None
-    Meeting(resolve(0, 1), what="test", timeout_s=20).agree({"rank": str(rank)})  # alone: nothing to compare
+    Meeting(resolve(0, 1), what="test", timeout_s=PATIENCE_S).agree({"rank": str(rank)})  # alone: nothing to compare
 
     for _ in range(3):
-        with Meeting(context, what="test", timeout_s=20) as meeting:
+        with Meeting(context, what="test", timeout_s=PATIENCE_S) as meeting:
             meeting.agree({"seed": "7"})
     with (
         pytest.raises(MismatchError, match=r"test: .* balance: rank 0 has 'None', rank 2 'Balance"),
-        Meeting(context, what="test", timeout_s=20) as meeting,
+        Meeting(context, what="test", timeout_s=PATIENCE_S) as meeting,
     ):
         meeting.agree({"seed": "7", "balance": "Balance()" if rank == 2 else "None"})
     with pytest.raises(Exception, match="no such file: x") as caught:
@@ -56,13 +57,13 @@ def meet(rank: int, world_size: int) -> None:
     if rank != 1:
         inside = resolve(process_group=pair)
         assert (inside.rank, inside.world_size) == (rank // 2, 2)
-        Meeting(inside, what="pair", timeout_s=20).agree({"seed": "7"})
+        Meeting(inside, what="pair", timeout_s=PATIENCE_S).agree({"seed": "7"})
         with pytest.raises(ValueError, match="leave rank and world_size out"):
             resolve(0, 3, pair)
     else:
         with pytest.raises(ValueError, match="not in process_group"):
             resolve(process_group=pair)
-    with Meeting(context, what="test", timeout_s=20) as meeting:
+    with Meeting(context, what="test", timeout_s=PATIENCE_S) as meeting:
         meeting.agree({"seed": "7"})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from standin_kernel import Kernel
 from torch import nn
 
@@ -220,7 +221,7 @@ class StandIn:
 @contextlib.contextmanager
 def enabled(model: nn.Module, *, transport: str, strict: bool = False, calls: int = 1) -> Iterator[Comm]:
     """As `fscomm.enable`, for a model of `ShardedRows`."""
-    comm = Comm.enter(StandIn(), model, {}, calls, transport=transport, strict=strict, timeout_s=20)
+    comm = Comm.enter(StandIn(), model, {}, calls, transport=transport, strict=strict, timeout_s=PATIENCE_S)
     try:
         yield comm
     except BaseException as error:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from device_thread import one_device_thread
+from patience import PATIENCE_S
 from standin_loops import LOOPS, OPTIMIZERS, compare
 from worlds import shared_world
 
@@ -24,7 +25,7 @@ def test_bitwise_the_plain_loop(loop: str, transport: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "optimizer"),
-    [(1, "sgd"), (3, "sgd"), *(pytest.param(4, each, marks=pytest.mark.full) for each in OPTIMIZERS)],
+    [(1, "sgd"), (3, "sgd"), *(pytest.param(4, each, marks=pytest.mark.long) for each in OPTIMIZERS)],
 )
 @pytest.mark.parametrize("loop", LOOPS)
 def test_on_any_number_of_ranks(loop: str, optimizer: str, size: int) -> None:
@@ -49,7 +50,9 @@ for name in ("torchrec", "fbgemm_gpu"):
     sys.modules[name] = None
 import standin_loops
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=_environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, env=_environment()
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -12,6 +12,7 @@ from exact import Run, compare, differences, flat, new_run, plain, raw_state, tr
 from exact_kinds import TWO, ids_made
 from exact_loops import LOOPS, base
 from exact_model import Batch, Config, build
+from patience import PATIENCE_S
 from torch import nn
 from torch.distributed.distributed_c10d import _world
 from worlds import World, shared_world
@@ -68,7 +69,7 @@ def unknown_feature_names(rank: int, size: int) -> None:
 
 def entered_twice(rank: int, size: int) -> None:
     model, _ = build(CONFIG, size)
-    block = fscomm.enable(model, timeout_s=20)
+    block = fscomm.enable(model, timeout_s=PATIENCE_S)
     with block:
         pass
     with pytest.raises(ValueError, match="make a new one"), block:
@@ -84,7 +85,7 @@ def nested(rank: int, size: int) -> list[str]:
                 run.train(step, batch)
                 if step == 3 and run.mode == "fscomm":
                     with pytest.raises(ValueError, match=r"embeddings\.a is already served"):
-                        fscomm.enable(run.model, timeout_s=20).__enter__()
+                        fscomm.enable(run.model, timeout_s=PATIENCE_S).__enter__()
 
     expected = plain(rank, size, CONFIG, base)
     return differences(expected, train(rank, size, CONFIG, loop, "fscomm").log)
@@ -170,7 +171,7 @@ def changed_model(rank: int, size: int) -> list[str]:
     """A sharded module is replaced inside the block: the new one is not served and runs by itself."""
 
     def loop(run: Run) -> None:
-        block = fscomm.enable(run.model, timeout_s=20) if run.mode == "fscomm" else run.enable()
+        block = fscomm.enable(run.model, timeout_s=PATIENCE_S) if run.mode == "fscomm" else run.enable()
         with block as comm:
             for step, batch in enumerate(comm.lookahead(run.loader())):
                 if step == 4:

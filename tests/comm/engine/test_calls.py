@@ -9,6 +9,7 @@ from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
 from exact_model import AGAIN, Batch, build
+from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
@@ -66,7 +67,7 @@ def refused(rank: int, size: int) -> None:
         with pytest.raises(ValueError, match=f"calls must be a number from 1 to 62, got {calls!r}"):
             fscomm.enable(model, calls=calls)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"features= has 2 functions for embeddings\.a, .*calls=1"):
-        fscomm.enable(model, features={"embeddings.a": [first_of_a, second_of_a]}, timeout_s=20).__enter__()
+        fscomm.enable(model, features={"embeddings.a": [first_of_a, second_of_a]}, timeout_s=PATIENCE_S).__enter__()
 
 
 def test_numbers_of_calls_that_cannot_be() -> None:
@@ -75,7 +76,7 @@ def test_numbers_of_calls_that_cannot_be() -> None:
 
 def too_many(rank: int, size: int) -> None:
     model, _ = build(CONFIG, size)
-    with mock.patch.object(servable, "MOST_CALLS", 3), fscomm.enable(model, calls=2, timeout_s=20) as comm:
+    with mock.patch.object(servable, "MOST_CALLS", 3), fscomm.enable(model, calls=2, timeout_s=PATIENCE_S) as comm:
         why = comm.report().fallbacks["embeddings.b"]
     assert why == "1 modules are served already, 2 calls of each: at most 3 calls can be"
 
@@ -87,7 +88,7 @@ def test_more_calls_than_bits() -> None:
 def other_numbers(rank: int, size: int) -> None:
     model, _ = build(CONFIG, size)
     with pytest.raises(fscomm.MismatchError, match="calls"):
-        fscomm.enable(model, calls=1 + rank, timeout_s=20).__enter__()
+        fscomm.enable(model, calls=1 + rank, timeout_s=PATIENCE_S).__enter__()
 
 
 def test_ranks_that_say_other_numbers() -> None:

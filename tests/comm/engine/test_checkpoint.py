@@ -91,11 +91,11 @@ def _weights(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name.endswith("weights")}
 
 
-IN_FULL = [pytest.param(size, "loops", marks=pytest.mark.full) for size in (2, 3)]
+IN_FULL = [pytest.param(size, "loops", marks=pytest.mark.long) for size in (2, 3)]
 
 
 @pytest.mark.parametrize(("size", "config"), [(2, "half rowwise"), *IN_FULL])
 def test_interchange_in_both_directions(size: int, config: str) -> None:
     with tempfile.TemporaryDirectory() as root:
-        for rank, found in enumerate(shared_world(size).run(interchange, CONFIGS[config], root, timeout_s=60)):
+        for rank, found in enumerate(shared_world(size).run(interchange, CONFIGS[config], root)):
             assert found == [], f"rank {rank}"

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from exact import Run, build_again, compare, new_run
 from exact_kinds import TWO
 from exact_model import Batch, Config
+from patience import PATIENCE_S
 from worlds import World, shared_world
 
 import fscomm
@@ -160,7 +161,7 @@ def test_a_rank_that_does_not_come_to_enable_is_named() -> None:
 
 
 def check(world: World, loop: Callable[[Run], None], odd: str, others: str, words: str) -> None:
-    for rank, (kind, text, took, left) in enumerate(world.run(heard, ALONE, loop, timeout_s=60)):
+    for rank, (kind, text, took, left) in enumerate(world.run(heard, ALONE, loop)):
         assert kind == (odd if rank == ODD else others), (rank, kind, text)
         if rank != ODD:
             assert words in text
@@ -197,8 +198,8 @@ LOST = [
     pytest.param(ODD, signal.SIGSTOP, 3, id="stopped"),
     pytest.param(0, signal.SIGKILL, 3, id="host of the store killed"),
     pytest.param(0, signal.SIGSTOP, 3, id="host of the store stopped"),
-    pytest.param(0, signal.SIGKILL, -1, id="host of the store killed before", marks=pytest.mark.full),
-    pytest.param(0, signal.SIGSTOP, -1, id="host of the store stopped before", marks=pytest.mark.full),
+    pytest.param(0, signal.SIGKILL, -1, id="host of the store killed before", marks=pytest.mark.long),
+    pytest.param(0, signal.SIGSTOP, -1, id="host of the store stopped before", marks=pytest.mark.long),
 ]
 
 
@@ -208,7 +209,7 @@ def test_a_lost_rank_is_named(who: int, how: signal.Signals, at: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["copy-engine", "host-staged"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_lost_rank_is_named_whatever_carries_rows(how: signal.Signals, transport: str) -> None:
     check_lost(ODD, how, 3, transport)
 
@@ -216,7 +217,7 @@ def test_a_lost_rank_is_named_whatever_carries_rows(how: signal.Signals, transpo
 def check_lost(who: int, how: signal.Signals, at: int, transport: str) -> None:
     world = World(3)
     try:
-        answers = world.run(lost, who, how, at, transport, lost={who}, timeout_s=90)
+        answers = world.run(lost, who, how, at, transport, lost={who})
     finally:
         world.kill()
     for rank, answer in enumerate(answers):
@@ -255,8 +256,8 @@ def soak(rank: int, size: int, steps: int) -> int:
     two = build_again(one)
     done = 0
     with (
-        rebalance(one.loader(0, steps), lengths=cost, timeout_s=20) as first,
-        rebalance(two.loader(7, steps + 7), lengths=cost, timeout_s=20) as second,
+        rebalance(one.loader(0, steps), lengths=cost, timeout_s=PATIENCE_S) as first,
+        rebalance(two.loader(7, steps + 7), lengths=cost, timeout_s=PATIENCE_S) as second,
         one.enable() as comm,
         two.enable() as also,
     ):
@@ -273,8 +274,8 @@ def soak(rank: int, size: int, steps: int) -> int:
     return done
 
 
-@pytest.mark.parametrize("steps", [25, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("steps", [25, pytest.param(100, marks=pytest.mark.long)])
 def test_two_groups_ddp_and_redistribution_together(steps: int) -> None:
-    done = shared_world(3).run(soak, steps, timeout_s=100)
+    done = shared_world(3).run(soak, steps)
     assert len(set(done)) == 1
     assert done[0] >= steps - 1

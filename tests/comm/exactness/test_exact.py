@@ -56,7 +56,7 @@ def check(size: int, config: Config, loop: str) -> None:
 def at_any(names: Iterable[str], sizes: Callable[[str], Collection[int]]) -> list[Any]:
     """(name, size) for each: the default ones, and the rest of 1 to 4 ranks for the full sweep."""
     return [
-        pytest.param(name, size, marks=() if size in sizes(name) else pytest.mark.full)
+        pytest.param(name, size, marks=() if size in sizes(name) else pytest.mark.long)
         for name in names
         for size in (1, 2, 3, 4)
     ]
@@ -85,12 +85,12 @@ def test_models(name: str, size: int) -> None:
     check(size, CONFIGS[name], "base")
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["pooled hosts", "pooled host weighted mean", "pooled grid mean"])
 def test_three_hosts_of_three_ranks(name: str) -> None:
     """Sums of three depend on their order, and a division by three and three is not one by nine."""
     with World(9) as world:
-        for found, said in world.run(compare, CONFIGS[name].but(host=3, max_batch=16), LOOPS["base"], timeout_s=120):
+        for found, said in world.run(compare, CONFIGS[name].but(host=3, max_batch=16), LOOPS["base"]):
             assert found == []
             assert not said["fallbacks"]
 

@@ -32,7 +32,7 @@ def test_loops(transport: str, loop: str) -> None:
     same(2, CONFIGS["loops"], loop, transport)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @settings(
     max_examples=60,

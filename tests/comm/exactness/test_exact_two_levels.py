@@ -49,17 +49,17 @@ def test_loops(loop: str) -> None:
     same(CONFIGS["loops"], loop)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("per_host", [2, 3])
 def test_six_ranks(per_host: int) -> None:
     with World(6) as world:
         for name in ("several", "row", "table"):
-            for found, _ in world.run(compared, CONFIGS[name], "base", per_host, timeout_s=120):
+            for found, _ in world.run(compared, CONFIGS[name], "base", per_host):
                 assert found == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @settings(
     max_examples=40,

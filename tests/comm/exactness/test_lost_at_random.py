@@ -108,7 +108,7 @@ def lose(rank: int, size: int, fate: Fate, moment: Path) -> tuple[str, str, floa
 def check(fate: Fate, moment: Path) -> list[float]:
     world = World(fate.ranks)
     try:
-        answers = world.run(lose, fate, moment, lost={fate.who}, timeout_s=90)
+        answers = world.run(lose, fate, moment, lost={fate.who})
     finally:
         world.kill()
     took = []
@@ -129,7 +129,7 @@ def check(fate: Fate, moment: Path) -> list[float]:
 
 
 NORMAL = (24, 14)  # one killed and one stopped while the modules run plainly
-SEEDS = [pytest.param(seed, marks=() if seed in NORMAL else pytest.mark.full) for seed in range(60)]
+SEEDS = [pytest.param(seed, marks=() if seed in NORMAL else pytest.mark.long) for seed in range(60)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -66,7 +66,7 @@ def programs_until_found(name: str) -> int | None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in LATE else ()) for n in BREAKS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n in LATE else ()) for n in BREAKS])
 def test_a_break_of_the_order_is_found(name: str, record_property: Any) -> None:
     count = programs_until_found(name)
     record_property("summary", f"{name}: found by program {count}")

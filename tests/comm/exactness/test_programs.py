@@ -108,7 +108,7 @@ def test_programs_that_went_wrong_once(operations: list[Operation], size: int) -
             assert (found, broken) == ([], [])
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("size", MANY)
 def test_many_programs(size: int, record_property: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import simulated
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
@@ -214,7 +214,6 @@ def another(shape: Shape) -> Shape:
     )
 
 
-@settings(max_examples=25, deadline=None)
 @given(shape=shapes(HOSTS), limit=st.sampled_from([None, 1, 3]), modules=st.sampled_from([[0, 0], [0, 1]]))
 @example(shape=BUSY, limit=None, modules=[0, 1])
 @example(shape=BUSY, limit=1, modules=[0, 0])

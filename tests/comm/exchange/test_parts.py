@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from test_wire_gate import Clock
 from worlds import shared_world
 
@@ -133,7 +134,6 @@ def filled(outs: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(out, torch.full_like(out, float(number))) for number, out in enumerate(outs))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(SIZES, SIZES), max_size=30), st.integers(0, 9))
 def test_exclusive_stays_within_the_budget(sizes: list[tuple[int, int]], seed: int) -> None:
     gate = WireGate(Clock(), schedule=WirePriority(budget_bytes=BUDGET))
@@ -268,7 +268,9 @@ def test_who_waits_for_room_is_woken(gate: WireGate) -> None:
 def case_beside_collision_traffic(rank: int, world_size: int, transport: str) -> None:
     """Each rank's gate is open when it likes; what one holds back, the others wait for."""
     context = resolve()
-    exclusive, collision = (open_transport(transport, context, Host(), timeout_s=20, verify=False) for _ in range(2))
+    exclusive, collision = (
+        open_transport(transport, context, Host(), timeout_s=PATIENCE_S, verify=False) for _ in range(2)
+    )
     gate = WireGate(schedule=WirePriority(budget_bytes=3000, starved_s=0.01))
     pauses = random.Random(rank)
     failures: list[BaseException] = []

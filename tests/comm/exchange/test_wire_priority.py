@@ -4,7 +4,7 @@ import copy
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from virtual import Clock, Engine, Process
 
@@ -89,7 +89,6 @@ class Account:
         return sum(self.in_flight)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(ACTIONS, max_size=40))
 def test_every_answer_is_that_of_the_rules(actions: list[tuple[str, float | None]]) -> None:
     account = Account()
@@ -99,7 +98,6 @@ def test_every_answer_is_that_of_the_rules(actions: list[tuple[str, float | None
         assert within, f"{account.in_flight} under way"
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(ACTIONS, max_size=40), st.lists(CHUNKS, min_size=1, max_size=5))
 def test_every_chunk_goes_in_time_even_if_collision_traffic_never_ends(
     actions: list[tuple[str, float | None]], chunks: list[int]
@@ -121,7 +119,6 @@ def test_every_chunk_goes_in_time_even_if_collision_traffic_never_ends(
         assert account.now <= asked + STARVED_S
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(ACTIONS, max_size=40), st.lists(ACTIONS, max_size=10), CHUNKS)
 def test_everything_passes_once_stopped(
     before: list[tuple[str, float | None]], after: list[tuple[str, float | None]], chunk: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -192,7 +192,6 @@ def test_weights_are_compared():
     assert not Snapshot(ours).matches(kjt(weights=WEIGHTS + 1))
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), stride=st.integers(0, 4), keys=st.lists(st.sampled_from("abcd"), unique=True, max_size=3))
 def test_equal_contents_are_the_same(data, stride, keys):
     count = stride * len(keys)

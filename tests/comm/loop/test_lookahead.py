@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lookaheads import META, Flaky, Loader, Told, ahead
 
@@ -30,7 +30,6 @@ def test_order_of_events():
     assert batches.unconsumed is None
 
 
-@settings(max_examples=50, deadline=None)
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=3))
 def test_batches_are_those_of_the_loader(sizes):
     sources = [[f"{n}.{i}" for i in range(size)] for n, size in enumerate(sizes)]

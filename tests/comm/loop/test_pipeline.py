@@ -8,6 +8,7 @@ import torch
 from exact import Run, compare, new_run
 from exact_configs import CONFIGS
 from exact_model import Batch
+from patience import PATIENCE_S
 from torch import nn
 from worlds import shared_world
 
@@ -52,7 +53,7 @@ def pipeline(run: Run) -> Any:
     model = WithLoss(run)
     if run.mode == "plain":
         return Plain(model, run.optimizer)
-    made: TrainPipelineFreeScale[Batch] = TrainPipelineFreeScale(model, run.optimizer, CPU, timeout_s=20)
+    made: TrainPipelineFreeScale[Batch] = TrainPipelineFreeScale(model, run.optimizer, CPU, timeout_s=PATIENCE_S)
     run.reports.append(made.comm)
     return made
 
@@ -155,7 +156,7 @@ def raising(rank: int, size: int) -> list[str]:
     batches = iter(run.loader())
     seen = []
     try:
-        with TrainPipelineFreeScale(Breaks(run), run.optimizer, CPU, timeout_s=20) as pipe:
+        with TrainPipelineFreeScale(Breaks(run), run.optimizer, CPU, timeout_s=PATIENCE_S) as pipe:
             while True:
                 pipe.progress(batches)
                 seen.append("step")
@@ -197,7 +198,7 @@ def by_the_arguments_of_torchrec(run: Run) -> None:
             transport="gloo",
             strict=True,
             calls=run.config.calls,
-            timeout_s=20,
+            timeout_s=PATIENCE_S,
         )
         run.reports.append(pipe.comm)
     steps(run, pipe, iter(run.loader()), "output")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fscomm.plan import bags
@@ -187,7 +187,6 @@ def drawn_shared(found: World, share: float) -> list[np.ndarray]:
     return [draw.random(len(served.rows)) < share for served in found.served]
 
 
-@settings(max_examples=80, deadline=None)
 @given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_vectors_reach_the_outputs(found: World, share: float) -> None:
     ahead: list[RowsAhead] = planned(found, drawn_shared(found, share), back=False)
@@ -205,7 +204,6 @@ def test_vectors_reach_the_outputs(found: World, share: float) -> None:
         assert torch.equal(plan.merge.output(buffer), expected(found, rank))
 
 
-@settings(max_examples=80, deadline=None)
 @given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_gradients_reach_the_rows(found: World, share: float) -> None:
     """Every row once with the gradient of every bag that holds it, and shared rows with the collision class."""

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
@@ -15,7 +17,7 @@ def test_all_kernels_are_ready_before_the_first_step() -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split("\n")[-2] == "[] 1"

@@ -11,7 +11,7 @@ import pytest
 import routes_reference
 import simulated
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from simulated import Asked, Shape, as_ids, check_backward, check_forward, codes_at, codes_of, shapes
 
@@ -105,7 +105,6 @@ def most_of_an_owner(shape: Shape, asked: Asked, chosen: set[int], *, once: bool
     return max(sum(rows(rank, owner) for rank in ranks if rank != owner) for owner in ranks)
 
 
-@settings(max_examples=100, deadline=None)
 @given(shape=shapes(), limit=LIMITS)
 @example(shape=BUSY, limit=None)
 @example(shape=BUSY, limit=1)
@@ -122,7 +121,6 @@ def test_rows_reach_the_outputs_that_asked_for_them(shape: Shape, limit: int | N
     check_forward(shape, asked, shared, lookups, [each.merge for each in ahead], limit)
 
 
-@settings(max_examples=100, deadline=None)
 @given(shape=shapes(), limit=LIMITS)
 @example(shape=BUSY, limit=None)
 @example(shape=BUSY, limit=1)
@@ -141,7 +139,6 @@ def test_gradients_reach_their_rows_in_the_order_of_the_plain_update(shape: Shap
     check_backward(shape, asked, here - shared, *exclusive, limit)
 
 
-@settings(max_examples=100, deadline=None)
 @given(shape=shapes(), limit=LIMITS)
 @example(shape=BUSY, limit=None)
 @example(shape=BUSY, limit=2)
@@ -200,7 +197,6 @@ def same_rows(found: Any, expected: Any) -> None:
     assert torch.equal(found.ids[found.index], expected.ids[expected.index])
 
 
-@settings(max_examples=60, deadline=None)
 @given(shape=shapes())
 @example(shape=BUSY)
 def test_both_sides_of_a_pair_number_its_rows_alike(shape: Shape) -> None:
@@ -219,7 +215,6 @@ def test_both_sides_of_a_pair_number_its_rows_alike(shape: Shape) -> None:
         assert owner.wire.rows.tolist() == asked_here
 
 
-@settings(max_examples=60, deadline=None)
 @given(shape=shapes())
 @example(shape=BUSY)
 def test_an_owner_numbers_each_row_of_its_tables_once(shape: Shape) -> None:
@@ -259,7 +254,6 @@ def two_tables(rank: int) -> GroupLayout:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=4), more=st.integers(0, 9), limit=st.integers(1, 4))
 def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
     counts: list[int], more: int, limit: int

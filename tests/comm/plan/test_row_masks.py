@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fscomm.plan import row_masks
@@ -19,7 +19,6 @@ def worlds(draw: st.DrawFn) -> tuple[int, int, list[list[list[int]]]]:
     return world_size, draw(st.integers(1, 5)), draw(st.lists(matrices, max_size=3))
 
 
-@settings(max_examples=80, deadline=None)
 @given(world=worlds(), seed=st.integers(0, 2**32))
 def test_every_bit_arrives_at_its_row(world: tuple[int, int, list[list[list[int]]]], seed: int) -> None:
     world_size, head, rows = world

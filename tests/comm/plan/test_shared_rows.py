@@ -7,7 +7,7 @@ from pathlib import Path
 import by_sorting
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fscomm.plan import hash_tables, shared_rows, wire_kernels
@@ -49,7 +49,6 @@ def flat(segments: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @WAYS
-@settings(max_examples=150, deadline=None)
 @given(segments=SEGMENTS)
 def test_first_occurrences(way, segments):
     found = way(*flat(segments))
@@ -115,7 +114,6 @@ def asked(rows: list[tuple[int, int, int]], limits: list[int]) -> tuple[list[tup
     return inside, found
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows=ROWS)
 def test_rows_of_an_owner_are_numbered_table_by_table(rows):
     inside, found = asked(rows, [10, 5, 9])
@@ -125,7 +123,6 @@ def test_rows_of_an_owner_are_numbered_table_by_table(rows):
     assert found.ends.tolist() == [len({each for each in inside if each[0] <= table}) for table in range(3)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(before=ROWS, after=ROWS)
 def test_rows_that_two_steps_have_in_common_are_marked_in_both(before, after):
     sets, both = zip(*(asked(rows, [10, 10, 10]) for rows in (before, after)), strict=True)

@@ -1,7 +1,7 @@
 """Who passes a row on. That every row arrives is in `tests/comm/exchange/test_id_exchange.py`."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fscomm.plan import wire_kernels
@@ -18,7 +18,6 @@ def test_the_ranks_of_a_host_share_the_work() -> None:
     assert np.bincount(found).tolist() == [1000] * 8
 
 
-@settings(max_examples=50, deadline=None)
 @given(per_host=st.integers(2, 9), seed=st.integers(0, 2**32))
 def test_who_passes_a_row_on_asks_for_it_itself(per_host: int, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -28,7 +27,6 @@ def test_who_passes_a_row_on_asks_for_it_itself(per_host: int, seed: int) -> Non
     assert asking[np.arange(50), found].all()
 
 
-@settings(max_examples=50, deadline=None)
 @given(hosts=st.integers(1, 4), per_host=st.integers(1, 5), rows=st.integers(1, 9), seed=st.integers(0, 2**32))
 def test_owners_know_which_ranks_of_a_host_ask_for_a_row(hosts: int, per_host: int, rows: int, seed: int) -> None:
     random = np.random.default_rng(seed)

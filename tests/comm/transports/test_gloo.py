@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fscomm.plan import gloo_order
@@ -44,7 +45,7 @@ def test_chunks_are_not_the_shares_of_the_ranks() -> None:
 
 def checked(rank: int, size: int) -> dict[str, str]:
     group: Any = dist.group.WORLD
-    return gloo.unknown_orders({"a": [group], "b": [group, group]}, timeout_s=20)
+    return gloo.unknown_orders({"a": [group], "b": [group, group]}, timeout_s=PATIENCE_S)
 
 
 def checked_wrong(rank: int, size: int) -> dict[str, str]:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from exact_configs import CONFIGS
 from exact_model import build
+from patience import PATIENCE_S
 from worlds import World, shared_world
 
 import fscomm
@@ -216,7 +217,7 @@ def test_a_name_that_is_given_twice_is_refused(install: Install) -> None:
 
 
 def exchanged(rank: int, world_size: int, name: str) -> None:
-    host = host_collective(name, resolve(), timeout_s=20)
+    host = host_collective(name, resolve(), timeout_s=PATIENCE_S)
     inp = torch.full((3 * world_size,), rank, dtype=torch.uint8)
     out = torch.full_like(inp, 99)
     host.all_to_all_v(out, inp, [3] * world_size, [3] * world_size).wait()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fscomm.device import Host
@@ -354,7 +355,7 @@ def test_the_spinning_kernel_ends_by_flag_and_by_limit():
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["3", "5", "528", "246"]

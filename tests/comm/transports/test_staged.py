@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from late_device import Eager, Late, copied_by
+from patience import PATIENCE_S
 from worlds import World, shared_world
 
 from fscomm.device import Host
@@ -238,7 +239,7 @@ def left(rank: int, world_size: int) -> None:
 
 
 def test_a_rank_that_waits_for_the_others_to_come_is_told_too() -> None:
-    shared_world(2).run(left, timeout_s=20)
+    shared_world(2).run(left)
 
 
 def late_within(rank: int, world_size: int) -> str:
@@ -268,7 +269,7 @@ class Stuck(Host):
 
 def stuck(rank: int, world_size: int, abort: bool) -> str:
     device = Stuck() if rank == 1 else Host()
-    with opened(device, timeout_s=20 if abort else 1) as transport:
+    with opened(device, timeout_s=PATIENCE_S if abort else 1) as transport:
         rows = torch.ones(2 * world_size)
         handle = transport.all_to_all_v(torch.empty_like(rows), rows, [2] * world_size, [2] * world_size)
         if rank == 1 and abort:
@@ -344,14 +345,14 @@ def killed(rank: int, world_size: int) -> tuple[str, str]:
 
 def test_a_killed_rank_is_named_at_once() -> None:
     with World(3) as world:
-        answers = world.run(killed, timeout_s=20, lost=[2])
+        answers = world.run(killed, lost=[2])
     for rank in (0, 1):
         assert all("process of rank 2 has ended" in each for each in answers[rank])
 
 
 def closed_under_way(rank: int, world_size: int) -> str:
     """Nobody should; the thread ends all the same, and nobody waits in vain."""
-    with pytest.MonkeyPatch.context() as patch, opened(Stuck(), timeout_s=20) as transport:
+    with pytest.MonkeyPatch.context() as patch, opened(Stuck(), timeout_s=PATIENCE_S) as transport:
         patch.setattr(staged, "_GRACE_S", 0.1)
         rows = torch.ones(world_size)
         handle = transport.all_to_all_v(torch.empty_like(rows), rows, [1] * world_size, [1] * world_size)

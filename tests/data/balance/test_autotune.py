@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata.balance.autotune import UNIT, AutoTune
@@ -134,7 +135,7 @@ def over_the_wire(rank: int, world_size: int) -> tuple[list[float], dict]:
         groups=("uih",),
         group_field=np.array([0]),
     )
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     balance = Balance(autotune=True)
     planner = StepPlanner(balance, world_size)
     shares = []

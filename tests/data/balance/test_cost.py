@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.balance.cost import Polynomial, Power, fit
@@ -54,7 +54,6 @@ def test_type_of_lengths_does_not_matter(model):
     assert len({model({"uih": np.array(length, kind)}).tobytes() for kind in (np.int32, np.int64, np.uint32)}) == 1
 
 
-@settings(max_examples=50)
 @given(length=st.integers(1, 2**20), alpha=st.integers(1, 12).map(lambda k: k / 4))
 def test_power_is_exact_to_rounding(length, alpha):
     """Compared in whole numbers: cost^4 against L^(4 alpha) in the model's unit, with room for one part in 2^48."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from worlds import shared_world
@@ -59,7 +60,7 @@ def compared(rank, size, kind):
     for balanced in (False, True):
         model = Model(kind)
         if balanced:
-            with EmbeddingBalance(model.embeddings, model.dense, balance=Balance(timeout_s=20)) as balance:
+            with EmbeddingBalance(model.embeddings, model.dense, balance=Balance(timeout_s=PATIENCE_S)) as balance:
                 with pytest.raises(RuntimeError, match="comes first"):
                     balance.move(dense)
                 out = first(model.dense(model.embeddings(features), balance.move(dense)))
@@ -84,7 +85,7 @@ def refused(rank, size):
     model = Model("tensor")
     with pytest.raises(ValueError, match="autotune"):
         EmbeddingBalance(model.embeddings, model.dense, balance=Balance(autotune=True))
-    with EmbeddingBalance(nn.Linear(2, 2), model.dense, balance=Balance(timeout_s=20)) as balance:
+    with EmbeddingBalance(nn.Linear(2, 2), model.dense, balance=Balance(timeout_s=PATIENCE_S)) as balance:
         linear = balance._modules[0]
         with pytest.raises(TypeError, match="Linear gave a Tensor"):
             linear(torch.ones(1, 2))

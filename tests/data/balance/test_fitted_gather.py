@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from samples import SPEC, lengths_of, table_of
 from worlds import shared_world
 
@@ -25,7 +26,7 @@ def test_there_is_room_for_the_most_of_the_last_calls() -> None:
 
 def lengths_in_room(rank: int, world_size: int) -> list[tuple[int, list[int]]]:
     """(exchanges, bytes of the texts) of each call; what comes is compared with what every rank gave."""
-    group = ControlGroup(resolve(), timeout_s=20)
+    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     gather, asked = group.all_gather, []
 
     def all_gather(mine: np.ndarray) -> np.ndarray:
@@ -66,7 +67,7 @@ def test_what_does_not_fit_takes_a_second_exchange_and_room_is_given_back() -> N
 
 def impossible(rank: int, world_size: int) -> str:
     """Rank 1 is in another call: the number where others have their size is none."""
-    group = ControlGroup(resolve(), timeout_s=20)
+    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     if rank == 1:
         group.all_gather(np.array([-5, 3], np.int64).view(np.uint8))
         text = ""
@@ -86,7 +87,7 @@ def test_sizes_that_cannot_be_are_refused_before_memory_is_taken() -> None:
 
 def count_exchanges(rank: int, world_size: int) -> list[int]:
     """Gathers of each step, an error of the planner of rank 1 among them."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     group = exchange._group
     gather, asked, out = group.all_gather, [], []
 
@@ -120,7 +121,7 @@ def test_a_step_takes_two_gathers_once_its_size_is_known() -> None:
 
 def other_lengths(rank: int, world_size: int) -> str:
     """Rank 0 agrees, as if its loader did not balance; the others cannot read lengths from it."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     status = StatusWord(epoch=0, step=0, rows=3)
     text = ""
     if rank == 0:

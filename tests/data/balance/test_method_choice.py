@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from samples import SPEC, lengths_of, table_of
 from torch import nn
 from worlds import shared_world
@@ -127,7 +128,7 @@ def test_where_moving_is_quick_nothing_changes() -> None:
 
 def slow_network(rank: int, world_size: int) -> tuple[list[float], dict]:
     """Share of tokens moved in each step; only rank 1 sees that they are long under way."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     planner = StepPlanner(Balance("auto"), world_size)
     move = exchange._transfer.move
 

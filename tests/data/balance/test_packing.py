@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.balance.packing import Plan, pack, reference
@@ -15,7 +15,6 @@ METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 EQUAL = ("fbs", "fbs+swap", "repair", "hierarchical")
 CAPPED = ("fbs+swap", "vbs", "repair", "hierarchical")
 SPEEDY = ("fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
-untimed = settings(deadline=None, max_examples=60)  # the first call of a kernel compiles it
 costs = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 10**4), st.integers(0, 2**31 - 1)), max_size=50)
 
 
@@ -46,7 +45,6 @@ def check(plan: Plan, cost, num_ranks):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@untimed
 @given(cost=costs, num_ranks=st.integers(1, 9), data=st.data())
 def test_every_plan(method, cost, num_ranks, data):
     home = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=len(cost), max_size=len(cost)))
@@ -64,7 +62,6 @@ def test_every_plan(method, cost, num_ranks, data):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@untimed
 @given(cost=costs, num_ranks=st.integers(1, 9))
 def test_integer_type_and_container_do_not_matter(method, cost, num_ranks):
     kinds = (
@@ -79,7 +76,6 @@ def test_integer_type_and_container_do_not_matter(method, cost, num_ranks):
     assert len({(plan.straggler, plan.lower_bound, plan.moved) for plan in plans}) == 1
 
 
-@untimed
 @given(cost=costs, num_ranks=st.integers(1, 9))
 def test_swaps_are_never_worse_than_zigzag(cost, num_ranks):
     plain = pack(cost, num_ranks, method="fbs")
@@ -94,7 +90,6 @@ def test_nodes_that_are_even_may_be_worse_for_their_ranks():
     assert plan.load.max() == 6
 
 
-@untimed
 @given(cost=costs, num_ranks=st.integers(1, 9), data=st.data())
 def test_repair_is_never_worse_than_an_even_home(cost, num_ranks, data):
     home = np.array(data.draw(st.permutations(np.arange(len(cost)) % num_ranks)), np.int64).reshape(-1)
@@ -103,7 +98,6 @@ def test_repair_is_never_worse_than_an_even_home(cost, num_ranks, data):
         assert pack(cost, num_ranks, method=method, **options(method, len(cost), num_ranks, home)).load.max() <= before
 
 
-@untimed
 @given(cost=st.lists(st.integers(0, 30), max_size=7), num_ranks=st.integers(1, 3))
 def test_lower_bound_holds_for_the_best_plan_there_is(cost, num_ranks):
     n = len(cost)
@@ -113,7 +107,6 @@ def test_lower_bound_holds_for_the_best_plan_there_is(cost, num_ranks):
         assert pack(cost, num_ranks, method=method).lower_bound <= floor + 1e-12
 
 
-@untimed
 @given(cost=st.lists(st.integers(0, 30), max_size=6), speed=st.lists(st.integers(1, 5), min_size=1, max_size=3))
 def test_lower_bound_holds_with_speeds_for_every_plan(cost, speed):
     bound = pack(cost, len(speed), method="vbs", min_count=0, speed=speed).lower_bound
@@ -127,7 +120,6 @@ def test_lower_bound_holds_with_speeds_for_every_plan(cost, speed):
 
 
 @pytest.mark.parametrize("method", CAPPED)
-@untimed
 @given(data=st.data(), num_ranks=st.integers(1, 6), per_rank=st.integers(1, 8))
 def test_token_cap_is_kept_or_refused(method, data, num_ranks, per_rank):
     n = num_ranks * per_rank
@@ -149,7 +141,6 @@ def test_token_cap_is_kept_or_refused(method, data, num_ranks, per_rank):
     assert np.bincount(plan.rank, tokens, num_ranks).max() <= cap
 
 
-@untimed
 @given(data=st.data(), cost=costs, num_ranks=st.integers(1, 6))
 def test_count_limits_are_kept(data, cost, num_ranks):
     low = data.draw(st.integers(0, len(cost) // num_ranks))
@@ -161,7 +152,6 @@ def test_count_limits_are_kept(data, cost, num_ranks):
 
 
 @pytest.mark.parametrize("method", SPEEDY)
-@untimed
 @given(cost=costs, speed=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8))
 def test_speed_keeps_every_promise(method, cost, speed):
     plan = pack(cost, len(speed), method=method, speed=speed, **options(method, len(cost), len(speed)))
@@ -209,7 +199,6 @@ def test_uneven_homes_are_evened_out(method):
     assert plan.straggler < 0.02
 
 
-@untimed
 @given(st.lists(st.integers(0, 5), max_size=60))
 def test_evening_out_moves_no_more_than_it_must(home):
     home = np.array(home, np.int32)

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.balance.packing import _deal, _sort, _swap, reference
 
-untimed = settings(deadline=None)  # the first call of a kernel compiles it
 NO_CAP = np.iinfo(np.int64).max
 costs = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 10**4), st.integers(0, 2**56)), max_size=40)
 ranks = st.integers(1, 7)
@@ -17,7 +16,6 @@ def int64(values):
     return np.array(values, np.int64)
 
 
-@untimed
 @given(costs)
 def test_descending(cost):
     assert _sort.descending(int64(cost)).tolist() == reference.descending(cost)
@@ -28,7 +26,6 @@ def test_descending_beyond_one_digit_and_with_ties():
     assert np.array_equal(_sort.descending(cost), np.argsort(-cost, kind="stable"))
 
 
-@untimed
 @given(costs, ranks)
 def test_zigzag(cost, num_ranks):
     order = reference.descending(cost)
@@ -36,7 +33,6 @@ def test_zigzag(cost, num_ranks):
     assert _deal.zigzag(np.array(order, np.int32), num_ranks).tolist() == expected
 
 
-@untimed
 @given(costs, st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_contiguous(cost, shares):
     target = [share * max(sum(cost), 1) / sum(shares) for share in shares]
@@ -56,7 +52,6 @@ def dealing(draw):
     return cost, tokens, [float(t) for t in target], cap, least, max(most, 1)
 
 
-@untimed
 @given(dealing())
 def test_lightest_first(case):
     cost, tokens, target, cap, least, most = case
@@ -86,7 +81,6 @@ def exchanging(draw):
     return cost, rank, tokens, rules, span
 
 
-@untimed
 @given(exchanging())
 def test_improve(case):
     cost, rank, tokens, rules, span = case

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
@@ -149,7 +150,7 @@ def threads_left() -> list[str]:
 def two_epochs(rank: int, world_size: int) -> list[tuple[list[int], list[list[int]], int]]:
     """Per step the samples received, their origin, and the number of samples over all ranks."""
     out = []
-    with rebalance(Loader(rank, SIZES[world_size][rank]), lengths=PATHS, timeout_s=20) as balanced:
+    with rebalance(Loader(rank, SIZES[world_size][rank]), lengths=PATHS, timeout_s=PATIENCE_S) as balanced:
         assert len(balanced) == len(SIZES[world_size][rank])
         for _ in range(2):
             for batch in balanced:
@@ -186,7 +187,7 @@ def test_every_sample_of_any_batch_type_arrives_once_and_whole(world_size: int) 
 
 def resume(rank: int, world_size: int) -> None:
     def options() -> dict[str, Any]:
-        return {"lengths": PATHS, "timeout_s": 20}
+        return {"lengths": PATHS, "timeout_s": PATIENCE_S}
 
     states, batches = [], []
     with rebalance(Loader(rank, [3, 4, 2, 5]), **options()) as balanced:
@@ -208,7 +209,7 @@ def test_state_is_the_loaders_as_of_the_batch_last_yielded() -> None:
 
 def break_and_go_on(rank: int, world_size: int) -> list[int]:
     """Leave the first epoch after one batch, then run a whole one."""
-    with rebalance(Loader(rank, [2] * 9), lengths=PATHS, timeout_s=20) as balanced:
+    with rebalance(Loader(rank, [2] * 9), lengths=PATHS, timeout_s=PATIENCE_S) as balanced:
         for _ in balanced:
             break
         balanced.load_state_dict({"at": 0})
@@ -232,7 +233,10 @@ class Failing(Loader):
 def one_fails(rank: int, world_size: int) -> tuple[int, str]:
     loader = (Failing if rank == 1 else Loader)(rank, [2] * 6)
     seen: list[Batch] = []
-    with rebalance(loader, lengths=PATHS, timeout_s=20) as balanced, pytest.raises(Exception, match="disk") as caught:
+    with (
+        rebalance(loader, lengths=PATHS, timeout_s=PATIENCE_S) as balanced,
+        pytest.raises(Exception, match="disk") as caught,
+    ):
         seen.extend(balanced)
     assert isinstance(caught.value, OSError if rank == 1 else PeerError)
     return len(seen), str(caught.value)
@@ -247,7 +251,7 @@ def test_an_error_of_one_loader_is_raised_on_all_ranks_at_its_batch() -> None:
 def one_stops(rank: int, world_size: int) -> str:
     """Rank 2 closes after one batch; the others get every batch it had part in, then hear of it."""
     text = ""
-    with rebalance(Loader(rank, [2] * 9), lengths=PATHS, timeout_s=20) as balanced:
+    with rebalance(Loader(rank, [2] * 9), lengths=PATHS, timeout_s=PATIENCE_S) as balanced:
         try:
             for _ in balanced:
                 if rank == 2:
@@ -273,7 +277,7 @@ def others(rank: int, world_size: int) -> None:
         return [{"x": rows[:, None].expand(4, width), "n": rows % 3, "epoch": 3 + rank, "mask": torch.ones(7)}] * 2
 
     replicate = ("epoch", "mask")
-    with rebalance(batches(), lengths=lambda batch: batch["n"], replicate=replicate, timeout_s=20) as balanced:
+    with rebalance(batches(), lengths=lambda batch: batch["n"], replicate=replicate, timeout_s=PATIENCE_S) as balanced:
         for batch in balanced:
             assert batch["epoch"] == 3 + rank
             assert torch.equal(batch["n"], batch["x"][:, 0] % 3)
@@ -282,14 +286,16 @@ def others(rank: int, world_size: int) -> None:
             balanced.state_dict()
 
     with (
-        rebalance(batches(2 + rank), lengths=lambda batch: batch["n"], replicate=replicate, timeout_s=20) as balanced,
+        rebalance(
+            batches(2 + rank), lengths=lambda batch: batch["n"], replicate=replicate, timeout_s=PATIENCE_S
+        ) as balanced,
         pytest.raises(MismatchError, match=r"x: rank 0 has 'int64\[B, 2\]', rank 1 'int64\[B, 3\]'"),
     ):
         next(iter(balanced))
     with pytest.raises(MismatchError, match="replicate: rank 0 has"):
-        rebalance(batches(), lengths="x", replicate=replicate[rank:], timeout_s=20)
+        rebalance(batches(), lengths="x", replicate=replicate[rank:], timeout_s=PATIENCE_S)
     with pytest.raises(Exception, match="write replicate=") as caught:
-        rebalance(batches(), lengths="x", replicate="mask" if rank else (), timeout_s=20)
+        rebalance(batches(), lengths="x", replicate="mask" if rank else (), timeout_s=PATIENCE_S)
     assert isinstance(caught.value, TypeError if rank else PeerError)
 
 
@@ -301,7 +307,7 @@ def train(rank: int, world_size: int, method: str, over: str) -> list[list[float
     """Averaged gradients of a linear model over rebalanced batches, step by step; every number is exact."""
     out = []
     cost = Polynomial(linear=1, quadratic=1, candidate=0)
-    options = {"lengths": PATHS, "balance": Balance(method, cost=cost), "timeout_s": 20}
+    options = {"lengths": PATHS, "balance": Balance(method, cost=cost), "timeout_s": PATIENCE_S}
     with rebalance(Loader(rank, GRADIENT_SIZES[rank]), **options) as balanced:
         for batch in balanced:
             weight = torch.arange(1, 4, dtype=torch.float64).requires_grad_()

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 import fsdata
 
 SCRIPT = """
@@ -13,7 +15,7 @@ from fsdata import rebalance
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
-balanced = rebalance([{"x": torch.arange(8)}] * 20, lengths=lambda batch: batch["x"], timeout_s=20)
+balanced = rebalance([{"x": torch.arange(8)}] * 20, lengths=lambda batch: batch["x"], timeout_s=600)
 for step, batch in enumerate(balanced):
     if step == 2:
         break
@@ -35,7 +37,7 @@ def test_a_script_that_breaks_and_ends_ends_well(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        answers = [process.communicate(timeout=90) for process in ranks]
+        answers = [process.communicate(timeout=PATIENCE_S) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from samples import SPEC, lengths_of, table_of
 
@@ -24,7 +24,6 @@ def moves(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(counts), 8 * np.array(record_bytes, np.int64), np.array(rank, np.int64)
 
 
-@settings(max_examples=150, deadline=None)
 @given(moves())
 def test_what_is_sent_is_what_is_received(case: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     counts, record_bytes, rank = case

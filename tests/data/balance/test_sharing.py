@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import Balance, Polynomial
@@ -25,7 +25,6 @@ def connected(begin: np.ndarray, end: np.ndarray) -> list[int]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6), st.integers(0, 50)), max_size=30),
     ranks=st.integers(1, 4),
@@ -70,7 +69,6 @@ def test_groups_that_do_not_fit_under_the_cap_are_taken_apart() -> None:
     assert plan.counts.tolist() == [4, 4]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 3)), max_size=25),
 )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch.distributed as dist
+from patience import PATIENCE_S
 from samples import SPEC, lengths_of, read, sample, table_of
 from worlds import shared_world
 
@@ -42,7 +43,7 @@ def check(step: StepResult, seed: int, rank: int, counts: np.ndarray, plan: np.n
 
 def random_plans(rank: int, world_size: int) -> int:
     """Steps with random plans over random tables; the number of samples received over all."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     received, kept = 0, []
     for seed in range(24):
         counts = counts_of(seed, world_size)
@@ -65,7 +66,7 @@ def test_every_sample_arrives_once_and_whole(world_size: int) -> None:
 
 
 def balanced(rank: int, world_size: int, method: Method) -> list[tuple[list[int], float | None, float | None]]:
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     planner = StepPlanner(Balance(method, ranks_per_node=2 if method == "hierarchical" else None), world_size)
     plans: list[np.ndarray] = []
 
@@ -98,7 +99,7 @@ def test_balanced_steps_are_the_same_on_every_rank(method: Method) -> None:
 
 def draining(rank: int, world_size: int, batches: list[int]) -> list[tuple[int, bool]]:
     """Ranks that have different numbers of batches stop together, and nothing is lost."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     planner = StepPlanner(Balance(), world_size)
     out = []
     for number in range(10):
@@ -125,7 +126,7 @@ def test_ranks_with_unequal_data_drain_together() -> None:
 
 def carrying(rank: int, world_size: int) -> None:
     """The plan takes two rows of every rank; ranks 0 and 1 have three, rank 2 has one."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     plan, counts = np.array([2, 0, 1, 2, 0]), np.array([2, 2, 1])
     table = table_of(1, rank, counts[rank], lengths_of(1, rank, counts[rank]))
     if rank < 2:
@@ -163,7 +164,7 @@ def without_lists(rank: int, world_size: int) -> list[int]:
     )
     values = np.arange(5) + 10 * rank
     table = RowTable(values.ctypes.data + 8 * np.arange(5)[None], np.ones((1, 5), np.int64), spec.itemsize, (values,))
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     stay = exchange.step(table, spec, lambda batch: Assignment(rank=batch.home), StatusWord(epoch=0, step=0))
     assert stay.table is table
     assert stay.moved == 0
@@ -178,7 +179,7 @@ def test_samples_without_lists() -> None:
 
 
 def agreeing(rank: int, world_size: int) -> list[tuple[int, bool, int, int]]:
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     exchange.report(0.25 * (rank + 1), 17)
     status = StatusWord(epoch=3, step=4, position=10 + rank, rows=rank, ended=rank == 1)
     first = exchange.agree(status)
@@ -198,7 +199,7 @@ def test_statuses_reach_every_rank() -> None:
 
 def going_wrong(rank: int, world_size: int) -> None:
     """Errors on one rank or on all, one after another over the same exchange, which stays usable."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
 
     def stay(batch: GlobalBatch) -> Assignment:
         return Assignment(rank=batch.home)
@@ -256,7 +257,7 @@ def test_other_fields_on_another_rank_are_found_out() -> None:
 
 
 def other_fields(rank: int, world_size: int) -> None:
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     spec = RecordSpec(
         names=SPEC.names,
         itemsize=SPEC.itemsize,
@@ -272,7 +273,7 @@ def other_fields(rank: int, world_size: int) -> None:
 
 def leaving(rank: int, world_size: int) -> int:
     """Rank 0 breaks out of the first epoch, the other two want one more step; then all run a second epoch."""
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     exchange.leave()
 
     def step(epoch: int, number: int) -> StepResult:
@@ -302,7 +303,7 @@ def some_ranks(rank: int, world_size: int) -> list[list[int]]:
     if rank == 1:
         return []
     context = resolve(process_group=pair)
-    exchange = StepExchange(context, timeout_s=20)
+    exchange = StepExchange(context, timeout_s=PATIENCE_S)
     table = table_of(0, context.rank, 3, lengths_of(0, context.rank, 3))
     step = exchange.step(table, SPEC, lambda batch: Assignment(rank=1 - batch.home), StatusWord(epoch=0, step=0))
     exchange.close()

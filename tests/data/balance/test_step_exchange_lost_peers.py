@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from patience import PATIENCE_S
 from samples import SPEC, lengths_of, table_of
 from worlds import World, shared_world
 
@@ -31,7 +32,7 @@ def steps(exchange: StepExchange, rank: int, first: int, count: int) -> None:
 
 def warm_up(rank: int) -> None:
     """Compile and load the kernels, so that nobody is late for that."""
-    exchange = StepExchange(resolve(), timeout_s=60)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     steps(exchange, rank, 0, 1)
     exchange.close()
     dist.barrier()
@@ -115,7 +116,7 @@ def test_a_late_rank_is_named_and_hears_of_it() -> None:
 
 
 def close_while_others_wait(rank: int, world_size: int) -> str:
-    exchange = StepExchange(resolve(), timeout_s=20)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     steps(exchange, rank, 0, 1)
     if rank == 2:
         exchange.close()
@@ -136,7 +137,7 @@ def test_a_rank_that_closed_is_named() -> None:
 
 def abort_a_blocked_call(rank: int, world_size: int) -> tuple[float, str]:
     """Rank 0's thread waits for peers that do not come; its main thread breaks the group."""
-    exchange = StepExchange(resolve(), timeout_s=60)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     steps(exchange, rank, 0, 1)
     texts: list[str] = []
     took = 0.0
@@ -173,7 +174,7 @@ def test_abort_gets_a_blocked_thread_out() -> None:
 
 
 def leave_with_a_time_limit(rank: int, world_size: int) -> float:
-    exchange = StepExchange(resolve(), timeout_s=60)
+    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     steps(exchange, rank, 0, 1)
     start = time.monotonic()
     if rank == 0:
@@ -199,7 +200,7 @@ def count_leftovers(rank: int, world_size: int) -> tuple[int, int]:
         return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
 
     def once() -> StepExchange:
-        exchange = StepExchange(resolve(), timeout_s=20)
+        exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
         steps(exchange, rank, 0, 1)
         exchange.leave()
         exchange.close()

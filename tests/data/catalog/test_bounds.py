@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
@@ -142,7 +142,6 @@ def test_row_groups_that_are_left(folder, condition, groups):
     assert read(ParquetSource(folder, filter=condition))[1]["row_groups"] == groups
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(
         st.tuples(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
@@ -216,7 +216,6 @@ def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None
         batches(ParquetSource(catalog=tmp_path / "lake.catalog"))
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 11), st.sampled_from(["write", "wide", "remove", "break", "touch"])), max_size=12)
 )

@@ -8,7 +8,7 @@ BATCH = 250
 MOST_MB = 300
 
 
-@pytest.mark.parametrize("files", [100, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("files", [100, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.timeout(3000)
 def test_damaged_files_end_nothing(tmp_path, files, record_property):
     said, lost = [], []

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import polars as pl
 import pytest
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import FreeScaleDataLoader, ParquetSource, PeerError, Schema
@@ -71,7 +72,9 @@ def as_a_host(rank, folder, own, fail_on=None, slow=()):
     own.mkdir(exist_ok=True, mode=0o700)
     try:
         source = ParquetSource(folder, on_error="skip", filter=pl.col("at") < 1000)
-        with FreeScaleDataLoader(source, Schema(context=("row",)), batch_size=4, num_threads=2, timeout_s=20) as loader:
+        with FreeScaleDataLoader(
+            source, Schema(context=("row",)), batch_size=4, num_threads=2, timeout_s=PATIENCE_S
+        ) as loader:
             found = loader._data.sources[0].opened.catalog
             at_end = [found.size.tolist(), found.rows.tolist(), found.bounds["at"].tolist(), found.digests.tolist()]
             at_end += [[found.schema(number).names for number in range(len(found))], list(found.files.names())]

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, SchemaError
@@ -53,7 +53,6 @@ CONDITIONS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(conditions=st.lists(CONDITIONS, min_size=1, max_size=3), from_catalog=st.booleans())
 def test_rows_are_those_of_a_filter_that_reads_all(lake, conditions, from_catalog):
     condition = conditions[0]

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from fsdata.catalog import shared_arrays
 from fsdata.catalog.shared_arrays import SharedArrays
@@ -54,7 +55,7 @@ def ended(process: subprocess.Popen) -> list[str]:
     process.stdin.close()
     with process.stdout as out:
         said = out.read().split()
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE_S)
     return said
 
 

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from parquet import opened, values
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import (
@@ -306,7 +307,9 @@ def test_a_side_table_and_a_schema_file(plain, tmp_path):
 
 def on_ranks(rank, world_size, table):
     given = ParquetSource(table=f"delta:{table}")
-    with FreeScaleDataLoader(given, USERS, batch_size=4, balance=Balance(timeout_s=20), timeout_s=20) as loader:
+    with FreeScaleDataLoader(
+        given, USERS, batch_size=4, balance=Balance(timeout_s=PATIENCE_S), timeout_s=PATIENCE_S
+    ) as loader:
         return [user for batch in loader for user in batch.features["user"].values().tolist()]
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence
@@ -30,11 +30,6 @@ CODECS = ["none", "zstd", "snappy", "gzip", "lz4"]
 DEFAULTS = {"user": 7, "price": -1.5, "items": 3, "kinds": 4, "costs": 0.5}
 ROLES = {"user": IDS, "at": [pa.int64()], "price": VALUES, "items": IDS, "kinds": IDS, "costs": VALUES}
 LISTS = ("items", "kinds", "costs")
-
-some = settings(
-    max_examples=40, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
 
 
 def schema(max_length: int | None = None, keep: str = "last") -> Schema:
@@ -160,7 +155,6 @@ def assert_same(path: Path, wanted: Schema | None = None, left: dict[str, Any] |
     return sum(len(batch.dense) for batch in ours)
 
 
-@some
 @given(
     seed=st.integers(0, 1 << 30),
     rows=st.sampled_from([0, 1, 2, 40, 300]),
@@ -182,7 +176,6 @@ def test_every_encoding_of_every_type(tmp_path, seed, rows, codec, version, page
     assert assert_same(path, left={}, plain=tmp_path / "plain" / "a.parquet") == rows
 
 
-@some
 @given(
     seed=st.integers(0, 1 << 30),
     max_length=st.sampled_from([None, 1, 7, 100]),
@@ -206,7 +199,6 @@ def test_every_way_to_read(tmp_path, seed, max_length, keep, shuffle, balance, p
     assert_same(path, schema(max_length, keep), source=source, left={}, **options)
 
 
-@some
 @given(seed=st.integers(0, 1 << 30), codec=st.sampled_from(CODECS), writer=st.sampled_from(["polars", "duckdb"]))
 def test_other_writers(tmp_path, seed, codec, writer):
     rng = np.random.default_rng(seed)

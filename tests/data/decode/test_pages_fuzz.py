@@ -14,8 +14,8 @@ MOST_TOO_STRICT = 0.03  # of the files, those that only pyarrow reads
     ("files", "checked"),
     [
         pytest.param(1200, False, id="1200"),
-        pytest.param(40_000, False, marks=pytest.mark.full, id="40000"),
-        pytest.param(20_000, True, marks=pytest.mark.full, id="20000 with bounds checked"),
+        pytest.param(40_000, False, marks=pytest.mark.long, id="40000"),
+        pytest.param(20_000, True, marks=pytest.mark.long, id="20000 with bounds checked"),
     ],
 )
 @pytest.mark.timeout(3000)

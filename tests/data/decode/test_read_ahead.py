@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fsdata.catalog.footers import read_at
@@ -44,7 +44,6 @@ def test_sizes_that_are_none_are_refused(text):
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60)), max_size=12), st.integers(0, 40), st.integers(1, 90)
 )
 @example([(5, 10), (15, 5), (20, 1)], 0, 4)
-@settings(max_examples=300, deadline=None)
 def test_requests_cover_the_ranges_and_small_gaps_only(spans, gap, most):
     ranges = [(begin, begin + size) for begin, size in spans]
     found = requests(ranges, gap=gap, most=most)
@@ -90,7 +89,6 @@ def test_column_chunks_are_found_with_their_dictionaries(tmp_path, compression):
 
 
 @given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 100), st.integers(-1, 110))
-@settings(max_examples=300, deadline=None)
 def test_a_file_in_memory_reads_like_the_file(cuts, begin, count):
     raw = bytes(range(100))
     cuts = sorted(set(cuts))
@@ -175,7 +173,6 @@ class Numbered:
     st.lists(st.integers(0, 60), max_size=40), st.integers(1, 100), st.integers(1, 5), st.sets(st.integers(0, 40)),
     st.integers(0, 2**32), st.integers(1, 3),
 )  # fmt: skip
-@settings(max_examples=80, deadline=None)
 def test_row_groups_come_whole_in_order_and_within_the_bound(sizes, limit, threads, faults, seed, together):
     store = Store(sizes, faults)
     items = [store.row_groups[first : first + together] for first in range(0, len(sizes), together)]

@@ -82,7 +82,7 @@ def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):
     assert fingerprint("here", columns={"user": pl.col("user") + 1})["arguments"] == changed[0]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_reading_needs_no_pandas(tmp_path):
     path = write(tmp_path / "a.parquet", {"user": pa.array([1, None], pa.int32())})
     code = (

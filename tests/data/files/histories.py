@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from patience import PATIENCE_S
 
 from fsdata import FreeScaleDataLoader, Jagged, ParquetSource, Schema, Sequence
 
@@ -78,7 +79,7 @@ def write(folder: Path) -> str:
 
 def loader_on(folder: Path, schema: Schema = SCHEMA, **options: Any) -> FreeScaleDataLoader:
     source = options.pop("sources", None) or ParquetSource(str(folder))
-    return FreeScaleDataLoader(source, schema, **{"batch_size": 4, "timeout_s": 20, **options})
+    return FreeScaleDataLoader(source, schema, **{"batch_size": 4, "timeout_s": PATIENCE_S, **options})
 
 
 def expected(row: int) -> dict[str, object]:

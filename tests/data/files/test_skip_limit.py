@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
@@ -39,7 +39,6 @@ def read(sources, **options):
     return found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     skip=st.integers(0, TOTAL + 3),
     limit=st.none() | st.integers(1, TOTAL + 3),

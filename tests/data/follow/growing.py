@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from patience import PATIENCE_S
 
 from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, Schema, Sequence
 
@@ -36,7 +37,7 @@ def age(folder: Path, name: str, seconds: float) -> None:
 def loader_of(folder: Path, follow: Follow | None = None, *, source=None, **options) -> FreeScaleDataLoader:
     source = {} if source is None else source
     follow = Follow(**FAST) if follow is None else follow
-    options = {"batch_size": 4, "num_threads": 1, "timeout_s": 20, **options}
+    options = {"batch_size": 4, "num_threads": 1, "timeout_s": PATIENCE_S, **options}
     return FreeScaleDataLoader(ParquetSource(folder, follow=follow, **source), SCHEMA, **options)
 
 

@@ -4,6 +4,7 @@ import growing
 import polars as pl
 import pyarrow.compute as pc
 import pytest
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, Schema, SchemaError
@@ -22,8 +23,8 @@ def source(folder, **columns):
 
 
 def read(rank, world_size, folder):
-    balance = Balance(timeout_s=20)
-    options = {"batch_size": 3, "num_threads": 1, "timeout_s": 20, "shuffle": True, "balance": balance}
+    balance = Balance(timeout_s=PATIENCE_S)
+    options = {"batch_size": 3, "num_threads": 1, "timeout_s": PATIENCE_S, "shuffle": True, "balance": balance}
     found = []
     with FreeScaleDataLoader(source(folder), SCHEMA, **options) as loader:
         for batch in loader:
@@ -49,7 +50,7 @@ def test_later_files_of_another_kind(tmp_path):
     frame = pl.read_parquet(tmp_path / "1.parquet").with_columns(pl.col("row").cast(pl.String).alias("keep"))
     frame.write_parquet(tmp_path / "1.parquet")
     pl.read_parquet(tmp_path / "0.parquet").with_columns(keep=pl.col("row")).write_parquet(tmp_path / "0.parquet")
-    options = {"batch_size": 3, "num_threads": 1, "timeout_s": 20}
+    options = {"batch_size": 3, "num_threads": 1, "timeout_s": PATIENCE_S}
     with (
         FreeScaleDataLoader(source(tmp_path, text="keep"), SCHEMA, **options) as loader,
         pytest.raises(SchemaError, match="text: is large_string in some files and int64 in the first: one of both"),

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import Balance, DataError, Follow, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence
@@ -48,7 +49,7 @@ def loader_of(folder, *, missing="mask", wait="30s", follow=None, batch_size=3, 
     side = ParquetSource(folder / "side", follow=Follow(**FAST))
     join = Join(side, on="request", fields=("score", "each", "weight"), missing=missing, wait=wait)
     rows = ParquetSource(folder / "rows", follow=follow or Follow(**FAST), join=[join])
-    return FreeScaleDataLoader(rows, SCHEMA, batch_size=batch_size, num_threads=1, timeout_s=20, **options)
+    return FreeScaleDataLoader(rows, SCHEMA, batch_size=batch_size, num_threads=1, timeout_s=PATIENCE_S, **options)
 
 
 def tensors(batch):

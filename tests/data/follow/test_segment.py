@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.order.deal import window_order
@@ -29,7 +29,6 @@ def rows_of(stream, shuffle):
     return found
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     extensions=st.lists(st.lists(st.integers(1, 9), max_size=9), min_size=1, max_size=5),
     worlds=st.lists(st.integers(1, 4), min_size=5, max_size=5),

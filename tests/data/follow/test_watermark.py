@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import Follow, SchemaError, StateError
@@ -47,7 +47,6 @@ def test_by_time(latest, expected):
     assert names(visible(there, Taken(), by="time", before=0, latest=latest)) == expected
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     order=st.permutations([f"{n:02}" for n in range(40)]),
     at_once=st.integers(1, 9),

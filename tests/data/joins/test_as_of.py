@@ -9,19 +9,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from as_of_data import SCHEMA, STORED, Data, read, samples, source
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.balance.exchange.record import RecordSpec
 from fsdata.errors import DataError, SchemaError
 
-EACH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPTIONS = [{}, {"known": True}, {"inclusive": True}, {"known": True, "inclusive": True}]
 
 
-@EACH
 @given(
     seed=st.integers(0, 2**32),
     stored=st.sampled_from(STORED),
@@ -48,8 +47,10 @@ def test_every_row_sees_what_had_happened(
 def read_balanced(rank: int, size: int, folder: Path, options: dict[str, Any], shuffle: bool) -> tuple[dict, int]:
     """What this rank computes, and how many samples came from others."""
     found, moved = {}, 0
-    given = {"batch_size": 6, "shuffle": shuffle, "timeout_s": 20, "num_threads": 1}
-    with FreeScaleDataLoader(source(folder, **options), SCHEMA, balance=Balance(timeout_s=20), **given) as loader:
+    given = {"batch_size": 6, "shuffle": shuffle, "timeout_s": PATIENCE_S, "num_threads": 1}
+    with FreeScaleDataLoader(
+        source(folder, **options), SCHEMA, balance=Balance(timeout_s=PATIENCE_S), **given
+    ) as loader:
         for batch in loader:
             found |= dict(samples(batch))
             moved += int((batch.origin[:, 0] != rank).sum())
@@ -79,7 +80,7 @@ def read_two_sources(rank: int, size: int, folder: Path) -> dict:
     """One of the sources has its histories in the rows: then values travel."""
     stored = ParquetSource(str(folder / "stored.parquet"))
     found = {}
-    options = {"batch_size": 5, "balance": Balance(timeout_s=20), "timeout_s": 20, "num_threads": 1}
+    options = {"batch_size": 5, "balance": Balance(timeout_s=PATIENCE_S), "timeout_s": PATIENCE_S, "num_threads": 1}
     with FreeScaleDataLoader([source(folder), stored], SCHEMA, **options) as loader:
         for batch in loader:
             found |= dict(samples(batch))

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from as_of_data import POOL, SCHEMA, UIH, Data, samples, source
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Jagged, ParquetSource, Schema, SchemaError, Sequence, expand
 from fsdata.steps.share import merge_windows
-
-EACH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def shared(group: Sequence, **options: Any) -> Sequence:
@@ -46,8 +45,8 @@ def read(
     rank: int, size: int, folder: Path, options: dict[str, Any], schema: Schema, **loading: Any
 ) -> tuple[dict[int, Any], list[int]]:
     """Every sample, and how many events of the first sequence each batch holds."""
-    balance = Balance(timeout_s=20) if size > 1 else None
-    given = {"batch_size": 9, "num_threads": 1, "timeout_s": 20, "balance": balance, **loading}
+    balance = Balance(timeout_s=PATIENCE_S) if size > 1 else None
+    given = {"batch_size": 9, "num_threads": 1, "timeout_s": PATIENCE_S, "balance": balance, **loading}
     found: dict[int, Any] = {}
     events = []
     with FreeScaleDataLoader(source(folder, **options), schema, **given) as loader:
@@ -72,7 +71,6 @@ def check_rows(batch: Any) -> None:
             assert torch.equal(starts[has], batch.shared[group].offset[has])
 
 
-@EACH
 @given(
     seed=st.integers(0, 2**32),
     stored=st.sampled_from(["int8", "int32", "int64", "uint16"]),
@@ -113,7 +111,12 @@ def test_on_several_ranks(tmp_path: Path, size: int, known: bool) -> None:
 def count_events(rank: int, size: int, folder: Path, method: str) -> tuple[int, list[float]]:
     """Events that the batches of this rank hold, and the straggler share of each step."""
     events, stragglers = 0, []
-    options = {"batch_size": 60, "num_threads": 1, "timeout_s": 20, "balance": Balance(method, timeout_s=20)}
+    options = {
+        "batch_size": 60,
+        "num_threads": 1,
+        "timeout_s": PATIENCE_S,
+        "balance": Balance(method, timeout_s=PATIENCE_S),
+    }
     with FreeScaleDataLoader(source(folder), SHARED, **options) as loader:
         for batch in loader:
             events += len(batch.features["item"].values())
@@ -129,7 +132,6 @@ def test_balancing_leaves_samples_of_one_history_together(tmp_path: Path) -> Non
     assert max(share for _, stragglers in together for share in stragglers) < 0.01
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12),
     stored=st.sampled_from([(8, 0), (4, 1), (1, 3)]),

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from as_of_data import Data, source
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fsdata import (
@@ -49,7 +49,6 @@ def sees(query: tuple[str, int, int], key: tuple[str, int, int]) -> bool:
     return key[0] in ("token", "recent")
 
 
-@settings(max_examples=150, deadline=None)
 @given(lengths=st.lists(st.integers(0, 25), max_size=5), split=SPLITS)
 @example(lengths=[0, 1, 3, 4, 25], split=Split(recent=3, segment=5, tokens=2))
 @example(lengths=[], split=Split(recent=3, segment=5, tokens=2))
@@ -90,7 +89,6 @@ def test_positions_and_mask(lengths: list[int], split: Split) -> None:
     assert made.spread(values, tokens).tolist() == spread
 
 
-@settings(max_examples=100, deadline=None)
 @given(events=st.integers(0, 40), split=SPLITS)
 def test_the_cost_counts_positions_and_pairs(events: int, split: Split) -> None:
     """A causal block of n counts n^2, as in Polynomial, and a full one of n x m counts 2 n m."""

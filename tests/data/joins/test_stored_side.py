@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import Balance, DataError, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence
@@ -56,7 +57,9 @@ def loader_of(folder, bucketed, **options):
     side = ParquetSource(folder / "side", defaults=defaults)
     join = Join(side, on="user", fields=FIELDS, missing="mask", bucketed=bucketed)
     source = ParquetSource(folder / "rows", join=[join])
-    return FreeScaleDataLoader(source, SCHEMA, **{"batch_size": 32, "num_threads": 2, "timeout_s": 20, **options})
+    return FreeScaleDataLoader(
+        source, SCHEMA, **{"batch_size": 32, "num_threads": 2, "timeout_s": PATIENCE_S, **options}
+    )
 
 
 def tensors(batch):

@@ -2,6 +2,7 @@
 
 import threading
 
+from patience import PATIENCE_S
 from sets import SCHEMA, samples_of
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Polynomial
@@ -16,7 +17,7 @@ def loader_on(folder, sources=None, **options):
             ParquetSource(str(folder / "own")),
             ParquetSource(str(folder / "partner"), columns={"item": "items"}, defaults={"country": 77}),
         ]
-    return FreeScaleDataLoader(sources, SCHEMA, **{"batch_size": 4, "timeout_s": 20, **options})
+    return FreeScaleDataLoader(sources, SCHEMA, **{"batch_size": 4, "timeout_s": PATIENCE_S, **options})
 
 
 def rows_of(batch):

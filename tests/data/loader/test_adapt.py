@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import polars as pl
 import pytest
 import torch
+from patience import PATIENCE_S
 from rank_loaders import ALL, COST, loader_on, rows_of
 from sets import same
 from worlds import shared_world
@@ -245,7 +246,7 @@ def around(rank, world_size, folder):
 
     with (
         loader_on(folder, rank=rank, world_size=world_size, adapt=parts) as inner,
-        rebalance(inner, lengths=lambda batch: batch["history"], timeout_s=20) as loader,
+        rebalance(inner, lengths=lambda batch: batch["history"], timeout_s=PATIENCE_S) as loader,
     ):
         wrapped = [batch["row"].tolist() for batch in loader]
     with loader_on(folder, balance=Balance(cost=COST), adapt=parts) as loader:

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from patience import PATIENCE_S
 from sets import SCHEMA, expected, same, samples_of, two_sources
 from worlds import shared_world
 
@@ -41,7 +42,7 @@ def loader_on(folder, *, some=False, **options):
         ParquetSource(str(folder / "own"), filter=KEPT if some else None),
         ParquetSource(str(folder / "partner"), columns={"item": "items"}, defaults={"country": 77}),
     ]
-    return FreeScaleDataLoader(sources[: 1 if some else 2], SCHEMA, batch_size=4, timeout_s=20, **options)
+    return FreeScaleDataLoader(sources[: 1 if some else 2], SCHEMA, batch_size=4, timeout_s=PATIENCE_S, **options)
 
 
 def read(rank, world_size, folder, options, resume):
@@ -76,7 +77,7 @@ def read_plain(rank, world_size, folder, options):
 @pytest.mark.parametrize("way", range(len(WAYS)))
 def test_rows_over_the_cap_come_in_the_next_step(folder, world_size, way):
     world = shared_world(world_size)
-    by_rank = world.run(read, folder, WAYS[way], True, timeout_s=60)
+    by_rank = world.run(read, folder, WAYS[way], True)
     steps = list(zip(*(steps for steps, _ in by_rank), strict=True))
     assert all(states == by_rank[0][1] for _, states in by_rank)
     assert all(len({carried for _, _, carried in step}) == 1 for step in steps)
@@ -107,7 +108,7 @@ def test_what_is_left_is_read_once_on_other_ranks(folder, way, before, after):
     options, want = WAYS[way], SOME if "some" in WAYS[way] else ALL
     first = shared_world(before).run(read, folder, options, False)
     states = first[0][1][:-1]  # after the last one the next epoch begins
-    rest = shared_world(after).run(rest_of, folder, options, states, timeout_s=60)
+    rest = shared_world(after).run(rest_of, folder, options, states)
     for at in range(len(states)):
         seen = [row for steps, _ in first for rows, _, _ in steps[:at] for row in rows]
         seen += [row for rank in rest for row in rank[at]]
@@ -222,7 +223,7 @@ def too_much(rank, world_size):
     batches = [{"n": torch.full((4,), 5)}] * 2
     balance = Balance(max_tokens=19)
     with (
-        rebalance(batches, lengths=lambda batch: batch["n"], balance=balance, timeout_s=20) as loader,
+        rebalance(batches, lengths=lambda batch: batch["n"], balance=balance, timeout_s=PATIENCE_S) as loader,
         pytest.raises(ValueError, match="Only FreeScaleDataLoader"),
     ):
         list(loader)

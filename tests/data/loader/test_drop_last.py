@@ -2,6 +2,7 @@
 
 import polars as pl
 import pytest
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema
@@ -20,7 +21,7 @@ def folder(tmp_path_factory):
 def read(rank, size, folder, options, where=None):
     """(rows of each batch, global samples of each, dropped rows, what `len` says, rows of the second epoch)"""
     source = ParquetSource(folder, filter=where)
-    given = {"batch_size": 6, "num_threads": 1, "timeout_s": 20, **options}
+    given = {"batch_size": 6, "num_threads": 1, "timeout_s": PATIENCE_S, **options}
     ranks = {} if "balance" in options or where is not None else {"rank": rank, "world_size": size}
     with FreeScaleDataLoader(source, SCHEMA, **given, **ranks) as loader:
         batches = list(loader)
@@ -62,7 +63,7 @@ def test_nothing_is_left_out_of_whole_batches(folder):
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("where", [None, pl.col("row") % 10 != 3], ids=["all rows", "some drop out"])
 def test_balanced(folder, size, where):
-    balance = Balance(timeout_s=20)
+    balance = Balance(timeout_s=PATIENCE_S)
     answers = shared_world(size).run(read, folder, {"drop_last": True, "balance": balance}, where)
     total = ROWS if where is None else 93
     seen = sum(len(batch) for rows, *_ in answers for batch in rows)

@@ -4,6 +4,7 @@ import sys
 
 import polars as pl
 import pytest
+from patience import PATIENCE_S
 from rank_loaders import ALL, COST, loader_on, rows_of, threads_left
 from sets import expected, samples_of
 from worlds import shared_world
@@ -18,7 +19,7 @@ CANDIDATES = Schema(candidates=Sequence("candidates", ("candidate",)), context=(
 def read_balanced(rank, world_size, folder, options):
     want = expected(folder)
     seen, shares = [], []
-    with loader_on(folder, balance=Balance("fbs+swap", cost=COST, timeout_s=20), **options) as loader:
+    with loader_on(folder, balance=Balance("fbs+swap", cost=COST, timeout_s=PATIENCE_S), **options) as loader:
         for batch in loader:
             samples = samples_of(batch)
             assert all(sample == want[sample["row"]] for sample in samples)
@@ -57,7 +58,7 @@ def test_balance_moves_samples_inside_a_global_batch_and_nowhere_else(folder, wo
 
 def read_one_hot(rank, world_size, folder, method, schema):
     source = ParquetSource(str(folder / "own"))
-    with FreeScaleDataLoader(source, schema, batch_size=4, balance=Balance(method, timeout_s=20)) as loader:
+    with FreeScaleDataLoader(source, schema, batch_size=4, balance=Balance(method, timeout_s=PATIENCE_S)) as loader:
         return [(batch.stats.samples, batch.features["row"].values().tolist()) for batch in loader]
 
 

@@ -3,6 +3,7 @@
 import polars as pl
 import pytest
 import torch
+from patience import PATIENCE_S
 from rank_loaders import ALL, COST, loader_on, rows_of, threads_left
 from worlds import shared_world
 
@@ -76,7 +77,7 @@ def two_iterators(rank, world_size, folder):
         seen += [rows_of(batch) for batch in second]
     assert threads_left() == []
     batches = [{"n": torch.full((4,), rank)}] * 3
-    with rebalance(batches, lengths=lambda batch: batch["n"], timeout_s=20) as balanced:
+    with rebalance(batches, lengths=lambda batch: batch["n"], timeout_s=PATIENCE_S) as balanced:
         first = iter(balanced)
         next(first)
         second = iter(balanced)
@@ -94,7 +95,7 @@ def test_a_second_iterator_ends_the_first_on_all_ranks(folder):
 
 
 def one_leaves(rank, world_size, folder):
-    loader = loader_on(folder, balance=Balance(cost=COST, timeout_s=20), prefetch=1)
+    loader = loader_on(folder, balance=Balance(cost=COST, timeout_s=PATIENCE_S), prefetch=1)
     with loader:
         iterator = iter(loader)
         next(iterator)

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S
 from rank_loaders import COST
 from sets import SCHEMA, same, two_sources
 from worlds import shared_world
@@ -41,7 +42,7 @@ def loader_on(folder, function=None, **options):
         ParquetSource(str(folder / "own"), map=function),
         ParquetSource(str(folder / "partner"), columns={"item": "items"}, defaults={"country": 77}, map=function),
     ]
-    return FreeScaleDataLoader(sources, SCHEMA, **{"batch_size": 4, "timeout_s": 20, **options})
+    return FreeScaleDataLoader(sources, SCHEMA, **{"batch_size": 4, "timeout_s": PATIENCE_S, **options})
 
 
 def both_alike(rank, world_size, folders, options):
@@ -60,8 +61,8 @@ def both_alike(rank, world_size, folders, options):
         {},
         {"shuffle": True, "mix": "weighted"},
         {"mix": "time", "num_threads": 3},
-        {"balance": Balance(cost=COST, timeout_s=20), "shuffle": True},
-        {"balance": Balance(cost=COST, timeout_s=20, max_tokens=19)},
+        {"balance": Balance(cost=COST, timeout_s=PATIENCE_S), "shuffle": True},
+        {"balance": Balance(cost=COST, timeout_s=PATIENCE_S, max_tokens=19)},
     ],
     ids=["plain", "shuffled", "time", "balanced", "carried"],
 )
@@ -92,7 +93,7 @@ def fails(batch):
 
 
 def fail_on_one(rank, world_size, folders):
-    balance = Balance(cost=COST, timeout_s=20)
+    balance = Balance(cost=COST, timeout_s=PATIENCE_S)
     with loader_on(folders[0], fails, balance=balance) as loader, pytest.raises((KeyError, PeerError)) as caught:
         list(loader)
     return type(caught.value).__name__, str(caught.value), getattr(caught.value, "__notes__", [])

@@ -5,6 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch.distributed as dist
+from patience import PATIENCE_S
 from rank_loaders import ALL, COST, loader_on, rows_of
 from sets import SCHEMA, write
 from worlds import shared_world
@@ -58,7 +59,7 @@ def test_a_rank_that_misses_a_file_does_not_make_the_others_wait(folder):
 
 def corrupt_on_one(rank, world_size, path):
     source = ParquetSource(str(path))
-    loader = FreeScaleDataLoader(source, SCHEMA, batch_size=4, balance=Balance(cost=COST, timeout_s=20))
+    loader = FreeScaleDataLoader(source, SCHEMA, batch_size=4, balance=Balance(cost=COST, timeout_s=PATIENCE_S))
     seen = []
     with loader, pytest.raises((PeerError, CorruptFileError), match="row group") as caught:
         seen.extend(batch.stats.global_samples for batch in loader)

@@ -38,7 +38,7 @@ def test_resume_at_every_batch_under_shuffle_and_balance(folder, world_size):
         {"sources": some, "balance": Balance("vbs", cost=COST)},
         {"sources": some, "uneven": "empty", "shuffle": True},
     ]
-    by_rank = shared_world(world_size).run(resume_balanced, folder, methods, timeout_s=60)
+    by_rank = shared_world(world_size).run(resume_balanced, folder, methods)
     assert all(states == by_rank[0] for states in by_rank)
 
 
@@ -67,7 +67,7 @@ def test_resume_on_other_ranks(folder, before, after):
     assert sorted(seen) == ALL
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("mix", ["sequential", "weighted", "time"])
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -83,11 +83,11 @@ def test_resume_at_every_batch_sweep(folder, world_size, mix, shuffle):
             ("hierarchical", {"ranks_per_node": 1 if world_size == 3 else 2}, 2),
         )
     ]
-    by_rank = shared_world(world_size).run(resume_balanced, folder, methods, timeout_s=170)
+    by_rank = shared_world(world_size).run(resume_balanced, folder, methods)
     assert all(states == by_rank[0] for states in by_rank)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 @pytest.mark.parametrize("mix", ["sequential", "weighted", "time"])

@@ -6,6 +6,7 @@ from unittest import mock
 
 import polars as pl
 import pytest
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema
@@ -59,7 +60,12 @@ def test_batches_that_wait_are_counted(folder):
 
 def balanced(rank, size, folder):
     with FreeScaleDataLoader(
-        ParquetSource(folder), SCHEMA, batch_size=5, num_threads=1, timeout_s=20, balance=Balance(timeout_s=20)
+        ParquetSource(folder),
+        SCHEMA,
+        batch_size=5,
+        num_threads=1,
+        timeout_s=PATIENCE_S,
+        balance=Balance(timeout_s=PATIENCE_S),
     ) as loader:
         batches = len(list(loader))
         return batches, loader.stats()

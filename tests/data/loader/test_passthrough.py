@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from patience import PATIENCE_S
 from sets import SCHEMA, same, two_sources
 from worlds import shared_world
 
@@ -89,7 +90,7 @@ def loader_on(folder, schema=PASSED, *, some=False, **options):
     ]
     if schema is EXPLODED:
         sources = sources[:1]
-    return FreeScaleDataLoader(sources, schema, **{"batch_size": 4, "timeout_s": 20, **options})
+    return FreeScaleDataLoader(sources, schema, **{"batch_size": 4, "timeout_s": PATIENCE_S, **options})
 
 
 WAYS = {
@@ -132,7 +133,7 @@ def stats_of(rank, world_size, folder, options, schema):
 @pytest.mark.parametrize("way", WAYS)
 def test_ids_stay_with_their_rows(folder, way, world_size):
     world = shared_world(world_size)
-    answers = world.run(read, folder, WAYS[way], timeout_s=60)
+    answers = world.run(read, folder, WAYS[way])
     rows = sorted(row for of_rank, _ in answers for batch in of_rank for row in batch)
     assert rows == [row for row in ALL if "some" not in WAYS[way] or row < 22 or row % 5 == 0 or row > 99]
     with_ids = world.run(stats_of, folder, WAYS[way], PASSED)
@@ -150,7 +151,7 @@ def rest_of(rank, world_size, folder, options, state):
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
 @pytest.mark.parametrize("way", ["shuffled", "balanced", "carried"])
 def test_resume_on_other_ranks(folder, way, before, after):
-    first = shared_world(before).run(read, folder, WAYS[way], timeout_s=60)
+    first = shared_world(before).run(read, folder, WAYS[way])
     rest = shared_world(after).run(rest_of, folder, WAYS[way], first[0][1][2])
     seen = [row for rows, _ in first for batch in rows[:2] for row in batch]
     assert sorted(seen + [row for rows in rest for row in rows]) == ALL
@@ -177,9 +178,9 @@ def read_histories(rank, world_size, folder, share):
     pool = Sequence("pool", ("bought",), labels=("stars",), id_labels=("next",))
     schema = Schema(sequences=(uih, pool), context=("row", "user"), passthrough=("text", "at"))
     source = as_of_data.source(folder, columns={"text": pl.format("row {}", pl.col("row"))})
-    balance = Balance(timeout_s=20)
+    balance = Balance(timeout_s=PATIENCE_S)
     found = {}
-    with FreeScaleDataLoader(source, schema, batch_size=7, balance=balance, timeout_s=20) as loader:
+    with FreeScaleDataLoader(source, schema, batch_size=7, balance=balance, timeout_s=PATIENCE_S) as loader:
         for batch in loader:
             rows = batch.features["row"].values().tolist()
             assert batch.passthrough["text"] == [f"row {row}" for row in rows]
@@ -227,7 +228,7 @@ def test_a_batch_without_samples(folder):
 
 
 def read_one(rank, world_size, source):
-    with FreeScaleDataLoader(source, PASSED, batch_size=2, uneven="empty", timeout_s=20) as loader:
+    with FreeScaleDataLoader(source, PASSED, batch_size=2, uneven="empty", timeout_s=PATIENCE_S) as loader:
         (batch,) = loader
         return batch.passthrough["request_id"], batch.passthrough["number"].tolist()
 

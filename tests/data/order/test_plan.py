@@ -6,7 +6,7 @@ from dataclasses import fields
 import deal_reference
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.order import deal
@@ -26,7 +26,6 @@ def rows_of(stream, *, shuffle, seed, epoch):
 
 
 @given(units, ranks, st.booleans(), st.integers(1, 4), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
 def test_every_row_goes_to_exactly_one_rank(unit_rows, world_size, shuffle, size, epoch):
     streams = deal.epoch_streams(
         unit_rows, world_size=world_size, shuffle=shuffle, shuffle_window=size, seed=3, epoch=epoch
@@ -37,7 +36,6 @@ def test_every_row_goes_to_exactly_one_rank(unit_rows, world_size, shuffle, size
 
 
 @given(units, ranks, ranks, st.booleans(), st.data())
-@settings(max_examples=150, deadline=None)
 def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, after, shuffle, data):
     streams = deal.epoch_streams(unit_rows, world_size=before, shuffle=shuffle, shuffle_window=2, seed=0, epoch=1)
     positions = [data.draw(st.integers(0, stream.rows)) for stream in streams]
@@ -53,7 +51,6 @@ def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, aft
 
 
 @given(units, st.integers(0, 300), st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_rest_is_the_suffix(unit_rows, position, shuffle):
     (stream,) = deal.epoch_streams(unit_rows, world_size=1, shuffle=shuffle, shuffle_window=3, seed=5, epoch=0)
     whole = rows_of(stream, shuffle=shuffle, seed=5, epoch=0)
@@ -100,7 +97,6 @@ def windows(stream):
     size=st.integers(1, 4),
     data=st.data(),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("compiled_from", [0, 100])
 def test_streams_are_those_of_the_reference(
     compiled_from, monkeypatch, unit_rows, world_size, later, shuffle, size, data

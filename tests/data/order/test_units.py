@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.order.mix import merge_order, merged_units, sequential_units, weighted_keys
@@ -35,7 +35,6 @@ def k_way(times):
 
 
 @given(st.lists(sorted_source, min_size=1, max_size=3))
-@settings(max_examples=300, deadline=None)
 def test_time_mix_is_the_k_way_merge(sources):
     times = [sorted(time for group in source for time in group) for source in sources]
     starts = [np.cumsum([0, *map(len, source)]) for source in sources]
@@ -48,7 +47,6 @@ def test_time_mix_is_the_k_way_merge(sources):
 
 
 @given(st.lists(sorted_source, min_size=1, max_size=3))
-@settings(max_examples=200, deadline=None)
 def test_unsorted_sources_lose_nothing_and_keep_their_own_order(sources):
     def keys(source, group):
         return np.array(sources[source][group])
@@ -60,7 +58,6 @@ def test_unsorted_sources_lose_nothing_and_keep_their_own_order(sources):
 
 
 @given(st.lists(st.lists(st.integers(1, 30), max_size=5), min_size=1, max_size=3), st.data())
-@settings(max_examples=100, deadline=None)
 def test_units_are_bounded(sources, data):
     groups = [sizes(source) for source in sources]
     weights = [data.draw(st.sampled_from([0.5, 1, 3])) for _ in sources]

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec import KeyedJaggedTensor
 
@@ -125,7 +125,6 @@ def expected(layout: Layout, values: Values, rows: int) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(rows=st.integers(0, 9), seed=st.integers(0, 1000), pinned=st.booleans(), strided=st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_a_batch_is_what_its_rows_say(name: str, rows: int, seed: int, pinned: bool, strided: bool) -> None:
     layout = LAYOUTS[name]
     values = values_of(layout, rows, np.random.default_rng(seed))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import (
@@ -105,7 +106,7 @@ def samples(batch: Any) -> list[tuple[Any, ...]]:
 
 def read(rank: int, size: int, folder: Path, given: Schema, **loading: Any) -> list[dict[str, Any]]:
     """What each batch holds and says of itself."""
-    options = {"batch_size": 7, "num_threads": 1, "timeout_s": 20, "uneven": "empty", **loading}
+    options = {"batch_size": 7, "num_threads": 1, "timeout_s": PATIENCE_S, "uneven": "empty", **loading}
     found = []
     with FreeScaleDataLoader(ParquetSource(folder / "rows.parquet"), given, **options) as loader:
         for batch in loader:
@@ -143,7 +144,9 @@ def test_every_candidate_is_a_sample(tmp_path: Path, share: str | None) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("balance", [None, Balance(timeout_s=20), Balance(timeout_s=20, max_tokens=150)])
+@pytest.mark.parametrize(
+    "balance", [None, Balance(timeout_s=PATIENCE_S), Balance(timeout_s=PATIENCE_S, max_tokens=150)]
+)
 def test_on_several_ranks(tmp_path: Path, size: int, balance: Balance | None) -> None:
     table = rows(1)
     write(tmp_path, table)

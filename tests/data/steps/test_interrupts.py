@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import sets
+from patience import PATIENCE_S
 from sets import SCHEMA, samples_of, two_sources, write
 from worlds import shared_world
 
@@ -37,7 +38,7 @@ def test_a_signal_ends_the_process(tmp_path, number, code):
     )
     assert process.stdout.readline() == "batch\n"
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     if number == signal.SIGINT:
         assert errors.strip().splitlines()[-1] == "KeyboardInterrupt"
@@ -52,7 +53,7 @@ def interrupted(rank, world_size, folder):
             assert len(samples_of(batch)) == 1
 
     loader = FreeScaleDataLoader(
-        ParquetSource(str(folder / "own")), SCHEMA, batch_size=1, balance=Balance(timeout_s=20)
+        ParquetSource(str(folder / "own")), SCHEMA, batch_size=1, balance=Balance(timeout_s=PATIENCE_S)
     )
     with pytest.raises(KeyboardInterrupt if rank == 1 else PeerError) as caught, loader:
         train(loader)

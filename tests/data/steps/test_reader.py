@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from fakes import SCHEMA, FakeSource, numbers_in
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.order.progress import Progress
@@ -39,7 +39,6 @@ sizes = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
 
 @given(sizes, sizes, st.sampled_from(["sequential", "weighted", "time"]), st.booleans(), st.integers(1, 3), st.data())
-@settings(max_examples=80, deadline=None)
 def test_every_row_that_survives_arrives_once(one, two, mix, shuffle, world_size, data):
     rows = sum(one) + sum(two)
     dropped = data.draw(st.frozensets(st.integers(0, rows - 1)))
@@ -58,7 +57,6 @@ def test_every_row_that_survives_arrives_once(one, two, mix, shuffle, world_size
 
 
 @given(sizes, st.booleans(), st.frozensets(st.integers(0, 40)))
-@settings(max_examples=50, deadline=None)
 def test_reading_on_from_any_position_gives_the_same_rows(of, shuffle, dropped):
     data = dataset([FakeSource(of, dropped=dropped)], shuffle=shuffle)
     ((rows, positions),) = read_all(data)
@@ -69,7 +67,6 @@ def test_reading_on_from_any_position_gives_the_same_rows(of, shuffle, dropped):
 
 
 @given(sizes, st.booleans(), st.frozensets(st.integers(0, 40)), st.lists(st.integers(0, 3), min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
 def test_rows_that_are_put_back_come_again(of, shuffle, dropped, back):
     data = dataset([FakeSource(of, dropped=dropped)], shuffle=shuffle)
     stream = data.streams(Progress.start(0, 1), 1)[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sets
 import torch
+from patience import PATIENCE_S
 from sets import SCHEMA, samples_of, two_sources
 from worlds import shared_world
 
@@ -55,7 +56,7 @@ def test_a_loader_used_before_a_fork_raises_in_the_child(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FORK, str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
@@ -98,7 +99,7 @@ def test_a_second_iterator_of_rebalance_ends_the_first():
 def iterate_twice(rank, world_size, folder):
     """Both iterators are there before either has a thread: two threads must never share the exchange."""
     before = threading.active_count()
-    options = {"batch_size": 4, "balance": Balance(timeout_s=20), "timeout_s": 20}
+    options = {"batch_size": 4, "balance": Balance(timeout_s=PATIENCE_S), "timeout_s": PATIENCE_S}
     with FreeScaleDataLoader(ParquetSource(folder / "own"), SCHEMA, **options) as loader:
         first, second = iter(loader), iter(loader)
         next(second)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.collisions import estimate as module
@@ -149,7 +149,6 @@ def test_any_ids(tmp_path, far, statistics):
         assert point["by_row"]["mean"] == pytest.approx(7 / 12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.integers(-3, 12), max_size=6), min_size=4, max_size=40),
     st.integers(1, 2),

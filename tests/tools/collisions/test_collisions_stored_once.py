@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stored_once_data import OPTIONS, Samples, opened
 
@@ -21,7 +21,6 @@ COMMAND = "collisions"
 SETTINGS = {"dim": 4, "orders": ("file", "shuffled", "time"), "time": "at"}
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     group=st.integers(1, 20),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from event_logs import FIELDS, LOGS, SCHEMA, bucket_of, build, reference, tables, write_events, write_log
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.write.histories.events.layout import raw_numbers
@@ -23,7 +23,6 @@ BUCKETS = st.integers(1, 5)
 PART_BYTES = st.sampled_from([60, 200, 700, 1 << 20])  # from a part per event or two to one part
 
 
-@settings(max_examples=30, deadline=None)
 @given(files=LOGS, buckets=BUCKETS, part_bytes=PART_BYTES)
 def test_a_table_is_what_plain_python_makes_of_the_events(files, buckets, part_bytes):
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +35,6 @@ def test_a_table_is_what_plain_python_makes_of_the_events(files, buckets, part_b
         assert document["bytes"] == sum(path.stat().st_size for path in out.iterdir())
 
 
-@settings(max_examples=20, deadline=None)
 @given(files=LOGS, more=LOGS, buckets=BUCKETS, part_bytes=PART_BYTES)
 def test_an_update_is_the_same_as_building_from_all_events(files, more, buckets, part_bytes):
     with tempfile.TemporaryDirectory() as folder:

@@ -141,7 +141,7 @@ def test_a_failed_ray_task_is_tried_again(ray_engine, tmp_path):
     assert os.path.getsize(tmp_path / "tries-always out of reach") == AGAIN + 1
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_worker_that_always_dies_loses_its_item(ray_engine):
     def work(item):
         if item == 1:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.scan.histogram import LengthHistogram
@@ -10,7 +10,6 @@ from freescale_tools.scan.histogram import LengthHistogram
 lengths = st.lists(st.integers(0, 60), max_size=80).map(lambda given: np.array(given, np.int64))
 
 
-@settings(deadline=None)
 @given(parts=st.lists(lengths, max_size=4))
 def test_merged_is_the_histogram_of_all_rows(parts):
     whole = np.concatenate([np.empty(0, np.int64), *parts])
@@ -21,7 +20,6 @@ def test_merged_is_the_histogram_of_all_rows(parts):
     assert LengthHistogram.from_dict(merged.to_dict()).to_dict() == merged.to_dict()
 
 
-@settings(deadline=None)
 @given(rows=lengths.filter(len), share=st.floats(0, 1), cap=st.integers(0, 70))
 def test_quantiles_top_share_and_cuts(rows, share, cap):
     histogram = LengthHistogram.of(rows)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from footers import change_page
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.console.errors import UsageError
@@ -157,7 +157,6 @@ def test_what_is_no_sequence_is_refused(tmp_path):
 lists = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=6), max_size=40)
 
 
-@settings(max_examples=30, deadline=None)
 @given(files=st.lists(lists, min_size=1, max_size=3), group=st.integers(1, 9), large=st.booleans())
 def test_any_rows_in_any_row_groups(tmp_path_factory, files, group, large):
     folder = tmp_path_factory.mktemp("any")

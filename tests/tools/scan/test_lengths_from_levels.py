@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from footers import change_page
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.profile.measure import Columns, full
@@ -33,10 +33,6 @@ ITEMS = {
     "dictionary": pa.dictionary(pa.int32(), pa.string()),
     "struct": pa.struct([("inner", pa.struct([("id", pa.int16())]))]),
 }
-some = settings(
-    max_examples=150, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
 
 
 def element(rng: np.random.Generator, kind: pa.DataType, nulls: float) -> Any:
@@ -96,7 +92,6 @@ def _written(path: Path, table: pa.Table) -> Path:
     return path
 
 
-@some
 @given(
     seed=st.integers(0, 1 << 30),
     rows=st.sampled_from([0, 1, 2, 40, 300]),

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stored_once_data import Samples, opened
 
@@ -15,7 +15,6 @@ from freescale_tools.scan.files import open_files
 WINDOWS = {"seed": st.integers(0, 10**6), "files": st.integers(1, 3), "group": st.integers(1, 40)}
 
 
-@settings(max_examples=25, deadline=None)
 @given(**WINDOWS)
 def test_windows_are_what_happened_before(tmp_path_factory, seed, files, group):
     folder = tmp_path_factory.mktemp("windows")
@@ -37,7 +36,6 @@ def test_windows_are_what_happened_before(tmp_path_factory, seed, files, group):
     assert times == [at for _, at in samples.requests]
 
 
-@settings(max_examples=15, deadline=None)
 @given(calendar=st.booleans(), threads=st.integers(1, 3), **WINDOWS)
 def test_lengths_are_those_of_the_same_samples_in_rows(tmp_path_factory, seed, files, group, calendar, threads):
     folder = tmp_path_factory.mktemp("lengths")

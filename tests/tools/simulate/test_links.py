@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from freescale_tools.simulate.hardware.parameters import load_hardware
 from freescale_tools.simulate.links.hardware_file import as_toml, fits, measured_hardware
@@ -77,7 +78,7 @@ def test_ranks_measure_and_one_writes(tmp_path):
         Path(sys.executable).with_name("freescale"), "measure-links", "--sizes", "4096,8388608", "--repeats", "2",
         "--width", "64", "--out", tmp_path / "links.toml",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     hardware = load_hardware(tmp_path / "links.toml")
     assert hardware.name == "measured on 2 ranks, 2 a host, gloo, CPU"

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.simulate.schedule.step import PARTS, WAYS, Moves, Work, timeline
@@ -93,7 +93,6 @@ times = st.floats(0, 50)  # ms
 moves = st.builds(Moves, lookup=times, rows=times, gradients=times, apply=times)
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         Work, data=times, redistribute=times, forward=times, backward=times.map(lambda ms: ms + 1), optimizer=times,

@@ -16,6 +16,7 @@ import host_cuda
 import pytest
 import torch
 from host_cuda import HERE, Setup, called, driver_for, failing, on_host_cuda, shim, world_for
+from patience import PATIENCE_S
 from worlds import shared_world
 
 from fscomm.transports.handshake import Handshake
@@ -220,7 +221,7 @@ def newer_than_driver(rank: int, world_size: int) -> list[str]:
     said = []
     if rank == 0:
         shim().shim_version(host_cuda.NEWEST)
-    handshake = Handshake(resolve(), verify=True, timeout_s=30.0)
+    handshake = Handshake(resolve(), verify=True, timeout_s=PATIENCE_S)
     for make in (lambda: Cuda(0), lambda: CudaDriver(handshake, torch.device("cpu", 0), current_stream=lambda: 0)):
         try:
             make()

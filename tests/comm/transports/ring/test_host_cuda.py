@@ -177,14 +177,14 @@ def lost_rank(setup: Setup, size: int, how: int) -> list[Outcome]:
 
 @pytest.mark.parametrize(
     ("queues", "how"),
-    [(1, signal.SIGSTOP), (32, signal.SIGKILL), pytest.param(1, signal.SIGKILL, marks=pytest.mark.full)],
+    [(1, signal.SIGSTOP), (32, signal.SIGKILL), pytest.param(1, signal.SIGKILL, marks=pytest.mark.long)],
 )
 def test_a_lost_rank_ends_nobody_whatever_streams_share(setup: Setup, queues: int, how: int) -> None:
     for outcome in lost_rank(replace(setup, queues=queues), 3, how):
         assert "rank 2" in outcome.said
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_number_of_queues(setup: Setup, size: int, record_property: Callable[[str, object], None]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from fake_driver import HUNG_S, Agreed, FakeDriver, FakeHandshake, Machine, Shelf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from virtual import Process
 
 from fscomm.transports.ring.fabric import Fabric, in_circle
@@ -89,7 +90,6 @@ def pair(nbytes: int, size: int = 2) -> list[list[int]]:
     return [[nbytes if (s, r) == (0, 1) else 0 for r in range(size)] for s in range(size)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(size=st.integers(1, 5), data=st.data())
 def test_skewed_exchanges_in_flight_through_tiny_slots(size: int, data: st.DataObject) -> None:
     def draw(low: int, high: int) -> int:
@@ -275,7 +275,7 @@ def a_dead_rank(timeout_s: float) -> tuple[Fleet, Exchange]:
 
 
 def test_a_dead_process_is_named_at_once_and_releases_every_queue_of_every_rank() -> None:
-    fleet, exchange = a_dead_rank(timeout_s=60)
+    fleet, exchange = a_dead_rank(timeout_s=PATIENCE_S)
     fleet.agreed.gone = [1]
     start = time.monotonic()
     with pytest.raises(PeerError, match="the process of rank 1 has ended"):
@@ -363,7 +363,7 @@ def test_a_rank_that_left_after_its_part_is_not_taken_for_the_one_that_is_late()
 
 
 def test_abort_ends_the_wait_of_another_thread() -> None:
-    fleet = Fleet(Machine(2), timeout_s=60)
+    fleet = Fleet(Machine(2), timeout_s=PATIENCE_S)
     handle = fleet.exchange([[0, 500], [500, 0]]).issue(0).handles[0]
     soon = threading.Timer(0.1, lambda: fleet.rings[0].abort("gave up"))
     soon.start()
