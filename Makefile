@@ -21,12 +21,15 @@ else
 FBGEMM := fbgemm-gpu-cpu==1.8.0
 endif
 
+# Python compiles what it imports, which is a small part of what is installed.
+PIP := $(BIN)/pip --disable-pip-version-check install -q --no-compile
+
 $(READY): pyproject.toml requirements/torchrec.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install -q --disable-pip-version-check $(FBGEMM) -r requirements/torchrec.txt
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps torchrec==1.9.2
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) $(FBGEMM) -r requirements/torchrec.txt
+	$(PIP) --no-deps torchrec==1.9.2
+	$(PIP) -e '.[dev]'
 	touch $@
 
 demo: $(READY)

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests with worlds run in one process of pytest, so that there is one world of each size."""
     for item in items:
         if (HERE / "realtime") in item.path.parents:
-            item.add_marker("long")
+            item.add_marker(pytest.mark.long)
         given = vars(item.module)  # type: ignore[attr-defined]
         if any(getattr(given.get(name), "__module__", "") == "worlds" for name in ("shared_world", "World")):
             item.add_marker(pytest.mark.xdist_group("worlds"))

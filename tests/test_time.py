@@ -1,0 +1,71 @@
+"""Tests outside `tests/realtime/` depend on no clock: they do not sleep, read no time and set no small limits."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MAY_USE_CLOCKS = ("realtime", "gpu")  # run by hand only
+FOR_ALL_TESTS = ("patience.py", "worlds.py", "test_time.py")
+VIRTUAL = {"virtual"}  # modules with a clock of their own: limits that count its seconds may be small
+
+LEAST_LIMIT_S = 300
+LIMITS = {"timeout", "timeout_s", "limit_s"}
+
+
+def _constants(tree: ast.Module) -> dict[str, float]:
+    """Name -> number, of what a module sets at its top."""
+    return {
+        target.id: statement.value.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+        for target in statement.targets
+        if isinstance(target, ast.Name) and isinstance(statement.value.value, int | float)
+    }
+
+
+def clock_uses(source: str) -> list[str]:
+    """What a file does with time, each as "line: what". Limits of 0 and below are there to be refused."""
+    tree = ast.parse(source)
+    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    constants = _constants(tree)
+    found = [f"{node.lineno}: time.{node.attr}" for node in ast.walk(tree) if _is_clock(node)]
+    if "time" in {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}:
+        found.append("from time import ...")
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.keyword) or node.arg not in LIMITS or names & VIRTUAL:
+            continue
+        value = node.value
+        limit = value.value if isinstance(value, ast.Constant) else constants.get(getattr(value, "id", ""))
+        if isinstance(limit, int | float) and 0 < limit < LEAST_LIMIT_S:
+            found.append(f"{node.value.lineno}: {node.arg}={limit}")
+    return found
+
+
+def _is_clock(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"
+
+
+def test_no_test_depends_on_a_clock():
+    paths = [path for path in HERE.rglob("*.py") if path.relative_to(HERE).parts[0] not in MAY_USE_CLOCKS]
+    uses = {
+        str(path.relative_to(HERE)): clock_uses(path.read_text()) for path in paths if path.name not in FOR_ALL_TESTS
+    }
+    assert {name: found for name, found in uses.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import time\ntime.sleep(1)", ["2: time.sleep"]),
+        ("from time import monotonic", ["from time import ..."]),
+        ("LIMIT_S = 3\nrun(timeout_s=LIMIT_S)", ["2: timeout_s=3"]),
+        ("run(timeout=0.5)", ["1: timeout=0.5"]),
+        ("run(timeout_s=-1)\nrun(timeout_s=PATIENCE_S)", []),
+        ("from virtual import Clock\nFleet(timeout_s=0.2)", []),
+    ],
+)
+def test_uses_of_clocks_are_found(source, found):
+    assert clock_uses(source) == found
