@@ -128,7 +128,7 @@ def in_batches_of(monkeypatch, rows: int) -> None:
     monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: rows)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 16))])
 def test_random_files_read_as_pyarrow_reads_them(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)
     in_batches_of(monkeypatch, int(rng.integers(1, 700)))
@@ -146,7 +146,7 @@ def test_random_files_read_as_pyarrow_reads_them(seed, tmp_path, monkeypatch):
         assert one == other
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_a_slice_is_a_part_of_the_whole(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(100 + seed)
     in_batches_of(monkeypatch, 200)
@@ -167,12 +167,12 @@ def test_a_slice_is_a_part_of_the_whole(seed, tmp_path, monkeypatch):
 
 
 def test_threads_do_not_disturb_each_other(tmp_path, monkeypatch):
-    in_batches_of(monkeypatch, 32)
+    in_batches_of(monkeypatch, 16)
     rng = np.random.default_rng(5)
     share = dict.fromkeys(SCHEMA.field_names, 0.01)
-    table = pa.table(random_columns(rng, 1200, share))
+    table = pa.table(random_columns(rng, 480, share))
     for file in range(3):
-        write(tmp_path / f"{file}.parquet", table.slice(400 * file, 400), group=90)
+        write(tmp_path / f"{file}.parquet", table.slice(160 * file, 160), group=40)
     source, layout = opened(ParquetSource(tmp_path, defaults=dict.fromkeys(SCHEMA.field_names, 1)), SCHEMA)
     alone = [values(source.read(group, layout, 0, group.rows).table, layout) for group in source.groups]
     with ThreadPoolExecutor(4) as pool:
@@ -315,8 +315,8 @@ def test_a_group_that_is_missing_is_empty(tmp_path):
     ]
 
 
-def test_two_million_events_whole_and_truncated(tmp_path):
-    events = 2_000_000
+@pytest.mark.parametrize("events", [200_000, pytest.param(2_000_000, marks=pytest.mark.long)])
+def test_a_long_history_whole_and_truncated(tmp_path, events):
     big = pa.ListArray.from_arrays(
         pa.array([0, 1, events + 1, events + 2], pa.int32()), pa.array(np.arange(events + 2))
     )

@@ -60,9 +60,8 @@ def reference(rows, *, max_length, keep, policy, defaults):
     return samples
 
 
-@pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_files_read_as_pyarrow_reads_them(seed, pooled, tmp_path, monkeypatch):
+def test_random_files_read_as_pyarrow_reads_them(seed, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)
     size = int(rng.integers(1, 200))
     monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: size)
@@ -80,7 +79,7 @@ def test_random_files_read_as_pyarrow_reads_them(seed, pooled, tmp_path, monkeyp
     schema = schema_of(max_length, keep)
     defaults = {"tags": 5, "shops": 7}
     source = ParquetSource(path, defaults=defaults, nulls=policy, filter=pl.col("user") % 5 != 1)
-    handle, layout = opened(source, schema, pool=Pool() if pooled else None)
+    handle, layout = opened(source, schema, pool=Pool() if seed % 2 else None)
     kept = [row for row in pq.read_table(path).to_pylist() if row["user"] % 5 != 1]
     expected = reference(kept, max_length=max_length, keep=keep, policy=policy, defaults=defaults)
     assert read_all(handle, layout) == expected

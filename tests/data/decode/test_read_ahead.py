@@ -3,7 +3,6 @@
 import itertools
 import random
 import threading
-import time
 from collections import defaultdict
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from patience import until
 
 from fsdata.catalog.footers import read_at
 from fsdata.catalog.listing.file_list import FileRef
@@ -212,8 +212,7 @@ def test_row_groups_are_read_before_anybody_waits_for_them():
     fetches = pool.over(iter(range(50)), lambda item: [store.row_groups[item]])
     first = next(fetches)
     first.wait()
-    while store.most < 100:
-        time.sleep(0.001)
+    until(lambda: store.most == 100, "100 bytes are read")
     assert pool.peak == 100
     fetches.close()
     pool.close()
@@ -224,8 +223,7 @@ def test_files_are_opened_while_there_is_no_room_for_their_bytes():
     pool = ReadAhead(1, threads=8)
     fetches = pool.over(iter(range(50)), lambda item: [store.row_groups[item]])
     next(fetches).wait()
-    while store.planned < 9:
-        time.sleep(0.001)
+    until(lambda: store.planned == 9, "nine files are open")
     fetches.close()
     pool.close()
     assert store.most == 10
@@ -250,8 +248,7 @@ def test_closing_wakes_who_waits_and_ends_the_threads():
     threads = [threading.Thread(target=wait, args=(each,)) for each in waiting]
     for each in threads:
         each.start()
-    while store.reading < 2:
-        time.sleep(0.001)
+    until(lambda: store.reading == 2, "two row groups are read")
     still = []
     closing = threading.Thread(target=lambda: still.append(fetches.close() or store.reading))
     closing.start()

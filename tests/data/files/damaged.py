@@ -10,7 +10,6 @@ import io
 import json
 import random
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -217,11 +216,10 @@ def main(folder: Path, first: int, last: int) -> None:
             **{name: run for name, run in commands.items() if seed % every[name] == 0},
         }
 
-    def read_all(path: Path, seed: int) -> tuple[dict[str, str], list[str], dict[str, float]]:
-        """What every way of reading said, those that failed as they should not, seconds."""
-        found, faults, took = {}, [], {}
+    def read_all(path: Path, seed: int) -> tuple[dict[str, str], list[str]]:
+        """What every way of reading said, and those that failed as they should not."""
+        found, faults = {}, []
         for name, way in ways(path, seed).items():
-            start = time.perf_counter()
             try:
                 found[name] = way()
             except FreeScaleError as error:
@@ -230,12 +228,11 @@ def main(folder: Path, first: int, last: int) -> None:
                     faults.append(f"{name}: {traceback.format_exc()}")
             except Exception:
                 faults.append(f"{name}: {traceback.format_exc()}")
-            took[name] = round(time.perf_counter() - start, 3)
-        return found, faults, took
+        return found, faults
 
     path = folder / "one.parquet"
     path.write_bytes(good_file(random.Random(3)))
-    _, faults, _ = read_all(path, 0)  # everything is imported and compiled now
+    _, faults = read_all(path, 0)  # everything is imported and compiled now
     assert not faults, faults[0]
     before = memory("VmRSS")
     for seed in range(first, last):
@@ -243,9 +240,9 @@ def main(folder: Path, first: int, last: int) -> None:
         path.write_bytes(raw)
         say(seed=seed, damage=damage)
         Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-        found, faults, took = read_all(path, seed)
+        found, faults = read_all(path, seed)
         peak_mb = (memory("VmHWM") - before) / 1024
-        say(seed=seed, damage=damage, bytes=len(raw), found=found, faults=faults, took=took, peak_mb=round(peak_mb, 1))
+        say(seed=seed, damage=damage, bytes=len(raw), found=found, faults=faults, peak_mb=round(peak_mb, 1))
 
 
 def memory(what: str) -> int:

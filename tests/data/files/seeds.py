@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-START_S, FILE_S = 60, 1.0  # a process may take this long to start, and this long per seed
+from patience import PATIENCE_S
 
 
 def answers(script: str, folder: Path, first: int, last: int, **environment: str) -> tuple[list[dict], list[str]]:
@@ -14,7 +14,7 @@ def answers(script: str, folder: Path, first: int, last: int, **environment: str
     never came to an end. It says one JSON line before and one after each; that one has `found`."""
     said, lost = [], []
     while first < last:
-        limit_s = START_S + FILE_S * (last - first)
+        limit_s = PATIENCE_S + (last - first)  # a second for each seed
         with (folder / "said").open("w+") as out, (folder / "errors").open("w+") as err:
             arguments = [sys.executable, script, str(folder), str(first), str(last)]
             process = subprocess.Popen(arguments, stdout=out, stderr=err, env=os.environ | environment)
