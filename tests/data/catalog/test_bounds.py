@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
-from fsdata.catalog.bounds import UNKNOWN, as_columns
+from fsdata.catalog.bounds import UNKNOWN, as_columns, readers
 from fsdata.catalog.catalog import open_catalog, updated
 from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.listing.find_files import discover
@@ -84,8 +84,6 @@ def test_bounds_count_in_the_units_of_the_arrow_type(tmp_path, stored, arrow):
     times = pa.array([1_500_000_001, 7_000_000_999], pa.timestamp("ns")).cast(pa.timestamp(stored), safe=False)
     said = pa.schema([("t", pa.timestamp(arrow))])
     pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet", store_schema=False, version="2.6")
-    from fsdata.catalog.bounds import readers
-
     reader = readers(pq.read_metadata(tmp_path / "a.parquet"), said, ["t"])["t"]
     size = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
     least, greatest = (value * size[stored] for value in times.cast(pa.int64()).to_pylist())
@@ -97,28 +95,38 @@ def test_bounds_count_in_the_units_of_the_arrow_type(tmp_path, stored, arrow):
 
 a, b, c, t, d = (pl.col(name) for name in "abctd")
 CONDITIONS = [
-    a > 50, a >= 99, a < 3, a <= 0, a == 17, a != 17, pl.lit(20) > a, pl.lit(20) == a, a > 50.5,
-    a.is_between(30, 42), a.is_in([3, 77]),
-    a.is_in([]), a.is_in(list(range(30, 130))), a.is_in([1, None]), ~(a > 20), (a > 90) | (a < 4), (a > 90) | (c < 1),
-    (a > 30) & (b > 5), b < -7, b.is_null(), b.is_not_null(), a + b > 100, a > b, c > 8, (a > 30) & (c < 7),
-    t >= begin + timedelta(hours=40), t < begin + timedelta(minutes=90), t.is_between(begin, begin),
-    d == date(2026, 2, 1), d > date(2026, 2, 20), pl.lit(3) > 2 * a,
-    a.is_between(b, 10), (a > 120) | (a == 5), a > 1_000_000, a.eq_missing(3),
+    a > 50, pl.lit(20) > a, a.is_in([3, 77]), a.is_in([1, None]), ~(a > 20), (a > 90) | (c < 1), (a > 30) & (b > 5),
+    b.is_null(), t.is_between(begin, begin), d == date(2026, 2, 1), pl.lit(3) > 2 * a, a.eq_missing(3),
+]  # fmt: skip
+MORE = [
+    a >= 99, a < 3, a <= 0, a == 17, a != 17, pl.lit(20) == a, a > 50.5, a.is_between(30, 42), a.is_in([]),
+    a.is_in(list(range(30, 130))), (a > 90) | (a < 4), b < -7, b.is_not_null(), a + b > 100, a > b, c > 8,
+    (a > 30) & (c < 7), t >= begin + timedelta(hours=40), t < begin + timedelta(minutes=90), d > date(2026, 2, 20),
+    a.is_between(b, 10), (a > 120) | (a == 5), a > 1_000_000,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=str)
-def test_rows_are_those_of_a_filter_that_reads_all(folder, tmp_path, condition):
+@pytest.fixture(scope="module")
+def catalogs(folder, tmp_path_factory):
+    """Catalog files of the folder, with bounds and without."""
+    made = tmp_path_factory.mktemp("catalogs")
+    write_catalog(catalog_of(folder), made / "with.catalog")
+    write_catalog(catalog_of(folder, ()), made / "without.catalog")
+    return made
+
+
+@pytest.mark.parametrize(
+    "condition", [*CONDITIONS, *(pytest.param(each, marks=pytest.mark.long) for each in MORE)], ids=str
+)
+def test_rows_are_those_of_a_filter_that_reads_all(folder, catalogs, condition):
     with mock.patch.object(source_files, "may_have_rows", side_effect=lambda of, _: np.ones(len(of.rows), bool)):
         everything, found = read(ParquetSource(folder, filter=condition))
         assert (found["pruned_row_groups"], found["row_groups"]) == (0, 30)
     rows, found = read(ParquetSource(folder, filter=condition))
     assert rows == everything
     assert found["row_groups"] + found["pruned_row_groups"] == 30
-    write_catalog(catalog_of(folder), tmp_path / "with.catalog")
-    assert read(ParquetSource(catalog=tmp_path / "with.catalog", filter=condition)) == (rows, mock.ANY)
-    write_catalog(catalog_of(folder, ()), tmp_path / "without.catalog")
-    rows, found = read(ParquetSource(catalog=tmp_path / "without.catalog", filter=condition))
+    assert read(ParquetSource(catalog=catalogs / "with.catalog", filter=condition)) == (rows, mock.ANY)
+    rows, found = read(ParquetSource(catalog=catalogs / "without.catalog", filter=condition))
     assert (rows, found["pruned_row_groups"]) == (everything, 0)
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -12,8 +10,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import shared_world
 
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
 from fsdata.catalog import catalog as catalogs
@@ -101,39 +101,35 @@ def test_files_without_a_footer_are_named(lake: Path, shared: bool, monkeypatch:
         assert os.path.getsize(file.path) == size
 
 
-SCRIPT = """
-import json, sys
-from unittest import mock
-from fsdata.catalog import catalog as catalogs
-from fsdata.catalog import catalog_file
-from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retrying
-from fsdata.decode.files import open_files
-catalogs.SHARED_FROM = 1
-with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
-    found, _ = catalogs.open_catalog(discover([sys.argv[1]], None), threads=1, retry=Retrying(), label="x")
-said = [found.size.tolist(), found.digests.tolist(), found.rows.tolist(), found.first.tolist(), len(found.schemas)]
-print(json.dumps([entry.call_count, said]), flush=True)
-sys.stdin.read()
-"""
+def open_on_one_host(rank: int, world_size: int, lake: Path) -> list[tuple[int, list]]:
+    """Footers read and what the catalog says, for all ranks at once; then the same for rank 0 after a change."""
+
+    def once() -> tuple[Catalog, tuple[int, list]]:
+        with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
+            found = opened(lake)
+        said = [found.size, found.digests, found.rows, found.first]
+        return found, (entry.call_count, [each.tolist() for each in said] + [len(found.schemas)])
+
+    with mock.patch.object(catalogs, "SHARED_FROM", 1):
+        held, said = once()
+        dist.barrier()
+        answers = [said]
+        if rank == 0:
+            write(lake / "day=0/part-00.parquet", range(9))
+            answers.append(once()[1])
+        dist.barrier()
+        del held
+    return answers
 
 
 def test_processes_of_a_host_read_the_footers_once(lake: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(lake)]
-    env = os.environ | {"PYTHONPATH": str(Path(catalogs.__file__).parents[2])}
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
-    ]
-    answers = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
-    write(lake / "day=0/part-00.parquet", range(9))
-    late = subprocess.run(command, input="", capture_output=True, text=True, env=env, check=True)
-    for process in processes:
-        process.communicate("")
+    (first, late), *others = shared_world(3).run(open_on_one_host, lake)
+    answers = [first, *(answer for (answer,) in others)]
     assert sorted(count for count, _ in answers) == [0, 0, 30]
-    assert all(found == answers[0][1] for _, found in answers)
-    count, found = json.loads(late.stdout)  # another listing: not the catalog of the others
+    assert all(found == first[1] for _, found in answers)
+    count, found = late  # another listing: not the catalog of the others
     assert count == 30
-    assert found != answers[0][1]
+    assert found != first[1]
 
 
 def test_a_file_of_it_gives_it_back(lake: Path, tmp_path: Path) -> None:

@@ -72,22 +72,30 @@ def test_a_footer_that_contradicts_itself_is_refused_or_skipped(tmp_path, edit, 
     assert [entry.file for entry in source.skipped] == ["b.parquet"]
 
 
-def test_any_other_number_of_a_footer_changes_no_row(tmp_path):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda n: n + 1,
+        pytest.param(lambda n: -n - 1, marks=pytest.mark.long),
+        pytest.param(lambda _: 2**62, marks=pytest.mark.long),
+    ],
+    ids=["one more", "negative", "huge"],
+)
+def test_any_other_number_of_a_footer_changes_no_row(tmp_path, wrong):
     good = sample(tmp_path / "good.parquet").read_bytes()
     path, right = tmp_path / "bad.parquet", read(ParquetSource(tmp_path / "good.parquet"), SCHEMA)
     tried = 0
     for number, (where, _, _) in enumerate(thrift.numbers(footer_of(good))):
         if where.startswith((".2.", ".4.1.", ".4.2.")):  # the schema says what the bytes mean; one row group is enough
             continue
-        for wrong in (lambda n: n + 1, lambda n: -n - 1, lambda _: 2**62):
-            footer = copy.deepcopy(footer_of(good))
-            _, holder, key = list(thrift.numbers(footer))[number]
-            holder[key] = wrong(holder[key])
-            path.write_bytes(with_footer(good, footer))
-            tried += 1
-            with contextlib.suppress(CorruptFileError, SchemaError):
-                assert read(ParquetSource(path), SCHEMA) == right, where
-    assert tried > 150
+        footer = copy.deepcopy(footer_of(good))
+        _, holder, key = list(thrift.numbers(footer))[number]
+        holder[key] = wrong(holder[key])
+        path.write_bytes(with_footer(good, footer))
+        tried += 1
+        with contextlib.suppress(CorruptFileError, SchemaError):
+            assert read(ParquetSource(path), SCHEMA) == right, where
+    assert tried > 50
 
 
 SHAPES = {

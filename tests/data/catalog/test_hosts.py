@@ -1,14 +1,13 @@
 """Hosts of a job read shares of the footers, and each has the catalog that it would have made alone."""
 
 import os
-import time
 from collections import Counter
 from unittest import mock
 
 import numpy as np
 import polars as pl
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from worlds import shared_world
 
 from fsdata import FreeScaleDataLoader, ParquetSource, PeerError, Schema
@@ -31,13 +30,6 @@ def folder(tmp_path_factory):
     return made
 
 
-def until_there(path):
-    until = time.monotonic() + 15
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} does not come"
-        time.sleep(0.01)
-
-
 def as_a_host(rank, folder, own, fail_on=None, slow=()):
     """This rank as if it were the only one of its host: (what the catalog holds, files read, files skipped).
 
@@ -52,9 +44,9 @@ def as_a_host(rank, folder, own, fail_on=None, slow=()):
             raise PermissionError(f"{file.path}: not on this host")
         own.with_name(f"{rank} began").touch()
         if rank in slow:
-            until_there(own.with_name(f"{os.path.basename(file.name)} read"))
+            until(own.with_name(f"{os.path.basename(file.name)} read").exists)
         for other in slow:
-            until_there(own.with_name(f"{other} began"))
+            until(own.with_name(f"{other} began").exists)
         own.with_name(f"{os.path.basename(file.name)} read").touch()
         return entry(file, schemas)
 
@@ -62,7 +54,7 @@ def as_a_host(rank, folder, own, fail_on=None, slow=()):
         mock.patch.object(catalog, "_entry", counting),
         mock.patch.object(catalog, "SHARED_FROM", 10),
         mock.patch.object(hosts, "_LEAST", 4),
-        mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow or fail_on is not None else 20.0),
+        mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow or fail_on is not None else PATIENCE_S),
         mock.patch.object(shared_arrays, "_folders", return_value=[own]),
         mock.patch.dict(os.environ),
     ]

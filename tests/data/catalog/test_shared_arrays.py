@@ -21,11 +21,12 @@ from fsdata.errors import DataError
 
 ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "b": np.array([2.5], np.float32)}
 SCRIPT = """
-import sys, time, numpy as np
+import sys, numpy as np
 from fsdata.catalog.shared_arrays import SharedArrays
 def make(_):
     print("made", flush=True)
-    time.sleep(float(sys.argv[2]))
+    if sys.argv[2] == "wait":
+        sys.stdin.readline()
     return {"a": np.arange(1000, dtype=np.int32)}
 shared = SharedArrays(sys.argv[1], make, "the table")
 print(int(shared["a"].sum()), flush=True)
@@ -42,8 +43,9 @@ def files(name: str) -> list[str]:
     return [path.name for folder in shared_arrays._folders() for path in folder.glob(f"{name}*")]
 
 
-def other(name: str, seconds: float = 0.0) -> subprocess.Popen:
-    command = [sys.executable, "-c", SCRIPT, name, str(seconds)]
+def other(name: str, how: str = "") -> subprocess.Popen:
+    """A process that holds the arrays until it is told to end; `how`: "wait" for a line before it has made them."""
+    command = [sys.executable, "-c", SCRIPT, name, how]
     env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[2])}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -78,14 +80,20 @@ def test_what_one_makes_all_have(name: str) -> None:
 
 
 def test_processes_wait_for_the_one_that_makes_them(name: str) -> None:
-    processes = [other(name, 0.5) for _ in range(3)]
-    first = [process.stdout.readline().strip() for process in processes if process.stdout]  # all of them are there
-    rest = [ended(process) for process in processes]
-    assert sorted(first) == ["499500", "499500", "made"]
-    assert sorted(rest) == [[], [], ["499500"]]
+    first = other(name, "wait")
+    assert first.stdin is not None
+    assert first.stdout is not None
+    assert first.stdout.readline() == "made\n"
+    others = [other(name) for _ in range(2)]
+    first.stdin.write("\n")
+    first.stdin.flush()
+    said = [process.stdout.readline() for process in (first, *others) if process.stdout]  # all of them are there
+    assert said == ["499500\n"] * 3
+    assert [ended(process) for process in (first, *others)] == [[], [], []]
     assert files(name) == []
 
 
+@pytest.mark.long
 def test_a_killed_process_leaves_nothing_for_long(name: str) -> None:
     process = other(name)
     assert process.stdout is not None
@@ -99,8 +107,9 @@ def test_a_killed_process_leaves_nothing_for_long(name: str) -> None:
     assert files(name) == []
 
 
+@pytest.mark.long
 def test_whoever_is_killed_while_making_them_is_replaced(name: str) -> None:
-    process = other(name, 60)
+    process = other(name, "wait")
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "made"
     process.send_signal(signal.SIGKILL)
@@ -169,7 +178,7 @@ def test_an_error_is_raised_and_nothing_is_left(name: str) -> None:
 
 
 def test_nobody_waits_for_ever(name: str) -> None:
-    process = other(name, 60)
+    process = other(name, "wait")
     assert process.stdout is not None
     process.stdout.readline()
     with (

@@ -29,6 +29,7 @@ with FreeScaleDataLoader(ParquetSource({data!r}), SCHEMA, batch_size=2, prefetch
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_signal_ends_the_process(tmp_path, number, code):
     write(tmp_path / "set", 200)
@@ -49,7 +50,7 @@ def interrupted(rank, world_size, folder):
         for batch in loader:
             if rank == 1 and batch.stats.step == 5:
                 os.kill(os.getpid(), signal.SIGINT)
-                threading.Event().wait(10)
+                threading.Event().wait(PATIENCE_S)
             assert len(samples_of(batch)) == 1
 
     loader = FreeScaleDataLoader(

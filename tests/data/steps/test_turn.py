@@ -1,70 +1,66 @@
 """One iterator of a loader at a time, in the process that its threads belong to."""
 
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
-import sets
 import torch
 from patience import PATIENCE_S
 from sets import SCHEMA, samples_of, two_sources
 from worlds import shared_world
 
-import fsdata
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource
 from fsdata.balance.rebalance.rebalance import rebalance
 
-# The child of every fork uses a loader that its parent has begun with, or only made.
-FORK = """
-import os, signal, sys, torch
-from pathlib import Path
-import sets
-from sets import SCHEMA, two_sources
-from fsdata import FreeScaleDataLoader, rebalance
 
-sources = two_sources(Path(sys.argv[1]))
-makes = {
-    "loader": lambda: FreeScaleDataLoader(sources, SCHEMA, batch_size=4),
-    "rebalance": lambda: rebalance([{"x": torch.arange(8)}] * 16, lengths=lambda batch: batch["x"]),
-}
-for kind, make in makes.items():
-    for way in ("iter", "next", "unused"):
-        with make() as loader:
-            iterator = iter(loader)
-            if way != "unused":
-                next(iterator)
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)
-                try:
-                    next(iter(loader) if way == "iter" else iterator)
-                    print(kind, way, "read", flush=True)
-                except RuntimeError as error:
-                    print(kind, way, error, flush=True)
-                loader.close()
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0, (kind, way)
-            print(kind, way, sum(1 for _ in iterator), "more in the parent", flush=True)
-"""
+def use_in_a_child(iterator, loader, way):
+    """What the child of a fork hears that uses what its parent has made. The child ends here."""
+    end, other_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            try:
+                next(iter(loader) if way == "iter" else iterator)
+                said = "read"
+            except RuntimeError as error:
+                said = str(error)
+            loader.close()
+            os.write(other_end, said.encode())
+        finally:
+            os._exit(0)
+    os.close(other_end)
+    with open(end) as pipe:
+        said = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return said
+
+
+def fork_with_a_loader(rank, world_size, folder):
+    """What children hear, and how many batches their parent still has, by kind of loader and way to use it."""
+    sources = two_sources(folder)
+    makes = {
+        "loader": lambda: FreeScaleDataLoader(sources, SCHEMA, batch_size=4),
+        "rebalance": lambda: rebalance([{"x": torch.arange(8)}] * 16, lengths=lambda batch: batch["x"]),
+    }
+    found = {}
+    for kind, make in makes.items():
+        for way in ("iter", "next", "unused"):
+            with make() as loader:
+                iterator = iter(loader)
+                if way != "unused":
+                    next(iterator)
+                found[kind, way] = use_in_a_child(iterator, loader, way), sum(1 for _ in iterator)
+    return found
 
 
 def test_a_loader_used_before_a_fork_raises_in_the_child(tmp_path):
-    paths = [str(Path(fsdata.__file__).parents[1]), str(Path(sets.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert [line.split(" ", 2)[2] for line in said[1::2]] == [f"{n} more in the parent" for n in (15, 15, 16) * 2]
-    assert said[4] == "loader unused read"  # it had no thread yet
-    for place in (0, 2, 6, 8):
-        assert "this loader was used in process " in said[place]
-        assert "Make the loader in the process that iterates it" in said[place]
+    (found,) = shared_world(1).run(fork_with_a_loader, tmp_path)
+    assert [more for _, more in found.values()] == [15, 15, 16] * 2
+    assert found["loader", "unused"][0] == "read"  # it had no thread yet
+    for kind in ("loader", "rebalance"):
+        for way in ("iter", "next"):
+            assert "this loader was used in process " in found[kind, way][0]
+            assert "Make the loader in the process that iterates it" in found[kind, way][0]
 
 
 TOOK_OVER = r"this iterator has ended: another iter\(\) of the same loader took over"
