@@ -1,11 +1,10 @@
 """A real S3 endpoint: `rclone serve s3` over a folder, whose folders are the buckets."""
 
 import contextlib
+import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pyarrow.fs as pafs
 
 KEY, SECRET = "freescale-key-of-tests", "freescale-secret-of-tests"
-_STARTING_S = 30
 
 
 def program() -> str | None:
@@ -26,38 +24,35 @@ def served(folder: Path) -> Iterator[tuple[int, int]]:
     """The port on which the folder is served until the block ends, and the process that does it."""
     found = program()
     assert found is not None
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     options = {
         "--auth-key": f"{KEY},{SECRET}",
-        "--addr": f"127.0.0.1:{port}",
+        "--addr": "127.0.0.1:0",  # a free port; it says which
         "--config": "",
         "--dir-cache-time": "0s",  # a file that was replaced is seen
         "--vfs-read-wait": "0s",
         "--etag-hash": "",  # else every request reads the whole file
-        "--log-level": "ERROR",
+        "--log-level": "NOTICE",
     }
     words = [word for option in options.items() for word in option]
     process = subprocess.Popen(
         [found, "serve", "s3", *words, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        _wait_for(port, process)
-        yield port, process.pid
+        yield _port(process), process.pid
     finally:
         process.terminate()
         process.communicate()
 
 
-def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
-    end = time.monotonic() + _STARTING_S
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError(f"rclone ended: {process.communicate()[0].decode()}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.01)
-    raise TimeoutError(f"rclone does not listen after {_STARTING_S} s")
+def _port(process: "subprocess.Popen[bytes]") -> int:
+    """It says so when it listens."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line.decode()
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", said):
+            return int(found[1])
+    raise RuntimeError(f"rclone ended: {said}")
 
 
 def filesystem(port: int, **options: Any) -> pafs.S3FileSystem:

@@ -1,7 +1,6 @@
 """A proxy in front of an S3 endpoint: adds latency, and fails in the ways in which stores and networks do.
 
 It passes requests without a body on, one thread per connection, and relays the bytes of answers unseen in large pieces.
-Only the first byte of an answer waits for the latency.
 
 As a program it serves as a proxy until it is ended: python s3_proxy.py UPSTREAM_PORT SECONDS; it prints its port.
 """
@@ -10,7 +9,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -40,7 +38,7 @@ class Proxy:
     """Serves on a free port of this host from the time it is made until it is closed.
 
     Attributes:
-        latency_s: before the first byte of each answer.
+        latency_s: before each request is passed on.
         fault: which fault a request meets, or None; called in any thread.
         requests: so many came.
         port: where it listens.
@@ -51,6 +49,7 @@ class Proxy:
         self.fault: Callable[[Request], Fault | None] = lambda _: None
         self.requests = 0
         self._upstream = upstream
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -60,6 +59,7 @@ class Proxy:
 
     def close(self) -> None:
         """Break all connections, and wait for the threads."""
+        self._closing.set()
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         self._threads[0].join()
@@ -103,7 +103,6 @@ class Proxy:
         head, rest = _head(client, buffer)
         if not head or rest:
             return False
-        due = time.monotonic() + self.latency_s
         with self._lock:
             self.requests += 1
         line = head.split(b"\r\n", 1)[0].decode()
@@ -113,12 +112,13 @@ class Proxy:
             body = b"" if line.startswith("HEAD") else body
             client.sendall(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
             return True
+        if self.latency_s:
+            self._closing.wait(self.latency_s)
         store.sendall(head)
         answer, first = _head(store, buffer)
         if not answer:
             return False
         size = 0 if line.startswith("HEAD") else int(_field(answer, b"content-length") or 0)
-        time.sleep(max(due - time.monotonic(), 0))
         if fault is not None and size > 1:
             client.sendall(answer + bytes(size // 2))  # zeros, which must never be used
             if fault == "reset":

@@ -45,8 +45,8 @@ def loader_on(folder, *, some=False, **options):
     return FreeScaleDataLoader(sources[: 1 if some else 2], SCHEMA, batch_size=4, timeout_s=PATIENCE_S, **options)
 
 
-def read(rank, world_size, folder, options, resume):
-    """Per step: (rows, where they were read, carried), and the states. With `resume` all of them go on bit for bit."""
+def read(rank, world_size, folder, options, every=None):
+    """Per step: (rows, where they were read, carried), and the states. Each `every`-th of them goes on bit for bit."""
     want, cap = expected(folder), options["balance"].max_tokens
     batches, steps = [], []
     with loader_on(folder, **options) as loader:
@@ -58,9 +58,9 @@ def read(rank, world_size, folder, options, resume):
             assert all(sample == want[sample["row"]] for sample in samples)
             assert sum(len(sample["item"]) + len(sample["candidate"]) for sample in samples) <= cap
             steps.append(([sample["row"] for sample in samples], batch.origin.tolist(), batch.stats.carried))
-    if resume:
+    if every:
         with loader_on(folder, **options) as again:
-            for at in range(len(batches)):
+            for at in range(0, len(batches), every):
                 again.load_state_dict(states[at])
                 rest = list(again)
                 assert len(rest) == len(batches) - at
@@ -73,11 +73,13 @@ def read_plain(rank, world_size, folder, options):
         return [sample["row"] for batch in loader for sample in samples_of(batch)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("world_size", "every"), [(2, 6), *(pytest.param(size, 1, marks=pytest.mark.long) for size in (1, 2, 3))]
+)
 @pytest.mark.parametrize("way", range(len(WAYS)))
-def test_rows_over_the_cap_come_in_the_next_step(folder, world_size, way):
+def test_rows_over_the_cap_come_in_the_next_step(folder, world_size, every, way):
     world = shared_world(world_size)
-    by_rank = world.run(read, folder, WAYS[way], True)
+    by_rank = world.run(read, folder, WAYS[way], every)
     steps = list(zip(*(steps for steps, _ in by_rank), strict=True))
     assert all(states == by_rank[0][1] for _, states in by_rank)
     assert all(len({carried for _, _, carried in step}) == 1 for step in steps)
@@ -102,16 +104,23 @@ def rest_of(rank, world_size, folder, options, states):
     return out
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
-@pytest.mark.parametrize("way", [1, 3])
-def test_what_is_left_is_read_once_on_other_ranks(folder, way, before, after):
+@pytest.mark.parametrize(
+    ("way", "before", "after", "every"),
+    [
+        (1, 3, 1, 4),
+        (3, 2, 3, 4),
+        *(pytest.param(1, *ranks, 1, marks=pytest.mark.long) for ranks in ((1, 2), (2, 3), (3, 1))),
+        *(pytest.param(3, *ranks, 1, marks=pytest.mark.long) for ranks in ((1, 2), (2, 3), (3, 1))),
+    ],
+)
+def test_what_is_left_is_read_once_on_other_ranks(folder, way, before, after, every):
     options, want = WAYS[way], SOME if "some" in WAYS[way] else ALL
-    first = shared_world(before).run(read, folder, options, False)
-    states = first[0][1][:-1]  # after the last one the next epoch begins
-    rest = shared_world(after).run(rest_of, folder, options, states)
-    for at in range(len(states)):
+    first = shared_world(before).run(read, folder, options)
+    places = range(0, len(first[0][1]) - 1, every)  # after the last state the next epoch begins
+    rest = shared_world(after).run(rest_of, folder, options, [first[0][1][at] for at in places])
+    for number, at in enumerate(places):
         seen = [row for steps, _ in first for rows, _, _ in steps[:at] for row in rows]
-        seen += [row for rank in rest for row in rank[at]]
+        seen += [row for rank in rest for row in rank[number]]
         assert sorted(seen) == want, at
 
 
@@ -180,11 +189,11 @@ def test_speeds_are_learned_where_rows_are_carried(folder):
     assert one[-1]["tuning"]["speed"][0] < one[-1]["tuning"]["speed"][1]
 
 
-def leave_while_carrying(rank, world_size, folder):
-    """Breaks off after every step, those that end the reading included."""
+def leave_while_carrying(rank, world_size, folder, places):
+    """The rows of all steps, then of as many as `places` say, after which the loop is left."""
     orders = []
     with loader_on(folder, **{**WAYS[3], "prefetch": 0}) as loader:
-        for steps in (100, *range(1, 14)):
+        for steps in (100, *places):
             loader.set_epoch(0)
             seen = []
             for batch in loader:
@@ -195,11 +204,14 @@ def leave_while_carrying(rank, world_size, folder):
     return orders
 
 
-def test_leaving_the_loop_while_rows_are_carried(folder):
-    by_rank = shared_world(2).run(leave_while_carrying, folder)
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_leaving_the_loop_while_rows_are_carried(folder, every):
+    """Also after the steps that end the reading."""
+    places = range(1, 14, every)
+    by_rank = shared_world(2).run(leave_while_carrying, folder, places)
     assert len(by_rank[0][0]) > 5
     for whole, *parts in by_rank:
-        assert parts == [whole[:steps] for steps in range(1, 14)]
+        assert parts == [whole[:steps] for steps in places]
     assert sorted(row for orders in by_rank for rows in orders[0] for row in rows) == SOME
 
 

@@ -35,8 +35,16 @@ def read_plain(rank, world_size, folder, options):
         return [rows_of(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "mix": "weighted"}, {"mix": "time", "prefetch": 0}])
+WAYS = [{}, {"shuffle": True, "mix": "weighted"}, {"mix": "time", "prefetch": 0}]
+
+
+@pytest.mark.parametrize(
+    ("options", "world_size"),
+    [
+        *zip(WAYS, (2, 3, 2), strict=True),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in zip(WAYS, (3, 2, 3), strict=True)),
+    ],
+)
 def test_balance_moves_samples_inside_a_global_batch_and_nowhere_else(folder, world_size, options):
     world = shared_world(world_size)
     plain = world.run(read_plain, folder, options)
@@ -102,7 +110,7 @@ def test_autotune_without_reports_is_an_error(folder):
 
 
 def limits_of_steps(rank, world_size, folder):
-    """The time limits with which loaders and `rebalance` make their exchanges."""
+    """The time limits with which loaders, whose own is 601 s, and `rebalance` make their exchanges."""
     limits = []
 
     def noted(context, *, timeout_s):
@@ -112,12 +120,13 @@ def limits_of_steps(rank, world_size, folder):
     with pytest.MonkeyPatch.context() as patch:
         for module in ("loader", "balance.rebalance.rebalance"):
             patch.setattr(sys.modules[f"fsdata.{module}"], "StepExchange", noted)
-        for balance in (Balance(), Balance(timeout_s=21)):
-            loader_on(folder, balance=balance).close()
-            rebalance([], lengths="x", balance=balance, timeout_s=22).close()
-        loader_on(folder, sources=ParquetSource(str(folder / "own"), filter=pl.col("row") > 3)).close()
+        for balance in (Balance(), Balance(timeout_s=602)):
+            loader_on(folder, balance=balance, timeout_s=601).close()
+            rebalance([], lengths="x", balance=balance, timeout_s=603).close()
+        dropping = ParquetSource(str(folder / "own"), filter=pl.col("row") > 3)
+        loader_on(folder, sources=dropping, timeout_s=601).close()
     return limits
 
 
 def test_the_limit_of_a_step_is_balances_else_the_loaders(folder):
-    assert shared_world(2).run(limits_of_steps, folder) == [[20, 22, 21, 21, 20]] * 2
+    assert shared_world(2).run(limits_of_steps, folder) == [[601, 603, 602, 602, 601]] * 2

@@ -11,7 +11,7 @@ from worlds import shared_world
 from fsdata import Balance, ParquetSource
 
 
-def resume_balanced(rank, world_size, folder, methods):
+def resume_balanced(rank, world_size, folder, methods, every=1):
     results = []
     for options in methods:
         states, batches = [], []
@@ -20,7 +20,7 @@ def resume_balanced(rank, world_size, folder, methods):
             for batch in loader:
                 batches.append(batch)
                 states.append(json.loads(json.dumps(loader.state_dict())))
-        for at in range(len(batches)):
+        for at in range(0, len(batches), every):
             with loader_on(folder, **options) as again:
                 again.load_state_dict(states[at])
                 rest = list(again)
@@ -30,15 +30,18 @@ def resume_balanced(rank, world_size, folder, methods):
     return results
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_resume_at_every_batch_under_shuffle_and_balance(folder, world_size):
+@pytest.mark.parametrize(
+    ("world_size", "every"),
+    [(3, 5), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(3, 1, marks=pytest.mark.long)],
+)
+def test_resume_at_every_batch_under_shuffle_and_balance(folder, world_size, every):
     some = ParquetSource(str(folder / "own"), filter=pl.col("row") % 3 != 0)
     methods = [
         {"shuffle": True, "balance": Balance(cost=COST), "shuffle_window": 2},
         {"sources": some, "balance": Balance("vbs", cost=COST)},
         {"sources": some, "uneven": "empty", "shuffle": True},
     ]
-    by_rank = shared_world(world_size).run(resume_balanced, folder, methods)
+    by_rank = shared_world(world_size).run(resume_balanced, folder, methods, every)
     assert all(states == by_rank[0] for states in by_rank)
 
 
@@ -58,7 +61,7 @@ def steps_from(rank, world_size, folder, options, state):
         return [row for batch in loader for row in rows_of(batch)]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.long)])
 def test_resume_on_other_ranks(folder, before, after):
     options = {"shuffle": True, "balance": Balance(cost=COST)}
     first = shared_world(before).run(first_steps, folder, options, 2)

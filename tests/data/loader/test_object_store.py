@@ -1,8 +1,8 @@
 """A loader reads from a real S3 endpoint what it reads from local files, through all that a network does to it."""
 
+import itertools
 import os
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import rclone_s3
 import torch
+from patience import until
 from s3_proxy import Proxy
 from sets import SCHEMA, same, write
 
@@ -88,8 +89,11 @@ def once_each(kind):
     return fault
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [None, "reset", "slow down", "cut"])
+READ = [(None, "in order"), ("reset", "shuffled"), ("slow down", "by time"), ("cut", "not ahead")]
+MORE = [case for case in itertools.product([None, "reset", "slow down", "cut"], WAYS) if case not in READ]
+
+
+@pytest.mark.parametrize(("kind", "way"), [*READ, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE)])
 def test_batches_are_those_of_local_files(bucket, proxy, way, kind):
     want, local = epoch(sources(bucket[0] / "b"), **WAYS[way])
     proxy.fault = once_each(kind)
@@ -106,6 +110,7 @@ def test_batches_are_those_of_local_files(bucket, proxy, way, kind):
     assert "fetch" not in local["seconds"]
 
 
+@pytest.mark.long
 def test_a_slow_store_changes_nothing(bucket, proxy):
     want, _ = epoch(sources(bucket[0] / "b"), shuffle=True)
     proxy.latency_s = 0.03
@@ -146,9 +151,14 @@ def test_local_files_are_not_read_ahead(bucket):
         assert [name for name in io_threads() if name.startswith("fsdata-io")] == []
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("kind", ["reset", "slow down", "cut", "denied"])
-@pytest.mark.parametrize("read_ahead", [1, 0])
+DOWN = [(1, "cut", "skip"), (0, "denied", "raise")]
+KINDS = ["reset", "slow down", "cut", "denied"]
+REST = [case for case in itertools.product([1, 0], KINDS, ["raise", "skip"]) if case not in DOWN]
+
+
+@pytest.mark.parametrize(
+    ("read_ahead", "kind", "on_error"), [*DOWN, *(pytest.param(*case, marks=pytest.mark.long) for case in REST)]
+)
 def test_a_store_that_stays_down_is_an_error_of_the_connection(bucket, proxy, on_error, kind, read_ahead):
     given = sources("b", tries=3, filesystem=rclone_s3.filesystem(proxy.port), on_error=on_error)
     with loader_over(given, read_ahead=read_ahead, uneven="empty") as loader:
@@ -195,8 +205,13 @@ def one_file(tmp_path):
         made.close()
 
 
-@pytest.mark.parametrize("read_ahead", ["1MB", 1, 0])
-@pytest.mark.parametrize("same_footer", [False, True])
+CHANGES = [(False, 1), (False, "1MB"), (True, 0), (True, 1)]
+
+
+@pytest.mark.parametrize(
+    ("same_footer", "read_ahead"),
+    [(True, "1MB"), (False, 0), *(pytest.param(*case, marks=pytest.mark.long) for case in CHANGES)],
+)
 def test_an_object_that_changes_is_noticed_before_a_row_of_it_is_used(one_file, read_ahead, same_footer):
     """It changes when the bytes of row groups are asked for the third time."""
     path, proxy = one_file
@@ -251,7 +266,7 @@ def test_a_store_that_cannot_list_is_an_error_of_the_connection(proxy):
         loader_over(ParquetSource("b/own", filesystem=rclone_s3.filesystem(proxy.port)))
 
 
-@pytest.mark.parametrize("kind", [None, "cut"])
+@pytest.mark.parametrize("kind", [pytest.param(None, marks=pytest.mark.long), "cut"])
 def test_damage_is_damage_behind_a_store_too(tmp_path, kind):
     """Only what a decoder says of bytes that all arrived is skipped."""
     rows = pa.table({"row": np.arange(3000)})
@@ -280,7 +295,9 @@ def test_damage_is_damage_behind_a_store_too(tmp_path, kind):
         proxy.close()
 
 
-@pytest.mark.parametrize("read_ahead", ["1MB", 1, 0])
+@pytest.mark.parametrize(
+    "read_ahead", ["1MB", pytest.param(1, marks=pytest.mark.long), pytest.param(0, marks=pytest.mark.long)]
+)
 def test_threads_end_with_the_loader_and_with_the_epoch(bucket, proxy, read_ahead):
     given = sources("b", filesystem=rclone_s3.filesystem(proxy.port))
     with loader_over(given, read_ahead=read_ahead, shuffle=True) as loader:
@@ -303,8 +320,7 @@ def test_closing_does_not_wait_for_a_store_that_is_down(bucket, proxy, monkeypat
     with loader_over(given, read_ahead=1) as loader:
         next(iter(loader))
         proxy.fault = lambda _: "slow down"
-        while not loader.retries:  # it is counted before the waiting begins
-            time.sleep(0.001)
+        until(lambda: loader.retries)  # it is counted before the waiting begins
     assert io_threads() == []
 
 

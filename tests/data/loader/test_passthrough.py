@@ -1,5 +1,6 @@
 """Ids that are passed through stay with their rows: shuffled, balanced, carried, exploded, shared and resumed."""
 
+import itertools
 import json
 from functools import partial
 
@@ -129,8 +130,13 @@ def stats_of(rank, world_size, folder, options, schema):
         return [(batch.stats, batch.origin.tolist(), batch.features.values().tolist()) for batch in loader]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("way", WAYS)
+SOME = [("shuffled", 1), ("time", 2), ("rows drop out", 2), ("balanced", 3), ("carried, rows drop out", 2)]
+REST = [case for case in itertools.product(WAYS, (1, 2, 3)) if case not in SOME]
+
+
+@pytest.mark.parametrize(
+    ("way", "world_size"), [*SOME, *(pytest.param(*case, marks=pytest.mark.long) for case in REST)]
+)
 def test_ids_stay_with_their_rows(folder, way, world_size):
     world = shared_world(world_size)
     answers = world.run(read, folder, WAYS[way])
@@ -148,8 +154,16 @@ def rest_of(rank, world_size, folder, options, state):
         return [row for batch in loader for row in check(batch)]
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
-@pytest.mark.parametrize("way", ["shuffled", "balanced", "carried"])
+RANKS = itertools.product(["shuffled", "balanced", "carried"], [(1, 2), (2, 3), (3, 1)])
+
+
+@pytest.mark.parametrize(
+    ("way", "before", "after"),
+    [
+        pytest.param(way, *ranks, marks=[] if (way, ranks) == ("carried", (2, 3)) else pytest.mark.long)
+        for way, ranks in RANKS
+    ],
+)
 def test_resume_on_other_ranks(folder, way, before, after):
     first = shared_world(before).run(read, folder, WAYS[way])
     rest = shared_world(after).run(rest_of, folder, WAYS[way], first[0][1][2])
