@@ -10,8 +10,9 @@ from typing import Any
 import program_models
 import pytest
 import torch
-from exact import TIMEOUT_S, Run, compare
+from exact import Run, compare
 from exact_model import Config
+from patience import PATIENCE_S
 from program_data import STEPS, by_freescale, by_torch, write
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from worlds import shared_world
@@ -65,7 +66,7 @@ def by_pipeline(run: Run, folder: str, loader: str) -> None:
                 run.optimizer.step()
                 run.record(f"logits {step}", logits)
             return
-        with closing(TrainPipelineFreeScale(run.model, run.optimizer, CPU, timeout_s=TIMEOUT_S)) as pipeline:
+        with closing(TrainPipelineFreeScale(run.model, run.optimizer, CPU, timeout_s=PATIENCE_S)) as pipeline:
             _progress(run, pipeline, batches)
         run.reports.append(pipeline.comm)
 
@@ -125,7 +126,7 @@ def test_served_after_the_first_step(
 
 @pytest.mark.long
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("program", set(program_models.PROGRAMS) - {"list batches"})  # lists: it takes none
+@pytest.mark.parametrize("program", sorted(program_models.PROGRAMS.keys() - {"list batches"}))  # it takes no lists
 def test_their_pipeline_is_left_alone_by_name(program: str, loader: str, folder: Path) -> None:
     for said in trained(program, folder, loader, by_theirs):
         assert said["fallbacks"]

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from exact import Loop, compare, plain
+from exact import Loop, Mode, compare, plain
 from exact_model import Config
 
 Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], "Future[Any]"]
@@ -51,11 +51,13 @@ class DeviceThread(threading.Thread):
         self.join()
 
 
-def compare_in_one_thread(rank: int, size: int, config: Config, loop: Loop) -> tuple[list[str], Any]:
+def compare_in_one_thread(
+    rank: int, size: int, config: Config, loop: Loop, mode: Mode = "fscomm", options: dict[str, Any] | None = None
+) -> tuple[list[str], Any]:
     """What differs from the plain run, whose backward passes run where they are called."""
     plain(rank, size, config, loop)
     with one_device_thread():
-        return compare(rank, size, config, loop)
+        return compare(rank, size, config, loop, mode, options)
 
 
 @contextlib.contextmanager

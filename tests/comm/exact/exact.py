@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from exact_data import batches
 from exact_model import RATE, Batch, Config, build
+from patience import PATIENCE_S
 from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.shards_wrapper import LocalShardsWrapper
@@ -24,7 +25,6 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 import fscomm
 
 Mode = Literal["plain", "fscomm"]
-TIMEOUT_S = 20
 
 
 class Comm(Protocol):
@@ -68,7 +68,7 @@ class Run:
             yield PlainComm()
             return
         before = attachments(self.model, self.optimizer)
-        options = {"calls": self.config.calls, "timeout_s": TIMEOUT_S, **self.options}
+        options = {"calls": self.config.calls, "timeout_s": PATIENCE_S, **self.options}
         with fscomm.enable(self.model, **options) as comm:
             try:
                 yield comm

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from exact import Run
 from exact_registry import Loops
+from patience import PATIENCE_S
 
 loop = Loops()
 
@@ -173,7 +174,7 @@ def _again_and_again(*actions: Callable[[], Any]) -> Callable[[], None]:
 
     def stop() -> None:
         over.set()
-        thread.join(60)
+        thread.join(PATIENCE_S)
         if thread.is_alive() or errors:
             raise RuntimeError("the thread that reads has not ended") from (errors[0] if errors else None)
 

@@ -34,18 +34,11 @@ SKIPPING = {"skipped_module", "two_steps_in_three_without_forward", "without_for
 NOT_CALLED = "its forward was not called"
 
 
-def same(size: int, config: Config, loop: str) -> list[list[str]]:
-    """Nothing differs. Returns the reasons of fallbacks by rank."""
-    answers = shared_world(size).run(compare, config, LOOPS[loop])
-    for rank, (found, _) in enumerate(answers):
-        assert found == [], f"rank {rank} of {size}, {loop}"
-    return [list(said["fallbacks"].values()) for _, said in answers]
-
-
 def check(size: int, config: Config, loop: str) -> None:
     """Nothing differs, and nothing runs plainly that could be served."""
-    for rank, reasons in enumerate(same(size, config, loop)):
-        where = f"rank {rank} of {size}, {loop}"
+    for rank, (found, said) in enumerate(shared_world(size).run(compare, config, LOOPS[loop])):
+        where, reasons = f"rank {rank} of {size}, {loop}", list(said["fallbacks"].values())
+        assert found == [], where
         if loop in SKIPPING:
             assert reasons, where
             assert all(reason.endswith(NOT_CALLED) for reason in reasons), (where, reasons)
@@ -53,33 +46,44 @@ def check(size: int, config: Config, loop: str) -> None:
             assert not reasons, (where, reasons)
 
 
-def at_any(names: Iterable[str], sizes: Callable[[str], Collection[int]]) -> list[Any]:
-    """(name, size) for each: the default ones, and the rest of 1 to 4 ranks for the full sweep."""
+def at_any(names: Iterable[str], cheap: Callable[[str], Collection[int]]) -> list[Any]:
+    """(name, size) for each and 1 to 4 ranks; long but for the `cheap` sizes of a name."""
     return [
-        pytest.param(name, size, marks=() if size in sizes(name) else pytest.mark.long)
+        pytest.param(name, size, marks=() if size in cheap(name) else pytest.mark.long)
         for name in names
         for size in (1, 2, 3, 4)
     ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_several_modules_and_sharding_groups(size: int) -> None:
-    check(size, CONFIGS["several"], "base")
-
-
-MODELS_AT = {  # by default 2 ranks
-    "row": (3,),  # a static graph, as the next three
-    "column": (3,),
-    "table": (4,),
-    "shared kjt": (2, 4),
-    **dict.fromkeys((name for name in CONFIGS if "host" in name or "grid" in name), (4,)),
-    **dict.fromkeys((name for name in CONFIGS if "quantised sums" in name), (4,)),  # two parts have one order
+CHEAP = {  # one model per kind of sharding, of precision on the way, of bags, of kernels
+    "several": (1, 2, 3),
+    **dict.fromkeys(
+        (
+            "row rowwise",  # under a static graph
+            "half and full",
+            "two rates",
+            "shared kjt",
+            "frozen",
+            "no ddp",
+            "dedup and half",
+            "bf16",
+            "lamb",
+            "counters",
+            "pooled mixed",
+            "pooled hosts",
+            "pooled row weighted mean",
+            "pooled called twice",
+            "quantised scaled",
+            "quantised in groups, bags",
+            "quantised sums scaled",
+        ),
+        (2,),
+    ),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    at_any((name for name in CONFIGS if name not in ("several", "loops")), lambda name: MODELS_AT.get(name, (2,))),
+    ("name", "size"), at_any((name for name in CONFIGS if name != "loops"), lambda name: CHEAP.get(name, ()))
 )
 def test_models(name: str, size: int) -> None:
     check(size, CONFIGS[name], "base")
@@ -95,20 +99,16 @@ def test_three_hosts_of_three_ranks(name: str) -> None:
             assert not said["fallbacks"]
 
 
-LOOPS_AT = {  # by default 2 ranks
-    "no_sync": (2, 3, 4),
-    "skipped_module": (2, 3),
-    "state_dict_on_rank_0": (2, 4),
-    "without_forward": (2, 3),
-}
-
-
-@pytest.mark.parametrize(("loop", "size"), at_any(LOOPS, lambda loop: LOOPS_AT.get(loop, (2,))))
+@pytest.mark.parametrize(("loop", "size"), at_any(LOOPS, lambda _: (2,)))
 def test_loops(loop: str, size: int) -> None:
     check(size, CONFIGS["loops"], loop)
-    if size == 2:
-        for found, _ in shared_world(size).run(compare_in_one_thread, CONFIGS["loops"], LOOPS[loop]):
-            assert found == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_with_backward_in_one_thread(loop: str) -> None:
+    for found, _ in shared_world(2).run(compare_in_one_thread, CONFIGS["loops"], LOOPS[loop]):
+        assert found == []
 
 
 def chunked(rank: int, size: int, config: Config) -> tuple[list[str], int]:
@@ -128,7 +128,7 @@ def chunked(rank: int, size: int, config: Config) -> tuple[list[str], int]:
     return found, most
 
 
-@pytest.mark.parametrize("name", ["several", "long"])
+@pytest.mark.parametrize("name", ["several", pytest.param("long", marks=pytest.mark.long)])
 def test_rows_in_many_chunks(name: str) -> None:
     for found, most in shared_world(2).run(chunked, CONFIGS[name]):
         assert found == []

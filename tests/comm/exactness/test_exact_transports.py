@@ -6,7 +6,7 @@ import pytest
 from exact import compare
 from exact_configs import CONFIGS, configs
 from exact_loops import LOOPS
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import shared_world
 
@@ -21,11 +21,12 @@ def same(size: int, config: Any, loop: str, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 3, 4))])
 def test_several_modules_and_sharding_groups(transport: str, size: int) -> None:
     same(size, CONFIGS["several"], "base", transport)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("loop", ["flush", "load_state_dict", "without_forward", "no_sync"])
 def test_loops(transport: str, loop: str) -> None:
@@ -33,13 +34,7 @@ def test_loops(transport: str, loop: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-@settings(
-    max_examples=60,
-    phases=[Phase.explicit, Phase.generate],
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+@pytest.mark.timeout(3600)
 @given(
     size=st.integers(2, 4), config=configs(), loop=st.sampled_from(sorted(LOOPS)), transport=st.sampled_from(TRANSPORTS)
 )

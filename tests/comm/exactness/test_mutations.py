@@ -207,19 +207,33 @@ def mutated(rank: int, size: int, config: Config, name: str | None) -> list[str]
     return found
 
 
+CHEAP = {
+    "exclusive_gradients_dropped",
+    "collision_gradients_dropped",
+    "gradients_of_one_row_added_up_in_another_order",
+    "counter_advanced_twice",
+    "mean_kept_in_the_shadow",
+}
+
+
+def some(mutations: dict[str, Mutation]) -> list[Any]:
+    """Their names; some of them for every run of the tests."""
+    return [pytest.param(name, marks=() if name in CHEAP else pytest.mark.long) for name in mutations]
+
+
 @pytest.mark.parametrize(("size", "config"), [(SIZE, CONFIG), (POOLED_SIZE, POOLED)], ids=["rows", "pooled"])
 def test_without_a_mutation_nothing_differs(size: int, config: Config) -> None:
     assert shared_world(size).run(mutated, config, None) == [[]] * size
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", some(MUTATIONS))
 def test_a_mutation_is_seen(name: str) -> None:
     found = [line for lines in shared_world(SIZE).run(mutated, CONFIG, name) for line in lines]
     where = " iter/" if "counter" in name else " weights/"
     assert any(where in line for line in found), found
 
 
-@pytest.mark.parametrize("name", OF_POOLED)
+@pytest.mark.parametrize("name", some(OF_POOLED))
 def test_a_mutation_of_pooled_tables_is_seen(name: str) -> None:
     found = [line for lines in shared_world(POOLED_SIZE).run(mutated, POOLED, name) for line in lines]
     assert any(" weights/" in line for line in found), found

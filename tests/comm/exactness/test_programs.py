@@ -1,13 +1,14 @@
 """The main test of exactness: random programs over everything that a training loop may do.
 
-Each is played with and without fscomm, on 1 to 4 ranks, with work in the workers delayed at random. Whatever it looks
-at, and all that there is at the end, must be the same to the bit; and every access to a table must keep to the law of
-`fscomm/engine/table_order.py`. A program that fails is shrunk. The share of forwards that were served is printed at the
-end: running plainly would be exact, too.
+Each is played with and without fscomm. Whatever it looks at, and all that there is at the end, must be the same to the
+bit; and every access to a table must keep to the law of `fscomm/engine/table_order.py`. A program that fails is shrunk.
+The share of forwards that were served is printed at the end: running plainly would be exact, too.
+
+`tests/realtime/test_late_workers.py` plays longer ones, with work in the workers delayed at random.
 """
 
 import random
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,68 +17,77 @@ from device_thread import compare_in_one_thread
 from exact import compare
 from exact_configs import CONFIGS, configs
 from exact_model import Config
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from programs import LONG, SHORT, Different, Operation, play, programs
+from patience import PATIENCE_S
+from programs import SHORT, Different, Operation, play, programs
 from table_law import watch
 from worlds import shared_world
 
-EXAMPLES = [(1, 120), (2, 30), (3, 8), (4, 8)]  # ranks, programs
-MANY = {1: 1250, 2: 1750, 3: 1000, 4: 1000}
 LEAST_SERVED = 0.3  # of the forwards that a backward may come back to; a block begins with two plain steps
-SETTINGS = {
-    "phases": [Phase.explicit, Phase.generate, Phase.shrink],
-    "deadline": None,
-    "database": None,
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": False,
-}
+
+Delay = Callable[[random.Random], None]
+Given = tuple[Config, list[Operation], int]  # model, what is done with it, chance
+
+
+def at_once(_: random.Random) -> None:
+    pass
 
 
 def played(
-    rank: int, size: int, config: Config, operations: list[Operation], chance: int
+    rank: int, size: int, program: Given, delay: Delay = at_once, limit_s: float = PATIENCE_S
 ) -> tuple[list[str], list[str], int, int]:
-    """What differs, what broke the law, and how many forwards were served and ran plainly."""
-    sleeps = random.Random(chance * 64 + rank)
+    """What differs, what broke the law, and how many forwards were served and ran plainly.
 
-    def delay() -> None:
-        if sleeps.random() < 0.3:
-            time.sleep(sleeps.random() * 0.001)
-
+    delay: what workers do before any work. limit_s: how long fscomm waits for other ranks.
+    """
+    config, operations, chance = program
+    delays = random.Random(chance * 64 + rank)
+    one_thread = chance % 3 == 0
     with pytest.MonkeyPatch.context() as patch:
-        seen = watch(patch, Clocks(done_share=0.5, seed=chance), delay)
-        one_thread = chance % 3 == 0
-        found, _ = (compare_in_one_thread if one_thread else compare)(rank, size, config, play(operations))
+        seen = watch(patch, Clocks(done_share=0.5, seed=chance), lambda: delay(delays))
+        compared = compare_in_one_thread if one_thread else compare
+        found, _ = compared(rank, size, config, play(operations), "fscomm", {"timeout_s": limit_s})
     broken = [] if one_thread else seen.broken()  # the law is not told that a thread waits for that one
     return found, broken, seen.served, seen.plain
 
 
-def all_are_exact(size: int, examples: int, length: int, first: int) -> float:
-    """Share of forwards served. first: the seed."""
-    counts = [0, 0]
+def given_programs(length: int, play_one: Callable[[Given], None], fixed: int | None = None) -> None:
+    """As many as hypothesis is told to, no two of them alike; the same ones at every run if a seed is `fixed`."""
     different = Different()
 
-    @seed(first)
-    @settings(max_examples=examples, **SETTINGS)  # type: ignore[arg-type]
+    @settings(database=None, suppress_health_check=list(HealthCheck))
     @given(config=configs(), operations=programs(length), chance=st.integers(0, 999))
     def each(config: Config, operations: list[Operation], chance: int) -> None:
         different.check(config, operations)
         different.failed = True
-        for rank, (found, broken, *ran) in enumerate(shared_world(size).run(played, config, operations, chance)):
-            assert (found, broken) == ([], []), f"rank {rank} of {size}"
-            counts[:] = [count + more for count, more in zip(counts, ran, strict=True)]
+        play_one((config, operations, chance))
         different.failed = False
 
-    each()
-    return counts[0] / sum(counts)
+    (each if fixed is None else seed(fixed)(each))()
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_programs(number: int, record_property: Any) -> None:
-    size, examples = EXAMPLES[number]
-    served = all_are_exact(size, examples, SHORT, first=number)
-    record_property("summary", f"{examples} programs on {size} ranks: {served:.0%} of the forwards served")
+def all_are_exact(size: int, length: int, delay: Delay = at_once, fixed: int | None = None) -> str:
+    """How many were played, and the share of forwards served, in words."""
+    programs, counts = 0, [0, 0]
+
+    def play_one(program: Given) -> None:
+        nonlocal programs
+        for rank, (found, broken, *ran) in enumerate(shared_world(size).run(played, program, delay)):
+            assert (found, broken) == ([], []), f"rank {rank} of {size}"
+            counts[:] = [count + more for count, more in zip(counts, ran, strict=True)]
+        programs += 1
+
+    given_programs(length, play_one, fixed)
+    served = counts[0] / sum(counts)
     assert served > LEAST_SERVED
+    return f"{programs} programs on {size} ranks: {served:.0%} of the forwards served"
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("size", [1, 2, *(pytest.param(size, marks=pytest.mark.long) for size in (3, 4))])
+def test_random_programs_are_exact(size: int, record_property: Any) -> None:
+    record_property("summary", all_are_exact(size, SHORT, fixed=size))
 
 
 ONCE_WRONG = {
@@ -100,17 +110,15 @@ ONCE_WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 2])
+CONFIG = CONFIGS["several"].but(data_parallel=False)
+WITH_DDP = pytest.param(2, CONFIGS["several"], marks=pytest.mark.long, id="with DDP")
+
+
+@pytest.mark.parametrize(
+    ("size", "config"),
+    [pytest.param(2, CONFIG, id="2"), WITH_DDP, pytest.param(1, CONFIG, marks=pytest.mark.long, id="1")],
+)
 @pytest.mark.parametrize("operations", ONCE_WRONG.values(), ids=list(ONCE_WRONG))
-def test_programs_that_went_wrong_once(operations: list[Operation], size: int) -> None:
-    for config in (CONFIGS["several"], CONFIGS["several"].but(data_parallel=False)):
-        for found, broken, *_ in shared_world(size).run(played, config, operations, 1):
-            assert (found, broken) == ([], [])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("size", MANY)
-def test_many_programs(size: int, record_property: Any) -> None:
-    served = all_are_exact(size, MANY[size], LONG, first=time.time_ns())
-    record_property("summary", f"{MANY[size]} programs on {size} ranks: {served:.0%} of the forwards served")
+def test_programs_that_went_wrong_once(operations: list[Operation], size: int, config: Config) -> None:
+    for found, broken, *_ in shared_world(size).run(played, (config, operations, 1)):
+        assert (found, broken) == ([], [])

@@ -1,5 +1,6 @@
 """Exactness where one of the engine's workers is far behind the others, so that work that only seems ordered is not."""
 
+import random
 import time
 from typing import Any
 from unittest import mock
@@ -8,13 +9,17 @@ import pytest
 from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
-from programs import Operation, play
+from order_breaks import BREAKS
+from programs import LONG, Operation, play
+from test_order_breaks import programs_until_found
+from test_programs import all_are_exact
 from worlds import shared_world
 
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.exchange.worker import Worker
 
 LATE_S = 0.1  # of every update in that worker: several steps
+LIMIT_S = 20.0  # a break of the order may make a rank wait for what never comes
 CONFIG = CONFIGS["uniform"]
 
 
@@ -65,3 +70,23 @@ def late_worker(rank: int, size: int) -> list[str]:
 
 def test_what_an_update_sends_is_settled_when_it_is_submitted() -> None:
     assert shared_world(2).run(late_worker) == [[], []]
+
+
+def some_are_late(chances: random.Random) -> None:
+    if chances.random() < 0.3:
+        time.sleep(chances.random() * 0.001)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_random_programs_are_exact_when_work_is_late(size: int, record_property: Any) -> None:
+    record_property("summary", all_are_exact(size, LONG, some_are_late))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", BREAKS)
+def test_every_break_of_the_order_is_found(name: str, record_property: Any) -> None:
+    """By the generator of programs, within as many as it plays."""
+    count = programs_until_found(name, some_are_late, LIMIT_S)
+    record_property("summary", f"{name}: found by program {count}")
+    assert count is not None
