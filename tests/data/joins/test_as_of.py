@@ -57,7 +57,7 @@ def read_balanced(rank: int, size: int, folder: Path, options: dict[str, Any], s
     return found, moved
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "plain")
 def test_balanced_ranks_gather_histories_where_they_are_computed(tmp_path: Path, size: int, options: dict) -> None:
     data = Data.drawn(3, requests=70, users=12)
@@ -117,7 +117,10 @@ def test_rows_of_one_bucket_come_together_where_rows_are_shuffled(tmp_path: Path
     assert sorted(orders[0]) == sorted(orders[1])
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 3), pytest.param(3, 1, marks=pytest.mark.long), pytest.param(1, 2, marks=pytest.mark.long)],
+)
 def test_other_ranks_go_on_with_rows_in_buckets(tmp_path: Path, before: int, after: int) -> None:
     data = Data.drawn(5, requests=90)
     data.write(tmp_path, files=3)

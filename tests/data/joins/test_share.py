@@ -99,8 +99,15 @@ def test_samples_are_those_without_sharing(
         assert sum(fewer) < sum(events)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("size", "known"),
+    [
+        (2, False),
+        (3, True),
+        pytest.param(2, True, marks=pytest.mark.long),
+        pytest.param(3, False, marks=pytest.mark.long),
+    ],
+)
 def test_on_several_ranks(tmp_path: Path, size: int, known: bool) -> None:
     data = Data.drawn(8, requests=80)
     data.write(tmp_path)
