@@ -11,6 +11,7 @@ from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, Schema, 
 
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",), max_length=8),), context=("row",), time="at")
 FAST = {"every": "10ms", "idle": "80ms"}
+ENDLESS = {"every": "10ms", "idle": f"{PATIENCE_S:g}s"}
 
 
 def write(folder: Path, name: str, rows, *, group: int = 5, at=None) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from growing import FAST, SCHEMA, age, loader_of, read, rows_of, write
+from growing import ENDLESS, FAST, SCHEMA, age, loader_of, read, rows_of, write
 
 from fsdata import (
     Balance,
@@ -23,9 +23,8 @@ from fsdata import (
     SchemaError,
     StateError,
 )
-from fsdata.steps.follow import followed_data, watcher
-
-SLOW = {"every": "10ms", "idle": "30s"}
+from fsdata.decode import source_files
+from fsdata.steps.follow import followed_data, watcher, watermark
 
 
 @pytest.fixture
@@ -36,14 +35,14 @@ def folder(tmp_path):
 
 
 def test_files_that_come_are_read_once_in_the_order_of_their_names(folder):
-    with loader_of(folder, Follow(**SLOW)) as loader:
+    with loader_of(folder, Follow(**ENDLESS)) as loader:
         batches = iter(loader)
         rows = [row for _ in range(7) for row in rows_of(next(batches))]
+        (folder / "03.parquet").write_bytes(b"PAR1")  # its place is before the next one, which has to wait for it
         write(folder, "04.parquet", range(40, 50))
         write(folder, "03.parquet", range(30, 40))
-        rows += [row for _ in range(3) for row in rows_of(next(batches))]
-        assert sorted(rows) == [*range(30), *range(30, 50)][:40] or set(rows) <= set(range(50))
-        assert len(rows) == len(set(rows)) == 40
+        rows += [row for _ in range(5) for row in rows_of(next(batches))]
+        assert rows == list(range(48))
     with pytest.raises(TypeError, match="no length"):
         len(loader)
 
@@ -69,22 +68,34 @@ def test_rows_and_order_are_those_of_the_same_extensions(folder, shuffle, balanc
     later = [lambda n=n: write(folder, f"{n:02}.parquet", range(n * 10, n * 10 + 10)) for n in range(3, 7)]
     came = batches(later)
     at_once = batches([])
-    whole = min(len(came), len(at_once)) - 2  # an epoch that ended meanwhile gave a batch that was not whole
     rows = [row for batch in came for row in rows_of(batch)]
     assert sorted(rows) == list(range(70))
     assert sorted(row for batch in at_once for row in rows_of(batch)) == list(range(70))
     same = [
         torch.equal(a.features["row"].values(), b.features["row"].values()) for a, b in zip(came, at_once, strict=False)
     ]
+    # An epoch that ended meanwhile gave a batch that was not whole: from there on the batches are others.
     short = next((n for n, batch in enumerate(came) if len(rows_of(batch)) < 4), len(came))
-    assert all(same[:short] if balance is None else same[:2]), (short, whole)
+    assert all(same[:short] if balance is None else same[:2])
     if not shuffle and balance is None:
         assert rows == list(range(70))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("balance", [None, Balance(max_tokens=24)])
-@pytest.mark.parametrize("source", [{}, {"filter": pl.col("keep")}], ids=["all", "filter"])
+BALANCE, FILTER = Balance(max_tokens=24), {"filter": pl.col("keep")}
+OTHERS = [
+    ({}, None, False), ({}, BALANCE, False), ({}, BALANCE, True),
+    (FILTER, None, False), (FILTER, None, True), (FILTER, BALANCE, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "balance", "shuffle"),
+    [
+        ({}, None, True),
+        (FILTER, BALANCE, False),
+        *(pytest.param(*options, marks=pytest.mark.long) for options in OTHERS),
+    ],
+)
 def test_a_job_goes_on_where_it_was_at_every_step(folder, shuffle, balance, source):
     follow = Follow(**FAST, at_most=2)
     options = {"shuffle": shuffle, "balance": balance, "source": source}
@@ -192,7 +203,7 @@ def test_by_time(tmp_path):
     write(tmp_path, "b.parquet", range(10), at=range(10))
     write(tmp_path, "a.parquet", range(10, 20), at=range(10, 20))
     write(tmp_path, "c.parquet", range(40, 50), at=range(40, 50))
-    with loader_of(tmp_path, Follow(by="time", lag=20, every="10ms", idle="30s"), batch_size=5) as loader:
+    with loader_of(tmp_path, Follow(by="time", lag=20, **ENDLESS), batch_size=5) as loader:
         batches = iter(loader)
         assert [row for _ in range(4) for row in rows_of(next(batches))] == list(range(20))
         write(tmp_path, "d.parquet", range(20, 30), at=range(20, 30))
@@ -212,7 +223,7 @@ def test_by_timestamps(tmp_path, unit):
         times = pa.array(rows * 60 * 1000, pa.int64()).cast(pa.timestamp("ms")).cast(pa.timestamp(unit))
         table = pa.table({"row": rows, "item": [[1] * (row % 7) for row in rows.tolist()], "at": times})
         pq.write_table(table, tmp_path / f"{9 - number}.parquet")
-    with loader_of(tmp_path, Follow(by="time", lag="10m", **SLOW), batch_size=5) as loader:
+    with loader_of(tmp_path, Follow(by="time", lag="10m", **ENDLESS), batch_size=5) as loader:
         batches = iter(loader)
         assert [row for _ in range(4) for row in rows_of(next(batches))] == list(range(20))
     with loader_of(tmp_path, Follow(by="time", lag="10m", **FAST), batch_size=5) as loader:
@@ -231,12 +242,18 @@ def test_times_that_no_footer_says_are_named(folder, tmp_path):
         read(loader)
 
 
-def test_a_folder_without_files_is_waited_for(tmp_path):
+def test_a_folder_without_files_is_waited_for(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
-    later = threading.Timer(0.2, lambda: write(tmp_path / "in", "a.parquet", range(5)))
-    later.start()
-    with loader_of(tmp_path / "in", Follow(**SLOW)) as loader:
-        later.join()
+    listed, looked = source_files.discover, []
+
+    def discover(*args):
+        looked.append(args)
+        if len(looked) == 3:
+            write(tmp_path / "in", "a.parquet", range(5))
+        return listed(*args)
+
+    monkeypatch.setattr(source_files, "discover", discover)
+    with loader_of(tmp_path / "in", Follow(**ENDLESS)) as loader:
         assert rows_of(next(iter(loader))) == [0, 1, 2, 3]
     with pytest.raises(FileNotFoundError, match="no whole file has come for 80ms"):
         loader_of(tmp_path / "elsewhere")
@@ -309,23 +326,25 @@ def test_stopping_while_it_waits_leaves_nothing_behind(folder):
     assert left == []
 
 
-def test_months_of_files_make_a_small_state(tmp_path):
-    """A thousand files, of which the state names those at the end."""
+@pytest.mark.parametrize(("files", "recent"), [(40, 10), pytest.param(1000, watermark.RECENT, marks=pytest.mark.long)])
+def test_months_of_files_make_a_small_state(tmp_path, monkeypatch, files, recent):
+    """Many files, of which the state names those at the end."""
+    monkeypatch.setattr(watermark, "RECENT", recent)
     whole = tmp_path / "whole.parquet"
     write(tmp_path, "whole.parquet", range(4), group=4)
     (tmp_path / "in").mkdir()
-    for number in range(1000):
+    for number in range(files):
         shutil.copy(whole, tmp_path / "in" / f"{number:05}.parquet")
     with loader_of(tmp_path / "in", Follow(**FAST, at_most=8)) as loader:
         count = sum(1 for _ in loader)
         state = loader.state_dict()
-    assert count == 1000
+    assert count == files
     assert len(state["follow"]["files"]) <= 8
-    assert len(state["follow"]["seen"]["recent"]) <= 256
+    assert len(state["follow"]["seen"]["recent"]) <= recent
     with loader_of(tmp_path / "in", Follow(**FAST, at_most=8)) as loader:
         loader.load_state_dict(state)
         assert read(loader) == []
-        shutil.copy(whole, tmp_path / "in" / "01000.parquet")
+        shutil.copy(whole, tmp_path / "in" / f"{files:05}.parquet")
         assert read(loader) == [0, 1, 2, 3]
         shutil.copy(whole, tmp_path / "in" / "00010b.parquet")
         with pytest.raises(StateError, match=r"00010b\.parquet: came or changed"):
@@ -350,7 +369,7 @@ def fails_first(errors, listed):
 
 def test_a_store_that_cannot_be_listed_for_a_moment_is_asked_again(folder, monkeypatch, caplog):
     listed, failing = watcher.discover, []
-    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, Follow(every="10ms", idle="300ms")) as loader:
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, Follow(**FAST)) as loader:
         monkeypatch.setattr(watcher, "discover", fails_first(failing, listed))
         failing += [ConnectionResetError("reset"), TimeoutError("no answer")]
         assert read(loader) == list(range(30))
@@ -367,7 +386,7 @@ def test_a_store_that_cannot_be_listed_for_a_moment_is_asked_again(folder, monke
 
 def test_a_file_that_goes_before_it_was_read_is_named(folder, caplog):
     (folder / "00.parquet").write_bytes(b"PAR1")
-    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, Follow(every="10ms", idle="30s")) as loader:
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(folder, Follow(**ENDLESS)) as loader:
         found = loader._followed.watcher(None)
         assert found.poll(5) is None
         (folder / "02.parquet").unlink()
@@ -387,7 +406,7 @@ def test_batches_are_full_also_where_rows_drop_out(folder, balance):
 
 def test_a_store_that_answered_again_gets_all_the_patience_the_next_time(folder, monkeypatch):
     listed, failing = watcher.discover, [TimeoutError("no answer")]
-    with loader_of(folder, Follow(every="10ms", idle="30s")) as loader:
+    with loader_of(folder, Follow(**ENDLESS)) as loader:
         found = loader._followed.watcher(None)
         monkeypatch.setattr(watcher, "discover", fails_first(failing, listed))
         assert found.poll(5) is None

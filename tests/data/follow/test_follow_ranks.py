@@ -8,12 +8,13 @@ import os
 import numpy as np
 import polars as pl
 import pytest
-from growing import FAST, loader_of, read, rows_of, stage, write
+from growing import ENDLESS, FAST, loader_of, read, rows_of, stage, write
 from worlds import shared_world
 
 from fsdata import Balance, CorruptFileError, Follow, PeerError
 
 KINDS = ["plain", "balanced", "tokens", "filter"]
+SEEDS = range(int(os.environ.get("FREESCALE_RUNS", "16")) // len(KINDS))
 
 
 def run(folder, kind, seed):
@@ -40,7 +41,7 @@ def run(folder, kind, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(int(os.environ.get("FREESCALE_RUNS", "16")) // len(KINDS)))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in SEEDS if seed != 1)])
 def test_every_row_comes_once(tmp_path, kind, seed):
     written, rows = run(tmp_path, kind, seed)
     assert sorted(rows) == sorted(written)
@@ -63,7 +64,7 @@ def test_batches_are_full_also_where_rows_drop_out(tmp_path, balance):
 
 def grow(rank, world_size, folder, kind):
     """Rank 0 writes while all read."""
-    with loader_of(folder, Follow(every="10ms", idle="20s", at_most=2), batch_size=4) as loader:
+    with loader_of(folder, Follow(**ENDLESS, at_most=2), batch_size=4) as loader:
         batches, rows = iter(loader), []
         for number in range(2, 9):
             if rank == 0:
@@ -129,7 +130,7 @@ def test_ranks_need_a_group(tmp_path):
 
 
 def leave_early(rank, world_size, folder):
-    with loader_of(folder, Follow(every="10ms", idle="20s")) as loader:
+    with loader_of(folder, Follow(**ENDLESS)) as loader:
         batches = iter(loader)
         for _ in range(2):
             next(batches)

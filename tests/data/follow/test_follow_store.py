@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(rclone_s3.program() is None, reason="rclone is m
 
 FAST = {"every": "10ms", "idle": "80ms", "at_most": 2}
 KINDS = ["reset", "slow down", "cut"]
+SEEDS = range(2, int(os.environ.get("FREESCALE_RUNS", "8")))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def run(bucket, proxy, seed):
     return written, rows
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("FREESCALE_RUNS", "8"))))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in SEEDS)])
 def test_every_row_comes_once(store, seed):
     folder, proxy = store
     bucket = folder / f"bucket-{seed}"

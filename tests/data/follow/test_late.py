@@ -3,12 +3,12 @@
 import itertools
 import logging
 import os
-import time
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from growing import ENDLESS, age
 from patience import PATIENCE_S
 from worlds import shared_world
 
@@ -45,7 +45,7 @@ def put(frame, path):
     half.rename(path)
 
 
-def loader_of(folder, *, missing="mask", wait="30s", follow=None, batch_size=3, **options):
+def loader_of(folder, *, missing="mask", wait=ENDLESS["idle"], follow=None, batch_size=3, **options):
     side = ParquetSource(folder / "side", follow=Follow(**FAST))
     join = Join(side, on="request", fields=("score", "each", "weight"), missing=missing, wait=wait)
     rows = ParquetSource(folder / "rows", follow=follow or Follow(**FAST), join=[join])
@@ -133,7 +133,7 @@ def test_what_becomes_of_rows_without_a_match(tmp_path, missing):
     assert scores == ([0, 0.5, 1.25] if missing == "drop" else [0, -1, 0.5, -1, -1, 1.25, -1, -1])
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_job_goes_on_where_it_was(tmp_path, shuffle):
     """Also what had no match when its turn came stays so, whatever has come since."""
     for number in range(3):
@@ -257,13 +257,13 @@ def test_what_came_too_late_for_a_file_does_not_count_for_its_rest(tmp_path):
     """The match of row 6 comes with those of the next file, when the wait of row 6 is over."""
     write_rows(tmp_path, 0)
     write_side(tmp_path, "a", [0])
-    with loader_of(tmp_path, wait="50ms", batch_size=5, follow=Follow(every="10ms", idle="2s")) as loader:
+    with loader_of(tmp_path, wait="50ms", batch_size=5, follow=Follow(**ENDLESS, at_most=1)) as loader:
         batches = iter(loader)
         masks = next(batches).mask["score"].tolist()
         write_side(tmp_path, "b", [6, *range(100, 108)])
         write_rows(tmp_path, 1)
-        masks += [value for batch in batches for value in batch.mask["score"].tolist()]
-    assert masks == [True, *[False] * 7, *[True] * 8]
+        masks += [value for _ in range(2) for value in next(batches).mask["score"].tolist()]
+    assert masks == [True, *[False] * 7, *[True] * 7]
 
 
 def test_a_side_table_out_of_reach_for_a_moment_is_asked_again(tmp_path, monkeypatch):
@@ -287,10 +287,9 @@ def test_a_side_file_that_is_not_whole_is_named_once(tmp_path, caplog):
     write_rows(tmp_path, 0)
     write_side(tmp_path, "a", range(4))
     (tmp_path / "side" / "b.parquet").write_bytes(b"PAR1")
-    past = time.time_ns() - 300 * 10**9
-    os.utime(tmp_path / "side" / "b.parquet", ns=(past, past))
-    os.utime(tmp_path / "rows" / "000.parquet", ns=(past, past))
-    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(tmp_path, wait="301s", batch_size=8) as loader:
+    for name in ("side/b.parquet", "rows/000.parquet"):
+        age(tmp_path, name, 1000)
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(tmp_path, wait="300s", batch_size=8) as loader:
         (batch,) = loader
     assert batch.mask["score"].tolist() == [True] * 4 + [False] * 4
     assert caplog.text.count("rows wait for its matches in vain") == 1
