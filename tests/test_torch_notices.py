@@ -1,9 +1,16 @@
 """What torch prints because of TorchRec stays off the user's terminal; everything else gets there."""
 
+import logging
+import runpy
 import subprocess
 import sys
 
 import pytest
+import torch.fx._symbolic_trace as symbolic_trace
+
+import fscomm.tables.torchrec.binding
+from fsdata.batch import torchrec_binding
+from fsranks import torch_notices
 
 BATCH = """
 import torch
@@ -13,10 +20,35 @@ KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])).split([1]
 BEGIN = "is_fx_tracing will return true"
 
 
+def test_the_notice_is_dropped_and_other_records_pass(caplog):
+    """torch says it at the first call in a process."""
+    symbolic_trace.is_fx_tracing_warning.cache_clear()
+    symbolic_trace.is_fx_tracing()
+    assert [record.getMessage()[: len(BEGIN)] for record in caplog.records] == [BEGIN]
+    caplog.clear()
+    symbolic_trace.is_fx_tracing_warning.cache_clear()
+    torch_notices.keep_fx_notice_away()
+    symbolic_trace.is_fx_tracing()
+    logger = logging.getLogger(symbolic_trace.__name__)
+    logger.error("other")
+    assert [record.getMessage() for record in caplog.records] == ["other"]
+    assert logger.filters == [], "the logger is as it was"
+
+
+def test_it_is_dropped_where_torchrec_is_imported(monkeypatch):
+    dropped = []
+    monkeypatch.setattr(torchrec_binding, "keep_fx_notice_away", lambda: dropped.append("fsdata"))
+    monkeypatch.setattr(torch_notices, "keep_fx_notice_away", lambda: dropped.append("fscomm"))
+    torchrec_binding._torchrec.__wrapped__()
+    runpy.run_path(fscomm.tables.torchrec.binding.__file__)
+    assert dropped == ["fsdata", "fscomm"]
+
+
 def errors(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ours",
     [

@@ -129,11 +129,3 @@ def second_ring(streams: CudaStreams, word: torch.Tensor) -> None:
 @on_host_cuda
 def test_a_second_ring_grows_and_gives_back(setup: Setup) -> None:
     probed(setup, second_ring)
-
-
-def test_a_check_is_there_while_it_runs(tmp_path: Path) -> None:
-    checks = Checks(tmp_path, "some")
-    with checks.of("a question"):
-        assert found(tmp_path, "some") == {"a question": ("running", "")}
-    assert found(tmp_path, "some") == {"a question": ("passed", "")}
-    assert checks.problems() == 0
