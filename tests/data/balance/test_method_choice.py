@@ -1,7 +1,6 @@
 """Balance(method="auto"): the same decision on all ranks, from what they timed, once and for good."""
 
 import json
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from samples import SPEC, lengths_of, table_of
 from torch import nn
 from worlds import shared_world
 
-from fsdata.balance.exchange import GlobalBatch, StatusWord, StepExchange
+from fsdata.balance.exchange import GlobalBatch, StatusWord, StepExchange, step_exchange
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import pack
@@ -126,24 +125,30 @@ def test_where_moving_is_quick_nothing_changes() -> None:
     assert default.state_dict() is None
 
 
+class SlowClock:
+    """In the place of `time`: moving seems to take a seventh of a second."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def perf_counter_ns(self) -> int:
+        self.now += 150_000_000
+        return self.now
+
+
 def slow_network(rank: int, world_size: int) -> tuple[list[float], dict]:
     """Share of tokens moved in each step; only rank 1 sees that they are long under way."""
     exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     planner = StepPlanner(Balance("auto"), world_size)
-    move = exchange._transfer.move
-
-    def slowly(*given: object) -> object:
-        found = move(*given)  # type: ignore[arg-type]
-        time.sleep(0.15 * (rank == 1))
-        return found
-
-    exchange._transfer.move = slowly  # type: ignore[method-assign]
     moved = []
-    for number in range(16):
-        table = table_of(number, rank, 16, lengths_of(number, rank, 16))
-        step = exchange.step(table, SPEC, planner, StatusWord(epoch=0, step=number))
-        exchange.report(1.0, step.number)
-        moved.append(step.moved)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(step_exchange, "time", SlowClock())
+        for number in range(16):
+            table = table_of(number, rank, 16, lengths_of(number, rank, 16))
+            step = exchange.step(table, SPEC, planner, StatusWord(epoch=0, step=number))
+            exchange.report(1.0, step.number)
+            moved.append(step.moved)
     exchange.close()
     return moved, planner.state_dict() or {}
 

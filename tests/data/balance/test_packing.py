@@ -158,8 +158,8 @@ def test_speed_keeps_every_promise(method, cost, speed):
     assert plan.counts.sum() == len(cost)
     assert plan.load.sum() == sum(cost)
     assert plan.lower_bound <= plan.straggler + 1e-9
-    time = plan.load / np.array(speed)
-    assert plan.straggler == pytest.approx(1 - time.mean() / time.max() if time.max() else 0.0, abs=1e-9)
+    took = plan.load / np.array(speed)
+    assert plan.straggler == pytest.approx(1 - took.mean() / took.max() if took.max() else 0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("method", SPEEDY)

@@ -165,7 +165,7 @@ def two_epochs(rank: int, world_size: int) -> list[tuple[list[int], list[list[in
     return out
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.long)])
 def test_every_sample_of_any_batch_type_arrives_once_and_whole(world_size: int) -> None:
     """Also with ranks that end early, have empty batches, or never have one."""
     sizes = SIZES[world_size]

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import PATIENCE_S
 
 import fsdata
+
+pytestmark = pytest.mark.long  # whole processes; what ends an open group is in test_control_group.py
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist

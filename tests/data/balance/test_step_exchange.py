@@ -59,7 +59,7 @@ def random_plans(rank: int, world_size: int) -> int:
     return received
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.long)])
 def test_every_sample_arrives_once_and_whole(world_size: int) -> None:
     received = shared_world(world_size).run(random_plans)
     assert sum(received) == sum(counts_of(seed, world_size).sum() for seed in range(24))
@@ -86,9 +86,15 @@ def balanced(rank: int, world_size: int, method: Method) -> list[tuple[list[int]
     return out
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_balanced_steps_are_the_same_on_every_rank(method: Method) -> None:
-    answers = shared_world(4).run(balanced, method)
+@pytest.mark.parametrize(
+    ("world_size", "method"),
+    [
+        *((3, method) for method in METHODS if method != "hierarchical"),
+        *(pytest.param(4, method, marks=pytest.mark.long) for method in METHODS),
+    ],
+)
+def test_balanced_steps_are_the_same_on_every_rank(world_size: int, method: Method) -> None:
+    answers = shared_world(world_size).run(balanced, method)
     assert all(answer == answers[0] for answer in answers)
     for counts, before, after in answers[0]:
         assert min(counts) > 0
