@@ -9,7 +9,7 @@ from device_thread import compare_in_one_thread
 from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
-from exact_model import Config
+from exact_model import Config, Table
 from worlds import World, shared_world
 
 from fscomm.plan import group_plan
@@ -56,7 +56,7 @@ def at_any(names: Iterable[str], cheap: Callable[[str], Collection[int]]) -> lis
 
 
 CHEAP = {  # one model per kind of sharding, of precision on the way, of bags, of kernels
-    "several": (1, 2, 3),
+    "several": (1, 2),
     **dict.fromkeys(
         (
             "row rowwise",  # under a static graph
@@ -64,10 +64,8 @@ CHEAP = {  # one model per kind of sharding, of precision on the way, of bags, o
             "two rates",
             "shared kjt",
             "frozen",
-            "no ddp",
             "dedup and half",
             "bf16",
-            "lamb",
             "counters",
             "pooled mixed",
             "pooled hosts",
@@ -99,8 +97,23 @@ def test_three_hosts_of_three_ranks(name: str) -> None:
             assert not said["fallbacks"]
 
 
-@pytest.mark.parametrize(("loop", "size"), at_any(LOOPS, lambda _: (2,)))
-def test_loops(loop: str, size: int) -> None:
+SMALL = CONFIGS["loops"].but(
+    modules={
+        "a": (Table(name="r", rows=40, sharding="row", features=("r0", "r1")),),
+        "b": (Table(name="s", rows=33, sharding="table", features=("s0",), home=1),),
+    }
+)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops(loop: str) -> None:
+    check(2, SMALL, loop)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_with_several_sharding_groups_in_a_module(loop: str, size: int) -> None:
     check(size, CONFIGS["loops"], loop)
 
 
