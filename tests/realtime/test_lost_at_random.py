@@ -81,8 +81,8 @@ def train(run: Run, fate: Fate, begin: Callable[[int], None], steps: Iterable[in
             run.train(step, batch)
 
 
-def lose(rank: int, size: int, fate: Fate, moment: Path) -> tuple[str, str, float, list[str]]:
-    """What this rank hears, when, and which threads it keeps."""
+def lose(rank: int, size: int, fate: Fate, moment: Path) -> tuple[str, str, float]:
+    """What this rank hears, and when. Its threads end."""
 
     def begin(step: int) -> None:
         if rank == fate.who and step == fate.step:
@@ -101,8 +101,10 @@ def lose(rank: int, size: int, fate: Fate, moment: Path) -> tuple[str, str, floa
         finally:
             ended.append(time.monotonic())
 
-    kind, text, _, left = heard(rank, size, config, loop)
-    return kind, text, ended[0], left
+    # a question to the store, or gloo's connecting, that was given up on ends by itself later
+    given_up = fate.who == 0 or fate.step == -1
+    kind, text = heard(rank, size, config, loop, stays="freescale-store" if given_up else "")
+    return kind, text, ended[0]
 
 
 def check(fate: Fate, moment: Path) -> list[float]:
@@ -115,16 +117,13 @@ def check(fate: Fate, moment: Path) -> list[float]:
     for rank, answer in enumerate(answers):
         if rank == fate.who:
             continue
-        kind, text, ended, left = answer
+        kind, text, ended = answer
         took.append(ended - float(moment.read_text()))
         assert kind in ("PeerError", "StoreLost"), (rank, kind, text)
         assert f"rank {fate.who}" in text, (rank, text)
         blamed = {int(each) for found in BLAMED.findall(text) for each in found.split(",")}
         assert blamed == {fate.who}, (rank, text)
         assert took[-1] < TIMEOUT_S + LATE_S, (rank, took, text)
-        # a question to the store, or gloo's connecting, that was given up on ends by itself later
-        given_up = fate.who == 0 or fate.step == -1
-        assert [name for name in left if not given_up or name != "freescale-store"] == [], (rank, left)
     return took
 
 

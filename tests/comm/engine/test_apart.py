@@ -8,27 +8,27 @@ import torch
 from exact import new_run
 from exact_kinds import TWO, without_gradients
 from exact_model import Config, build
+from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
 from fscomm.exchange.row_exchange import RowExchange
 
 CONFIG = Config(modules=TWO, static_graph=False)
-GIVE_UP_S = 10.0
 
 
 def looked_up_beside(rank: int, size: int) -> bool:
     """Whether module b, which is not trained, gave its rows while a pending update of module a was under way."""
     run = new_run(rank, size, CONFIG.but(builder=without_gradients), "fscomm", {})
     may_update = threading.Event()
+    gave_up: list[bool] = []
     update = RowExchange.update
 
     def held(self: RowExchange, *args: Any, collision: bool) -> None:
         if not collision:
-            may_update.wait(GIVE_UP_S)
+            gave_up.append(not may_update.wait(PATIENCE_S))
         update(self, *args, collision=collision)
 
-    beside = False
     may_update.set()
     with mock.patch.object(RowExchange, "update", held), run.enable() as comm:
         for step, batch in enumerate(comm.lookahead(run.loader())):
@@ -36,14 +36,10 @@ def looked_up_beside(rank: int, size: int) -> bool:
                 may_update.clear()
             run.train(step, batch)
             if step == 4:
-                giving_up = threading.Timer(GIVE_UP_S / 2, may_update.set)
-                giving_up.start()
                 with torch.no_grad():
                     dict(run.model.module.embeddings["b"](batch.ids["b"]).items())
-                beside = not may_update.is_set()
-                giving_up.cancel()
                 may_update.set()
-    return beside
+    return bool(gave_up) and not any(gave_up)
 
 
 def test_a_module_waits_for_updates_of_its_own() -> None:
@@ -55,12 +51,12 @@ def collision_behind_exclusive(rank: int, size: int) -> list[int]:
     model, _ = build(CONFIG, size)
     done: list[int] = []
     begun = threading.Event()
-    with fscomm.enable(model, timeout_s=GIVE_UP_S) as comm:
+    with fscomm.enable(model, timeout_s=PATIENCE_S) as comm:
         assert comm._engine is not None
         connections = comm._engine._connections
 
         def exclusive() -> None:
-            begun.wait(GIVE_UP_S)
+            begun.wait(PATIENCE_S)
             connections.wire_gate.wait()
             done.append(1)
 
@@ -69,7 +65,7 @@ def collision_behind_exclusive(rank: int, size: int) -> list[int]:
         third = connections.submit_collision(lambda: done.append(3), after=[], expecting=lambda: False)
         begun.set()
         try:
-            third.result(GIVE_UP_S / 2)
+            third.result(PATIENCE_S)
         finally:
             connections.wire_gate.stop()
         second.result()

@@ -20,7 +20,7 @@ from worlds import World, shared_world
 import fscomm
 from fscomm.errors import AnnouncementError, NotServedError
 
-CONFIG = Config(modules=TWO, static_graph=False)
+CONFIG = Config(modules=TWO, static_graph=False, steps=6)
 
 
 def test_no_process_group() -> None:
@@ -236,7 +236,7 @@ def test_features_that_are_nowhere() -> None:
         assert "features={'embeddings.b': lambda batch: ...}" in reason
 
 
-@pytest.mark.parametrize("package", ["torchrec", "fbgemm_gpu"])
+@pytest.mark.parametrize("package", ["torchrec", pytest.param("fbgemm_gpu", marks=pytest.mark.long)])
 def test_an_untested_version(package: str) -> None:
     for found, fallbacks in on_two(untested_version, package):
         assert found == []
@@ -256,6 +256,7 @@ def group_gone(rank: int, size: int) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_process_group_destroyed() -> None:
     world = World(1)
     try:

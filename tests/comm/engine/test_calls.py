@@ -15,7 +15,7 @@ from worlds import shared_world
 import fscomm
 from fscomm.tables.torchrec import servable
 
-CONFIG = CONFIGS["called twice"]
+CONFIG = CONFIGS["called twice"].but(steps=4)
 
 
 def trained(size: int, options: dict[str, Any]) -> list[tuple[Mapping[str, str], Mapping[str, Any]]]:
@@ -26,7 +26,7 @@ def trained(size: int, options: dict[str, Any]) -> list[tuple[Mapping[str, str],
     return [(said["fallbacks"], said["report"]["forwards"]) for _, said in answers]
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 3))])
 def test_each_call_is_served(size: int, record_property: Any) -> None:
     for fallbacks, forwards in trained(size, {}):
         assert fallbacks == {}
@@ -52,7 +52,10 @@ def second_of_a(batch: Batch) -> Any:
     return batch.ids["a" + AGAIN]
 
 
-@pytest.mark.parametrize("functions", [first_of_a, [first_of_a], [first_of_a, second_of_a]])
+ONE_CALL = [pytest.param(told, marks=pytest.mark.long) for told in (first_of_a, [first_of_a])]
+
+
+@pytest.mark.parametrize("functions", [[first_of_a, second_of_a], *ONE_CALL])
 def test_features_of_the_calls_by_functions(functions: Any) -> None:
     for fallbacks, forwards in trained(2, {"features": {"embeddings.a": functions}}):
         assert fallbacks == {}

@@ -16,6 +16,7 @@ from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
 from exact_model import build
+from patience import PATIENCE_S
 from table_law import watch
 from worlds import shared_world
 
@@ -27,8 +28,6 @@ from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.exchange.worker import Worker
 from fscomm.tables.gradient_tap import GradientTap
-
-DEADLINE_S = 20
 
 
 class Stamps:
@@ -123,7 +122,12 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("loop", ["base", "accumulation", "without_backward", "left_early", "state_dict_everywhere"])
+OTHER_LOOPS = ["without_backward", "left_early", "state_dict_everywhere"]
+
+
+@pytest.mark.parametrize(
+    "loop", ["accumulation", *(pytest.param(loop, marks=pytest.mark.long) for loop in OTHER_LOOPS)]
+)
 def test_every_hand_over_between_threads_is_ordered_on_the_device(loop: str) -> None:
     for found, early, asked in shared_world(2).run(raced, CONFIGS["row"], LOOPS[loop], ""):
         assert (found, early) == ([], [])
@@ -138,10 +142,10 @@ def test_hand_overs_without_marks_are_noticed() -> None:
 
 def test_work_runs_behind_its_submitter_and_before_who_takes_the_result() -> None:
     device = Clocks()
-    worker = Worker("test", pytest.fail, device=device, limit_s=DEADLINE_S)
+    worker = Worker("test", pytest.fail, device=device, limit_s=PATIENCE_S)
     device.clock["mine"] = 7
     pending = worker.submit(lambda: device.clock.copy())
-    seen = pending.result(DEADLINE_S)
+    seen = pending.result(PATIENCE_S)
     worker.close()
     assert seen["mine"] == 7
     assert device.clock["fscomm test"] == pending.mark.clock["fscomm test"] == 1
@@ -153,7 +157,7 @@ class Payload:
 
 def test_work_under_way_keeps_what_it_uses() -> None:
     device = Clocks()
-    worker = Worker("test", pytest.fail, device=device, limit_s=DEADLINE_S)
+    worker = Worker("test", pytest.fail, device=device, limit_s=PATIENCE_S)
 
     def submitted() -> tuple[Any, weakref.ref[Payload]]:
         held = Payload()
@@ -162,26 +166,26 @@ def test_work_under_way_keeps_what_it_uses() -> None:
             del held
 
         pending = worker.submit(work)
-        pending.result(DEADLINE_S)
+        pending.result(PATIENCE_S)
         return pending.mark, weakref.ref(held)
 
     mark, held = submitted()
-    worker.submit(lambda: None).result(DEADLINE_S)
+    worker.submit(lambda: None).result(PATIENCE_S)
     assert held() is not None
-    device.wait(mark, DEADLINE_S)
-    worker.submit(lambda: None).result(DEADLINE_S)
-    worker.submit(lambda: None).result(DEADLINE_S)
+    device.wait(mark, PATIENCE_S)
+    worker.submit(lambda: None).result(PATIENCE_S)
+    worker.submit(lambda: None).result(PATIENCE_S)
     assert held() is None
     worker.close()
 
 
 def test_closing_waits_for_the_device() -> None:
     device = Clocks()
-    worker = Worker("test", pytest.fail, device=device, limit_s=DEADLINE_S)
+    worker = Worker("test", pytest.fail, device=device, limit_s=PATIENCE_S)
     marks = []
     for _ in range(3):
         pending = worker.submit(lambda: None)
-        pending.result(DEADLINE_S)
+        pending.result(PATIENCE_S)
         marks.append(pending.mark)
     worker.close()
     assert [mark in device.waited for mark in marks] == [True] * 3

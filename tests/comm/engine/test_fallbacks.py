@@ -33,7 +33,7 @@ import fscomm
 from fscomm.errors import NotServedError
 from fscomm.tables.torchrec import servable
 
-CONFIG = Config(modules=TWO, static_graph=False, even=True)
+CONFIG = Config(modules=TWO, static_graph=False, even=True, steps=5)
 
 TRAINED: list[tuple[str, dict[str, str]]] = [
     ("checkpointed", {"embeddings.b": "checkpointing"}),
@@ -50,17 +50,43 @@ TRAINED: list[tuple[str, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "reasons"), TRAINED, ids=[kind for kind, _ in TRAINED])
+REASON_IS_KNOWN_AT_ONCE = ("uvm", "managed", "tracked")  # `test_the_reason_is_reported` asks for it
+OF_BAD_USE = ("ids_made",)  # `test_features_that_are_nowhere`
+PARAMS = [
+    pytest.param(*each, id=each[0], marks=[pytest.mark.long] * (each[0] in REASON_IS_KNOWN_AT_ONCE + OF_BAD_USE))
+    for each in TRAINED
+]
+
+
+@pytest.mark.parametrize(("kind", "reasons"), PARAMS)
 def test_plain_beside_served(kind: str, reasons: dict[str, str]) -> None:
+    check_plain_beside_served(compare, kind, reasons)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "reasons"), TRAINED, ids=[kind for kind, _ in TRAINED])
+def test_plain_beside_served_with_one_thread_of_the_device(kind: str, reasons: dict[str, str]) -> None:
+    check_plain_beside_served(compare_in_one_thread, kind, reasons)
+
+
+def check_plain_beside_served(comparing: Callable[..., Any], kind: str, reasons: dict[str, str]) -> None:
     config = CONFIG.but(builder=getattr(exact_kinds, kind))
     if kind == "pooled":
         config = config.but(modules={"a": (SERVED,)})
-    for comparing in (compare, compare_in_one_thread):
-        for found, said in shared_world(2).run(comparing, config, LOOPS["base"]):
-            assert found == []
-            assert said["fallbacks"].keys() == reasons.keys()
-            for module, reason in reasons.items():
-                assert reason in said["fallbacks"][module]
+    for found, said in shared_world(2).run(comparing, config, with_calls):
+        assert found == []
+        assert said["fallbacks"].keys() == reasons.keys()
+        for module, reason in reasons.items():
+            assert reason in said["fallbacks"][module]
+
+
+def with_calls(run: Run) -> None:
+    """Also records how often the hooks of the user were called, where a model has them."""
+    LOOPS["base"](run)
+    for name, module in run.model.module.embeddings.items():
+        if hasattr(module, "calls"):
+            assert module.calls
+            run.record(f"calls of hooks {name}", module.calls)
 
 
 def vary(run: Run, chosen: Callable[[int], bool]) -> None:
@@ -79,7 +105,7 @@ def always_vary(run: Run) -> None:
 
 
 def sometimes_vary(run: Run) -> None:
-    vary(run, lambda step: step in (2, 3, 6))
+    vary(run, lambda step: step in (2, 3))
 
 
 def vary_first(run: Run) -> None:
@@ -87,10 +113,13 @@ def vary_first(run: Run) -> None:
 
 
 def vary_on_one_rank(run: Run) -> None:
-    vary(run, lambda step: step in (2, 3, 6) and run.rank == 1)
+    vary(run, lambda step: step in (2, 3) and run.rank == 1)
 
 
-@pytest.mark.parametrize("loop", [always_vary, sometimes_vary, vary_first, vary_on_one_rank])
+OTHER_STEPS = [pytest.param(loop, marks=pytest.mark.long) for loop in (always_vary, vary_first)]
+
+
+@pytest.mark.parametrize("loop", [sometimes_vary, vary_on_one_rank, *OTHER_STEPS])
 def test_batch_sizes_that_vary_by_feature(loop: Callable[[Run], None]) -> None:
     for rank, (found, said) in enumerate(shared_world(2).run(compare, CONFIG.but(even=False), loop)):
         assert found == []
@@ -121,6 +150,9 @@ GLOBAL_DECAY = {
 PARTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum"),)}
 ON_HOSTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum", sharding="host"),)}
 ASKED: list[tuple[str, int, Config, str]] = [
+    ("uvm", 2, CONFIG, "kernel fused_uvm_caching"),
+    ("managed", 2, CONFIG, "ShardedManagedCollisionEmbeddingCollection"),
+    ("tracked", 2, CONFIG, "tracker"),
     ("dense_kernel", 2, CONFIG, "kernel dense"),
     ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
     ("compiled", 2, CONFIG, "compiled"),
@@ -137,12 +169,10 @@ ASKED: list[tuple[str, int, Config, str]] = [
 ]
 
 
-def ask(rank: int, size: int, config: Config, strict: bool) -> dict[str, str]:
+def ask(rank: int, size: int, config: Config) -> dict[str, str]:
     model, _ = build(config, size)
-    if strict:
-        with pytest.raises(NotServedError, match=r"embeddings\.b"), fscomm.enable(model, strict=True):
-            pass
-        return {}
+    with pytest.raises(NotServedError, match=r"embeddings\.b"), fscomm.enable(model, strict=True):
+        pass
     with fscomm.enable(model) as comm:
         pass
     return dict(comm.report().fallbacks)
@@ -151,9 +181,8 @@ def ask(rank: int, size: int, config: Config, strict: bool) -> dict[str, str]:
 @pytest.mark.parametrize(("kind", "size", "config", "reason"), ASKED, ids=[each[0] for each in ASKED])
 def test_the_reason_is_reported(kind: str, size: int, config: Config, reason: str) -> None:
     config = config.but(builder=getattr(exact_kinds, kind, None))
-    for fallbacks in shared_world(size).run(ask, config, False):
+    for fallbacks in shared_world(size).run(ask, config):
         assert reason in fallbacks["embeddings.b"]
-    shared_world(size).run(ask, config, True)
 
 
 def served_alone(rank: int, size: int) -> Any:

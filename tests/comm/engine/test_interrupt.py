@@ -5,6 +5,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from exact import new_run
 from exact_configs import CONFIGS
+from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
@@ -12,7 +13,6 @@ from fscomm.errors import PeerError
 
 CONFIG = CONFIGS["several"].but(data_parallel=False)
 STEP = 4
-PEERS_WAIT_S, TIMEOUT_S = 12.0, 30.0
 
 
 def interrupted(rank: int, size: int, together: bool) -> list[str]:
@@ -22,12 +22,12 @@ def interrupted(rank: int, size: int, together: bool) -> list[str]:
     run = new_run(rank, size, CONFIG, "fscomm", {})
     notes: list[str] = []
     try:
-        with fscomm.enable(run.model, timeout_s=TIMEOUT_S) as comm:
+        with fscomm.enable(run.model, timeout_s=2 * PATIENCE_S) as comm:
             for step, batch in enumerate(comm.lookahead(run.loader())):
                 run.optimizer.zero_grad()
                 loss = run.loss(step, batch)
                 if step == STEP and rank == 0 and not together:
-                    store.wait([left], timedelta(seconds=PEERS_WAIT_S))  # fails if the other rank waits for this one
+                    store.wait([left], timedelta(seconds=PATIENCE_S))  # fails if the other rank waits for this one
                 loss.backward()
                 if step == STEP:
                     raise KeyboardInterrupt

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 OWNER = """
@@ -53,6 +53,7 @@ def test_a_failed_set_up_leaves_nothing(namespaces: Any, monkeypatch: pytest.Mon
     assert namespaces.existing(network) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_a_dead_owner_leaves_nothing(namespaces: Any, ending: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
@@ -64,10 +65,7 @@ def test_a_dead_owner_leaves_nothing(namespaces: Any, ending: signal.Signals) ->
         mark = bridge.removeprefix("fsb")
         assert mark in "".join(_left())
         owner.send_signal(ending)
-    end = time.monotonic() + 60
-    while any(mark in name for name in _left()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not [name for name in _left() if mark in name]
+    until(lambda: not any(mark in name for name in _left()), "the end of what was made")
 
 
 def test_the_number_of_ranks_is_checked(namespaces: Any) -> None:

@@ -14,6 +14,7 @@ import simulated
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange, judge
@@ -21,7 +22,6 @@ from fscomm.exchange.step import ExchangedIds, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.sharding_group import GroupLayout
 
-DEADLINE_S = 60
 BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
 HOSTS = [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (6, 2), (6, 3), (4, 4)]
 TWO_HOSTS = Shape(
@@ -35,7 +35,7 @@ class Wires:
 
     def __init__(self, world_size: int) -> None:
         self._sent: list[Any] = [None] * world_size
-        self._barrier = threading.Barrier(world_size, timeout=DEADLINE_S)
+        self._barrier = threading.Barrier(world_size, timeout=PATIENCE_S)
 
     def swap(self, rank: int, mine: Any) -> list[Any]:
         """What every rank gave in the same exchange."""

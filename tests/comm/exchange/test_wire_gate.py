@@ -5,12 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE_S
 
 from fscomm.exchange import wire_gate as gate_of_threads
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import GRACE_S, STARVED_S
-
-DEADLINE_S = 20
 
 
 class Clock:
@@ -158,7 +157,7 @@ def test_who_waits_is_woken(
     class Announced(threading.Condition):
         def wait(self, timeout: float | None = None) -> bool:
             waiting.set()  # the lock is held, and given back only when this thread can be woken
-            return super().wait(DEADLINE_S)
+            return super().wait(PATIENCE_S)
 
     monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Announced))
     gate = WireGate(clock)
@@ -173,8 +172,8 @@ def test_who_waits_is_woken(
 
     thread = threading.Thread(target=exclusive, daemon=True)
     thread.start()
-    assert waiting.wait(DEADLINE_S)
+    assert waiting.wait(PATIENCE_S)
     assert not passed.is_set()
     wakes(gate)
-    assert passed.wait(DEADLINE_S / 2), "not woken"
-    thread.join(DEADLINE_S)
+    assert passed.wait(PATIENCE_S), "not woken"
+    thread.join(PATIENCE_S)

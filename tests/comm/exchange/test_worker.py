@@ -4,7 +4,6 @@ import os
 import queue
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,12 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 import fscomm.exchange.worker
 from fscomm.device import Host
 from fscomm.exchange.worker import Worker
-
-DEADLINE_S = 20
 
 
 class Payload:
@@ -31,7 +29,7 @@ def errors() -> list[BaseException]:
 
 @pytest.fixture
 def worker(errors: list[BaseException]) -> Iterator[Worker]:
-    worker = Worker("test", errors.append, device=Host(), limit_s=DEADLINE_S)
+    worker = Worker("test", errors.append, device=Host(), limit_s=PATIENCE_S)
     yield worker
     worker.close()
 
@@ -49,19 +47,19 @@ def test_results_in_the_order_given(worker: Worker) -> None:
     order: list[int] = []
 
     def work(i: int) -> int:
-        assert go.wait(DEADLINE_S)
+        assert go.wait(PATIENCE_S)
         order.append(i)
         return 10 * i
 
     futures = [worker.submit(lambda i=i: work(i)) for i in range(20)]
     assert not any(future.done() for future in futures)
     go.set()
-    assert [future.result(DEADLINE_S) for future in futures] == [10 * i for i in range(20)]
+    assert [future.result(PATIENCE_S) for future in futures] == [10 * i for i in range(20)]
     assert order == list(range(20))
 
 
 def test_one_thread_of_its_own_with_its_name(worker: Worker) -> None:
-    threads = {worker.submit(threading.current_thread).result(DEADLINE_S) for _ in range(3)}
+    threads = {worker.submit(threading.current_thread).result(PATIENCE_S) for _ in range(3)}
     assert [thread.name for thread in threads] == ["fscomm test"]
     assert threads.isdisjoint([threading.current_thread()])
 
@@ -71,10 +69,10 @@ def test_after_an_error_nothing_more_runs(worker: Worker, errors: list[BaseExcep
     ran: list[int] = []
     futures = [worker.submit(lambda: ran.append(0)), worker.submit(raising(error))]
     futures += [worker.submit(lambda i=i: ran.append(i)) for i in (1, 2)]
-    futures[0].result(DEADLINE_S)
+    futures[0].result(PATIENCE_S)
     for future in futures[1:]:
-        assert future.exception(DEADLINE_S) is error
-    assert worker.submit(lambda: ran.append(3)).exception(DEADLINE_S) is error
+        assert future.exception(PATIENCE_S) is error
+    assert worker.submit(lambda: ran.append(3)).exception(PATIENCE_S) is error
     assert ran == [0]
     assert errors == [error]
 
@@ -86,21 +84,21 @@ def test_the_error_is_told_before_anybody_sees_it() -> None:
     queued = threading.Event()
 
     def on_error(_: BaseException) -> None:
-        assert queued.wait(DEADLINE_S)
+        assert queued.wait(PATIENCE_S)
         told.append((any(future.done() for future in futures), threading.current_thread().name))
 
-    worker = Worker("test", on_error, device=Host(), limit_s=DEADLINE_S)
+    worker = Worker("test", on_error, device=Host(), limit_s=PATIENCE_S)
     futures += [worker.submit(raising(ValueError("first"))), worker.submit(raising(ValueError("second")))]
     queued.set()
-    assert [str(future.exception(DEADLINE_S)) for future in futures] == ["first", "first"]
+    assert [str(future.exception(PATIENCE_S)) for future in futures] == ["first", "first"]
     assert told == [(False, "fscomm test")]
     worker.close()
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
 def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -> None:
-    worker = Worker("test", lambda _: None, device=Host(), limit_s=DEADLINE_S)
-    thread = worker.submit(threading.current_thread).result(DEADLINE_S)
+    worker = Worker("test", lambda _: None, device=Host(), limit_s=PATIENCE_S)
+    thread = worker.submit(threading.current_thread).result(PATIENCE_S)
     if fails:
         worker.submit(raising(ValueError("broken")))
     done: list[int] = []
@@ -114,7 +112,7 @@ def test_closing_completes_what_was_submitted_and_ends_the_thread(fails: bool) -
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after an error"])
 def test_a_closed_worker_takes_no_work(fails: bool) -> None:
     """Whoever waited for it would wait for ever."""
-    worker = Worker("test", lambda _: None, device=Host(), limit_s=DEADLINE_S)
+    worker = Worker("test", lambda _: None, device=Host(), limit_s=PATIENCE_S)
     if fails:
         worker.submit(raising(ValueError("broken")))
     worker.close()
@@ -137,50 +135,25 @@ def test_what_is_done_is_let_go_while_the_worker_is_idle(monkeypatch: pytest.Mon
         def work(held: Payload = held, result: Payload = result) -> Payload:
             return result
 
-        assert worker.submit(work).result(DEADLINE_S) is result
+        assert worker.submit(work).result(PATIENCE_S) is result
         return weakref.ref(held), weakref.ref(result)
 
     monkeypatch.setattr(fscomm.exchange.worker, "queue", SimpleNamespace(SimpleQueue=Watched))
-    worker = Worker("test", lambda _: None, device=Host(), limit_s=DEADLINE_S)
+    worker = Worker("test", lambda _: None, device=Host(), limit_s=PATIENCE_S)
     held, result = submitted()
     for _ in range(2):
-        assert asks.acquire(timeout=DEADLINE_S)
+        assert asks.acquire(timeout=PATIENCE_S)
     assert (held(), result()) == (None, None)
     worker.close()
-
-
-class Stuck(Host):
-    """A device that never comes to the end of what was issued to it."""
-
-    def mark(self) -> str:
-        return "never"
-
-    def is_done(self, mark: Any) -> bool:
-        return False
-
-    def wait(self, mark: Any, limit_s: float) -> None:
-        time.sleep(limit_s)
-        raise TimeoutError("the device is late")
-
-
-def test_a_worker_does_not_wait_for_the_device_for_ever() -> None:
-    told: list[BaseException] = []
-    worker = Worker("test", told.append, device=Stuck(), limit_s=0.1)
-    for _ in range(3):
-        worker.submit(lambda: None).result(DEADLINE_S)
-    start = time.monotonic()
-    worker.close()
-    assert time.monotonic() - start < DEADLINE_S / 2
-    assert [str(error) for error in told] == ["the device is late"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads share the priority of their process")
 @pytest.mark.parametrize("background", [False, True])
 def test_a_worker_in_the_background_gives_way_and_no_other_thread_does(background: bool) -> None:
-    worker = Worker("test", pytest.fail, device=Host(), limit_s=DEADLINE_S, background=background)
+    worker = Worker("test", pytest.fail, device=Host(), limit_s=PATIENCE_S, background=background)
     try:
         usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        of_worker = worker.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(DEADLINE_S)
+        of_worker = worker.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(PATIENCE_S)
     finally:
         worker.close()
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == usual

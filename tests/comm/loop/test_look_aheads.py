@@ -20,7 +20,9 @@ def test_one_step_runs_plainly_until_features_are_known() -> None:
         assert fallbacks == {}
 
 
-@pytest.mark.parametrize(("loop", "at_least"), [("dropout", 14), ("two_loaders_in_turn", 22)])
+@pytest.mark.parametrize(
+    ("loop", "at_least"), [("dropout", 14), pytest.param("two_loaders_in_turn", 22, marks=pytest.mark.long)]
+)
 def test_served(loop: str, at_least: int) -> None:
     for found, forwards, fallbacks in shared_world(2).run(served, loop):
         assert found == []
@@ -28,7 +30,7 @@ def test_served(loop: str, at_least: int) -> None:
         assert fallbacks == {}
 
 
-@pytest.mark.parametrize("loop", ["drawing", "drawing_on_one_rank"])
+@pytest.mark.parametrize("loop", [pytest.param("drawing", marks=pytest.mark.long), "drawing_on_one_rank"])
 def test_a_loader_that_draws_the_training_s_numbers(loop: str) -> None:
     """After the second batch nothing is served, on all ranks, and the reason says what to do."""
     for found, forwards, fallbacks in shared_world(2).run(served, loop):

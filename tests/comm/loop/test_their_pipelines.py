@@ -1,10 +1,6 @@
 """TorchRec's train pipelines, which replace the forward of sharded modules, before, in and after a block."""
 
-import time
-from contextlib import suppress
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +13,6 @@ from torchrec.streamable import Pipelineable
 from worlds import shared_world
 
 from fscomm.errors import NotServedError
-from fscomm.exchange.row_exchange import RowExchange
 
 CPU = torch.device("cpu")
 Pipelineable.register(Batch)
@@ -134,34 +129,8 @@ def test_after_a_pipeline_was_detached_all_is_served_again() -> None:
         assert said["fallbacks"] == {}
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    "loop", ["made_inside", *(pytest.param(name, marks=pytest.mark.long) for name in ("made_before", "made_in_a_loop"))]
+)
 def test_strict_refuses_by_name(loop: str) -> None:
     shared_world(2).run(strict, loop)
-
-
-def replaced_last(run: Run) -> None:
-    """Nothing is left to do but to leave, when there still are updates under way."""
-    module = run.model.module.embeddings["a"]
-    with suppress(NotServedError), run.enable(clean=False) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.train(step, batch)
-            if step == 5:
-                break
-        module.forward = partial(type(module).forward, module)
-    del module.forward
-    run.record_raw("after the block")
-
-
-def left_strictly(rank: int, size: int) -> list[str]:
-    update = RowExchange.update
-
-    def late(self: RowExchange, *args: Any, **options: Any) -> None:
-        time.sleep(0.05)
-        update(self, *args, **options)
-
-    with mock.patch.object(RowExchange, "update", late):
-        return compare(rank, size, CONFIG, replaced_last, "fscomm", {"strict": True})[0]
-
-
-def test_leaving_a_strict_block_completes_updates_first() -> None:
-    assert shared_world(2).run(left_strictly) == [[], []]

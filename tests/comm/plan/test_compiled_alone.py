@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
+@pytest.mark.long  # a whole process
 def test_all_kernels_are_ready_before_the_first_step() -> None:
     done = subprocess.run(
         [sys.executable, str(HERE / "compiled_alone.py"), str(ROOT / "benchmarks")],

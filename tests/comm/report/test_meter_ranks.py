@@ -13,10 +13,9 @@ from exact_model import Config, mixed
 from test_meter import Clock, parts, wrapped
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from worlds import World, shared_world
+from worlds import shared_world
 
 from fscomm.meter.meter import BubbleMeter
-from fsranks.errors import PeerError
 
 CONFIG = Config(modules={"a": mixed()}, steps=6, static_graph=False)
 
@@ -43,8 +42,9 @@ def case_results_stay_the_same(rank: int, size: int, static: bool) -> Any:
     return differences(expected.log, metered.log), metered.reports[0].to_dict()
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "static"), [(2, False), *(pytest.param(*case, marks=pytest.mark.long) for case in ((2, True), (3, False)))]
+)
 def test_a_torchrec_model_trains_to_the_same_bits(size: int, static: bool) -> None:
     answers = shared_world(size).run(case_results_stay_the_same, static)
     assert [found for found, _ in answers] == [[]] * size
@@ -84,7 +84,7 @@ def case_with_fscomm(rank: int, size: int, loop: Any) -> Any:
     return differences(expected.log, metered.log), [parts(step) for step in report.steps]
 
 
-@pytest.mark.parametrize("loop", [metered_inside, metered_around])
+@pytest.mark.parametrize("loop", [metered_inside, pytest.param(metered_around, marks=pytest.mark.long)])
 def test_a_loop_with_fscomm_is_measured_and_stays_exact(loop: Any) -> None:
     for found, steps in shared_world(2).run(case_with_fscomm, loop):
         assert found == []
@@ -208,21 +208,3 @@ def case_slow_all_reduce(rank: int, size: int) -> Any:
 def test_a_slow_dense_all_reduce_is_found_again() -> None:
     for steps in shared_world(2).run(case_slow_all_reduce):
         assert steps == [{"compute": 1 + n, "dense": 0.25} for n in range(3)]
-
-
-def case_absent(rank: int, size: int) -> str:
-    meter = BubbleMeter(nn.Linear(1, 1), timeout_s=1)
-    with meter:
-        list(meter.watch(range(2)))
-    assert len(meter.report(local=True).steps) == 2
-    if rank == 0:
-        try:
-            meter.report()
-        except PeerError as error:
-            return str(error)
-    return ""
-
-
-def test_a_rank_that_does_not_report_is_named() -> None:
-    with World(2) as world:
-        assert "rank 1 did not" in world.run(case_absent)[0]
