@@ -19,11 +19,13 @@ from validation.against_paper import EXPOSED_LONGEST, against_paper
 from validation.comparison import row
 from validation.fit import SIGMA, expected_straggler, fit_line, fit_sigma, paper_workload
 
+ROOT = Path(__file__).parents[2]
 SHAPE = {"sharding": ["row", "row"], "width": 128, "samples": 32, "ids_per_sample": 112}
 ROW_BYTES = 2 * 32 * 112 * 128 * 4 * 3 / 4
 ID_BYTES = 2 * 32 * 112 * 8 * 3 / 4
 MEASURED = {
-    # Medians of benchmarks/exposed.py, 20 November 2026: compute only, plain loop, SparseDist, fscomm.
+    # An example, not the record in benchmarks/results. Medians of a run of benchmarks/exposed.py on 20 November 2026:
+    # compute only, plain loop, SparseDist, fscomm.
     "400 ms": (200.0, 0, 405.92, 713.70, 701.49, 447.81),
     "270 ms": (200.0, 0, 275.54, 598.58, 604.48, 329.13),
     "400 ms, unshaped": (None, 0, 406.15, 479.30, 482.15, 434.58),
@@ -113,6 +115,18 @@ def test_the_benchmark_is_predicted_from_its_plain_rows(write):
     collisions = 8e-3 * (348_965 + 357_498) / 200 / efficiency + 0.12 * own
     assert rows["400 ms, fscomm"]["predicted"] == pytest.approx(collisions, abs=0.01)
     assert rows["400 ms, 20 after the backward, fscomm"]["predicted"] == pytest.approx(collisions - 20, abs=0.01)
+
+
+def test_the_documentation_says_what_the_record_says():
+    """Errors and verdicts of SparseDist and fscomm in docs/performance.md follow from the results file."""
+    record = ROOT / "benchmarks" / "results" / "exposed.json"
+    rows = {one["what"].removeprefix("exposed, "): one for one in against_benchmark(record)["rows"]}
+    said = (ROOT / "docs" / "performance.md").read_text()
+    for mode, name in (("TorchRec SparseDist", "SparseDist"), ("fscomm", "fscomm")):
+        found = [rows[f"{section}, {mode}"] for section in ASKED]
+        errors = " / ".join(f"{100 * one['error']:+.1f}" for one in found)
+        (verdict,) = {one["verdict"] for one in found}
+        assert f"| {name} | {errors} % | {verdict}" in said
 
 
 def test_only_plain_rows_decide_the_fit(write):
