@@ -127,11 +127,7 @@ def check(fate: Fate, moment: Path) -> list[float]:
     return took
 
 
-NORMAL = (24, 14)  # one killed and one stopped while the modules run plainly
-SEEDS = [pytest.param(seed, marks=() if seed in NORMAL else pytest.mark.long) for seed in range(60)]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(60))
 def test_the_others_end_in_time_and_blame_the_lost_rank(seed: int, tmp_path: Path) -> None:
     fated = fate(seed)
     print(fated)
