@@ -1,25 +1,35 @@
 """No kernel is compiled during a step: that takes seconds, in which all other ranks would wait."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from patience import PATIENCE_S
+from test_bags import drawn_shared, planned, world
+from worlds import shared_world
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+from fscomm.plan import hash_tables, wire_kernels
+from fscomm.plan.compiled import compile_kernels
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
-@pytest.mark.long  # a whole process
+def compiled_during_steps(rank: int, size: int) -> tuple[list[str], int]:
+    """Kernels compiled, or loaded, during steps of both kinds of groups; the fewest forms of a kernel before them."""
+    sys.path.append(str(BENCHMARKS))
+    from common.synthetic_peers import Planner, World, uniform
+
+    named = {**vars(hash_tables), **vars(wire_kernels)}
+    kernels = {name: each for name, each in named.items() if hasattr(each, "signatures") and not name.startswith("_")}
+    compile_kernels()
+    before = {name: len(kernel.signatures) for name, kernel in kernels.items()}
+    planner = Planner(World(ranks=4, features=2, rows=1000, ids=500, dim=4, chunk_bytes=256), uniform)
+    for _ in range(3):
+        planner.step(*planner.draw())
+    found = world(2, 2, True, 3, 0)
+    for back in (False, True):
+        planned(found, drawn_shared(found, 0.3), back=back)
+    return [name for name, kernel in kernels.items() if len(kernel.signatures) != before[name]], min(before.values())
+
+
 def test_all_kernels_are_ready_before_the_first_step() -> None:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "compiled_alone.py"), str(ROOT / "benchmarks")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split("\n")[-2] == "[] 1"
+    """Only a new process shows it: in one that has planned before, every kernel is there."""
+    assert shared_world(1, "no kernels").run(compiled_during_steps) == [([], 1)]
