@@ -4,9 +4,26 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
+from freescale_tools.simulate import batches, verdict
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True, scope="module")
+def few_draws():
+    """Intervals of a verdict come from few draws: most of the time of a simulation goes into draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdict, "_DRAWS", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_samples():
+    """Points of a grid are means over few samples: for tests of what is made of the points."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "_SAMPLES", 2048)
+        yield
+
+
+@pytest.fixture(scope="module")
 def call(request):
     """Runs the command that the test's module names as COMMAND, with arguments of any type."""
 

@@ -89,6 +89,7 @@ def test_another_training_tells_nothing_of_a_remedy(tmp_path):
         calibrate(plain, balanced=read_steps(run(tmp_path / "other.json"), column="user"))
 
 
+@pytest.mark.long
 def test_intervals_hold_the_truth_as_often_as_they_say(tmp_path):
     """90 % is meant: of 40 runs with 5 % noise, 32 or more hold it with a chance of 98 %."""
     held = {"constant_s": 0, "latency_s": 0, "bytes_per_s": 0, "lookup": 0}

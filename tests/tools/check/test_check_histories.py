@@ -1,6 +1,5 @@
 """What a check says of histories: everything that a loader would stop at, with its rows."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def test_good_histories_pass(tmp_path: Path) -> None:
     assert found(tmp_path) == []
 
 
-NOW = int(time.time())
+PAST, FUTURE = 1_600_000_000, 5_000_000_000  # the years 2020 and 2128
 
 
 @pytest.mark.parametrize(
@@ -54,14 +53,14 @@ NOW = int(time.time())
         ({"user": [0, 1, 1, 3]}, [("key", "user", None)]),
         ({"user": [0, None, 2, 3]}, [("key", "user", None)]),
         ({"item": [[1, None], [3], [], [4]]}, [("null element", "item", [0])]),
-        ({"ts": [[NOW, NOW + 10**6], [NOW], [], [NOW]]}, [("future", "ts", [0])]),
-        ({"ts": [[1000 * NOW, 1001 * NOW], [NOW * 1000], [], [NOW * 1000]]}, [("future", "ts", [0])]),
+        ({"ts": [[PAST, FUTURE], [PAST], [], [PAST]]}, [("future", "ts", [0])]),
+        ({"ts": [[1000 * PAST, 1000 * FUTURE], [1000 * PAST], [], [1000 * PAST]]}, [("future", "ts", [0])]),
         ({"action": ["a", "b", "c", "d"]}, [("mismatch", "action", None)]),
     ],
     ids=["unsorted", "ragged", "key twice", "null key", "null item", "future", "future in ms", "text"],
 )
 def test_faults_of_histories(tmp_path: Path, columns: dict[str, Any], expected: list[Any]) -> None:
-    listed = found(tmp_path, {"at": [NOW * 10**3 if "ms" in str(columns) else 10, 20, 30]}, **columns)
+    listed = found(tmp_path, {"at": [1000 * PAST if "ms" in str(columns) else 10, 20, 30]}, **columns)
     assert [one for one in listed if one[0] != "data"] == expected
 
 

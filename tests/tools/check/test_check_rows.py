@@ -49,7 +49,9 @@ def faulty(rng):
     return pa.table({name: pa.array(values, kinds.get(name)) for name, values in made.items()})
 
 
-@pytest.mark.parametrize("policy", ["error", "drop", "default", "mixed"])
+@pytest.mark.parametrize(
+    "policy", ["mixed", *(pytest.param(policy, marks=pytest.mark.long) for policy in ("error", "drop", "default"))]
+)
 def test_scan_and_loader_reject_the_same_rows(tmp_path, policy):
     fields = SCHEMA.field_names
     rejected = passed = 0

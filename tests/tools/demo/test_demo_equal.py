@@ -41,7 +41,7 @@ def files(tmp_path_factory):
     return synth.demo_set(tmp_path_factory.mktemp("demo"), rows=200, row_group_rows=16, seed=1)
 
 
-@pytest.mark.parametrize("balanced", [False, True], ids=["plain", "balanced"])
+@pytest.mark.parametrize("balanced", [pytest.param(False, marks=pytest.mark.long), True], ids=["plain", "balanced"])
 def test_prioritized_communication_changes_no_bit_on_two_ranks(files, balanced):
     for where, collisions, fallbacks in shared_world(2).run(twins, files, balanced):
         assert where is None
@@ -49,6 +49,7 @@ def test_prioritized_communication_changes_no_bit_on_two_ranks(files, balanced):
         assert 0 < collisions < 1
 
 
+@pytest.mark.long
 def test_lost_updates_are_noticed(files):
     for where, _, _ in shared_world(2).run(twins, files, False, True):
         assert where.startswith("step 1, rank ")

@@ -24,7 +24,7 @@ def one_rank():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("balance", [None, Balance()], ids=["plain", "balanced"])
+@pytest.mark.parametrize("balance", [pytest.param(None, marks=pytest.mark.long), Balance()], ids=["plain", "balanced"])
 def test_on_one_rank_both_loaders_train_alike(one_rank, tmp_path, balance):
     files = synth.demo_set(tmp_path, rows=120, row_group_rows=16, seed=1)
     data = synthetic(files, batch_size=8, max_length=200)

@@ -321,6 +321,7 @@ app(sys.argv[2:])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["out", "new"], ids=["before the old one is moved", "between the renames"])
 def test_a_killed_run_loses_nothing(call, log, tmp_path, out, before):
     old = contents(out)

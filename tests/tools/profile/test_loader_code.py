@@ -172,6 +172,7 @@ def agrees(quoted, error, found, own_error):
     assert abs(found - quoted) <= 3 * np.hypot(error, own_error) + 1e-4, (quoted, error, found, own_error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lengths", "method"), [(even, "fbs+swap"), (long_tail, "vbs")])
 def test_what_is_quoted_is_what_the_pasted_code_does(tmp_path, lengths, method):
     paths = written(tmp_path, lengths(np.random.default_rng(2), ROWS))
@@ -180,6 +181,7 @@ def test_what_is_quoted_is_what_the_pasted_code_does(tmp_path, lengths, method):
     agrees(found["straggler"], found["straggler_error"], *measured(found["code"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fbs+swap", "vbs", "hierarchical"])
 def test_every_method_is_simulated_with_the_options_that_its_code_has(tmp_path, method):
     lengths = long_tail(np.random.default_rng(4), ROWS)

@@ -20,6 +20,7 @@ from freescale_tools.scan.files import open_files
 from freescale_tools.simulate.enough_rows import fitting
 from freescale_tools.write.synth.presets import demo_set
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 
 

@@ -10,23 +10,31 @@ from typer.testing import CliRunner
 from freescale_tools.cli import app
 
 COMMAND = "profile"
+pytestmark = pytest.mark.usefixtures("few_samples")
 SETTINGS = ("--ranks", "2,4", "--batch-size", "4", "--json")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    samples = Samples.drawn(11, requests=600, users=40, longest=60)
-    samples.write(tmp_path, files=2, group=50)
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("requests")
+    Samples.drawn(11, requests=600, users=40, longest=60).write(folder, files=2, group=50)
+    return folder
 
 
-def test_the_document_is_that_of_the_same_samples_in_rows(call, folder):
+@pytest.fixture(scope="module")
+def stored(few_samples, call, folder):
+    """The document of the histories that are stored once; its report is in `once`."""
+    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item",
+                "--candidates", "shown", "--out", folder / "once", *SETTINGS)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_the_document_is_that_of_the_same_samples_in_rows(call, folder, stored):
     rows = call(folder / "rows", "--sequence", "item", "--candidates", "shown", "--time", "at", "--out", folder / "out",
                 *SETTINGS)  # fmt: skip
-    stored = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item",
-                  "--candidates", "shown", "--out", folder / "once", *SETTINGS)  # fmt: skip
-    assert (rows.exit_code, stored.exit_code) == (0, 0), stored.output
-    rows, stored = (json.loads(done.stdout) for done in (rows, stored))
+    assert rows.exit_code == 0, rows.output
+    rows = json.loads(rows.stdout)
     for same in (
         "sequences",
         "candidates",
@@ -48,35 +56,29 @@ def test_the_document_is_that_of_the_same_samples_in_rows(call, folder):
     assert "stored once" in (folder / "once" / "profile.html").read_text()
 
 
-def test_the_code_reads_the_windows(call, folder):
-    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price",
-                "--candidates", "shown", "--out", folder / "out", *SETTINGS)  # fmt: skip
-    document = json.loads(done.stdout)
+def test_the_code_reads_the_windows(stored):
+    document = json.loads(json.dumps(stored))
     scope = {"samples": 0, "events": 0}
-    step = "samples += len(batch.origin); events += len(batch.jagged['price'].values)  #"
+    step = "samples += len(batch.origin); events += len(batch.features['item'].values())  #"
     exec(document["recommended"]["code"].replace("...  #", step), scope)
-    lengths = zip(*document["sequences"]["price"]["histogram"].values(), strict=True)
+    lengths = zip(*document["sequences"]["item"]["histogram"].values(), strict=True)
     most = document["recommended"]["max_length"]
     assert (scope["samples"], scope["events"]) == (600, sum(count * min(length, most) for length, count in lengths))
-    assert document["collisions"] is None
 
 
-def test_other_ids(call, folder):
-    stored = (folder / "requests", "--histories", folder / "histories", *OPTIONS, "--out", folder / "out", *SETTINGS)
-    items = json.loads(call(*stored, "--sequence", "item").stdout)
-    prices = json.loads(call(*stored, "--sequence", "price", "--ids", "item").stdout)
-    assert prices["collisions"] == items["collisions"]
+def test_other_ids(call, folder, stored):
+    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price",
+                "--ids", "item", "--candidates", "shown", "--out", folder / "out", *SETTINGS)  # fmt: skip
+    prices = json.loads(done.stdout)
+    assert prices["collisions"] == stored["collisions"]
     assert list(prices["sequences"]) == ["price"]
 
 
-def test_a_step_is_simulated_from_it(call, folder):
-    call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item", "--out",
-         folder / "out", *SETTINGS)  # fmt: skip
-    again = CliRunner().invoke(app, ["simulate", "--profile", str(folder / "out"), "--ranks", "2,4", "--out",
+def test_a_step_is_simulated_from_it(folder, stored):
+    again = CliRunner().invoke(app, ["simulate", "--profile", str(folder / "once"), "--ranks", "2,4", "--out",
                                      str(folder / "steps"), "--json"])  # fmt: skip
     assert again.exit_code == 0, again.output
-    profile = json.loads((folder / "out" / "profile.json").read_text())
-    assert json.loads(again.stdout)["simulation"]["points"] == profile["simulation"]["points"]
+    assert json.loads(again.stdout)["simulation"]["points"] == stored["simulation"]["points"]
 
 
 def test_tables_for_people(call, folder):

@@ -17,6 +17,7 @@ from freescale_tools.simulate.workload import choose, workload
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 
 COMMAND = "profile"
+pytestmark = pytest.mark.usefixtures("few_samples")
 HARDWARE = load_hardware("h100-ib")
 COST = Polynomial()
 
@@ -150,7 +151,7 @@ def test_ranks_are_halved_until_the_requests_are_enough(tmp_path):
     assert {one["steps"] for one in found["points"] if one["batch_size"] == 4} == {6}
 
 
-@pytest.mark.parametrize("number", [600, 640])
+@pytest.mark.parametrize("number", [pytest.param(600, marks=pytest.mark.long), 640])
 def test_the_command(call, tmp_path, number):
     """640 requests are enough for five steps of four times 32, 600 are not."""
     Samples.drawn(11, requests=number, users=40, longest=60).write(tmp_path, group=20)

@@ -120,6 +120,7 @@ def test_the_error_of_a_share_is_that_of_the_drawn_steps(small_grid):
     assert max(point["straggler_error"]["none"] or 0 for point in small_grid["points"]) > 0.001
 
 
+@pytest.mark.long
 def test_the_seed_decides(small_grid):
     def grid(seed):
         histogram = lognormal(median=600, longest=5000)
