@@ -9,6 +9,7 @@ import pytest
 import torch
 import transport_contract as contract
 from over_gloo import PADDED
+from patience import PATIENCE_S
 from transport_jobs import AllToAll, one_pair
 from worlds import shared_world
 
@@ -16,30 +17,29 @@ from fscomm.transports import nccl
 from fsranks.rank_context import resolve
 
 SIZE = 3
-TIMEOUT_S = 60
 
 
 @pytest.mark.parametrize(
     ("case", "args"),
     [
-        (contract.all_kinds, (True,)),
+        pytest.param(contract.all_kinds, (True,), marks=pytest.mark.long),
         (contract.many_in_flight, (False,)),
         (contract.growth, (True,)),
-        (contract.giant_pair, ()),
+        pytest.param(contract.giant_pair, (), marks=pytest.mark.long),
         (contract.done_without_wait, ()),
         (contract.kept_alive, ()),
-        (contract.two_classes, ()),
+        pytest.param(contract.two_classes, (), marks=pytest.mark.long),
         (contract.autograd, ()),
         (contract.closed, ()),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_contract(case: Any, args: tuple[object, ...]) -> None:
-    shared_world(SIZE).run(over_gloo.run, case, PADDED, *args, timeout_s=TIMEOUT_S)
+    shared_world(SIZE).run(over_gloo.run, case, PADDED, *args)
 
 
 def test_nothing_is_left_after_close() -> None:
-    shared_world(2).run(over_gloo.run, contract.nothing_left, PADDED, True, timeout_s=TIMEOUT_S)
+    shared_world(2).run(over_gloo.run, contract.nothing_left, PADDED, True)
 
 
 def test_buffers_are_as_large_on_all_ranks_and_grow_only_when_they_must() -> None:
@@ -48,7 +48,7 @@ def test_buffers_are_as_large_on_all_ranks_and_grow_only_when_they_must() -> Non
 
 
 def grown(rank: int, world_size: int) -> list[int]:
-    transport = over_gloo.open_padded(resolve(), float(TIMEOUT_S), True)
+    transport = over_gloo.open_padded(resolve(), PATIENCE_S, True)
     found = []
     for rows in (0, 1024, 1025 * 3, 7, 4096):  # float32
         AllToAll("growing", one_pair(world_size, rows)).run(transport)
@@ -120,7 +120,7 @@ def streamed(rank: int, world_size: int) -> list[list[str]]:
         made = iter(streams)
         patch.setattr(nccl, "_stream", lambda where: next(made))
         patch.setattr(nccl, "_in_stream", in_stream)
-        transport = over_gloo.open_padded(resolve(), float(TIMEOUT_S), True)
+        transport = over_gloo.open_padded(resolve(), PATIENCE_S, True)
         carrier = transport._backend  # type: ignore[attr-defined]
 
         class Late:

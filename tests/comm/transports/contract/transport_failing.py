@@ -5,14 +5,12 @@ it at the same time, each in a thread of its own.
 """
 
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import over_gloo
 import pytest
-from transport_jobs import LIMIT_S as NO_LIMIT_S
+from patience import PATIENCE_S
 from transport_jobs import OPENERS, AllToAll, Job, Opener
 
 from fscomm.transports.transport import Transport
@@ -22,11 +20,6 @@ from fsranks.rank_context import resolve
 T = TypeVar("T")
 
 SIZE = 3
-LIMIT_S = 3.0
-LONG_S = 25.0  # a limit that nothing here is to use up
-SLACK_S = 10.0  # to find out who is to blame: ranks and the store are asked, and given time to answer
-
-before_or_after = pytest.mark.parametrize("agreed", [False, True], ids=["before it agreed", "after it agreed"])
 
 # Not among those of the contract, which the tests of these two run with a carrier of their own.
 TRANSPORTS: dict[str, Opener] = {
@@ -34,29 +27,22 @@ TRANSPORTS: dict[str, Opener] = {
     over_gloo.NCCL: over_gloo.open_nccl,
     over_gloo.PADDED: over_gloo.open_padded,
 }
-each_transport = pytest.mark.parametrize("name", TRANSPORTS)
+one_and_long_all = pytest.mark.parametrize(
+    "name", [name if name == "copy-engine" else pytest.param(name, marks=pytest.mark.long) for name in TRANSPORTS]
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a call raised, "" if nothing, and how long that took."""
-
-    said: str
-    took_s: float
-
-
-def open_by(name: str, limit_s: float = NO_LIMIT_S) -> Transport:
+def open_by(name: str, limit_s: float = PATIENCE_S) -> Transport:
     return TRANSPORTS[name](resolve(), limit_s, True)
 
 
-def attempt(call: Callable[[], object]) -> Outcome:
-    start = time.monotonic()
+def attempt(call: Callable[[], object]) -> str:
+    """What it raised, "" if nothing."""
     try:
         call()
-        said = ""
     except FreeScaleError as error:
-        said = f"{type(error).__name__}: {error}"
-    return Outcome(said=said, took_s=time.monotonic() - start)
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def in_threads(function: Callable[[str], T]) -> dict[str, T]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 
 from fscomm.device import Host
 from fscomm.transports.handshake import Handshake
@@ -18,7 +19,6 @@ from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Handle, Transport
 from fsranks.rank_context import RankContext, resolve
 
-LIMIT_S = 60.0  # where nothing is to fail
 POISON = 0x7F  # NaN as float16, bfloat16 and float32
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 TRAILING: list[tuple[int, ...]] = [(), (1,), (64,), (3, 5), (0,)]
@@ -41,7 +41,7 @@ OPENERS: dict[str, Opener] = {
 MORE: dict[str, Opener] = {}  # that a test adds in its processes
 
 
-def open_by(name: str, timeout_s: float = LIMIT_S, *, verify: bool = True) -> Transport:
+def open_by(name: str, timeout_s: float = PATIENCE_S, *, verify: bool = True) -> Transport:
     return (OPENERS | MORE)[name](resolve(), timeout_s, verify)
 
 

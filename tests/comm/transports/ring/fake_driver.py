@@ -5,17 +5,15 @@ gives every rank a thread. Whoever waits lets the clock run until nobody can go 
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from patience import PATIENCE_S
 from virtual import Clock, Engine, Process
 
 from fscomm.transports.ring.fabric import in_circle
-
-HUNG_S = 5.0  # real
 
 
 class Machine:
@@ -24,6 +22,7 @@ class Machine:
     def __init__(self, world_size: int, *, send: float = 1e9, receive: float = 1e9) -> None:
         self.clock = Clock()
         self.lock = threading.RLock()
+        self.issued = threading.Condition(self.lock)
         self.world_size = world_size
         self.engines = [
             {"send": Engine(self.clock, bytes_per_s=send), "receive": Engine(self.clock, bytes_per_s=receive)}
@@ -36,12 +35,13 @@ class Machine:
 
     def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Whether it came true; in real seconds, as other ranks may have threads of their own."""
-        end = time.monotonic() + timeout_s
-        while True:
+
+        def came() -> bool:
             self.run()
-            if condition() or time.monotonic() >= end:
-                return condition()
-            time.sleep(0.001)
+            return condition()
+
+        with self.issued:
+            return self.issued.wait_for(came, timeout_s)
 
 
 class Shelf:
@@ -136,11 +136,12 @@ class FakeQueue:
 
     def _issue(self, process: Process) -> None:
         capacity = self._driver.capacity
-        if capacity is not None and not self._driver.machine.until(lambda: len(self.todo) < capacity, HUNG_S):
+        if capacity is not None and not self._driver.machine.until(lambda: len(self.todo) < capacity, PATIENCE_S):
             raise AssertionError("the host is blocked for ever in a queue that takes no more")
         with self._driver.machine.lock:
             self.todo.append(process)
             self.issued += 1
+            self._driver.machine.issued.notify_all()
 
     def _serve(self) -> Process:
         while True:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from transport_jobs import MORE
 from worlds import World, shared_world
 
@@ -32,7 +33,6 @@ from fsranks.rank_context import RankContext
 
 NAME = "copy-engine on host memory"
 HERE = torch.device("cpu")
-LIMIT_S = 60.0
 NEWEST = 13000  # the driver; 12080 is one of CUDA 12.8
 FOLDERS = "FREESCALE_CUDA_BINDINGS"
 _loaded: list[ctypes.CDLL] = []
@@ -57,7 +57,7 @@ class Setup:
     queues: int = 32
     room: int = 1024
     slot_bytes: int | None = None
-    limit_s: float = LIMIT_S
+    limit_s: float = PATIENCE_S
 
 
 def bindings() -> dict[str, str]:

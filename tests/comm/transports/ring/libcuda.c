@@ -453,6 +453,21 @@ void shim_fail(const char *name, int after, int code) { /* once; 1 is the next c
     }
 }
 
+int shim_idle(void) { /* whether nothing can run: every queue is empty, or waits for what has not come */
+    uint64_t done[2] = {0, 0};
+    for (int turn = 0; turn < 2; turn++) /* twice: what ended meanwhile may let an earlier queue run */
+        for (int number = 0; number < QUEUES; number++) {
+            Queue *queue = queues[number];
+            if (!queue) continue;
+            pthread_mutex_lock(&queue->lock);
+            int idle = queue->done == queue->issued || !has_come(&queue->todo[queue->done % MOST_ROOM]);
+            done[turn] += queue->done;
+            pthread_mutex_unlock(&queue->lock);
+            if (!idle) return 0;
+        }
+    return done[0] == done[1];
+}
+
 int shim_mapped(void) {
     int number = 0;
     for (int i = 0; i < RANGES; i++) number += (mapped[i].start != 0) + (registered[i].start != 0);

@@ -1,12 +1,11 @@
 """Rings over a fabric in virtual time: what goes where, what waits for what, and what ends a wait."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
 import torch
-from fake_driver import HUNG_S, Agreed, FakeDriver, FakeHandshake, Machine, Shelf
+from fake_driver import Agreed, FakeDriver, FakeHandshake, Machine, Shelf
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -31,7 +30,7 @@ class Fleet:
         slots: int = 2,
         slot_bytes: int = 64,
         most: int = 64,
-        timeout_s: float = HUNG_S,
+        timeout_s: float = PATIENCE_S,
         capacity: int | None = None,
     ) -> None:
         self.machine, self.size = machine, machine.world_size
@@ -194,7 +193,7 @@ def test_a_late_receiver_stalls_its_sender_after_all_slots_and_nobody_else() -> 
     assert sends.copies == 11
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.long)])
 def test_hosts_do_not_block_each_other_in_queues_that_take_little(size: int) -> None:
     """And an operation of thousands of chunks never has more than a few hundred waiting."""
     fleet = Fleet(Machine(size), slots=2, slot_bytes=8, most=8, capacity=12)
@@ -277,7 +276,6 @@ def a_dead_rank(timeout_s: float) -> tuple[Fleet, Exchange]:
 def test_a_dead_process_is_named_at_once_and_releases_every_queue_of_every_rank() -> None:
     fleet, exchange = a_dead_rank(timeout_s=PATIENCE_S)
     fleet.agreed.gone = [1]
-    start = time.monotonic()
     with pytest.raises(PeerError, match="the process of rank 1 has ended"):
         exchange.handles[0].wait()
     fleet.agreed.gone = []  # the others need not see it themselves
@@ -285,17 +283,14 @@ def test_a_dead_process_is_named_at_once_and_releases_every_queue_of_every_rank(
         assert exchange.handles[rank].done()
         with pytest.raises(PeerError, match="rank 0 found that the process of rank 1 has ended"):
             exchange.handles[rank].wait()
-    assert time.monotonic() - start < 10
     assert idle(fleet, 0, 2, 3)
 
 
 def test_a_rank_that_is_silent_is_blamed_at_the_time_limit() -> None:
     fleet, exchange = a_dead_rank(timeout_s=0.3)
     fleet.agreed.dead = 1
-    start = time.monotonic()
     with pytest.raises(PeerError, match="rank 1 did not answer"):
         exchange.handles[0].wait()
-    assert time.monotonic() - start >= 0.3
     for rank in (2, 3):
         with pytest.raises(PeerError, match="rank 1 did not answer"):
             exchange.handles[rank].wait()

@@ -5,23 +5,22 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from transport_failing import (
-    LIMIT_S,
-    LONG_S,
     SIZE,
-    SLACK_S,
     TRANSPORTS,
-    Outcome,
-    attempt,
-    before_or_after,
     in_threads,
     large,
     open_by,
     small,
+)
+from transport_failing import (
+    attempt as say,
 )
 from transport_jobs import AllGather, AllToAll, Job, after_agreement, mixed_jobs
 from worlds import World, shared_world
@@ -29,6 +28,25 @@ from worlds import World, shared_world
 from fscomm.transports.transport import Transport
 
 LATE = 1
+LIMIT_S = 3.0
+LONG_S = 25.0  # a limit that nothing here is to use up
+SLACK_S = 10.0  # to find out who is to blame: ranks and the store are asked, and given time to answer
+
+before_or_after = pytest.mark.parametrize("agreed", [False, True], ids=["before it agreed", "after it agreed"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a call raised, "" if nothing, and how long that took."""
+
+    said: str
+    took_s: float
+
+
+def attempt(call: Callable[[], object]) -> Outcome:
+    start = time.monotonic()
+    said = say(call)
+    return Outcome(said=said, took_s=time.monotonic() - start)
 
 
 def begin_and_wait(transport: Transport, jobs: list[Job]) -> None:
@@ -189,3 +207,53 @@ def pause(rank: int, world_size: int) -> None:
 
 def test_a_rank_that_is_stopped_now_and_then_is_waited_for() -> None:
     shared_world(SIZE).run(pause)
+
+
+def abort_blocked(rank: int, world_size: int, agreed: bool) -> dict[str, list[Outcome]]:
+    """Rank 0 waits for rank 1, which holds back until rank 0 is out: before it agreed, or when it has to send."""
+    transports = {name: open_by(name, LONG_S if rank == 0 else LIMIT_S) for name in TRANSPORTS}
+    jobs = {name: large() for name in TRANSPORTS}
+    released = threading.Event()
+
+    def exchange(name: str) -> list[Outcome]:
+        transport, job = transports[name], jobs[name]
+        if rank == 0:
+            timer = threading.Timer(0.3, transport.abort, ["was told to stop"])
+            timer.start()
+        elif rank == 1 and not agreed:
+            released.wait()
+        found = [attempt(lambda: job.run(transport)) for _ in range(2)]
+        transport.abort("and again")
+        found.append(attempt(lambda: transport.close("done")))
+        transport.close("done")
+        return found
+
+    def release() -> None:
+        dist.barrier()
+        released.set()
+
+    if rank == 0:
+        found = in_threads(exchange)
+        dist.barrier()
+        return found
+    waiting = threading.Thread(target=release)
+    waiting.start()
+    with after_agreement(released.wait) if rank == 1 else contextlib.nullcontext():
+        found = in_threads(exchange)
+    waiting.join()
+    return found
+
+
+@before_or_after
+def test_abort_gets_a_blocked_wait_out(agreed: bool) -> None:
+    """At once on the rank that aborts; others find out by their own limit, and at the latest in the next operation."""
+    for rank, of_rank in enumerate(shared_world(SIZE).run(abort_blocked, agreed)):
+        reason = "rank 0 was told to stop" if rank else "was told to stop"
+        for name, (blocked, again, close) in of_rank.items():
+            assert close.took_s < SLACK_S, (name, rank, close)
+            for outcome in (blocked, again):
+                if agreed and rank and outcome is blocked and not outcome.said:
+                    continue  # all of its rows had come
+                assert outcome.said.startswith("PeerError"), (name, rank, outcome)
+                assert reason in outcome.said, (name, rank, outcome)
+                assert outcome.took_s < LIMIT_S + SLACK_S, (name, rank, outcome)
