@@ -17,6 +17,7 @@ from freescale_tools.simulate.batches import Samples, Setting
 from freescale_tools.simulate.schedule.step import BALANCED
 
 COMMAND = "profile"
+pytestmark = pytest.mark.usefixtures("few_samples")
 ROWS, RANKS, BATCH = 3000, 4, 16
 
 

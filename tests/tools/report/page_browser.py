@@ -7,7 +7,9 @@ import select
 import shutil
 import subprocess
 import sys
-import time
+
+import patience
+from patience import PATIENCE_S
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _FLAGS = (
@@ -28,7 +30,6 @@ asked, answered = (fcntl.fcntl(int(given), fcntl.F_DUPFD, 10) for given in sys.a
 os.dup2(asked, 3), os.dup2(answered, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-_PATIENCE_S = 60
 
 
 class Browser:
@@ -68,7 +69,7 @@ class Browser:
         try:
             self._session = None
             self.call("Browser.close")
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=PATIENCE_S)
         finally:
             self._end()
 
@@ -108,11 +109,7 @@ class Browser:
 
     def until(self, condition):
         """Wait until a JavaScript expression is true."""
-        end = time.monotonic() + _PATIENCE_S
-        while not self.ask(condition):
-            if time.monotonic() > end:
-                raise TimeoutError(f"never came true: {condition}; complaints: {self.complaints()}")
-            time.sleep(0.02)
+        patience.until(lambda: self.ask(condition), condition)
 
     def ask(self, expression, *, gesture=False):
         """The value of a JavaScript expression; promises are awaited. `gesture`: as if the reader had clicked."""
@@ -158,9 +155,9 @@ class Browser:
     def _next(self):
         """The next message; Chromium ends each with a zero byte."""
         while b"\0" not in self._read:
-            ready, _, _ = select.select([self._answers], [], [], _PATIENCE_S)
+            ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
             if not ready:
-                raise TimeoutError(f"Chromium said nothing for {_PATIENCE_S} s; its log is in {self._folder}")
+                raise TimeoutError(f"Chromium said nothing for {PATIENCE_S:g} s; its log is in {self._folder}")
             part = os.read(self._answers, 1 << 20)
             if not part:
                 raise EOFError(f"Chromium ended; its log is in {self._folder}")

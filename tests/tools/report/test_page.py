@@ -59,7 +59,9 @@ def rgb(color):
     return "rgb({}, {}, {})".format(*(int(color[place : place + 2], 16) for place in (1, 3, 5)))
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", ["profile", *(pytest.param(name, marks=pytest.mark.long) for name in PAGES if name != "profile")]
+)
 def test_every_plot_draws_without_complaint_or_network(browser, pages, tmp_path, name):
     browser.open(pages / f"{name}.html")
     assert assert_all_drawn(browser) == PLOTS[name]
@@ -106,6 +108,7 @@ def test_plots_follow_the_scheme_of_the_reader(browser, pages):
     assert_all_drawn(browser)
 
 
+@pytest.mark.long
 def test_paper_is_light_and_narrow_and_the_screen_comes_back(browser, pages, tmp_path):
     browser.open(pages / "simulate.html", dark=True)
     before, screen = ink(browser), browser.ask(WIDTHS)
@@ -131,6 +134,7 @@ def test_paper_is_light_and_narrow_and_the_screen_comes_back(browser, pages, tmp
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.long
 def test_while_printing_plots_keep_to_the_paper(browser, pages):
     browser.open(pages / "quick.html", dark=True)
     browser.ask("dispatchEvent(new Event('beforeprint'))")
@@ -141,6 +145,7 @@ def test_while_printing_plots_keep_to_the_paper(browser, pages):
     browser.until(AS_WIDE_AS_THERE_IS)
 
 
+@pytest.mark.long
 def test_a_narrow_window_shows_everything_and_plots_follow_the_window(browser, pages):
     browser.open(pages / "profile.html", width=360)
     assert assert_all_drawn(browser) == PLOTS["profile"]
@@ -151,6 +156,7 @@ def test_a_narrow_window_shows_everything_and_plots_follow_the_window(browser, p
     assert_all_drawn(browser)
 
 
+@pytest.mark.long
 def test_on_a_phone_tables_scroll_inside_their_own_box(browser, pages):
     for name in ("profile", "collisions", "simulate"):
         browser.open(pages / f"{name}.html", width=390)
@@ -160,6 +166,7 @@ def test_on_a_phone_tables_scroll_inside_their_own_box(browser, pages):
         assert any(browser.ask(boxes))
 
 
+@pytest.mark.long
 def test_the_settings_can_be_copied_with_and_without_a_clipboard(browser, pages):
     browser.open(pages / "settings.html")
     browser.ask("document.addEventListener('copy', () => { window.copied = getSelection().toString() })")

@@ -277,6 +277,7 @@ def test_parts_that_are_absent_leave_no_section():
     assert "skipped" in [section.id for section in documents.page(documents.hostile()).sections]
 
 
+@pytest.mark.long
 def test_the_page_stays_small_whatever_the_data():
     lengths = np.arange(100_000)
     document = documents.profile(paths=[f"s3://bucket/{'x' * 900}/{place}" for place in range(5000)])

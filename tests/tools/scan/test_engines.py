@@ -3,12 +3,12 @@
 import os
 import sys
 import threading
-import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
@@ -20,8 +20,12 @@ from freescale_tools.scan.files import open_files
 
 
 def test_results_come_in_the_order_of_the_items():
+    """Every second item ends only after the one behind it."""
+    ended = [threading.Event() for _ in range(20)]
+
     def work(item):
-        time.sleep(0.002 * (item % 3))
+        assert item % 2 or ended[item + 1].wait(PATIENCE_S)
+        ended[item].set()
         return item * item
 
     assert list(Local(4).run(work, range(20))) == [(n, n * n) for n in range(20)]
@@ -63,7 +67,7 @@ def test_stopping_early_cancels_what_has_not_begun():
     def work(item):
         begun.append(item)
         if item:
-            go.wait(10)
+            go.wait(PATIENCE_S)
         return item
 
     run = Local(1).run(work, range(100))
@@ -99,6 +103,7 @@ def ray_engine():
             ray.shutdown()
 
 
+@pytest.mark.long
 def test_ray_gives_the_same_profile(ray_engine, tmp_path):
     rng = np.random.default_rng(1)
     for file in range(5):
@@ -117,6 +122,7 @@ def test_ray_gives_the_same_profile(ray_engine, tmp_path):
     assert [one["file"] for one in ours["skipped"]] == ["4.parquet", "3.parquet"]
 
 
+@pytest.mark.long
 def test_a_failed_ray_task_is_tried_again(ray_engine, tmp_path):
     def work(item):
         with open(tmp_path / f"tries-{item}", "a") as tries:
@@ -154,6 +160,7 @@ def test_a_worker_that_always_dies_loses_its_item(ray_engine):
     assert f"lost {AGAIN + 1} times" in found[1].reason
 
 
+@pytest.mark.long
 def test_mistakes_in_a_ray_task_pass(ray_engine):
     def work(item):
         raise KeyError("a mistake")
