@@ -12,6 +12,7 @@ from test_calibrate_run import run as write_run
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
+from freescale_tools.simulate import batches, verdict
 
 _SMALLER = {
     "synth": ["--rows", "64"],
@@ -22,9 +23,10 @@ _SMALLER = {
 }
 
 
-@pytest.mark.timeout(600)
-def test_commands_of_freescale_run_and_the_program_trains(tmp_path, monkeypatch):
+def test_commands_of_freescale_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verdict, "_DRAWS", 4)
+    monkeypatch.setattr(batches, "_SAMPLES", 2048)
     for run in ("run-before.json", "run.json"):
         write_run(tmp_path / run, steps=60)
     for block in blocks("docs/command-line.md", "toml"):
@@ -43,17 +45,20 @@ def test_commands_of_freescale_run_and_the_program_trains(tmp_path, monkeypatch)
     written = tmp_path / "data" / "schema.toml"
     shown, *_ = blocks("docs/getting-started.md", "toml")
     assert tomllib.loads(written.read_text()) == tomllib.loads(shown.text)
-    train_on(tmp_path)
 
 
-def train_on(folder):
-    """The program of getting started, on the files that its commands have written."""
+@pytest.mark.long
+def test_the_program_of_getting_started_trains(tmp_path, monkeypatch):
+    """On files as its first command writes them."""
+    monkeypatch.chdir(tmp_path)
+    synth = next(command for command in commands(ROOT / "docs/getting-started.md") if " synth " in command)
+    assert CliRunner().invoke(app, [*shlex.split(synth)[1:], *_SMALLER["synth"]]).exit_code == 0
     program, *_ = blocks("docs/getting-started.md", "python")
     assert program.title == "train.py"
-    (folder / program.title).write_text(program.text)
+    (tmp_path / program.title).write_text(program.text)
     (command,) = (line for line in commands(ROOT / "docs/getting-started.md") if line.startswith("torchrun "))
     torchrun = [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)[1:]]
-    output = subprocess.run(torchrun, cwd=folder, capture_output=True, text=True)
+    output = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True)
     assert output.returncode == 0, output.stderr
     assert len(re.findall(r"^step \d+: straggler share .* -> ", output.stdout, re.MULTILINE)) == 4
 

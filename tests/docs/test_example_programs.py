@@ -66,7 +66,11 @@ def in_this_world(program: Path, *options: str) -> str:
     return str(shared_world(2).run(ran, program, *options)[0])
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(path, marks=[] if path.stem == "two_tower" else pytest.mark.long) for path in PROGRAMS],
+    ids=lambda path: path.stem,
+)
 def test_served_and_the_same_losses(program: Path) -> None:
     small = SMALL[program.stem]
     start = by_torchrun if program.stem == "hstu" else in_this_world

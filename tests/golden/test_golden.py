@@ -15,6 +15,8 @@ import pytest
 from golden_data import FILES
 from golden_sections import RESUMED, SECTIONS, read
 
+from freescale_tools.simulate import verdict
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,11 +48,14 @@ def check(recorded: Any, now: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_what_was_recorded_comes_out_again(name: str, folder: Path) -> None:
+def test_what_was_recorded_comes_out_again(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "_DRAWS", 4)  # intervals of a simulation are not recorded, and take long
     check(read(name)["golden"], SECTIONS[name](folder))
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(
+    "name", ["rebalanced", *(pytest.param(name, marks=pytest.mark.long) for name in RESUMED if name != "rebalanced")]
+)
 def test_recorded_states_go_on_as_recorded(name: str, folder: Path) -> None:
     recorded = read(name)
     check(recorded["then"], RESUMED[name](folder, recorded["golden"]))
