@@ -113,7 +113,8 @@ def test_the_version_and_completion_are_there():
     assert "--install-completion" in call("--help").stdout
 
 
-def test_a_catalog_of_a_store_that_cannot_be_listed_is_one_line_and_status_2(tmp_path):
+def test_a_catalog_of_a_store_that_cannot_be_listed_is_one_line_and_status_2(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.001)
     fsspec.register_implementation("unreachable", Unreachable, clobber=True)
     done = call("catalog", "unreachable://listed/a.parquet", "--out", tmp_path / "out")
     assert done.exit_code == 2, done.output
