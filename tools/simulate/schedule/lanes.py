@@ -48,35 +48,36 @@ def schedule(tasks: Sequence[Task]) -> dict[Key, Run]:
         if missing := set(task.after) - known:
             raise ValueError(f"task {task.key} waits for {sorted(missing)}, which no task is")
     left = {task.key: task.ms for task in tasks}
-    blocked = list(tasks)
-    ready: list[Task] = []
+    awaited = {task.key: set(task.after) for task in tasks}
+    waiting: dict[Key, list[int]] = {task.key: [] for task in tasks}  # numbers of the tasks that wait for this one
+    for number, task in enumerate(tasks):
+        for key in awaited[task.key]:
+            waiting[key].append(number)
+    ready = [task for task in tasks if not task.after]
     runs: dict[Key, Run] = {}
     done: set[Key] = set()
     now = 0.0
     while len(done) < len(tasks):
-        blocked, ready = _release(blocked, ready, done)
         running = _chosen(ready)
         if not running:
-            raise ValueError(f"tasks wait for each other in a circle: {sorted(task.key for task in blocked)}")
+            raise ValueError(f"tasks wait for each other in a circle: {sorted(key for key in awaited if awaited[key])}")
         slower = 1 + max(task.slows if left[task.key] > 0 else 0.0 for task in running)
         rates = {task.key: 1 / slower if task.slowed else 1.0 for task in running}
         length = min(left[task.key] / rates[task.key] for task in running)
+        free: list[int] = []
         for task in running:
             _advance(runs, task.key, now, now + length)
             left[task.key] -= length * rates[task.key]
             if left[task.key] <= _ROUNDING:
                 left[task.key] = 0.0
                 done.add(task.key)
-        ready = [task for task in ready if task.key not in done]
+                for number in waiting[task.key]:
+                    awaited[tasks[number].key].remove(task.key)
+                    if not awaited[tasks[number].key]:
+                        free.append(number)
+        ready = [task for task in ready if task.key not in done] + [tasks[number] for number in sorted(free)]
         now += length
     return runs
-
-
-def _release(blocked: list[Task], ready: list[Task], done: set[Key]) -> tuple[list[Task], list[Task]]:
-    free = [task for task in blocked if done.issuperset(task.after)]
-    if not free:
-        return blocked, ready
-    return [task for task in blocked if not done.issuperset(task.after)], ready + free
 
 
 def _chosen(ready: Sequence[Task]) -> list[Task]:
