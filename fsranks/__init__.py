@@ -1,9 +1,9 @@
 """What fsdata and fscomm share, which do not import each other: how ranks find, compare and blame each other.
 
 - `rank_context`: which rank this is. `meeting`: ranks compare what they were given.
-- `job_store`: notes between the ranks, through the store of the default process group. `collecting`: all ranks hear the
-  notes of all.
+- `job_store`: notes between the ranks, through the store of the default process group.
 - `control_group`: small exchanges over gloo. It connects (`connecting`), brings a message of every rank to every rank
-  (`gathering`), finds out which rank is lost (`diagnosis`, `local_processes`), and ends what blocks (`hang_up`).
+  (`gathering`), finds out which rank is lost (`diagnosis`, `local_processes`).
+- `network`: the store, connections, processes and `clock` of a rank; tests play all of these.
 - `errors`: the errors that name ranks. `torch_notices`: keeps a notice of torch off the terminal.
 """

@@ -1,19 +1,14 @@
 """Connecting the ranks of a gloo group, with retries: now and then the kernel resets one of many new connections."""
 
-import datetime
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
-from fsranks.collecting import hear
 from fsranks.errors import PeerError, name_ranks
-from fsranks.hang_up import brief
 from fsranks.job_store import JobStore
-from fsranks.local_processes import Neighbours, own_process
+from fsranks.local_processes import Neighbours
+from fsranks.network import Network, brief
 
 _TRIES = 3
 
@@ -22,15 +17,15 @@ _TRIES = 3
 class Connector:
     """This rank's part in connecting; all ranks tell each other through `store` whether each try has worked.
 
-    A try may take `wait_s`, and all of them `timeout_s`. Then a question to the other ranks may take `grace_s`.
+    All tries together may take `timeout_s`. Then a question to the other ranks may take `diagnosis_s`.
     """
 
+    network: Network
     store: JobStore
     rank: int
     world_size: int
     timeout_s: float
-    wait_s: float
-    grace_s: float
+    diagnosis_s: float
     _end: float = 0.0
 
     def connect(self) -> tuple[Any, Neighbours]:
@@ -39,33 +34,25 @@ class Connector:
         Raises:
             PeerError: names the ranks that did not come, have ended, or could not connect.
         """
-        self._end = time.monotonic() + self.timeout_s
-        self.store.post(f"here/{self.rank}", json.dumps(own_process()), self.timeout_s)
+        self._end = self.network.clock.now() + self.timeout_s
+        self.store.post(f"here/{self.rank}", json.dumps(self.network.process()), self.timeout_s)
         for number in range(_TRIES):
             try:
-                gloo, failure = self.connect_once(number), ""
+                gloo = self.network.connect(self.store, f"gloo/{number}", self.rank, self.world_size, self.timeout_s)
+                failure = ""
             except RuntimeError as error:
                 gloo, failure = None, brief(error) or type(error).__name__
             outcomes = self._tell(number, failure)
             failures = {rank: outcome["failure"] for rank, outcome in outcomes.items() if outcome["failure"]}
             if not failures:
-                return gloo, Neighbours.among(outcomes, self.rank)
+                return gloo, self.network.neighbours(outcomes, self.rank)
             del gloo  # its connections end before the next ones are made
         rank, failure = next(iter(failures.items()))
         raise PeerError(f"the ranks could not connect over gloo in {_TRIES} tries: rank {rank}: {failure}")
 
-    def connect_once(self, number: int) -> Any:
-        """Try `number`. Raises RuntimeError if it fails."""
-        limit = datetime.timedelta(seconds=self.wait_s)
-
-        def connect(store: dist.Store) -> Any:
-            return dist.ProcessGroupGloo(dist.PrefixStore(f"gloo/{number}", store), self.rank, self.world_size, limit)
-
-        return self.store.lend(connect, self.wait_s)
-
     def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:
         """What every rank says about try `number`; `failure` is empty if it worked here."""
-        said = json.dumps({"failure": failure, **own_process()})
+        said = json.dumps({"failure": failure, **self.network.process()})
         self.store.post(f"connected/{number}/{self.rank}", said, self._left_s())
         if failure:
             self._check_here(failure)
@@ -79,13 +66,13 @@ class Connector:
     def _check_here(self, failure: str) -> Neighbours:
         """Raise PeerError if a rank has not even begun to connect, or has ended since."""
         keys = {f"here/{rank}": rank for rank in range(self.world_size)}  # perhaps no other rank asks just now
-        here = {keys[key]: json.loads(note) for key, note in self.store.wait(keys, self.grace_s).items()}
+        here = {keys[key]: json.loads(note) for key, note in self.store.wait(keys, self.diagnosis_s).items()}
         if absent := self._without(here):
             raise PeerError(
                 f"the ranks could not connect over gloo: {name_ranks(absent)} did not come within {self.timeout_s:g} "
                 f"s. gloo said: {failure}"
             )
-        neighbours = Neighbours.among(here, self.rank)
+        neighbours = self.network.neighbours(here, self.rank)
         if gone := neighbours.gone():
             raise PeerError(
                 f"the ranks could not connect over gloo: {name_ranks(gone)} has ended. Look at the log of that rank"
@@ -98,11 +85,11 @@ class Connector:
         def answer(notes: Mapping[int, str]) -> str:
             return json.dumps({rank: json.loads(note) for rank, note in notes.items()})
 
-        said = hear(self.store, f"connected/{number}/", self.rank, self.world_size, answer, self._left_s())
+        said = self.store.hear(f"connected/{number}/", self.rank, self.world_size, answer, self._left_s())
         return {int(rank): outcome for rank, outcome in json.loads(said).items()}
 
     def _without(self, notes: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in notes]
 
     def _left_s(self) -> float:
-        return max(self._end - time.monotonic(), self.grace_s)
+        return max(self._end - self.network.clock.now(), self.diagnosis_s)

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,12 +22,11 @@ import torch
 import torch.distributed as dist
 
 from fsranks import gathering
-from fsranks.collecting import hear
 from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
-from fsranks.hang_up import brief, hang_up
-from fsranks.job_store import StoreLost, job_store
+from fsranks.job_store import StoreLost
+from fsranks.network import brief, hang_up
 from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
@@ -36,7 +34,7 @@ AllToAll = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
 """(out, mine, received, sent) of one all-to-all: tensors of equal dtype and trailing shape, and how many entries of
 their first dimension come from and go to each rank."""
 
-_GRACE_S = 1.5  # in which survivors of a failed exchange, which all fail at about the same time, write their notes
+DIAGNOSIS_S = 5.0  # in which the survivors of a failed exchange, who all fail at about the same time, write their notes
 
 
 class ControlGroup:
@@ -46,31 +44,32 @@ class ControlGroup:
     ends a blocked exchange at once.
 
     Raises:
-        PeerError: a rank died, left, reported an error, or did not take part in time: `timeout_s` less the time to find
-            out which rank that was. After that the group is broken and every call raises.
+        PeerError: a rank died, left, reported an error, or did not take part within `timeout_s`. To find out which rank
+            that was takes `diagnosis_s` more, at most. After that the group is broken and every call raises.
     """
 
-    def __init__(self, context: RankContext, *, timeout_s: float) -> None:
-        if context.group is None or context.world_size < 2:
+    def __init__(self, context: RankContext, *, timeout_s: float, diagnosis_s: float = DIAGNOSIS_S) -> None:
+        network = context.reach()
+        if network is None:
             raise ValueError("a ControlGroup needs a process group of at least two ranks")
         self.rank = context.rank
         self.world_size = context.world_size
         self.timeout_s = timeout_s
         self.number = 0
-        self._grace_s = min(_GRACE_S, timeout_s / 4)
-        self.wait_s = timeout_s - self._grace_s  # for an exchange; the rest is for the diagnosis
+        self._diagnosis_s = diagnosis_s
+        self._clock = network.clock
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._posted = False
         self._reason: str | None = None  # why the group is over; only the first one is kept
-        self._store = job_store(context.group, "group", timeout_s)
+        self._store = network.store("group", timeout_s)
         connector = Connector(
+            network=network,
             store=self._store,
             rank=self.rank,
             world_size=self.world_size,
             timeout_s=timeout_s,
-            wait_s=self.wait_s,
-            grace_s=self._grace_s,
+            diagnosis_s=diagnosis_s,
         )
         self._gloo, self._neighbours = connector.connect()
         # A daemon thread that is inside gloo when the interpreter ends would end the process by std::terminate.
@@ -146,9 +145,9 @@ class ControlGroup:
         """Let an exchange that is under way end, but not for long, and close."""
         reason = "ended its process without closing what it used"
         self._set_reason(reason)
-        if not self._busy.acquire(timeout=self._grace_s):
+        if not self._busy.acquire(timeout=self._diagnosis_s):
             self.abort(reason)
-            self._busy.acquire(timeout=self._grace_s)
+            self._busy.acquire(timeout=self._diagnosis_s)
         self.close(reason)
 
     def blame(self, waited_s: float) -> str:
@@ -171,23 +170,23 @@ class ControlGroup:
         gloo, reason = self._gloo, self._reason
         if gloo is None or reason is not None:
             raise PeerError(f"the exchange between the ranks is over on rank {self.rank}: {reason}")
-        start = time.monotonic()
+        start = self._clock.now()
         try:
             with self._busy:
                 return exchange(gloo)
         except RuntimeError as error:
-            reason = self._reason or f"{self.blame(time.monotonic() - start)}. gloo said: {brief(error)}"
+            reason = self._reason or f"{self.blame(self._clock.now() - start)}. gloo said: {brief(error)}"
             raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
 
     def _diagnose(self, waited_s: float) -> str:
         """In words, why an exchange failed here after `waited_s`. Asks the other ranks; all of them do so now."""
-        end = time.monotonic() + self._grace_s
+        end = self._clock.now() + self._diagnosis_s
         self._post(Note(reason="", waited_s=waited_s))
-        left_s = max(end - time.monotonic(), 0)
+        left_s = max(end - self._clock.now(), 0)
         early_s = left_s / 3 if self.rank == 0 else left_s * 2 / 3  # rank 0 answers before the others give it up
-        early = json.loads(hear(self._store, "note/", self.rank, self.world_size, json.dumps, early_s))
+        early = json.loads(self._store.hear("note/", self.rank, self.world_size, json.dumps, early_s))
         keys = {f"note/{rank}": rank for rank in range(self.world_size) if str(rank) not in early}
-        late = self._store.wait(keys, max(end - time.monotonic(), 0))
+        late = self._store.wait(keys, max(end - self._clock.now(), 0))
         found = {int(rank): text for rank, text in early.items()} | {keys[key]: text for key, text in late.items()}
         notes = {rank: Note(**json.loads(text)) for rank, text in found.items()}
         notes[self.rank] = Note(reason="", waited_s=waited_s)
@@ -196,7 +195,7 @@ class ControlGroup:
             notes,
             rank=self.rank,
             world_size=self.world_size,
-            wait_s=self.wait_s,
+            limit_s=self.timeout_s,
             gone=neighbours.gone(),
             active=neighbours.active(),
         )
@@ -216,7 +215,7 @@ class ControlGroup:
             if self._posted:
                 return
             self._posted = True
-        self._store.post(f"note/{self.rank}", json.dumps(asdict(note)), self._grace_s / 2)  # and the store's patience
+        self._store.post(f"note/{self.rank}", json.dumps(asdict(note)), self._diagnosis_s / 2)
 
 
 class BegunExchange:

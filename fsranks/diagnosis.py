@@ -26,7 +26,7 @@ def diagnose(
     *,
     rank: int,
     world_size: int,
-    wait_s: float,
+    limit_s: float,
     gone: Collection[int],
     active: Collection[int],
 ) -> str:
@@ -39,8 +39,8 @@ def diagnose(
     5. all wrote, some waited to the limit and some less than half of it: those came too late;
     6. the connections broke.
 
-    notes: by rank, `rank`'s own among them. wait_s: the limit of an exchange. gone, active: ranks of this machine whose
-    process has ended, and those whose process runs and is not stopped.
+    notes: by rank, `rank`'s own among them. limit_s: of an exchange. gone, active: ranks of this machine whose process
+    has ended, and those whose process runs and is not stopped.
     """
     if told := [f"rank {peer} {note.reason}" for peer, note in notes.items() if peer != rank and note.reason]:
         return "; ".join(told)
@@ -54,7 +54,7 @@ def diagnose(
     if missing:
         return f"{name_ranks(missing)} {within}: busy or blocked, not stopped. {_REMEDY}"
     longest = max(note.waited_s for note in notes.values())
-    late = [peer for peer, note in sorted(notes.items()) if note.waited_s < wait_s / 2]
-    if longest >= 0.9 * wait_s and late:
+    late = [peer for peer, note in sorted(notes.items()) if note.waited_s < limit_s / 2]
+    if longest >= 0.9 * limit_s and late:
         return f"{name_ranks(late)} came after the others had waited {longest:.1f} s. {_REMEDY}"
     return "the connections broke although all ranks are alive"

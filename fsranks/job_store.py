@@ -8,7 +8,6 @@ import collections
 import hashlib
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from fsranks.clock import MACHINE_CLOCK, Clock
 from fsranks.errors import PeerError
 
 T = TypeVar("T")
@@ -23,6 +23,7 @@ T = TypeVar("T")
 _ASK_AGAIN_S = 0.005
 _ASK_AGAIN_AT_MOST_S = 0.25
 _PATIENCE_S = 1.0  # beyond the time limit: what a store that is alive may take for its last answer
+_LAST_WORD_S = 0.5  # beyond the time limit, for a store that has answered just now
 
 
 class StoreLost(PeerError):
@@ -39,6 +40,10 @@ class StoreConnection:
     def __init__(self, store: dist.Store | None = None) -> None:
         self.store: Any = store
         self._unanswered = ""  # the message about a question that was given up
+
+    def under(self, prefix: str) -> Any:
+        """The store with `prefix` before every key."""
+        return dist.PrefixStore(prefix, self.store)
 
     def ask(self, question: Callable[[], T], timeout_s: float) -> T:
         """`question()`. Raises StoreLost if it raises, or has not ended `_PATIENCE_S` after `timeout_s`."""
@@ -68,9 +73,10 @@ class JobStore:
     none blocks another.
     """
 
-    def __init__(self, connection: StoreConnection, prefix: str) -> None:
+    def __init__(self, connection: StoreConnection, prefix: str, clock: Clock = MACHINE_CLOCK) -> None:
         self._connection = connection
-        self.store = dist.PrefixStore(prefix, connection.store)
+        self._clock = clock
+        self.store = connection.under(prefix)
 
     def post(self, key: str, text: str, timeout_s: float) -> None:
         store = self.store
@@ -86,6 +92,26 @@ class JobStore:
         store = self.store
         return self._connection.ask(lambda: store.compare_set(key, "", text), timeout_s).decode()
 
+    def hear(
+        self, prefix: str, rank: int, world_size: int, answer: Callable[[dict[int, str]], str], timeout_s: float
+    ) -> str:
+        """One rank's `answer` to the notes that the ranks have posted under `prefix` and their rank: the same on all.
+
+        `answer` gets the notes by rank, without those that are not there in time. Rank 0 gives it, and the others ask
+        for that one key: were every rank to read the notes of all, the store would be asked for W * W keys. If rank 0
+        is late, the first rank whose time limit ends gives the answer, and the first answer counts for all.
+        """
+        keys = {f"{prefix}{each}": each for each in range(world_size)}
+        if rank == 0:
+            notes = self.wait(keys, timeout_s)
+        else:
+            given = self.wait([f"{prefix}answer"], timeout_s)
+            if given:
+                return given[f"{prefix}answer"]
+            notes = self.wait(keys, 0)  # rank 0 is lost, or it came later and waits for another rank
+        text = answer({keys[key]: note for key, note in notes.items()})
+        return self.decide(f"{prefix}answer", text, _LAST_WORD_S)
+
     def lend(self, function: Callable[[dist.Store], T], timeout_s: float) -> T:
         """`function(store)`, left alone after `timeout_s`. Raises RuntimeError for a reason other than the store."""
         outcome = _in_thread(lambda: function(self.store), timeout_s)
@@ -99,17 +125,18 @@ class JobStore:
 
     def _poll(self, keys: list[str], timeout_s: float) -> dict[str, str]:
         """As `wait`. While one rank is late, only its key is asked for, and less and less often."""
-        store, begin = self.store, time.monotonic()
+        store, clock = self.store, self._clock
+        begin = clock.now()
         known = len(keys) if store.check(keys) else 0
         while known < len(keys):
             if store.check([keys[known]]):
                 known += 1
                 continue
-            waited = time.monotonic() - begin
+            waited = clock.now() - begin
             if waited >= timeout_s:
                 keys = keys[:known] + self._there(keys[known + 1 :])
                 break
-            time.sleep(min(max(_ASK_AGAIN_S, waited / 10), _ASK_AGAIN_AT_MOST_S, timeout_s - waited))
+            clock.wait(min(max(_ASK_AGAIN_S, waited / 10), _ASK_AGAIN_AT_MOST_S, timeout_s - waited))
         return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True)) if keys else {}
 
     def _there(self, keys: list[str]) -> list[str]:

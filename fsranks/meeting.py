@@ -1,6 +1,6 @@
 """All ranks compare what they were given, before any group is made.
 
-Each rank posts what it was given into the job's store; rank 0 compares and posts the verdict (`collecting`). A rank
+Each rank posts what it was given into the job's store; rank 0 compares and posts the verdict (`JobStore.hear`). A rank
 that never comes, or that failed before, is named on all others.
 """
 
@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from fsranks.collecting import hear
 from fsranks.errors import MismatchError, PeerError, describe, name_ranks
-from fsranks.job_store import JobStore, StoreLost, job_store
+from fsranks.job_store import JobStore, StoreLost
 from fsranks.rank_context import RankContext
 
 _SHOWN = 120
@@ -32,10 +31,9 @@ class Meeting:
         self._context = context
         self._what = what
         self._timeout_s = timeout_s
-        self._store: JobStore | None = None
         self._over = False
-        if context.group is not None and context.world_size > 1:
-            self._store = job_store(context.group, "meeting", timeout_s)
+        network = context.reach()
+        self._store: JobStore | None = None if network is None else network.store("meeting", timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +73,7 @@ class Meeting:
     def _meet(self, store: JobStore, mine: dict[str, Any]) -> dict[str, Any]:
         context = self._context
         store.post(str(context.rank), json.dumps(mine), self._timeout_s)
-        return json.loads(hear(store, "", context.rank, context.world_size, self._judge, self._timeout_s))
+        return json.loads(store.hear("", context.rank, context.world_size, self._judge, self._timeout_s))
 
     def _judge(self, notes: dict[int, str]) -> str:
         return json.dumps(self._verdict({rank: json.loads(note) for rank, note in notes.items()}))
@@ -106,11 +104,12 @@ def gather(context: RankContext, text: str, *, what: str, timeout_s: float) -> l
     Raises:
         PeerError: names the ranks that did not come within `timeout_s`.
     """
-    if context.group is None or context.world_size == 1:
+    network = context.reach()
+    if network is None:
         return [text]
-    store = job_store(context.group, "gather", timeout_s)
+    store = network.store("gather", timeout_s)
     store.post(str(context.rank), text, timeout_s)
-    notes = json.loads(hear(store, "", context.rank, context.world_size, json.dumps, timeout_s))
+    notes = json.loads(store.hear("", context.rank, context.world_size, json.dumps, timeout_s))
     if missing := [rank for rank in range(context.world_size) if str(rank) not in notes]:
         raise PeerError(f"{what}: {name_ranks(missing)} did not come within {timeout_s:g} s")
     return [notes[str(rank)] for rank in range(context.world_size)]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from fsranks.network import Network, TorchNetwork
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
@@ -14,11 +16,19 @@ class RankContext:
         rank, world_size: rank < world_size.
         group: the process group whose ranks these are, or None where there is none (one rank, explicit arguments,
             torchrun without init_process_group).
+        network: how this rank reaches the others, if not through `group`.
     """
 
     rank: int
     world_size: int
     group: dist.ProcessGroup | None = None
+    network: Network | None = None
+
+    def reach(self) -> Network | None:
+        """The way to the other ranks; None where there is none."""
+        if self.world_size == 1:
+            return None
+        return self.network or (None if self.group is None else TorchNetwork(self.group))
 
 
 def resolve(

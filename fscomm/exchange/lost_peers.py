@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
-from fsranks.hang_up import brief, hang_up
+from fsranks.network import brief, hang_up
 
 _LOOK_S = 0.25
 
@@ -80,9 +80,9 @@ class LostPeers:
 
     def _look(self) -> None:
         assert self._control is not None
-        while not self._closed.wait(min(_LOOK_S, self._control.wait_s / 10)):
+        while not self._closed.wait(min(_LOOK_S, self._control.timeout_s / 10)):
             since = self._since
-            if since is not None and time.monotonic() - since > self._control.wait_s:
+            if since is not None and time.monotonic() - since > self._control.timeout_s:
                 self._hang_up()
                 return
 
