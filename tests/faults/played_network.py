@@ -24,18 +24,28 @@ _LATE = "[played.py:2] Timed out waiting. This is only played"
 
 
 class Job:
-    """What the ranks of one job share: its store, which rank 0 hosts, and its connections.
+    """What the ranks of one job share: its store and its connections.
 
-    slow_s: what a message and a question to the store take at most, most of them far less. hosts: rank -> name.
+    slow_s: what a message and a question to the store take at most, most of them far less. machines: rank -> name.
+    store_host: the rank that hosts the store; None: another process, which lives.
     """
 
-    def __init__(self, ranks: Ranks, *, slow_s: float = 0.01, hosts: Callable[[int], str] = lambda rank: "one") -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        slow_s: float = 0.01,
+        machines: Callable[[int], str] = lambda rank: "one",
+        store_host: int | None = 0,
+    ) -> None:
         self.ranks = ranks
         self.slow_s = slow_s
-        self.hosts = hosts
+        self.machines = machines
+        self.store_host = store_host
         self.store = dist.HashStore()
         self.groups: dict[str, list[weakref.ref[PlayedGloo] | None]] = {}
         self.made: dict[tuple[int, str], int] = {}
+        self.asked: list[set[str]] = [set() for _ in range(ranks.size)]  # by rank, keys that it asks for and posts
         ranks.on_end.append(self._ended)
 
     def context(self, rank: int) -> RankContext:
@@ -62,7 +72,7 @@ class PlayedNetwork:
     def store(self, purpose: str, timeout_s: float) -> JobStore:
         key = (self._rank, purpose)
         number = self._job.made[key] = self._job.made.get(key, 0) + 1
-        return JobStore(PlayedConnection(self._job), f"{purpose}/{number}", self.clock)  # type: ignore[arg-type]
+        return JobStore(PlayedConnection(self._job, self._rank), f"{purpose}/{number}", self.clock)  # type: ignore[arg-type]
 
     def connect(self, store: JobStore, name: str, rank: int, world_size: int, timeout_s: float) -> Any:
         """All ranks meet, as in gloo: whoever does not come within the limit makes it fail."""
@@ -78,7 +88,7 @@ class PlayedNetwork:
         return mine
 
     def process(self) -> dict[str, Any]:
-        return {"machine": self._job.hosts(self._rank), "pid": self._rank}
+        return {"machine": self._job.machines(self._rank), "pid": self._rank}
 
     def neighbours(self, processes: Mapping[int, Mapping[str, Any]], rank: int) -> Neighbours:
         here = processes[rank]["machine"]
@@ -99,10 +109,11 @@ class PlayedNeighbours(Neighbours):
 
 
 class PlayedConnection:
-    """`fsranks.job_store.StoreConnection`, to a store that lives and is stopped with rank 0."""
+    """`fsranks.job_store.StoreConnection`, to a store that lives and is stopped with the rank that hosts it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, rank: int) -> None:
         self._job = job
+        self._rank = rank
 
     def under(self, prefix: str) -> "PlayedStore":
         return PlayedStore(self, prefix, self._job.store)
@@ -110,14 +121,17 @@ class PlayedConnection:
     def ask(self, question: Callable[[], T], timeout_s: float) -> T:
         return question()
 
-    def reach(self) -> None:
-        """One message to the store and its answer."""
-        ranks = self._job.ranks
+    def reach(self, keys: list[str]) -> None:
+        """One message to the store about these keys, and its answer."""
+        ranks, host = self._job.ranks, self._job.store_host
+        self._job.asked[self._rank].update(keys)
         ranks.wait(self._job.latency_s())
-        if ranks.is_stopped(0):
-            ranks.block(lambda: not ranks.is_stopped(0) or ranks.is_gone(0), 10.0)
-        if ranks.is_stopped(0) or ranks.is_gone(0):
-            raise StoreLost("rank 0, which hosts the job's store, does not answer")
+        if host is None:
+            return
+        if ranks.is_stopped(host):
+            ranks.block(lambda: not ranks.is_stopped(host) or ranks.is_gone(host), 10.0)
+        if ranks.is_stopped(host) or ranks.is_gone(host):
+            raise StoreLost(f"rank {host}, which hosts the job's store, does not answer")
 
 
 class PlayedStore:
@@ -129,19 +143,19 @@ class PlayedStore:
         self._store = dist.PrefixStore(prefix, store)
 
     def set(self, key: str, text: str) -> None:
-        self._connection.reach()
+        self._connection.reach([key])
         self._store.set(key, text)
 
     def check(self, keys: list[str]) -> bool:
-        self._connection.reach()
+        self._connection.reach(keys)
         return self._store.check(keys)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._connection.reach()
+        self._connection.reach(keys)
         return self._store.multi_get(keys)
 
     def compare_set(self, key: str, expected: str, text: str) -> bytes:
-        self._connection.reach()
+        self._connection.reach([key])
         return self._store.compare_set(key, expected, text)
 
 

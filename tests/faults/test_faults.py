@@ -77,7 +77,7 @@ def play(seed: int) -> str:
     """One job; what became of it. Raises AssertionError if a promise is broken."""
     size = 2 + seed % 4
     fault, ranks = fault_of(seed, size), Ranks(size, seed)
-    job = Job(ranks, hosts=(lambda rank: "one") if seed % 3 else str)
+    job = Job(ranks, machines=(lambda rank: "one") if seed % 3 else str)
     if fault.kind == "kill":
         ranks.at(fault.at_s, ranks.kill, fault.rank)
     elif fault.kind != "none":

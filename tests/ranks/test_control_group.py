@@ -12,9 +12,9 @@ import torch.distributed as dist
 from patience import PATIENCE_S
 from worlds import shared_world
 
-from fsranks.connecting import Connector
 from fsranks.control_group import AllToAll, ControlGroup
 from fsranks.errors import PeerError
+from fsranks.network import TorchNetwork
 from fsranks.rank_context import RankContext, resolve
 
 SIZE = 3
@@ -255,17 +255,17 @@ def test_a_group_needs_peers() -> None:
 
 def connect_badly(rank: int, world_size: int, broken: int) -> str:
     """Rank 1 finds its first `broken` connections reset."""
-    connect, tries = Connector.connect_once, []
+    connect, tries = TorchNetwork.connect, []
 
-    def connect_once(connector: Connector, number: int) -> Any:
-        tries.append(number)
-        made = connect(connector, number)
-        if rank == 1 and number < broken:
+    def connect_badly(network: TorchNetwork, *args: Any) -> Any:
+        tries.append(args[1])
+        made = connect(network, *args)
+        if rank == 1 and len(tries) <= broken:
             raise RuntimeError("[pair.cc:1] Read error: Connection reset by peer. This is typical")
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connector, "connect_once", connect_once)
+        patch.setattr(TorchNetwork, "connect", connect_badly)
         try:
             group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
         except PeerError as error:
@@ -276,7 +276,7 @@ def connect_badly(rank: int, world_size: int, broken: int) -> str:
 
 
 def test_a_connection_that_breaks_while_it_is_made_is_made_again_by_all_ranks() -> None:
-    assert shared_world(SIZE).run(connect_badly, 2) == ["tries [0, 1, 2]"] * SIZE
+    assert shared_world(SIZE).run(connect_badly, 2) == ["tries ['gloo/0', 'gloo/1', 'gloo/2']"] * SIZE
 
 
 def test_connections_that_keep_breaking_are_given_up_by_all_ranks() -> None:

@@ -9,7 +9,7 @@ WAIT_S = 10.0
 
 
 def sentence(notes: dict[int, Note], gone: tuple[int, ...] = (), active: tuple[int, ...] = ()) -> str:
-    return diagnose(notes, rank=0, world_size=SIZE, wait_s=WAIT_S, gone=gone, active=active)
+    return diagnose(notes, rank=0, world_size=SIZE, limit_s=WAIT_S, gone=gone, active=active)
 
 
 def waited(*seconds: float | None) -> dict[int, Note]:

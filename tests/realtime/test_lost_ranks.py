@@ -2,11 +2,7 @@
 
 import os
 import signal
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +10,8 @@ import torch.distributed as dist
 from worlds import World
 
 from fsranks import gathering
-from fsranks.control_group import ControlGroup
+from fsranks.control_group import DIAGNOSIS_S, ControlGroup
 from fsranks.errors import PeerError
-from fsranks.job_store import JobStore, StoreConnection
 from fsranks.local_processes import Neighbours
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
@@ -76,7 +71,7 @@ def test_a_stopped_rank_is_named_within_the_limit_and_no_other(elsewhere: bool) 
     for said, took in (first, second):
         assert "rank 2 did not answer within" in said
         assert "dead or stopped" in said
-        assert took < 4.0 + 2
+        assert took < 4.0 + DIAGNOSIS_S + 2
 
 
 def late_while_doubling(rank: int, world_size: int) -> str:
@@ -97,7 +92,7 @@ def test_a_rank_that_is_late_while_others_double_is_named() -> None:
     with World(4) as world:
         said = world.run(late_while_doubling)
     for text in (said[0], said[2], said[3]):
-        assert "rank 1 did not answer within" in text
+        assert "rank 1 came after the others had waited 4.0 s" in text
     assert "rank 1 came after the others had waited" in said[1]
 
 
@@ -136,73 +131,3 @@ def test_a_stopped_store_does_not_hang_anybody() -> None:
     finally:
         world.kill()
     assert "rank 0, which hosts the job's store, " in text
-
-
-class Counting:
-    """One rank's view of a store: counts the keys that it asks for and posts."""
-
-    def __init__(self, store: dist.Store, asked: Counter[int], rank: int) -> None:
-        self._store, self._asked, self._rank = store, asked, rank
-
-    def set(self, key: str, text: str) -> None:
-        self._asked[self._rank] += 1
-        self._store.set(key, text)
-
-    def check(self, keys: list[str]) -> bool:
-        self._asked[self._rank] += len(keys)
-        return self._store.check(keys)
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._asked[self._rank] += len(keys)
-        return self._store.multi_get(keys)
-
-    def compare_set(self, key: str, expected: str, text: str) -> bytes:
-        self._asked[self._rank] += 1
-        return self._store.compare_set(key, expected, text)
-
-
-def all_ranks(world_size: int, job: Callable[[JobStore, int], Any]) -> tuple[list[Any], Counter[int], float]:
-    """What `job` gave on every rank (threads of this process), keys that each asked for, and seconds of it all."""
-    shared, asked = dist.HashStore(), Counter()
-    found: list[Any] = [None] * world_size
-
-    def run(rank: int) -> None:
-        store = JobStore(StoreConnection(shared), "")
-        store.store = Counting(shared, asked, rank)
-        found[rank] = job(store, rank)
-
-    begin = time.monotonic()
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found, asked, time.monotonic() - begin
-
-
-def polls(seconds: float) -> int:
-    """Questions about one key that a rank asks within this time: the first 50 ms every 5 ms, then ever less often."""
-    return 30 + int(25 * seconds)
-
-
-def blame(store: JobStore, rank: int, world_size: int, lost: int, grace_s: float) -> str:
-    if rank == lost:
-        return ""
-    group = object.__new__(ControlGroup)
-    group.rank, group.world_size, group.wait_s = rank, world_size, 10.0
-    group._grace_s, group._posted, group._lock = grace_s, False, threading.Lock()
-    group._store, group._neighbours = store, Neighbours({})
-    return group._diagnose(3.0)
-
-
-@pytest.mark.parametrize("world_size", [16, 64])
-def test_a_lost_rank_is_found_for_a_few_keys(world_size: int) -> None:
-    said, asked, seconds = all_ranks(world_size, lambda s, r: blame(s, r, world_size, 9, 4.0))
-    assert all("rank 9 did not answer within 3.0 s" in text for rank, text in enumerate(said) if rank != 9)
-    assert max(asked[rank] for rank in range(1, world_size)) <= 6 + polls(seconds)
-    assert asked[0] <= 4 * world_size + 6 + polls(seconds)
-
-
-def test_where_rank_0_is_lost_the_others_find_out() -> None:
-    said, _, _ = all_ranks(16, lambda s, r: blame(s, r, 16, 0, 1.5))
-    assert all("rank 0 did not answer within 3.0 s" in text for text in said[1:])

@@ -12,8 +12,8 @@ from fscomm.device import Host
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.nccl import NcclTransport, PaddedTransport
 from fscomm.transports.transport import AloneTransport, Transport
-from fsranks.hang_up import hang_up
 from fsranks.job_store import job_store
+from fsranks.network import hang_up
 from fsranks.rank_context import RankContext
 
 NCCL, PADDED = "nccl over gloo", "padded over gloo"
