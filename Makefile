@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all test-times kernels gpu check docs format clean
+.PHONY: demo test test-all test-times breaks kernels gpu check docs format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -61,6 +61,10 @@ test-all: $(KERNELS)
 test-times: $(KERNELS)
 	$(PYTEST) -m 'not long' --junitxml=build/tests.xml
 	$(BIN)/python tests/times.py build/tests.xml
+
+# Makes deliberate breaks of the product, one after another, and says which the tests do not find: about half an hour.
+breaks: $(KERNELS)
+	$(BIN)/python tests/breaks.py
 
 # Machines with a GPU may have no network, so nothing is installed unless FREESCALE_CUDA=1 asks for it.
 gpu: $(if $(FREESCALE_CUDA),$(READY))

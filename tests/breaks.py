@@ -1,0 +1,401 @@
+"""Deliberate breaks of the product, to see that its tests find them: `make breaks`.
+
+Each break is a small wrong change, as a tired engineer or a refactoring makes it. It is made in a copy of the working
+tree, and the tests that ought to find it run there, those that `make test` runs. A break that they do not find is a
+hole in the tests. Where the product has changed so that a break fits no more, write it anew, at the same place.
+
+    python tests/breaks.py          all of them, one after another
+    python tests/breaks.py 7 31     only these
+    python tests/breaks.py 0        no break: the tests of all breaks have to pass in a copy
+"""
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = ROOT / "build" / "numba"
+OPTIONS = "-m pytest -q -x -n0 -m 'not long' -p no:cacheprovider -o timeout=300"  # s: some breaks let ranks wait
+PYTEST = (sys.executable, *shlex.split(OPTIONS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """A wrong change of one file.
+
+    Attributes:
+        before: text that occurs exactly once in the file. after: what stands there instead.
+        tests: files or folders that ought to find it.
+        why: what a user would see.
+    """
+
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    why: str
+
+
+BREAKS: tuple[Break, ...] = (
+    # fsdata
+    Break(
+        file="fsdata/kernels/pages/deltas.py",
+        before="if width > (32 if narrow else 64) or each * width >> 3 > end - at:",
+        after="if width > (32 if narrow else 64):",
+        tests=("tests/data/decode",),
+        why="a page of deltas that is cut gives numbers from what lies behind it instead of an error",
+    ),
+    Break(
+        file="fsdata/decode/joins/as_of.py",
+        before="rows.length[fields[0][0], here])",
+        after="rows.length[fields[0][0], some])",
+        tests=("tests/data/joins", "tests/data/loader/test_histories.py"),
+        why="two sources with histories: rows that come from another rank fail or get the events of other rows",
+    ),
+    Break(
+        file="fsdata/decode/joins/side_table.py",
+        before="    found &= ~null\n",
+        after="",
+        tests=("tests/data/decode/test_sources_join.py", "tests/data/joins"),
+        why="a row whose key is null gets the side table's row of another key",
+    ),
+    Break(
+        file="fsdata/decode/joins/stored_side.py",
+        before="np.cumsum(some[order]) - some[order]",
+        after="(np.cumsum(some) - some)[order]",
+        tests=("tests/data/joins",),
+        why="rows get values of other keys, where files of a stored side table are not in the order of their keys",
+    ),
+    Break(
+        file="fsdata/steps/explode.py",
+        before="length * count).sum())",
+        after="length).sum())",
+        tests=("tests/data/steps",),
+        why="with explode, the elements in a batch's stats count each history once and not once for each candidate",
+    ),
+    Break(
+        file="fsdata/order/progress.py",
+        before="history = (*self.history, self.positions) if any(self.positions) else self.history",
+        after="history = (self.positions,) if any(self.positions) else self.history",
+        tests=("tests/data/order", "tests/data/loader/test_loader_resume.py"),
+        why="a job whose number of ranks changed twice in an epoch repeats samples and misses others",
+    ),
+    Break(
+        file="fsdata/steps/reader.py",
+        before="self._open.appendleft(",
+        after="self._open.append(",
+        tests=("tests/data/steps", "tests/data/loader/test_carry.py"),
+        why="rows that max_tokens carries over come after those behind them, and a saved state counts them wrongly",
+    ),
+    Break(
+        file="fsdata/balance/packing/_swap.py",
+        before="if (net > 0 and net > room_b) or (net < 0 and -net > room_a):",
+        after="if net > 0 and net > room_b:",
+        tests=("tests/data/balance",),
+        why="a rank gets more than max_tokens, and may run out of memory",
+    ),
+    Break(
+        file="fsdata/balance/exchange/step_exchange.py",
+        before='f"rank {left[0]} left the loop before {at}',
+        after='f"rank {self.context.rank} left the loop before {at}',
+        tests=("tests/data/balance", "tests/data/loader/test_loader_leaving.py"),
+        why="the error that a rank left the loop names the rank that went on",
+    ),
+    Break(
+        file="fsdata/catalog/prune.py",
+        before='"GtEq": "LtEq", "Lt": "Gt",',
+        after='"GtEq": "Lt", "Lt": "Gt",',
+        tests=("tests/data/catalog/test_prune.py", "tests/data/catalog/test_bounds.py"),
+        why="filter='5 >= column' misses the rows of a row group whose least value is 5",
+    ),
+    Break(
+        file="fsdata/catalog/catalog_file.py",
+        before='if head["version"] != VERSION:',
+        after='if head["version"] > VERSION:',
+        tests=("tests/data/catalog/test_catalog.py", "tests/tools/catalog"),
+        why="a catalog of an older release is read as if it were of this one",
+    ),
+    Break(
+        file="fsdata/steps/follow/watermark.py",
+        before="        elif file.key > taken.upto:\n            break",
+        after="        else:\n            break",
+        tests=("tests/data/follow",),
+        why="a late file that is not whole yet holds up all files after it",
+    ),
+    Break(
+        file="fsdata/decode/files/row_group.py",
+        before="            if opened.stamp != self._stamp:\n                self._parts.clear()\n",
+        after="",
+        tests=("tests/data/decode/test_read_ahead.py", "tests/data/loader/test_object_store.py"),
+        why="an object that is written again while it is read gives old bytes beside new ones",
+    ),
+    Break(
+        file="fsdata/catalog/retry.py",
+        before="number == tries or waited + wait > self.policy.max_s or",
+        after="number == tries or",
+        tests=("tests/data/catalog/test_retry.py",),
+        why="Retry(max_s=...) ends nothing: a store that is down is asked for minutes",
+    ),
+    Break(
+        file="fsdata/decode/files/open_files.py",
+        before="kept = 0 if self._closed else self._keep",
+        after="kept = self._keep",
+        tests=("tests/data/catalog", "tests/data/decode"),
+        why="files that are given back after the loader was closed stay open",
+    ),
+    # fsranks
+    Break(
+        file="fsranks/meeting.py",
+        before="for item in sorted({*reference, *given[rank]}):",
+        after="for item in sorted(reference):",
+        tests=("tests/ranks/test_meeting.py",),
+        why="an argument that only the higher ranks were given is not noticed",
+    ),
+    Break(
+        file="fsranks/local_processes.py",
+        before=' if peer != rank and each["machine"] == here})',
+        after=" if peer != rank})",
+        tests=("tests/ranks",),
+        why="ranks of other machines count as dead, since no process of this machine has their number",
+    ),
+    Break(
+        file="fsranks/diagnosis.py",
+        before='f"{name_ranks(silent)} {within}: dead or stopped.',
+        after='f"{name_ranks(missing)} {within}: dead or stopped.',
+        tests=("tests/ranks/test_diagnosis.py",),
+        why="the error about a dead rank also names ranks that run and only wait for it",
+    ),
+    # fscomm
+    Break(
+        file="fscomm/engine/table_access.py",
+        before="rows = exclusive(step.number, step.follows)\n        done = self._connections.submit(",
+        after="rows = exclusive(step.number, step.number - 1)\n        done = self._connections.submit(",
+        tests=("tests/comm/engine/test_tables.py", "tests/comm/exactness/test_programs.py"),
+        why="the first step of a second loop may look rows up before the last step of the first loop has updated them",
+    ),
+    Break(
+        file="fscomm/engine/announced.py",
+        before="for step in (*self._announced, self.held):",
+        after="for step in (self.held,):",
+        tests=("tests/comm/engine/test_checkpoint.py", "tests/comm/exactness/test_programs.py"),
+        why="the step after load_state_dict trains with rows from before it",
+    ),
+    Break(
+        file="fscomm/exchange/wire_gate.py",
+        before="expecting=expecting)\n            self._changed.notify_all()",
+        after="expecting=expecting)",
+        tests=("tests/comm/exchange",),
+        why="exclusive rows begin up to a second after the collision exchange that held them back: steps are slow",
+    ),
+    Break(
+        file="fscomm/loop/lookahead.py",
+        before='return _Value(copy.deepcopy(_method(self._loader, "state_dict")()))',
+        after='return _Value(_method(self._loader, "state_dict")())',
+        tests=("tests/comm/loop",),
+        why="where a loader gives its own dict out as its state, a saved state is one batch ahead of training",
+    ),
+    Break(
+        file="fscomm/transports/cutting.py",
+        before="return max(number + 1 - slots, 0)",
+        after="return max(number - slots, 0)",
+        tests=("tests/comm/transports/test_cutting.py", "tests/comm/transports/ring"),
+        why="a fast sender writes over rows that a slow receiver has not taken out of the slot yet",
+    ),
+    Break(
+        file="fscomm/transports/handshake.py",
+        before="receiver, sender = wrong[0]",
+        after="sender, receiver = wrong[0]",
+        tests=("tests/comm/transports/test_handshake.py", "tests/comm/transports/contract"),
+        why="the error about splits that disagree names the ranks the wrong way round",
+    ),
+    Break(
+        file="fscomm/tables/state_hooks.py",
+        before="        state.update(dict.items(watched))\n",
+        after="",
+        tests=("tests/comm/engine/test_flushing.py", "tests/comm/engine/test_checkpoint.py"),
+        why="what the user puts into a fused optimizer's state inside the block is gone after it",
+    ),
+    Break(
+        file="fscomm/engine/forward_modes.py",
+        before="(served and m in step.ids.irregular,",
+        after="(False,",
+        tests=("tests/comm/engine/test_fallbacks.py",),
+        why="an id outside its table trains row 0 in silence, where the plain loop raises or warns",
+    ),
+    Break(
+        file="fscomm/comm.py",
+        before="        self._undo.close()\n        self._engine.abort(",
+        after="        self._engine.abort(",
+        tests=("tests/comm/engine/test_enter.py", "tests/comm/engine/test_bad_use.py"),
+        why="after enable() failed on another rank, the model's forward still goes to the engine that was given up",
+    ),
+    Break(
+        file="fscomm/meter/meter.py",
+        before="if len(fetched) > self._ahead else None",
+        after="if len(fetched) >= self._ahead else None",
+        tests=("tests/comm/report",),
+        why="meter.watch(..., ahead=2) notes the lengths of the batch after the one that is trained on",
+    ),
+    Break(
+        file="fscomm/exchange/worker.py",
+        before="        value = super().result(timeout)\n        self._device.after(self.mark)\n",
+        after="        value = super().result(timeout)\n",
+        tests=("tests/comm/engine/test_device.py", "tests/comm/exchange"),
+        why="on a GPU the training stream reads rows before the copy that brings them has run",
+    ),
+    Break(
+        file="fscomm/exchange/row_exchange.py",
+        before="layout.host])) * row_bytes for s in (sent, received)]",
+        after="layout.host])) * row_bytes for s in (received, sent)]",
+        tests=(
+            "tests/comm/report",
+            "tests/comm/engine/test_network.py",
+            "tests/comm/exactness/test_exact_two_levels.py",
+        ),
+        why="comm.report() shows the bytes received as sent, and those sent as received",
+    ),
+    Break(
+        file="fscomm/engine/pending_gradients.py",
+        before="        self.send_before(self._served.module_of[group], but=forward)\n",
+        after="",
+        tests=("tests/comm/engine/test_calls.py", "tests/comm/exactness/test_programs.py"),
+        why="a module that is called twice in a step updates its tables in another order than the plain loop",
+    ),
+    # tools
+    Break(
+        file="tools/scan/lengths.py",
+        before="counters[column].add(lengths, first_row + start, part)",
+        after="counters[column].add(lengths, start, part)",
+        tests=("tests/tools/scan",),
+        why="the longest rows of a profile are named by their place in the row group, not in the file",
+    ),
+    Break(
+        file="tools/profile/advice/recommend.py",
+        before="return int(-(-value // unit)) * unit",
+        after="return int(value // unit) * unit",
+        tests=("tests/tools/profile/test_recommend.py",),
+        why="the recommended max_tokens is rounded down: less room than the text beside it says",
+    ),
+    Break(
+        file="tools/simulate/schedule/durations.py",
+        before="hardware.allreduce_efficiency + latency / 1e3",
+        after="hardware.allreduce_efficiency + latency",
+        tests=("tests/tools/simulate",),
+        why="the latency of an all-reduce counts microseconds as milliseconds: simulated steps are far too long",
+    ),
+    Break(
+        file="tools/plan/costs.py",
+        before='_to_one(found["gradients_out"], found["gradients_in"], at, given, others)',
+        after='_to_one(found["gradients_in"], found["gradients_out"], at, given, others)',
+        tests=("tests/tools/plan",),
+        why="`freescale plan` takes gradients to leave the rank that holds a table, and shows wrong bytes by rank",
+    ),
+    Break(
+        file="tools/calibrate/run_costs.py",
+        before='"low": _over(high[1]), "high": _over(low[1])}',
+        after='"low": _over(low[1]), "high": _over(high[1])}',
+        tests=("tests/tools/calibrate",),
+        why="the interval of a calibrated bandwidth has its ends swapped",
+    ),
+    Break(
+        file="tools/profile/page/length_sections.py",
+        before='for key in ("rows", "mean", "p50", "p95")',
+        after='for key in ("rows", "mean", "p95", "p50")',
+        tests=("tests/tools/report",),
+        why="in the table of lengths over time, P95 stands under Median and the median under P95",
+    ),
+    Break(
+        file="tools/console/terminal.py",
+        before="        if error is None and self._findings:\n            raise typer.Exit(FOUND)\n",
+        after="",
+        tests=("tests/tools/console", "tests/tools/check"),
+        why="`freescale check` ends with status 0 although it found faults: CI stays green",
+    ),
+    Break(
+        file="tools/check/row_faults.py",
+        before="rows = np.flatnonzero((shortest != longest) & ~checked.dropped)",
+        after="rows = np.flatnonzero(shortest != longest)",
+        tests=("tests/tools/check",),
+        why="`freescale check` complains of lists of unequal length in rows that the loader drops",
+    ),
+    Break(
+        file="tools/collisions/batch_order.py",
+        before="places = first + np.flatnonzero(known[first : first + count])",
+        after="places = np.flatnonzero(known[first : first + count])",
+        tests=("tests/tools/collisions",),
+        why="collisions by time count the rows of the first stretch again in place of those of later ones",
+    ),
+)
+
+
+CONTROL = Break(
+    file="pyproject.toml",
+    before="[build-system]",
+    after="[build-system]",
+    tests=tuple(sorted({each for broken in BREAKS for each in broken.tests})),
+    why="nothing is broken",
+)
+
+
+def compiled(folder: Path) -> str:
+    """Under which name numba keeps the kernels of a folder."""
+    return f"{folder.name}_{hashlib.sha1(str(folder).encode()).hexdigest()}"
+
+
+def copy(at: Path) -> dict[str, str]:
+    """Copy the working tree and its compiled kernels. The environment in which Python imports the copy, also in the
+    ranks and commands that tests start: what PYTHONPATH names comes before an editable install."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = [name for name in listed.split("\0") if (ROOT / name).is_file()]
+    for name in names:
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, at / name)  # with its time, by which numba tells that its kernels are the same
+    links, kernels = at / "build" / "mypy", at / "build" / "numba"  # as `make check` and `make test` have them
+    links.mkdir(parents=True)
+    (links / "freescale_tools").symlink_to("../../tools")
+    for part in {Path(name).parent for name in names}:
+        if (known := KERNELS / compiled(ROOT / part)).is_dir():
+            imported = links / "freescale_tools" / part.relative_to("tools") if part.parts[0] == "tools" else at / part
+            shutil.copytree(known, kernels / compiled(imported))
+    path = os.pathsep.join(map(str, (links, at)))
+    return {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(kernels), "OMP_NUM_THREADS": "1"}
+
+
+def failure(broken: Break) -> tuple[str, str]:
+    """(which test fails in a copy with the break, empty if none does; how many tests ran, and how long)."""
+    with tempfile.TemporaryDirectory() as name:
+        at = Path(name).resolve()
+        environment, file = copy(at), at / broken.file
+        text = file.read_text()
+        if text.count(broken.before) != 1:
+            raise SystemExit(f"{broken.file} has {text.count(broken.before)} times, not once: {broken.before!r}")
+        file.write_text(text.replace(broken.before, broken.after))
+        if "njit" in text:  # numba does not notice a changed callee
+            shutil.rmtree(at / "build" / "numba", ignore_errors=True)
+        done = subprocess.run([*PYTEST, *broken.tests], cwd=at, env=environment, capture_output=True, text=True)
+    if done.returncode > 1:
+        raise SystemExit(f"{broken.file}: the tests do not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    by = failed[1] if failed else f"pytest ended with {done.returncode}" if done.returncode else ""
+    return by, done.stdout.strip().rpartition("\n")[2]
+
+
+def main(numbers: list[int]) -> int:
+    missed = 0
+    for number in numbers or range(1, len(BREAKS) + 1):
+        broken = (CONTROL, *BREAKS)[number]
+        by, ran = failure(broken)
+        missed += bool(by) != bool(number)
+        print(f"{number:2} {f'found by {by}' if by else 'NOT FOUND'}: {broken.file}: {broken.why}. {ran}", flush=True)
+    return missed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(number) for number in sys.argv[1:]]))
