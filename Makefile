@@ -37,12 +37,13 @@ demo: $(READY)
 
 # Kernels are compiled once, by one process, and anew when one of them changes: numba does not notice a changed function
 # of another file that a kernel calls.
-export NUMBA_CACHE_DIR := $(CURDIR)/build/numba
-export OMP_NUM_THREADS := 1
-KERNELS := $(NUMBA_CACHE_DIR)/.ready
+COMPILED := $(CURDIR)/build/numba
+KERNELS := $(COMPILED)/.ready
+$(KERNELS) test test-all test-times breaks: export NUMBA_CACHE_DIR := $(COMPILED)
+$(KERNELS) test test-all test-times breaks: export OMP_NUM_THREADS := 1
 
 $(KERNELS): $(READY) $(shell grep -rl --include=*.py njit fsdata fscomm tools)
-	rm -rf $(NUMBA_CACHE_DIR)
+	rm -rf $(COMPILED)
 	$(BIN)/python tests/compile_kernels.py
 	touch $@
 

@@ -35,6 +35,7 @@ AllToAll = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
 their first dimension come from and go to each rank."""
 
 DIAGNOSIS_S = 5.0  # in which the survivors of a failed exchange, who all fail at about the same time, write their notes
+_LAST_EXCHANGE_S = 1.5  # that an exchange may still take when the interpreter ends
 
 
 class ControlGroup:
@@ -145,9 +146,9 @@ class ControlGroup:
         """Let an exchange that is under way end, but not for long, and close."""
         reason = "ended its process without closing what it used"
         self._set_reason(reason)
-        if not self._busy.acquire(timeout=self._diagnosis_s):
+        if not self._busy.acquire(timeout=_LAST_EXCHANGE_S):
             self.abort(reason)
-            self._busy.acquire(timeout=self._diagnosis_s)
+            self._busy.acquire(timeout=_LAST_EXCHANGE_S)
         self.close(reason)
 
     def blame(self, waited_s: float) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from exact import Run, build_again, compare, new_run
+from exact import Run, compare
+from exact_model import Batch
 from patience import PATIENCE_S
-from test_disagree import ALONE, CONFIG, ODD, cost, heard
+from test_disagree import ALONE, ODD, heard, two_groups
 from test_enter import enter
 from test_their_pipelines import CONFIG as TRACED
 from torch import nn
@@ -25,7 +26,6 @@ from fscomm.exchange import connections
 from fscomm.exchange.row_exchange import RowExchange
 from fscomm.exchange.worker import Worker
 from fscomm.meter.meter import BubbleMeter
-from fsdata import rebalance
 from fsranks.errors import PeerError
 
 TIMEOUT_S = 3.0
@@ -156,28 +156,19 @@ def test_opening_fails_on_one_rank(place: str) -> None:
 
 
 def late_at_random(rank: int, size: int, steps: int) -> int:
-    """Two served models under DDP, each with a redistributed loader, and ranks that are late at random."""
+    """As `two_groups`, with ranks that are late at random."""
     late = random.Random(rank)
-    one = new_run(rank, size, CONFIG, "fscomm")
-    two = build_again(one)
-    done = 0
-    with (
-        rebalance(one.loader(0, steps), lengths=cost, timeout_s=PATIENCE_S) as first,
-        rebalance(two.loader(7, steps + 7), lengths=cost, timeout_s=PATIENCE_S) as second,
-        one.enable() as comm,
-        two.enable() as also,
-    ):
-        for mine, theirs in zip(comm.lookahead(first), also.lookahead(second), strict=True):
-            for run, batch in ((one, mine), (two, theirs)):
-                time.sleep(late.choice([0, 0, 0.002, 0.01]))
-                run.optimizer.zero_grad()
-                loss = run.loss(done, batch)
-                time.sleep(late.choice([0, 0, 0.002]))
-                loss.backward()
-                time.sleep(late.choice([0, 0, 0.002]))
-                run.optimizer.step()
-            done += 1
-    return done
+
+    def train(run: Run, step: int, batch: Batch) -> None:
+        time.sleep(late.choice([0, 0, 0.002, 0.01]))
+        run.optimizer.zero_grad()
+        loss = run.loss(step, batch)
+        time.sleep(late.choice([0, 0, 0.002]))
+        loss.backward()
+        time.sleep(late.choice([0, 0, 0.002]))
+        run.optimizer.step()
+
+    return two_groups(rank, size, steps, train)
 
 
 def test_two_groups_ddp_and_redistribution_with_ranks_that_are_late() -> None:

@@ -162,8 +162,8 @@ def cost(batch: Batch) -> torch.Tensor:
     return torch.ones(len(batch.dense), dtype=torch.int64) + batch.ids["a"]["r0"].lengths()
 
 
-def two_groups(rank: int, size: int, steps: int) -> int:
-    """Two served models under DDP, each with a redistributed loader."""
+def two_groups(rank: int, size: int, steps: int, train: Callable[[Run, int, Batch], None] = Run.train) -> int:
+    """Two served models under DDP, each with a redistributed loader; how many steps were trained."""
     one = new_run(rank, size, CONFIG, "fscomm")
     two = build_again(one)
     done = 0
@@ -174,8 +174,8 @@ def two_groups(rank: int, size: int, steps: int) -> int:
         two.enable() as also,
     ):
         for mine, theirs in zip(comm.lookahead(first), also.lookahead(second), strict=True):
-            one.train(done, mine)
-            two.train(done, theirs)
+            train(one, done, mine)
+            train(two, done, theirs)
             done += 1
     return done
 

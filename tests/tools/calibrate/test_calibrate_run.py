@@ -81,6 +81,14 @@ def test_the_same_training_with_a_remedy_tells_what_the_remedy_takes(tmp_path):
         assert own[name]["value"] == pytest.approx(truth, abs=5e-4)
 
 
+def test_a_number_lies_in_its_interval(tmp_path):
+    of_run = calibrate(read_steps(run(tmp_path / "run.json", noise=0.02)))["run"]
+    numbers = [of_run["all_to_all"][name] for name in ("latency_s", "bytes_per_s")]
+    numbers += [of_run[kind][name] for kind in ("lookup", "update") for name in ("seconds", "call_s")]
+    for one in numbers:
+        assert one["low"] < one["value"] < one["high"]
+
+
 def test_another_training_tells_nothing_of_a_remedy(tmp_path):
     plain = read_steps(run(tmp_path / "plain.json"))
     with pytest.raises(UsageError, match="--fscomm: its ranks: 2, those of the calibrated run: 4"):
