@@ -13,7 +13,6 @@ from freescale_tools.simulate.links.hardware_file import as_toml, fits, measured
 from freescale_tools.simulate.schedule.durations import all_reduce, exchange
 
 COMMAND = "measure-links"
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 SIZES = [4**power for power in range(6, 13)]
 LIKE = load_hardware("h100-ib")
 FIRST, EACH = 2e-4, 1e-5  # seconds of an exchange, of every other rank
@@ -27,19 +26,21 @@ def point(ranks, size, per_host):
     return {"ranks": ranks, "bytes": size, "seconds": FIRST + EACH * (ranks - 1) + max(near, far)}
 
 
-def measured(worlds=(2, 4, 8, 16), per_host=8, **changes):
-    points = [point(ranks, size, per_host) for ranks in worlds for size in SIZES]
+def measured(worlds=(2, 4, 8, 16), per_host=8, points=None, **changes):
+    points = points or [point(ranks, size, per_host) for ranks in worlds for size in SIZES]
     given = {"reduce_bytes": 10**8, "reduce_s": 0.5, "alone_s": 0.01, "beside_s": 0.0125} | changes
     return measured_hardware(points, LIKE, name="ours", ranks_per_host=per_host, where="here", **given), points
 
 
-def test_exchanges_take_again_what_they_took():
+def test_exchanges_take_again_what_they_took(tmp_path):
     hardware, points = measured()
     for one in points:
         assert exchange(hardware, one["bytes"], one["ranks"]) == pytest.approx(1e3 * one["seconds"], rel=1e-6)
     assert all_reduce(hardware, 1e8, 16) == pytest.approx(500, rel=0.01)
     assert hardware.contention == pytest.approx(0.25)
     assert [fit["error"] for fit in fits(points)] == pytest.approx([0] * 4, abs=1e-9)
+    (tmp_path / "links.toml").write_text(as_toml(hardware))
+    assert load_hardware(tmp_path / "links.toml") == hardware
 
 
 def test_what_was_not_measured_stays_and_says_so():
@@ -52,23 +53,12 @@ def test_what_was_not_measured_stays_and_says_so():
     assert exchange(hardware, 2**20, 2) == pytest.approx(1e3 * point(2, 2**20, 2)["seconds"])
 
 
-@pytest.mark.parametrize(("beside", "contention"), [(0.009, 0.0), (0.05, 1.0)])
-def test_a_slowdown_is_a_share(beside, contention):
-    assert measured(beside_s=beside)[0].contention == contention
-
-
-def test_latency_is_never_below_nothing():
-    points = [point(ranks, size, 8) | {"seconds": size / 1e9 / ranks} for ranks in (2, 4, 8) for size in SIZES]
-    found = measured_hardware(
-        points, LIKE, name="ours", ranks_per_host=8, where="here", reduce_bytes=8, reduce_s=1, alone_s=1, beside_s=1
-    )
+def test_measured_numbers_stay_in_their_ranges():
+    for beside, contention in ((0.009, 0.0), (0.05, 1.0)):
+        assert measured(beside_s=beside)[0].contention == contention
+    points = [{"ranks": ranks, "bytes": size, "seconds": size / 1e9 / ranks} for ranks in (2, 4, 8) for size in SIZES]
+    found, _ = measured(points=points)
     assert min(found.exchange_latency, found.peer_latency) >= 0
-
-
-def test_the_file_is_read_back_as_it_was(tmp_path):
-    hardware, _ = measured()
-    (tmp_path / "links.toml").write_text(as_toml(hardware))
-    assert load_hardware(tmp_path / "links.toml") == hardware
 
 
 @pytest.mark.long
@@ -78,7 +68,8 @@ def test_ranks_measure_and_one_writes(tmp_path):
         Path(sys.executable).with_name("freescale"), "measure-links", "--sizes", "4096,8388608", "--repeats", "2",
         "--width", "64", "--out", tmp_path / "links.toml",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRONMENT)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert done.returncode == 0, done.stderr
     hardware = load_hardware(tmp_path / "links.toml")
     assert hardware.name == "measured on 2 ranks, 2 a host, gloo, CPU"
@@ -87,20 +78,20 @@ def test_ranks_measure_and_one_writes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "arguments", "message"),
+    ("ranks", "arguments", "message"),
     [
-        ({}, (), "start 2 or more with `torchrun"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, (), "start 2 or more with `torchrun"),
-        ({"RANK": "0", "WORLD_SIZE": "4"}, ("--worlds", "8"), "--worlds 8: 2 to 4, the ranks of this job"),
-        ({"RANK": "0", "WORLD_SIZE": "4"}, ("--repeats", "0"), "must be above 0"),
-        ({"RANK": "0", "WORLD_SIZE": "4"}, ("--like", "abacus"), "no hardware 'abacus'"),
+        (None, (), "start 2 or more with `torchrun"),
+        (1, (), "start 2 or more with `torchrun"),
+        (4, ("--worlds", "8"), "--worlds 8: 2 to 4, the ranks of this job"),
+        (4, ("--repeats", "0"), "must be above 0"),
+        (4, ("--like", "abacus"), "no hardware 'abacus'"),
     ],
 )
-def test_wrong_use_is_refused(call, monkeypatch, environment, arguments, message):
-    for name in ("RANK", "WORLD_SIZE"):
+def test_wrong_use_is_refused(call, monkeypatch, ranks, arguments, message):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", ranks)):
         monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+        if ranks:
+            monkeypatch.setenv(name, str(value))
     done = call(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr

@@ -1,4 +1,4 @@
-"""Hardware files: what is bundled, what is refused, and how long exchanges take."""
+"""Hardware files: what is bundled and refused, and how long the parts of a step take, against sums done by hand."""
 
 import dataclasses
 from importlib import resources
@@ -7,12 +7,13 @@ import pytest
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.simulate.hardware.parameters import bundled, load_hardware, numbers
-from freescale_tools.simulate.schedule.durations import all_reduce, exchange
+from freescale_tools.simulate.schedule.durations import all_reduce, exchange, work
+from freescale_tools.simulate.schedule.step import WAYS
+from freescale_tools.simulate.workload import METHODS, Workload
 
 H100 = load_hardware("h100-ib")
-IDEAL = dataclasses.replace(
-    H100, exchange_efficiency=1.0, allreduce_efficiency=1.0, exchange_latency=0.0, peer_latency=0.0
-)
+NO_LATENCY = dict.fromkeys(("exchange_latency", "peer_latency", "kernel_floor"), 0.0)
+IDEAL = dataclasses.replace(H100, exchange_efficiency=1.0, allreduce_efficiency=1.0, **NO_LATENCY)
 
 
 @pytest.fixture
@@ -60,12 +61,9 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path, text, change, message
         load_hardware(path)
 
 
-def test_unknown_names_list_what_there_is():
+def test_unknown_names_and_impossible_hosts_are_refused():
     with pytest.raises(UsageError, match="'b300': give h100-ib, h200-nvl, or the path"):
         load_hardware("b300")
-
-
-def test_nvlink_reaches_only_into_a_host():
     with pytest.raises(ValueError, match="gpus_per_nvlink = 16 is above gpus_per_host = 8"):
         dataclasses.replace(H100, gpus_per_nvlink=16)
 
@@ -81,6 +79,10 @@ def test_exchanges_take_what_their_slowest_path_takes():
     assert exchange(bridged, gigabyte, 8) == pytest.approx(1e3 * 4 / 8 / 64)
     late = dataclasses.replace(IDEAL, exchange_latency=30.0, peer_latency=2.0, exchange_efficiency=0.5)
     assert exchange(late, gigabyte, 64) == pytest.approx(2e3 * 56 / 64 / 25 + 0.03 + 63 * 0.002)
+    # Of 8 ranks, 4 are behind the spine, which has a third of the bandwidth; 6 are on other hosts.
+    hosts = dataclasses.replace(IDEAL, gpus_per_host=2, gpus_per_nvlink=2, gpus_per_leaf=4, oversubscription=3.0)
+    assert exchange(hosts, gigabyte, 4) == pytest.approx(1e3 * 2 / 4 / 25)
+    assert exchange(hosts, gigabyte, 8) == pytest.approx(1e3 * 4 / 8 / (25 / 3))
 
 
 def test_all_reduces_share_the_adapters_of_a_host():
@@ -88,3 +90,68 @@ def test_all_reduces_share_the_adapters_of_a_host():
     assert all_reduce(IDEAL, 1e9, 8) == pytest.approx(2e3 * 7 / 8 / 450)
     assert all_reduce(IDEAL, 1e9, 64) == pytest.approx(2e3 * 63 / 64 / 200)
     assert all_reduce(dataclasses.replace(IDEAL, gpus_per_nvlink=4), 1e9, 64) == pytest.approx(2e3 * 63 / 64 / 64)
+
+
+WAY = {way.name: way for way in WAYS}
+FLAT = dataclasses.replace(IDEAL, gpus_per_host=1, gpus_per_nvlink=1, gpus_per_leaf=1)
+EVENTS, DIM, RANKS = 100_000, 64, 4
+WIRE = 4 * DIM * EVENTS * (RANKS - 1) / RANKS / (FLAT.network * 1e6)
+"""Milliseconds of the rows of all events."""
+MEMORY = 4 * DIM * EVENTS / (FLAT.memory * 1e6)
+"""Milliseconds of one pass over them."""
+
+
+def made(name, hardware=FLAT, **changes):
+    given = {
+        "batch_size": 8, "events": EVENTS, "flops": 1e12, "dim": DIM, "dense_parameters": 0,
+        "stragglers": {(RANKS, "none"): 0.2, (RANKS, "fbs+swap"): 0.0}, "collisions": {RANKS: 0.2},
+    }  # fmt: skip
+    return work(hardware, Workload(**{**given, **changes}), WAY[name], ranks=RANKS)
+
+
+def test_compute_ids_and_data_take_what_their_products_and_bytes_say():
+    plain, every, ids = made("plain"), made("all"), made("plain", ids=3.0)
+    mean = 1e3 * 1e12 / (989e12 * 0.4)
+    assert (plain.forward, plain.backward) == pytest.approx((mean / 0.8 / 3, 2 * mean / 0.8 / 3))
+    assert every.forward + every.backward == pytest.approx(mean)
+    assert plain.ids == pytest.approx(WIRE * 8 / (DIM * 4))
+    assert (ids.ids, ids.id_metadata) == pytest.approx((3 * plain.ids, 3 * plain.id_metadata))
+    assert plain.id_metadata == pytest.approx(FLAT.id_metadata * EVENTS / 1e6)
+    assert (plain.redistribute, plain.data) == pytest.approx((0, EVENTS / 26e3))
+    assert every.redistribute == pytest.approx(EVENTS * 24 * 3 / 4 / (FLAT.host_network * 1e6))
+
+
+def test_what_is_sent_of_rows_that_are_used_twice_or_collide():
+    rows = {"distinct": 0.5, "colliding_distinct": 0.25}
+    whole = made("sparse dist", **rows).whole  # a row and a gradient with every event
+    assert (whole.rows, whole.gradients) == pytest.approx((WIRE, WIRE))
+    assert (whole.lookup, whole.apply) == pytest.approx((2 * MEMORY, 3 * MEMORY))
+    step = made("prioritized", **rows)  # a row once, the gradient of every event
+    assert (step.collision.rows, step.exclusive.rows) == pytest.approx((0.2 * 0.25 * WIRE, (0.5 - 0.05) * WIRE))
+    assert (step.collision.gradients, step.exclusive.gradients) == pytest.approx((0.2 * WIRE, 0.8 * WIRE))
+    step = made("all + dedup", **rows)
+    assert step.collision.gradients == step.collision.rows == pytest.approx(0.05 * WIRE)
+    assert step.exclusive.apply == pytest.approx(0.45 * 3 * MEMORY)
+    step = made("prioritized", distinct=0.1)  # colliding rows are at most all rows
+    assert step.collision.rows == pytest.approx(0.1 * WIRE)
+    assert step.exclusive.rows == step.exclusive.lookup == 0
+
+
+@pytest.mark.parametrize(("name", "method"), [("plain", "none"), ("balanced", "fbs+swap")])
+def test_an_exchange_lasts_as_long_as_that_of_the_busiest_rank(name, method):
+    skews = dict(zip([(RANKS, one) for one in METHODS], (1.5, 1.25), strict=True))
+    assert made(name, skews=skews).whole.rows == pytest.approx(skews[RANKS, method] * WIRE)
+
+
+def test_launches_are_the_least_that_rows_take_and_no_rows_need_none():
+    slow = dataclasses.replace(FLAT, kernel_floor=5000.0)
+    assert made("prioritized", slow).collision.lookup == 5.0
+    none = made("prioritized", slow, collisions={RANKS: 0.0}).collision
+    assert (none.lookup, none.rows, none.apply) == (0, 0, 0)
+
+
+def test_a_way_takes_what_its_remedies_take():
+    own = dataclasses.replace(FLAT, own_cost=7.0)
+    assert {name: made(name, own, balancing_ms=2.0).own for name in ("plain", "balanced", "prioritized", "all")} == {
+        "plain": 0.0, "balanced": 2.0, "prioritized": 7.0, "all": 9.0,
+    }  # fmt: skip

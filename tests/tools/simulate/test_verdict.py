@@ -15,20 +15,20 @@ HARDWARE = load_hardware("h100-ib")
 RANKS = 16
 
 
-def profile(lengths, **more):
+def profile(lengths):
     histogram = LengthHistogram.of(np.asarray(lengths)).to_dict()
     parts = {"stragglers": None, "recommended": None, "collisions": None}
-    return {"version": 1, "kind": "profile", "sequences": {"uih": {"histogram": histogram}}, **parts, **more}
+    return {"version": 1, "kind": "profile", "sequences": {"uih": {"histogram": histogram}}, **parts}
 
 
 UNEVEN = profile(np.random.default_rng(0).lognormal(7, 0.7, 20_000).astype(np.int64))
 EVEN = profile(np.full(20_000, 1000))
 
 
-def found(data=UNEVEN, hardware=HARDWARE, *, collisions=True, **changes):
-    choice = choose(data, dim=changes.pop("dim", None))
+def found(data=UNEVEN, hardware=HARDWARE, **changes):
+    choice = choose(data)
     load = dataclasses.replace(workload(data, choice, ranks=[RANKS]), **changes)
-    return verdict(hardware, load, choice, ranks=RANKS, collisions=collisions)
+    return verdict(hardware, load, choice, ranks=RANKS, collisions=True)
 
 
 def test_gains_are_of_one_rung_over_the_one_below():
@@ -43,65 +43,15 @@ def test_gains_are_of_one_rung_over_the_one_below():
         assert one["low"] <= one["value"] <= one["high"]
 
 
-def test_the_same_question_has_the_same_answer():
-    assert found() == found()
+def widths(answer):
+    return {name: one["high"] - one["low"] for name, one in answer["gains"].items()}
 
 
 def test_what_is_known_better_has_a_narrower_interval():
-    known = dataclasses.replace(HARDWARE, sources=dict.fromkeys(HARDWARE.sources, "measured: here"))
-    for name, one in found(hardware=known)["gains"].items():
-        usual = found()["gains"][name]
-        assert one["high"] - one["low"] < usual["high"] - usual["low"], name
-
-
-def test_even_ranks_need_no_balancing():
-    answer = found(EVEN)
-    assert answer["pays"]["balance"] == "no"
-    assert any("Ranks are even already" in said for said in answer["why"])
-
-
-def test_one_sample_that_outweighs_a_rank_is_named():
-    answer = found(stragglers={(RANKS, "none"): 0.6, (RANKS, "fbs+swap"): 0.3})
-    assert any("Balancing leaves 30.0%" in said and "--max-length" in said for said in answer["why"])
-
-
-def test_links_that_are_fast_need_no_fscomm():
-    fast = dict.fromkeys(("nvlink", "pcie", "network"), 1e6)
-    answer = found(hardware=dataclasses.replace(HARDWARE, **fast, exchange_latency=0.1, peer_latency=0, id_metadata=0))
-    assert answer["pays"]["prioritized"] == "no"
-    assert any("Skip fscomm" in said for said in answer["why"])
-
-
-def test_rows_that_all_collide_leave_nothing_to_send_early():
-    answer = found_with_rate(0.97)
-    assert any("97% of the events" in said for said in answer["why"])
-    assert answer["gains"]["prioritized"]["value"] < found_with_rate(0.1)["gains"]["prioritized"]["value"]
-
-
-def found_with_rate(rate):
-    choice = choose(UNEVEN)
-    load = dataclasses.replace(workload(UNEVEN, choice, ranks=[RANKS]), collisions={RANKS: rate})
-    return verdict(HARDWARE, load, choice, ranks=RANKS, collisions=True)
-
-
-def test_the_verdict_is_for_ranks_that_the_rows_are_enough_for():
-    assert simulate(UNEVEN, HARDWARE, ranks=[8, 16, 512])["verdict"]["ranks"] == 16
-    assert simulate(UNEVEN, HARDWARE, ranks=[512, 1024])["verdict"]["ranks"] == 512
-
-
-def test_events_that_are_cut_off_are_the_price_and_are_named():
-    cut = simulate(UNEVEN, HARDWARE, ranks=[RANKS], max_length=500)["verdict"]["why"]
-    assert any(said.startswith("Histories are cut to 500 events: 6") for said in cut), cut
-    whole = simulate(UNEVEN, HARDWARE, ranks=[RANKS])["verdict"]["why"]
-    assert not any("are cut to" in said for said in whole)
-
-
-def test_a_fixed_cost_that_decides_is_named():
-    dear = dataclasses.replace(HARDWARE, own_cost=20.0, sources={**HARDWARE.sources, "own_cost": "measured: here"})
-    (said,) = (one for one in found(hardware=dear)["why"] if "Steps are short" in one)
-    assert "takes 20 ms" in said
-    assert "(measured)" in said
-    assert not any("Steps are short" in one for one in found(hardware=dataclasses.replace(dear, own_cost=0.0))["why"])
+    usual = found()
+    assert found() == usual
+    known = widths(found(hardware=dataclasses.replace(HARDWARE, sources=dict.fromkeys(HARDWARE.sources, "measured"))))
+    assert all(known[name] < width for name, width in widths(usual).items())
 
 
 def test_links_that_other_ranks_have_shown_are_as_good_as_assumed():
@@ -109,16 +59,51 @@ def test_links_that_other_ranks_have_shown_are_as_good_as_assumed():
         links = dict.fromkeys(("nvlink", "exchange_latency"), f"calibration: run.json, all-to-alls of {ranks} ranks")
         known = dataclasses.replace(HARDWARE, nvlink=5.0, gpus_per_nvlink=64, gpus_per_host=64)
         known = dataclasses.replace(known, sources=dict.fromkeys(HARDWARE.sources, "measured: here") | links)
-        gain = found(EVEN, hardware=known)["gains"]["prioritized"]
-        return gain["high"] - gain["low"]
+        return widths(found(EVEN, hardware=known))["prioritized"]
 
     assert width(RANKS) < width(10 * RANKS)
     assert width(RANKS) < width(RANKS // 2)
 
 
-def test_a_model_that_errs_more_has_wider_intervals(monkeypatch):
-    usual = found()["gains"]["prioritized"]
-    monkeypatch.setattr("freescale_tools.simulate.verdict.MODEL", {False: 1.6, True: 1.6})
-    wide = found()["gains"]["prioritized"]
-    assert wide["high"] - wide["low"] > usual["high"] - usual["low"]
-    assert wide["value"] == usual["value"]
+FAST = {**dict.fromkeys(("nvlink", "pcie", "network"), 1e6), "exchange_latency": 0.1, "peer_latency": 0}
+DEAR = {"own_cost": 20.0, "sources": {**HARDWARE.sources, "own_cost": "measured: here"}}
+
+
+@pytest.mark.parametrize(
+    ("data", "hardware", "load", "said"),
+    [
+        (EVEN, {}, {}, "Ranks are even already"),
+        (UNEVEN, {}, {"stragglers": {(RANKS, "none"): 0.6, (RANKS, "fbs+swap"): 0.3}}, "Balancing leaves 30.0%"),
+        (UNEVEN, FAST | {"id_metadata": 0}, {}, "Skip fscomm"),
+        (UNEVEN, {}, {"collisions": {RANKS: 0.97}}, "97% of the events"),
+        (UNEVEN, DEAR, {}, "Steps are short: prioritized communication itself takes 20 ms"),
+    ],
+    ids=["even ranks", "one sample outweighs a rank", "fast links", "all rows collide", "a fixed cost"],
+)
+def test_what_decides_is_named_where_it_decides(data, hardware, load, said):
+    answer = found(data, dataclasses.replace(HARDWARE, **hardware), **load)
+    (sentence,) = (one for one in answer["why"] if said in one)
+    assert "(measured)" in sentence or "Steps" not in said
+    assert "--max-length" in sentence or "Balancing" not in said
+    assert not any(said in one for one in found()["why"])
+
+
+def test_what_is_there_already_or_cannot_win_does_not_pay():
+    assert found(EVEN)["pays"]["balance"] == "no"
+    assert found()["pays"]["balance"] == "yes"
+    assert found(hardware=dataclasses.replace(HARDWARE, **FAST, id_metadata=0))["pays"]["prioritized"] == "no"
+    few, many = (found(collisions={RANKS: rate})["gains"]["prioritized"]["value"] for rate in (0.1, 0.97))
+    assert many < few
+
+
+def test_the_verdict_is_for_ranks_that_the_rows_are_enough_for():
+    """20,000 rows make 20 global batches of 8 times 64 samples, and 5 of 32 times 64."""
+    for ranks, batch_size, chosen in (([8, 16, 512], 128, 16), ([512, 1024], 128, 512), ([8, 32], 64, 8)):
+        assert simulate(UNEVEN, HARDWARE, ranks=ranks, batch_size=batch_size)["verdict"]["ranks"] == chosen
+
+
+def test_events_that_are_cut_off_are_the_price_and_are_named():
+    cut = simulate(UNEVEN, HARDWARE, ranks=[RANKS], max_length=500)["verdict"]["why"]
+    assert any(said.startswith("Histories are cut to 500 events: 6") for said in cut), cut
+    whole = simulate(UNEVEN, HARDWARE, ranks=[RANKS])["verdict"]["why"]
+    assert not any("are cut to" in said for said in whole)
