@@ -3,8 +3,6 @@
 from importlib.metadata import version
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -16,51 +14,32 @@ def call(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_synth_writes_and_lists_files(tmp_path):
-    done = call("synth", "reference", tmp_path, "--scale", "0.001")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.split() == [str(path) for path in sorted(tmp_path.iterdir())]
-    assert pq.read_metadata(tmp_path / "reference-00000-of-00008.parquet").num_rows == 25
-    done = call("synth", "demo", tmp_path / "demo", "--scale", "0.01")
-    assert done.exit_code == 0
-    assert len(done.stdout.split()) == 7
+def test_version_completion_and_help_are_there():
+    done = call("--version")
+    assert (done.exit_code, done.stdout) == (0, f"freescale {version('freescale')}\n")
+    assert "--install-completion" in call("--help").stdout
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__.replace("_", "-")
+        done = call(name, "--help")
+        assert (done.exit_code, f"{name} [OPTIONS]" in done.stdout) == (0, True), done.output
 
 
-def test_synth_that_cannot_write_fails(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    done = call("synth", "demo", tmp_path / "file" / "below", "--scale", "0.01")
-    assert done.exit_code == 1
-    assert "cannot write to" in done.stderr
-
-
-def bad_usage():
-    yield "unknown preset", ("synth", "nope", "x"), "nope"
-    yield "scale", ("synth", "demo", "x", "--scale", "0"), "--scale must be above 0"
-    yield "seed", ("synth", "demo", "x", "--seed", "-1"), "--seed must be 0 or more"
-    yield "steps", ("demo", "--steps", "0"), "--steps must be at least 1"
-    yield "ranks", ("demo", "--ranks", "-2"), "--ranks must be at least 1"
-    yield "max length", ("demo", "--max-length", "0"), "--max-length must be at least 1"
-    yield "sequence without data", ("demo", "--sequence", "a"), "--sequence names columns of --data"
-    yield "unknown option", ("demo", "--nope"), "--nope"
-
-
-@pytest.mark.parametrize(("arguments", "message"), [case[1:] for case in bad_usage()], ids=[c[0] for c in bad_usage()])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("synth", "nope", "x"), "nope"),
+        (("demo", "--steps", 0), "--steps must be at least 1"),
+        (("demo", "--ranks", -2), "--ranks must be at least 1"),
+        (("demo", "--max-length", 0), "--max-length must be at least 1"),
+        (("demo", "--sequence", "a"), "--sequence names columns of --data"),
+        (("demo", "--data", "nowhere"), "no such folder"),
+        (("demo", "--nope"), "--nope"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
 def test_bad_usage_is_refused(arguments, message):
     done = call(*arguments)
-    assert done.exit_code == 2
-    assert message in done.stderr
-
-
-def test_demo_refuses_folders_without_sequences(tmp_path):
-    done = call("demo", "--data", tmp_path / "nowhere")
-    assert (done.exit_code, "no such folder" in done.stderr) == (2, True)
-    done = call("demo", "--data", tmp_path)
-    assert (done.exit_code, "no *.parquet file" in done.stderr) == (2, True)
-    pq.write_table(pa.table({"user_id": [1]}), tmp_path / "users.parquet")
-    done = call("demo", "--data", tmp_path)
-    assert (done.exit_code, "integer lists" in done.stderr) == (2, True)
-    done = call("demo", "--data", tmp_path, "--sequence", "item_ids")
-    assert (done.exit_code, "item_ids" in done.stderr) == (2, True)
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
 
 
 class Unreachable(fsspec.AbstractFileSystem):
@@ -77,46 +56,29 @@ class Unreachable(fsspec.AbstractFileSystem):
         raise TimeoutError("no route to host")
 
 
-@pytest.mark.parametrize("path", ["unreachable://bucket/a.parquet", "unreachable://listed/a.parquet"])
-@pytest.mark.parametrize("command", ["profile", "collisions", "optimize", "check", "histories"])
+READING = {
+    "profile": ("--sequence", "items"),
+    "collisions": ("--ids", "items"),
+    "optimize": (),
+    "check": ("--schema", "schema.toml"),
+    "histories": ("--by", "a", "--time", "b"),
+    "catalog": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [*((command, "unreachable://listed/a.parquet") for command in READING), ("profile", "unreachable://bucket/a")],
+)
 def test_a_store_that_cannot_be_reached_is_one_line_and_status_2(command, path, tmp_path, monkeypatch):
     monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.chdir(tmp_path)
     fsspec.register_implementation("unreachable", Unreachable, clobber=True)
     (tmp_path / "schema.toml").write_text('[schema]\ncontext = ["user_id"]\n')
-    options = {
-        "profile": ("--sequence", "items", "--out", tmp_path / "out"),
-        "collisions": ("--ids", "items", "--out", tmp_path / "out"),
-        "optimize": ("--out", tmp_path / "out"),
-        "check": ("--schema", tmp_path / "schema.toml"),
-        "histories": ("--by", "a", "--time", "b", "--out", tmp_path / "out"),
-    }
-    done = call(command, path, *options[command])
+    done = call(command, path, *READING[command], *(() if command == "check" else ("--out", "out")))
     assert done.exit_code == 2, done.output
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
-    assert "cannot be read" in line
-    assert "no route to host" in line
-    assert "credentials" in line
+    for part in ("cannot be read", "no route to host", "credentials"):
+        assert part in line
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("command", [(), ("synth",), ("demo",)])
-def test_help_names_the_commands(command):
-    done = call(*command, "--help")
-    assert done.exit_code == 0
-    assert "Usage" in done.stdout
-
-
-def test_the_version_and_completion_are_there():
-    done = call("--version")
-    assert (done.exit_code, done.stdout) == (0, f"freescale {version('freescale')}\n")
-    assert "--install-completion" in call("--help").stdout
-
-
-def test_a_catalog_of_a_store_that_cannot_be_listed_is_one_line_and_status_2(tmp_path, monkeypatch):
-    monkeypatch.setattr(retry, "_FIRST_WAIT_S", 0.001)
-    fsspec.register_implementation("unreachable", Unreachable, clobber=True)
-    done = call("catalog", "unreachable://listed/a.parquet", "--out", tmp_path / "out")
-    assert done.exit_code == 2, done.output
-    (line,) = done.stderr.splitlines()
-    assert "Check the address, the network, the credentials" in line

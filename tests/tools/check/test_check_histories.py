@@ -8,15 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale_tools.check.source_check import SourceCheck
+from freescale_tools.console.terminal import Terminal
 from fsdata import AsOf, ParquetSource, Schema, Sequence
 
-COMMAND = "check"
 SCHEMA = Schema(sequences=(Sequence("uih", ("item", "action")),), context=("row",))
-
-
-class Silent:
-    def advance(self, *, rows: int = 0, bytes: int = 0) -> None:
-        pass
 
 
 def found(folder: Path, requests: dict[str, Any] | None = None, **columns: Any) -> list[tuple[str, str | None, Any]]:
@@ -32,10 +27,10 @@ def found(folder: Path, requests: dict[str, Any] | None = None, **columns: Any) 
     pq.write_table(pa.table(table | columns), folder / "histories.parquet", row_group_size=2)
     join = AsOf(ParquetSource(folder / "histories.parquet"), on="user", at="at", time="ts", fields=("item", "action"))
     check = SourceCheck(ParquetSource(folder / "requests.parquet", join=join), SCHEMA, index=0)
-    try:
-        return [(one.kind, one.field, None if one.rows is None else one.rows.tolist()) for one in check.run(Silent())]
-    finally:
-        check.close()
+    with Terminal().progress("checking") as progress:
+        listed = check.run(progress)
+    check.close()
+    return [(one.kind, one.field, None if one.rows is None else one.rows.tolist()) for one in listed]
 
 
 def test_good_histories_pass(tmp_path: Path) -> None:

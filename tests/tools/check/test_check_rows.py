@@ -1,11 +1,8 @@
 """The scan that names every row against the loader, which stops at the first: row by row they must agree."""
 
-import itertools
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from freescale_tools.check.table_scan import Table
 from fsdata import ParquetSource, Schema, Sequence
@@ -49,15 +46,12 @@ def faulty(rng):
     return pa.table({name: pa.array(values, kinds.get(name)) for name, values in made.items()})
 
 
-@pytest.mark.parametrize(
-    "policy", ["mixed", *(pytest.param(policy, marks=pytest.mark.long) for policy in ("error", "drop", "default"))]
-)
-def test_scan_and_loader_reject_the_same_rows(tmp_path, policy):
+def test_scan_and_loader_reject_the_same_rows(tmp_path):
     fields = SCHEMA.field_names
     rejected = passed = 0
-    for seed in range(4):
-        rng = np.random.default_rng([seed, *policy.encode()])
-        policies = {name: some(rng, ["error", "drop", "default"]) if policy == "mixed" else policy for name in fields}
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        policies = {name: some(rng, ["error", "drop", "default"]) for name in fields}
         pq.write_table(faulty(rng), tmp_path / "a.parquet", row_group_size=1)
         defaults = {name: 5 for name in fields if policies[name] == "default"}
         source = ParquetSource(str(tmp_path / "a.parquet"), nulls=policies, defaults=defaults)
@@ -65,8 +59,8 @@ def test_scan_and_loader_reject_the_same_rows(tmp_path, policy):
         layout = layout_of(SCHEMA, opened.list_labels)
         groups = {"uih": SCHEMA.sequences[0].all_fields, "other": ("seen",), "candidates": ("ad", *SCHEMA.labels)}
         table = Table(source, wanted_fields(SCHEMA), groups=groups, label="source 0")
-        for number, group in itertools.product([0], range(ROWS)):
-            found = table.scan(number, group)
+        for group in range(ROWS):
+            found = table.scan(0, group)
             try:
                 opened.read(opened.groups[group], layout, 0, 1)
                 stops = False

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale_tools.collisions import estimate as module
 from freescale_tools.collisions.batch_order import in_file_order, streaks
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.kernels import MARKS
@@ -63,16 +62,6 @@ def test_by_hand(tmp_path):
     assert (found["rows"], found["rows_read"], found["read_share"], found["notes"]) == (6, 6, 1.0, [])
 
 
-def test_histories_are_cut_to_their_last_events(tmp_path):
-    """Cut to one event: {2 3}, {4}, {5 1}."""
-    path = write(tmp_path / "a.parquet", HAND)
-    assert default(count(path, max_length=1))["by_occurrence"]["mean"] == 0.0
-    cut = default(count(path, max_length=2))
-    # {1 2 3}, {1 4}, {4 5 1}
-    assert cut["by_occurrence"]["mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
-    assert cut["max_length"] == 2
-
-
 def test_shorter_histories_along_the_axis_are_those_cut_while_reading(tmp_path):
     generator = np.random.default_rng(2)
     histories = [generator.integers(0, 3000, generator.integers(0, 300)).tolist() for _ in range(80)]
@@ -83,57 +72,39 @@ def test_shorter_histories_along_the_axis_are_those_cut_while_reading(tmp_path):
             assert {**point, "axis": "default"} == cut
 
 
-def test_a_batch_without_ids_shares_nothing(tmp_path):
-    point = default(count(write(tmp_path / "a.parquet", [[1], [], [], [], [1], []])))
-    assert (point["by_occurrence"]["mean"], point["by_row"]["mean"]) == (0.0, 0.0)
-    assert point["occurrences"] == 0.5
+def kinds_of_ids():
+    """(name, the ids of HAND in another type, how the column is called)."""
+    offsets, flat = np.cumsum([0, *map(len, HAND)]), [one for history in HAND for one in history]
+    lists = pa.array(HAND, pa.list_(pa.int64()))
+    words = pa.array(flat, pa.int16()).dictionary_encode()
+    yield "large", pa.array(HAND, pa.large_list(pa.int32())), "ids"
+    yield "unsigned", pa.array(HAND, pa.list_(pa.uint64())), "ids"
+    yield "dictionary", pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), words), "ids"
+    yield "view", pa.array(HAND, pa.list_view(pa.int64())), "ids"
+    yield "in a struct", pa.StructArray.from_arrays([lists, pa.array(range(6))], ["ids", "x"]), "user.ids"
+    yield "nulls", pa.array([[1, None, 2], [3], [1, 1, None, 1, 4], None, [4, 4, 5], [1, None]]), "ids"
 
 
-def test_what_no_batch_before_the_last_had_is_not_shared(tmp_path):
-    """Batches far back do not count: 7 comes back after one batch without it."""
-    point = default(count(write(tmp_path / "a.parquet", [[7], [7], [8], [8], [7], [7]])))
-    assert point["by_occurrence"]["mean"] == 0.0
+@pytest.mark.parametrize(("ids", "name"), [case[1:] for case in kinds_of_ids()], ids=[c[0] for c in kinds_of_ids()])
+def test_kinds_of_ids(tmp_path, ids, name):
+    pq.write_table(pa.table({name.split(".")[0]: ids}), tmp_path / "a.parquet")
+    point = default(estimate(open_files([str(tmp_path)]), name, **SETTINGS))
+    assert point["by_row"]["mean"] == pytest.approx(7 / 12)
+    assert (point["by_occurrence"]["mean"], point["occurrences"]) == (pytest.approx(0.75), 4.0)
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("ids", "share", "occurrences"),
     [
-        pa.list_(pa.int64()),
-        pa.large_list(pa.int32()),
-        pa.list_(pa.uint64()),
-        pa.list_(pa.dictionary(pa.int8(), pa.int16())),
-        pa.list_view(pa.int64()),
+        (pa.array([[1, 2], None, [1, 1], [2, None]], pa.list_(pa.int64(), 2)), 1.0, 3.0),
+        (pa.array([1, 2, 1, None], pa.int32()), 1.0, 1.0),
     ],
-    ids=str,
+    ids=["lists of one size", "one id per row"],
 )
-def test_kinds_of_lists(tmp_path, kind):
-    if pa.types.is_dictionary(kind.value_type):
-        flat = pa.array([one for history in HAND for one in history], pa.int16()).dictionary_encode()
-        offsets = np.cumsum([0, *map(len, HAND)])
-        ids = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
-        pq.write_table(pa.table({"ids": ids}), tmp_path / "a.parquet")
-    else:
-        write(tmp_path / "a.parquet", HAND, kind=kind)
-    assert default(count(tmp_path / "a.parquet"))["by_row"]["mean"] == pytest.approx(7 / 12)
-
-
-def test_nulls_are_no_ids(tmp_path):
-    histories = [[1, None, 2], [3], None, [1, 1, None, 1, 4], [4, 4, 5], [1, None]]
-    point = default(count(write(tmp_path / "a.parquet", histories)))
-    assert point["by_occurrence"]["mean"] == pytest.approx(0.75)
-    assert point["occurrences"] == 4.0
-    fixed = pa.array([[1, 2], None, [1, 1], [2, None]], pa.list_(pa.int64(), 2))
-    pq.write_table(pa.table({"ids": fixed}), tmp_path / "b.parquet")
-    assert default(count(tmp_path / "b.parquet"))["occurrences"] == 3.0
-
-
-def test_one_id_per_row_and_ids_inside_a_struct(tmp_path):
-    pq.write_table(pa.table({"ids": pa.array([1, 2, 1, None], pa.int32())}), tmp_path / "a.parquet")
-    assert default(count(tmp_path / "a.parquet"))["by_occurrence"]["mean"] == 1.0
-    inside = pa.StructArray.from_arrays([pa.array(HAND, pa.list_(pa.int64())), pa.array(range(6))], ["ids", "x"])
-    pq.write_table(pa.table({"user": inside}), tmp_path / "b.parquet")
-    found = estimate(open_files([str(tmp_path / "b.parquet")]), "user.ids", **SETTINGS)
-    assert default(found)["by_row"]["mean"] == pytest.approx(7 / 12)
+def test_other_forms_of_ids(tmp_path, ids, share, occurrences):
+    pq.write_table(pa.table({"ids": ids}), tmp_path / "a.parquet")
+    point = default(count(tmp_path / "a.parquet"))
+    assert (point["by_occurrence"]["mean"], point["occurrences"]) == (share, occurrences)
 
 
 @pytest.mark.parametrize("statistics", [True, False], ids=["with statistics", "without"])
@@ -179,11 +150,10 @@ def test_as_sets_say(tmp_path_factory, histories, batch_size, ranks, limit, grou
 
 
 @pytest.mark.parametrize("pairs", [499, 300], ids=["all", "in streaks"])
-def test_more_batches_than_marks(tmp_path, monkeypatch, pairs):
+def test_more_batches_than_marks(tmp_path, pairs):
     """Marks start again; a streak shares nothing with what was counted before it."""
     generator = np.random.default_rng(0)
     histories = [generator.integers(0, 400, 3).tolist() for _ in range(2000)]
-    monkeypatch.setattr(module, "_DEFAULT_SHARE", 1.0)
     found = default(count(write(tmp_path / "a.parquet", histories), batch_size=4, pairs=pairs))
     used = streaks(in_file_order([[2000]], ranks=1, batch_size=4), pairs)
     assert found["pairs"] == sum(one.batches - 1 for one in used) == pairs
@@ -219,15 +189,6 @@ def test_rows_without_a_time_are_left_out_of_time_order(tmp_path):
     lists = pa.array([[1, 5], [7, None], [3], [4], [9, 9, 1], None], pa.list_(pa.timestamp("us")))
     again = count(write(tmp_path / "b.parquet", HAND, when=lists), batch_size=1, orders=("time",), time="when")
     assert again["points"] == found["points"]
-
-
-def test_ranks_read_row_groups_of_their_own(tmp_path):
-    """Two ranks, one row group each: the second half meets the first half at every step."""
-    histories = [[n] for n in (1, 2, 3, 4, 9, 1, 2, 3)]
-    path = write(tmp_path / "a.parquet", histories, group=4)
-    # One rank: 1, 2, 3, ... share nothing; two: {1 9}, {2 1}, {3 2}, {4 3}.
-    assert default(count(path, batch_size=1, ranks=1))["by_row"]["mean"] == 0.0
-    assert default(count(path, batch_size=1, ranks=2))["by_row"]["mean"] == 0.5
 
 
 def test_bytes_by_hand(tmp_path):
@@ -290,27 +251,26 @@ def test_a_file_with_a_column_of_another_kind_is_left_out(tmp_path):
     assert found["points"] == estimate(open_files([str(path)]), "ids", **settings)["points"]
 
 
-def test_refused(tmp_path):
-    path = write(tmp_path / "a.parquet", HAND, words=["a"] * 6, floats=[[1.0]] * 6)
-    with pytest.raises(UsageError, match=r"2 ranks x 2 samples are 8 rows, but only 6 rows could be read"):
-        count(path, ranks=2)
-    with pytest.raises(UsageError, match=r"words is string; .* integer ids.*hash"):
-        estimate(open_files([str(path)]), "words", **SETTINGS)
-    with pytest.raises(UsageError, match=r"floats is list<.*double>; collisions"):
-        estimate(open_files([str(path)]), "floats", **SETTINGS)
-    with pytest.raises(UsageError, match=r"no file has a column 'item'; .*has ids, words"):
-        estimate(open_files([str(path)]), "item", **SETTINGS)
-    with pytest.raises(UsageError, match="needs the column to sort by"):
-        count(path, orders=("time",))
-    with pytest.raises(UsageError, match="words is string; a time is an integer"):
-        count(path, orders=("time",), time="words")
-    with pytest.raises(UsageError, match="one of file, shuffled, time, got random"):
-        count(path, orders=("random",))
-    for name in ("batch_size", "ranks", "max_length", "dim", "pairs"):
-        with pytest.raises(UsageError, match=f"{name} must be at least 1, got 0"):
-            count(path, **{name: 0})
+@pytest.mark.parametrize(
+    ("column", "options", "message"),
+    [
+        ("ids", {"ranks": 2}, r"2 ranks x 2 samples are 8 rows, but only 6 rows could be read"),
+        ("words", {}, r"words is string; .* integer ids.*hash"),
+        ("floats", {}, r"floats is list<.*double>; collisions"),
+        ("item", {}, r"no file has a column 'item'; .*has ids, words"),
+        ("ids", {"orders": ("time",)}, "needs the column to sort by"),
+        ("ids", {"orders": ("time",), "time": "words"}, "words is string; a time is an integer"),
+        ("ids", {"orders": ("random",)}, "one of file, shuffled, time, got random"),
+        *(("ids", {name: 0}, f"{name} must be at least 1, got 0") for name in ("batch_size", "max_length", "pairs")),
+    ],
+)
+def test_refused(tmp_path, column, options, message):
+    write(tmp_path / "a.parquet", HAND, words=["a"] * 6, floats=[[1.0]] * 6)
+    with pytest.raises(UsageError, match=message):
+        estimate(open_files([str(tmp_path)]), column, **{**SETTINGS, **options})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batch", "by_row", "by_occurrence"), [(128, 0.032, 0.080), (8192, 0.215, 0.391)])
 def test_real_histories(batch, by_row, by_occurrence):
     """128 and 8,192 random users of oss_events, last 200 events."""

@@ -6,12 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale_tools.collisions import ids_in_memory
-from freescale_tools.collisions.batch_order import Batches, in_file_order, streaks
+from freescale_tools.collisions.batch_order import Batches, by_time, in_file_order, streaks
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.ids_in_memory import Unit, hold, plan_runs
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan import columns
 from freescale_tools.scan.files import open_files
+from fsdata.order.deal import epoch_streams
 
 SETTINGS = {"batch_size": 2, "ranks": 2, "max_length": None, "dim": 4, "orders": ("file", "shuffled")}
 
@@ -26,13 +27,9 @@ def units(count, *, rows, room):
     return [Unit(file=0, group=group, rows=rows, room=room) for group in range(count)]
 
 
-def test_little_data_are_read_whole():
-    given = units(7, rows=10, room=100)
-    assert plan_runs(given, 7 * 140, ranks=64, rows_wanted=10**6) == [given]
-
-
 def test_large_data_are_read_in_stretches_that_do_not_overlap():
     given = units(1000, rows=10, room=100)
+    assert plan_runs(given, 1000 * 140, ranks=64, rows_wanted=10**6) == [given], "what fits is read whole"
     runs = plan_runs(given, 140 * 400, ranks=8, rows_wanted=400)
     assert len(runs) == 8
     groups = [unit.group for run in runs for unit in run]
@@ -43,12 +40,6 @@ def test_large_data_are_read_in_stretches_that_do_not_overlap():
     assert 0.9 * 140 * 400 < weight <= 140 * 400
     assert groups[0] < 100
     assert groups[-1] > 900
-
-
-def test_no_more_is_read_than_batches_need(monkeypatch):
-    monkeypatch.setattr(ids_in_memory, "_ENOUGH_IDS", 1)
-    runs = plan_runs(units(1000, rows=10, room=100), 10**9, ranks=8, rows_wanted=400)
-    assert sum(unit.rows for run in runs for unit in run) == 400
 
 
 def test_of_large_row_groups_the_first_rows_are_read():
@@ -149,10 +140,19 @@ def test_streaks_are_spread_over_all_runs():
             assert {run for run, _ in spots} == {1, 3}
 
 
+def test_order_by_time_is_that_of_every_run_alone():
+    """Rows without a time are left out, and equal times keep the order of the files."""
+    generator = np.random.default_rng(4)
+    time, known, runs = generator.integers(0, 9, 50), generator.random(50) < 0.8, (20, 0, 13, 17)
+    expected, first = [], 0
+    for rows in runs:
+        expected.append(sorted((row for row in range(first, first + rows) if known[row]), key=lambda row: time[row]))
+        first += rows
+    assert [rows.tolist() for rows in by_time(time, known, runs)] == expected
+
+
 def test_file_order_is_that_of_a_loader():
     """Against the loader's own plan: which rows each rank reads at each step."""
-    from fsdata.order.deal import epoch_streams
-
     rows = [5, 3, 8, 1, 1, 9, 2]
     first = np.cumsum([0, *rows])
     batches = in_file_order([rows], ranks=3, batch_size=2)

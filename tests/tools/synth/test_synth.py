@@ -1,4 +1,4 @@
-"""The generated sets: statistics, determinism, layout."""
+"""The generated sets: statistics, determinism, layout, and the command."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ import pytest
 from freescale_tools.check.schema_option import load
 from freescale_tools.check.source_check import SourceCheck
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.terminal import Terminal
 from freescale_tools.write.synth import presets as synth
 from freescale_tools.write.synth.lengths import Constant, Lengths, Pareto, Uniform, from_profile
 
@@ -20,28 +21,26 @@ COMMAND = "synth"
 GOLDEN = ["101e78a68c1baee9", "6f2f78a02f7e303f", "69e1ee148ab37700", "7c4545e9652d45cc", "d28bc9b4f539925a"]
 
 
-def test_lengths_have_the_promised_quantiles_and_clip():
-    lengths = Lengths().draw(np.random.default_rng(0), 400_000)
-    assert np.median(lengths) == pytest.approx(180, rel=0.02)
-    assert np.percentile(lengths, 95) == pytest.approx(1_200, rel=0.02)
-    assert lengths.min() >= 0
-    assert lengths.max() == 21_000
+def digest(path):
+    """Of the values, whatever the file's layout; of columns made by exp or log only the lengths, as CPUs round them."""
+    rounded = {"item_ids", "items", "candidate_ids", "age_days", "age"}
+    table, hashed = pq.read_table(path), hashlib.blake2b(digest_size=8)
+    for name in table.schema.names:
+        column = table[name].combine_chunks()
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            hashed.update(np.asarray(pc.list_value_length(column).cast(pa.int64())).tobytes())
+            column = column.flatten()
+        if name not in rounded:
+            hashed.update(np.asarray(column).tobytes())
+    return hashed.hexdigest()
 
 
-@pytest.mark.parametrize("wrong", [{"median": 0}, {"median": 10, "p95": 5}, {"clip": 100}])
-def test_lengths_refuse_impossible_quantiles(wrong):
-    with pytest.raises(ValueError, match="median <= p95 <= clip"):
-        Lengths(**wrong)
-
-
-def test_same_seed_same_values_whatever_was_written_before(tmp_path):
-    first = synth.reference_set(tmp_path / "one", files=2, rows_per_file=300, row_group_rows=128, seed=3)
-    again = synth.reference_set(tmp_path / "two", files=2, rows_per_file=300, row_group_rows=128, seed=3)
-    other = synth.reference_set(tmp_path / "three", files=2, rows_per_file=300, row_group_rows=128, seed=4)
-    tables = [[pq.read_table(path) for path in paths] for paths in (first, again, other)]
-    assert tables[0] == tables[1]
-    assert tables[0][0] != tables[2][0]
-    assert tables[0][0] != tables[0][1]
+def test_presets_never_change_their_values(tmp_path):
+    """Figures of different versions are compared: the same seed must go on giving the same values."""
+    reference = synth.reference_set(tmp_path, files=2, rows_per_file=300, row_group_rows=128, seed=3)
+    demo = synth.demo_set(tmp_path, rows=60, row_group_rows=16, seed=3)
+    found = [digest(path) for path in (*reference, demo.site[0], demo.partner[1], demo.users)]
+    assert found == GOLDEN
 
 
 def test_files_with_the_same_recipe_are_kept_and_others_replaced(tmp_path):
@@ -73,55 +72,9 @@ def test_reference_set_is_laid_out_as_described(tmp_path):
     ids, labels = (table[name].combine_chunks() for name in (*columns.candidates, columns.label))
     assert ids.offsets.equals(labels.offsets)
     counts = np.diff(ids.offsets)
-    assert counts.min() >= 1
-    assert counts.max() <= 50
-
-
-def test_times_rise_inside_a_history_and_stay_before_the_request(tmp_path):
-    (path,) = synth.reference_set(tmp_path, files=1, rows_per_file=300)
-    table = pq.read_table(path, columns=["timestamps", "request_ts"])
-    for row in table.to_pylist():
-        times = np.array([*row["timestamps"], row["request_ts"]])
-        assert (np.diff(times) > 0).all()
-
-
-def test_demo_sources_disagree_on_names_and_types(tmp_path):
-    made = synth.demo_set(tmp_path, rows=600, row_group_rows=64)
-    assert sum(pq.read_metadata(path).num_rows for path in (*made.site, *made.partner)) == 600
-    site, partner = pq.read_schema(made.site[0]), pq.read_schema(made.partner[0])
-    assert site.field("item_ids").type == pa.list_(pa.int64())
-    assert partner.field("items").type == pa.large_list(pa.int32())
-    assert not {"country", "hour", "item_ids", "user_id"} & set(partner.names)
-    users = pq.read_table(made.users)["user_id"].to_pylist()
-    assert len(set(users)) == len(users) == 200
-
-
-@pytest.mark.parametrize("wrong", [{"files": 0}, {"rows_per_file": 0}, {"row_group_rows": -1}])
-def test_reference_set_refuses_empty_sets(tmp_path, wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 1"):
-        synth.reference_set(tmp_path, **wrong)
-
-
-def digest(path):
-    """Of the values, whatever the file's layout; of columns made by exp or log only the lengths, as CPUs round them."""
-    rounded = {"item_ids", "items", "candidate_ids", "age_days", "age"}
-    table, hashed = pq.read_table(path), hashlib.blake2b(digest_size=8)
-    for name in table.schema.names:
-        column = table[name].combine_chunks()
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            hashed.update(np.asarray(pc.list_value_length(column).cast(pa.int64())).tobytes())
-            column = column.flatten()
-        if name not in rounded:
-            hashed.update(np.asarray(column).tobytes())
-    return hashed.hexdigest()
-
-
-def test_presets_never_change_their_values(tmp_path):
-    """Figures of different versions are compared: the same seed must go on giving the same values."""
-    reference = synth.reference_set(tmp_path, files=2, rows_per_file=300, row_group_rows=128, seed=3)
-    demo = synth.demo_set(tmp_path, rows=60, row_group_rows=16, seed=3)
-    found = [digest(path) for path in (*reference, demo.site[0], demo.partner[1], demo.users)]
-    assert found == GOLDEN
+    assert (counts.min() >= 1, counts.max() <= 50) == (True, True)
+    for row in table.select(["timestamps", "request_ts"]).to_pylist():
+        assert (np.diff([*row["timestamps"], row["request_ts"]]) > 0).all(), "times rise and end before the request"
 
 
 def test_pages_carry_checksums(tmp_path):
@@ -150,7 +103,7 @@ def test_a_run_that_is_interrupted_leaves_no_half_file(tmp_path):
 @pytest.mark.parametrize(
     ("drawn", "median", "p95", "largest"),
     [
-        (Lengths(median=400, p95=3000, clip=9000), 400, 3000, 9000),
+        (Lengths(), 180, 1200, 21_000),
         (Pareto(median=400, p95=3000, clip=9000), 400, 3000, 9000),
         (Uniform(clip=1000), 500, 950, 1000),
         (Constant(length=17), 17, 17, 17),
@@ -158,7 +111,7 @@ def test_a_run_that_is_interrupted_leaves_no_half_file(tmp_path):
     ids=lambda value: type(value).__name__,
 )
 def test_distributions_have_their_quantiles(drawn, median, p95, largest):
-    lengths = drawn.draw(np.random.default_rng(0), 200_000)
+    lengths = drawn.draw(np.random.default_rng(0), 400_000)
     assert lengths.dtype == np.int64
     assert np.median(lengths) == pytest.approx(median, rel=0.02)
     assert np.percentile(lengths, 95) == pytest.approx(p95, rel=0.02)
@@ -179,19 +132,21 @@ def test_lengths_of_a_profile(tmp_path):
     assert (drawn == 50).mean() == pytest.approx(0.75, abs=0.02)
     other = profile(tmp_path / "other.json", clicks={"histogram": {"lengths": [3, 51], "counts": [1, 3]}})
     assert repr(from_profile(other, None)) != repr(from_profile(path, "clicks"))
-    for sequence, message in ((None, "a quick profile has no histogram"), ("nope", "there are items, clicks")):
+    profile(tmp_path / "empty.json")
+    for name, sequence, message in (
+        ("profile.json", None, "a quick profile has no histogram"),
+        ("profile.json", "nope", "there are items, clicks"),
+        ("empty.json", None, "not a profile with sequences"),
+        ("no.json", None, r"no\.json"),
+    ):
         with pytest.raises(UsageError, match=message):
-            from_profile(path, sequence)
-    with pytest.raises(UsageError, match="not a profile with sequences"):
-        from_profile(profile(tmp_path / "empty.json"), None)
-    with pytest.raises(UsageError, match=r"no\.json"):
-        from_profile(tmp_path / "no.json", None)
+            from_profile(tmp_path / name, sequence)
 
 
 SMALL = ("--sources", 2, "--files", 2, "--rows", 30, "--row-group-rows", 16)
 
 
-def test_sources_fit_the_schema_beside_them(tmp_path, call):
+def test_the_command_writes_sources_that_fit_the_schema_beside_them(tmp_path, call):
     done = call("sources", tmp_path, *SMALL, "--median", 20, "--p95", 60, "--max", 100, "--json")
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
@@ -200,27 +155,32 @@ def test_sources_fit_the_schema_beside_them(tmp_path, call):
     assert len(sources) == 2
     for index, source in enumerate(sources):
         check = SourceCheck(source, schema, index=index)
-        assert (check.rows, check.run(Nothing())) == (60, [])
+        with Terminal() as terminal, terminal.progress("checking") as progress:
+            assert (check.rows, check.run(progress)) == (60, [])
         check.close()
     first = pq.ParquetFile(tmp_path / "source-0" / "source-0-00000-of-00002.parquet")
     assert first.num_row_groups == 2
     assert pc.max(pc.list_value_length(first.read()["item_ids"])).as_py() <= 100
 
 
-class Nothing:
-    def advance(self, *, rows=0, bytes=0):
-        pass
+@pytest.mark.parametrize(("preset", "files", "rows"), [("demo", 7, 240), ("reference", 8, 200)])
+def test_the_command_writes_presets_and_lists_their_files(tmp_path, call, preset, files, rows):
+    done = call(preset, tmp_path, "--scale", {"demo": 0.01, "reference": 0.001}[preset])
+    assert done.exit_code == 0, done.output
+    written = list(tmp_path.rglob("*.parquet"))
+    assert sorted(done.stdout.split()) == sorted(map(str, written))
+    assert len(written) == files
+    assert sum(pq.read_metadata(path).num_rows for path in written if "users" not in path.name) == rows
 
 
 def test_other_lengths_are_other_files(tmp_path, call):
     path = tmp_path / "source-0" / "source-0-00000-of-00002.parquet"
-    call("sources", tmp_path, *SMALL, "--lengths", "constant", "--median", 5)
-    stamp = path.stat().st_mtime_ns
-    assert set(pc.list_value_length(pq.read_table(path)["actions"]).to_pylist()) == {5}
-    call("sources", tmp_path, *SMALL, "--lengths", "constant", "--median", 5)
-    assert path.stat().st_mtime_ns == stamp
-    call("sources", tmp_path, *SMALL, "--lengths", "constant", "--median", 6)
-    assert set(pc.list_value_length(pq.read_table(path)["actions"]).to_pylist()) == {6}
+    stamps = []
+    for length in (5, 5, 6):
+        call("sources", tmp_path, *SMALL, "--lengths", "constant", "--median", length)
+        assert set(pc.list_value_length(pq.read_table(path)["actions"]).to_pylist()) == {length}
+        stamps.append(path.stat().st_mtime_ns)
+    assert (stamps[0] == stamps[1], stamps[1] == stamps[2]) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +189,6 @@ def test_other_lengths_are_other_files(tmp_path, call):
         (("demo", "--rows", 5), "--rows: only for `synth sources`"),
         (("reference", "--lengths", "pareto", "--p95", 7), "--lengths, --p95: only for"),
         (("sources", "--scale", 2), "--scale is for demo and reference"),
-        (("sources", "--files", 0), "--files must be at least 1"),
         (("sources", "--row-group-rows", 0), "--row-group-rows must be at least 1"),
         (("sources", "--lengths", "uniform", "--median", 5), "--lengths uniform takes --max, not --median"),
         (("sources", "--median", 9, "--p95", 5), "need 0 < --median <= --p95 <= --max"),
@@ -244,3 +203,9 @@ def test_bad_usage_is_refused(tmp_path, call, arguments, message):
     done = call(arguments[0], tmp_path / "out", *arguments[1:])
     assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_failure(tmp_path, call):
+    (tmp_path / "file").write_text("in the way")
+    done = call("demo", tmp_path / "file" / "below", "--scale", "0.01")
+    assert (done.exit_code, "cannot write to" in done.stderr) == (1, True)

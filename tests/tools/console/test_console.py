@@ -1,0 +1,116 @@
+"""What a command reads from options, what it prints, and how it ends."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import typer
+
+from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.options import floats
+from freescale_tools.console.terminal import Terminal
+
+
+def test_json_alone_goes_to_standard_output(capsys):
+    with Terminal(json=True) as terminal, terminal.progress("reading", rows=3) as progress:
+        progress.advance(rows=3)
+        terminal.say("for people")
+        terminal.table("title", ["a"], [[1]])
+        terminal.result({"a": np.arange(2), "b": np.float64(0.5)})
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"a": [0, 1], "b": 0.5, "findings": []}
+    assert err == ""
+
+
+def test_findings_end_with_status_1_and_stand_in_the_document(capsys):
+    def command() -> None:
+        with Terminal(json=True) as terminal:
+            terminal.finding("[x.parquet] is cut")
+            terminal.result({})
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    assert ended.value.exit_code == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"findings": ["[x.parquet] is cut"]}
+    assert "found: [x.parquet] is cut" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(UsageError("no [such] file"), 2), (CommandFailed("it broke"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_errors_end_with_their_status(capsys, error, status):
+    with pytest.raises(typer.Exit) as ended, Terminal():
+        raise error
+    assert ended.value.exit_code == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert (str(error) or "interrupted") in err
+
+
+def test_other_errors_pass():
+    with pytest.raises(LookupError), Terminal():
+        raise LookupError
+
+
+def test_people_get_tables_with_names_as_they_are(capsys):
+    """Brackets and words between colons mean something to rich."""
+    odd = "[red]a[/red] module:x: b"
+    with Terminal() as terminal:
+        terminal.say(odd)
+        terminal.table(odd, ["rows", "share", odd], [[12345, 0.123456, odd], [None, 1e6, None]], notes=[odd])
+        terminal.table("no columns", [], [])
+        terminal.result({"not": "shown"})
+    out, _ = capsys.readouterr()
+    assert out.count(odd) == 5
+    for text in ("12,345", "0.1235", "1,000,000", " - "):
+        assert text in out
+    assert "not" not in out
+
+
+COLUMNS = ["file name", "rows", "events of all", "note", "MB"]
+ROWS = [
+    ["data/part-00000-of-00128.parquet", 123_456_789, 987_654_321_012, "read in one piece", 1234.5],
+    ["b", 1, 2, None, 0.25],
+]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 140])
+def test_numbers_are_never_split_and_lines_fit(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    Terminal().table("Files", COLUMNS, ROWS)
+    shown = capsys.readouterr().out
+    table = [line for line in shown.splitlines() if line[:1] in "┏┃┡│└"]
+    assert all(len(line) <= width for line in table), shown
+    left_out = re.search(r"Left out, as the window is narrow: (.*)\.", shown)
+    gone = left_out[1].split(", ") if left_out else []
+    for name, cell in (("rows", "123,456,789"), ("events of all", "987,654,321,012"), ("MB", "1,234")):
+        assert (cell in shown) != (name in gone), (name, shown)
+    assert [name for name in COLUMNS if name in gone] == COLUMNS[len(COLUMNS) - len(gone) :], "the last ones"
+    assert (width >= 80) == (not gone), shown
+
+
+def test_a_pipe_is_at_least_120_wide(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    Terminal().table("Files", COLUMNS, ROWS)
+    assert "data/part-00000-of-00128.parquet" in capsys.readouterr().out, "in one piece"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, None),
+        (["128"], 128),
+        (["item=128"], {"item": 128}),
+        (["item=128,action=16", "a=b=8"], {"item": 128, "action": 16, "a=b": 8}),
+    ],
+)
+def test_floats_of_an_event_or_of_columns(given, found):
+    assert floats(given) == found
+
+
+@pytest.mark.parametrize("given", [["x"], ["0"], ["1,2"], ["item=0"], ["item="], ["=8,item=8"], ["a=1", "a=2"], [""]])
+def test_other_floats_are_refused_with_an_example(given):
+    with pytest.raises(UsageError, match="as in item=128,action=16"):
+        floats(given)
