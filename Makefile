@@ -8,9 +8,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SEEDS ?= 0 10000
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all test-times breaks kernels gpu check docs format clean
+.PHONY: demo test test-all test-times breaks faults kernels gpu check docs format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -39,8 +40,8 @@ demo: $(READY)
 # of another file that a kernel calls.
 COMPILED := $(CURDIR)/build/numba
 KERNELS := $(COMPILED)/.ready
-$(KERNELS) test test-all test-times breaks: export NUMBA_CACHE_DIR := $(COMPILED)
-$(KERNELS) test test-all test-times breaks: export OMP_NUM_THREADS := 1
+$(KERNELS) test test-all test-times breaks faults: export NUMBA_CACHE_DIR := $(COMPILED)
+$(KERNELS) test test-all test-times breaks faults: export OMP_NUM_THREADS := 1
 
 $(KERNELS): $(READY) $(shell grep -rl --include=*.py njit fsdata fscomm tools)
 	rm -rf $(COMPILED)
@@ -66,6 +67,10 @@ test-times: $(KERNELS)
 # Makes deliberate breaks of the product, one after another, and says which the tests do not find: about half an hour.
 breaks: $(KERNELS)
 	$(BIN)/python tests/breaks.py
+
+# Plays ranks that end, stop, fail or are late, as the seeds say. SEEDS="4711 4712" replays one.
+faults: $(KERNELS)
+	$(BIN)/python tests/faults/play.py $(SEEDS)
 
 # Machines with a GPU may have no network, so nothing is installed unless FREESCALE_CUDA=1 asks for it.
 gpu: $(if $(FREESCALE_CUDA),$(READY))

@@ -1,7 +1,7 @@
 """Connecting the ranks of a gloo group, with retries: now and then the kernel resets one of many new connections."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,36 +48,39 @@ class Connector:
                 return gloo, self.network.neighbours(outcomes, self.rank)
             del gloo  # its connections end before the next ones are made
         rank, failure = next(iter(failures.items()))
-        raise PeerError(f"the ranks could not connect over gloo in {_TRIES} tries: rank {rank}: {failure}")
+        raise self._over(outcomes, f"{_TRIES} tries failed, the last one on rank {rank}: {failure}")
 
     def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:
         """What every rank says about try `number`; `failure` is empty if it worked here."""
         said = json.dumps({"failure": failure, **self.network.process()})
         self.store.post(f"connected/{number}/{self.rank}", said, self._left_s())
         if failure:
-            self._check_here(failure)
+            self._check_here(number, failure)
         outcomes = self._outcomes(number)
         if silent := self._without(outcomes):
-            active = self._check_here(failure).active()
+            active = self._check_here(number, failure).active()
             lost = [rank for rank in silent if rank not in active] or silent
-            raise PeerError(f"the ranks could not connect over gloo: {name_ranks(lost)} did not say if they can")
+            raise self._over(outcomes, f"{name_ranks(lost)} did not say if they can")
         return outcomes
 
-    def _check_here(self, failure: str) -> Neighbours:
-        """Raise PeerError if a rank has not even begun to connect, or has ended since."""
+    def _check_here(self, number: int, failure: str) -> Neighbours:
+        """Raise PeerError if a rank has not even begun to connect, or has ended since without a word about this try."""
         keys = {f"here/{rank}": rank for rank in range(self.world_size)}  # perhaps no other rank asks just now
         here = {keys[key]: json.loads(note) for key, note in self.store.wait(keys, self.diagnosis_s).items()}
         if absent := self._without(here):
-            raise PeerError(
-                f"the ranks could not connect over gloo: {name_ranks(absent)} did not come within {self.timeout_s:g} "
-                f"s. gloo said: {failure}"
-            )
+            what = f"{name_ranks(absent)} did not come within {self.timeout_s:g} s. gloo said: {failure}"
+            raise self._over(here, what)
         neighbours = self.network.neighbours(here, self.rank)
-        if gone := neighbours.gone():
-            raise PeerError(
-                f"the ranks could not connect over gloo: {name_ranks(gone)} has ended. Look at the log of that rank"
-            )
+        gone = {f"connected/{number}/{rank}": rank for rank in neighbours.gone()}
+        said = self.store.wait(gone, 0)  # those have told the reason, and ended after it
+        if lost := [rank for key, rank in gone.items() if key not in said]:
+            raise self._over(here.keys() - lost, f"{name_ranks(lost)} has ended. Look at the log of that rank")
         return neighbours
+
+    def _over(self, others: Iterable[int], why: str) -> PeerError:
+        """The error to raise, once `others`, which raise one, too, have read what they need."""
+        self.store.part(self.rank, others, self.diagnosis_s)
+        return PeerError(f"the ranks could not connect over gloo: {why}")
 
     def _outcomes(self, number: int) -> dict[int, dict[str, Any]]:
         """By rank; those that are not there in time are left out."""

@@ -25,7 +25,7 @@ from fsranks import gathering
 from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
-from fsranks.job_store import StoreLost
+from fsranks.job_store import DIAGNOSIS_S, StoreLost
 from fsranks.network import brief, hang_up
 from fsranks.rank_context import RankContext
 
@@ -34,7 +34,6 @@ AllToAll = tuple[torch.Tensor, torch.Tensor, list[int], list[int]]
 """(out, mine, received, sent) of one all-to-all: tensors of equal dtype and trailing shape, and how many entries of
 their first dimension come from and go to each rank."""
 
-DIAGNOSIS_S = 5.0  # in which the survivors of a failed exchange, who all fail at about the same time, write their notes
 _LAST_EXCHANGE_S = 1.5  # that an exchange may still take when the interpreter ends
 
 
@@ -56,9 +55,9 @@ class ControlGroup:
         self.rank = context.rank
         self.world_size = context.world_size
         self.timeout_s = timeout_s
+        self.clock = network.clock
         self.number = 0
         self._diagnosis_s = diagnosis_s
-        self._clock = network.clock
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._posted = False
@@ -171,26 +170,31 @@ class ControlGroup:
         gloo, reason = self._gloo, self._reason
         if gloo is None or reason is not None:
             raise PeerError(f"the exchange between the ranks is over on rank {self.rank}: {reason}")
-        start = self._clock.now()
+        start = self.clock.now()
         try:
             with self._busy:
                 return exchange(gloo)
         except RuntimeError as error:
-            reason = self._reason or f"{self.blame(self._clock.now() - start)}. gloo said: {brief(error)}"
+            reason = self._reason or f"{self.blame(self.clock.now() - start)}. gloo said: {brief(error)}"
             raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
 
     def _diagnose(self, waited_s: float) -> str:
         """In words, why an exchange failed here after `waited_s`. Asks the other ranks; all of them do so now."""
-        end = self._clock.now() + self._diagnosis_s
+        end = self.clock.now() + self._diagnosis_s
         self._post(Note(reason="", waited_s=waited_s))
-        left_s = max(end - self._clock.now(), 0)
+        left_s = max(end - self.clock.now(), 0)
         early_s = left_s / 3 if self.rank == 0 else left_s * 2 / 3  # rank 0 answers before the others give it up
         early = json.loads(self._store.hear("note/", self.rank, self.world_size, json.dumps, early_s))
         keys = {f"note/{rank}": rank for rank in range(self.world_size) if str(rank) not in early}
-        late = self._store.wait(keys, max(end - self._clock.now(), 0))
+        late: dict[str, str] = {}
+        with contextlib.suppress(StoreLost):  # rank 0 hosts it, was faster, and has ended
+            late = self._store.wait(keys, max(end - self.clock.now(), 0))
         found = {int(rank): text for rank, text in early.items()} | {keys[key]: text for key, text in late.items()}
         notes = {rank: Note(**json.loads(text)) for rank, text in found.items()}
         notes[self.rank] = Note(reason="", waited_s=waited_s)
+        with contextlib.suppress(StoreLost):
+            asking = [rank for rank, note in notes.items() if not note.reason]
+            self._store.part(self.rank, asking, max(end - self.clock.now(), 0))
         neighbours = self._neighbours
         return diagnose(
             notes,

@@ -24,6 +24,7 @@ _ASK_AGAIN_S = 0.005
 _ASK_AGAIN_AT_MOST_S = 0.25
 _PATIENCE_S = 1.0  # beyond the time limit: what a store that is alive may take for its last answer
 _LAST_WORD_S = 0.5  # beyond the time limit, for a store that has answered just now
+DIAGNOSIS_S = 5.0  # in which the survivors of a failure, who all fail at about the same time, tell each other about it
 
 
 class StoreLost(PeerError):
@@ -35,6 +36,7 @@ class StoreConnection:
 
     A question that was given up still hangs in the connection, and new ones would hang behind it. Until the old one is
     answered, new questions raise StoreLost at once: a caller that asks several times waits for one time limit only.
+    What a rank has to say still reaches the store if its host was only stopped, and goes on.
     """
 
     def __init__(self, store: dist.Store | None = None) -> None:
@@ -44,6 +46,12 @@ class StoreConnection:
     def under(self, prefix: str) -> Any:
         """The store with `prefix` before every key."""
         return dist.PrefixStore(prefix, self.store)
+
+    def say(self, statement: Callable[[], object], timeout_s: float) -> None:
+        """`ask`, but behind a question that hangs the statement waits for its turn, also after this raised."""
+        if self._unanswered:
+            _in_thread(statement, 0)
+        self.ask(statement, timeout_s)
 
     def ask(self, question: Callable[[], T], timeout_s: float) -> T:
         """`question()`. Raises StoreLost if it raises, or has not ended `_PATIENCE_S` after `timeout_s`."""
@@ -80,7 +88,7 @@ class JobStore:
 
     def post(self, key: str, text: str, timeout_s: float) -> None:
         store = self.store
-        self._connection.ask(lambda: store.set(key, text), timeout_s)
+        self._connection.say(lambda: store.set(key, text), timeout_s)
 
     def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
         """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
@@ -111,6 +119,16 @@ class JobStore:
             notes = self.wait(keys, 0)  # rank 0 is lost, or it came later and waits for another rank
         text = answer({keys[key]: note for key, note in notes.items()})
         return self.decide(f"{prefix}answer", text, _LAST_WORD_S)
+
+    def part(self, rank: int, others: Iterable[int], timeout_s: float) -> None:
+        """Every rank calls this once it has read why it is going to raise.
+
+        Rank 0 may host the store, which ends with its process: it waits until `others` have read the reason, too.
+        """
+        if rank:
+            self.post(f"read/{rank}", "", timeout_s)
+        else:
+            self.wait([f"read/{other}" for other in others if other], timeout_s)
 
     def lend(self, function: Callable[[dist.Store], T], timeout_s: float) -> T:
         """`function(store)`, left alone after `timeout_s`. Raises RuntimeError for a reason other than the store."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fsranks.errors import MismatchError, PeerError, describe, name_ranks
-from fsranks.job_store import JobStore, StoreLost
+from fsranks.job_store import DIAGNOSIS_S, JobStore, StoreLost
 from fsranks.rank_context import RankContext
 
 _SHOWN = 120
@@ -44,7 +44,7 @@ class Meeting:
         if error is not None and not self._over and self._store is not None:
             self._over = True
             try:
-                self._store.post(str(self._context.rank), json.dumps({"error": describe(error)}), self._timeout_s)
+                self._tell_failure(self._store, {"error": describe(error)})
             except StoreLost as lost:
                 error.add_note(f"and the other ranks could not be told: {lost}")
 
@@ -61,7 +61,7 @@ class Meeting:
             return [tell]
         self._over = True
         try:
-            verdict = self._meet(self._store, {"items": dict(fingerprint), "told": tell})
+            verdict = self._meet(self._store, {"items": dict(fingerprint), "told": tell}, self._timeout_s)
         except StoreLost as lost:
             raise PeerError(f"{self._what}: {lost}") from lost
         if verdict["kind"] == "mismatch":
@@ -70,13 +70,24 @@ class Meeting:
             raise PeerError(f"{self._what}: {verdict['text']}")
         return verdict["told"]
 
-    def _meet(self, store: JobStore, mine: dict[str, Any]) -> dict[str, Any]:
-        context = self._context
-        store.post(str(context.rank), json.dumps(mine), self._timeout_s)
-        return json.loads(store.hear("", context.rank, context.world_size, self._judge, self._timeout_s))
+    def _tell_failure(self, store: JobStore, mine: dict[str, Any]) -> None:
+        if self._context.rank == 0:  # the others wait for its verdict
+            self._meet(store, mine, 0.0)
+        else:
+            store.post(str(self._context.rank), json.dumps(mine), self._timeout_s)
+
+    def _meet(self, store: JobStore, mine: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        rank, world_size = self._context.rank, self._context.world_size
+        store.post(str(rank), json.dumps(mine), self._timeout_s)
+        verdict = json.loads(store.hear("", rank, world_size, self._judge, timeout_s))
+        if verdict["kind"] != "same":
+            store.part(rank, verdict["present"], DIAGNOSIS_S)
+        return verdict
 
     def _judge(self, notes: dict[int, str]) -> str:
-        return json.dumps(self._verdict({rank: json.loads(note) for rank, note in notes.items()}))
+        given = {rank: json.loads(note) for rank, note in notes.items()}
+        present = [rank for rank, note in given.items() if "error" not in note]
+        return json.dumps({**self._verdict(given), "present": present})
 
     def _verdict(self, given: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """What the posted notes amount to; rank 0's items are the reference."""
@@ -111,6 +122,7 @@ def gather(context: RankContext, text: str, *, what: str, timeout_s: float) -> l
     store.post(str(context.rank), text, timeout_s)
     notes = json.loads(store.hear("", context.rank, context.world_size, json.dumps, timeout_s))
     if missing := [rank for rank in range(context.world_size) if str(rank) not in notes]:
+        store.part(context.rank, map(int, notes), DIAGNOSIS_S)
         raise PeerError(f"{what}: {name_ranks(missing)} did not come within {timeout_s:g} s")
     return [notes[str(rank)] for rank in range(context.world_size)]
 

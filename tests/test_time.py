@@ -8,7 +8,8 @@ import pytest
 HERE = Path(__file__).parent
 MAY_USE_CLOCKS = ("realtime", "gpu")  # run by hand only
 FILES_THAT_MAY = ("patience.py", "worlds.py", "test_time.py", "test_lost_rank.py")
-VIRTUAL = {"virtual", "ranks_as_threads"}  # have a clock of their own: limits that count its seconds may be small
+# Modules with a clock of their own: limits that count its seconds may be small.
+VIRTUAL = {"virtual", "ranks_as_threads", "played_clock", "played_network"}
 
 LEAST_LIMIT_S = 300
 LIMITS = {"timeout", "timeout_s", "limit_s"}

@@ -7,7 +7,6 @@ own may. A rank whose exchange failed asks fscomm's control group which rank was
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -38,7 +37,7 @@ class LostPeers:
 
     def begin(self) -> None:
         """From now on this rank needs the others, which have the time limit of fscomm's own exchanges."""
-        self._since = time.monotonic()
+        self._since = self._now()
 
     def end(self) -> None:
         self._since = None
@@ -65,7 +64,7 @@ class LostPeers:
         """An error that names the lost rank, in place of an error of gloo; None for any other error. Blocks shortly."""
         if not self._gloo or self._control is None or not _is_of_gloo(error):
             return None
-        waited_s = time.monotonic() - self._since if self._since is not None else 0.0
+        waited_s = self._now() - self._since if self._since is not None else 0.0
         self._hang_up()  # this wakes ranks that wait for this one, so that they also check which rank was lost
         reason = self._control.blame(waited_s)
         return PeerError(
@@ -80,11 +79,15 @@ class LostPeers:
 
     def _look(self) -> None:
         assert self._control is not None
-        while not self._closed.wait(min(_LOOK_S, self._control.timeout_s / 10)):
+        limit_s = self._control.timeout_s
+        while not self._control.clock.wait(min(_LOOK_S, limit_s / 10), self._closed):
             since = self._since
-            if since is not None and time.monotonic() - since > self._control.timeout_s:
+            if since is not None and self._now() - since > limit_s:
                 self._hang_up()
                 return
+
+    def _now(self) -> float:
+        return 0.0 if self._control is None else self._control.clock.now()
 
     def _hang_up(self) -> None:
         for gloo in self._gloo:

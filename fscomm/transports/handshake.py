@@ -7,7 +7,6 @@ an operation does not end (`Watch`), as libraries cannot say which rank is the r
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -155,18 +154,19 @@ class Watch:
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """Block until `is_done()`, at most the time limit. Raises PeerError."""
-        start = time.monotonic()
+        clock = self._handshake.group.clock
+        start = clock.now()
         look_at, (pause, longest) = start + _SLICE_S, _PAUSES_S
         while not is_done():
             self.check()
-            now = time.monotonic()
+            now = clock.now()
             if now >= start + self._handshake.timeout_s:
                 raise self.failed(now - start)
             if now >= look_at:
                 look_at = now + _SLICE_S
                 if self._handshake.gone() and not is_done():  # a rank that has completed the operation may leave
                     raise self.failed(now - start)
-            time.sleep(pause)
+            clock.wait(pause)
             pause = min(2 * pause, longest)
         self.check()
 

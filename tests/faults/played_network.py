@@ -46,13 +46,21 @@ class Job:
         self.groups: dict[str, list[weakref.ref[PlayedGloo] | None]] = {}
         self.made: dict[tuple[int, str], int] = {}
         self.asked: list[set[str]] = [set() for _ in range(ranks.size)]  # by rank, keys that it asks for and posts
+        self.said: list[Callable[[], object]] = []  # to the store, while its host is stopped
         ranks.on_end.append(self._ended)
+        ranks.on_go_on.append(self._goes_on)
 
     def context(self, rank: int) -> RankContext:
         return RankContext(rank=rank, world_size=self.ranks.size, network=PlayedNetwork(self, rank))
 
     def latency_s(self) -> float:
         return self.slow_s * self.ranks.random.random() ** 4
+
+    def _goes_on(self, rank: int) -> None:
+        if rank == self.store_host:
+            for statement in self.said:
+                statement()
+            self.said.clear()
 
     def _ended(self, rank: int) -> None:
         for members in self.groups.values():
@@ -114,23 +122,41 @@ class PlayedConnection:
     def __init__(self, job: Job, rank: int) -> None:
         self._job = job
         self._rank = rank
+        self._until = 0.0  # when the question that is asked is given up
 
     def under(self, prefix: str) -> "PlayedStore":
         return PlayedStore(self, prefix, self._job.store)
 
+    def say(self, statement: Callable[[], object], timeout_s: float) -> None:
+        self.ask(statement, timeout_s)
+
     def ask(self, question: Callable[[], T], timeout_s: float) -> T:
+        self._until = self._job.ranks.now() + timeout_s + 1.0
         return question()
+
+    def send(self, key: str, statement: Callable[[], object]) -> None:
+        """One message to the store. While the store's host is stopped, it lies in the connection: that is no error."""
+        job = self._job
+        job.asked[self._rank].add(key)
+        job.ranks.wait(job.latency_s())
+        if job.store_host is not None and job.ranks.is_stopped(job.store_host):
+            job.said.append(statement)
+        else:
+            self._check_host()
+            statement()
 
     def reach(self, keys: list[str]) -> None:
         """One message to the store about these keys, and its answer."""
         ranks, host = self._job.ranks, self._job.store_host
         self._job.asked[self._rank].update(keys)
         ranks.wait(self._job.latency_s())
-        if host is None:
-            return
-        if ranks.is_stopped(host):
-            ranks.block(lambda: not ranks.is_stopped(host) or ranks.is_gone(host), 10.0)
-        if ranks.is_stopped(host) or ranks.is_gone(host):
+        if host is not None and ranks.is_stopped(host):
+            ranks.block(lambda: not ranks.is_stopped(host) or ranks.is_gone(host), self._until - ranks.now())
+        self._check_host()
+
+    def _check_host(self) -> None:
+        ranks, host = self._job.ranks, self._job.store_host
+        if host is not None and (ranks.is_stopped(host) or ranks.is_gone(host)):
             raise StoreLost(f"rank {host}, which hosts the job's store, does not answer")
 
 
@@ -143,8 +169,7 @@ class PlayedStore:
         self._store = dist.PrefixStore(prefix, store)
 
     def set(self, key: str, text: str) -> None:
-        self._connection.reach([key])
-        self._store.set(key, text)
+        self._connection.send(key, lambda: self._store.set(key, text))
 
     def check(self, keys: list[str]) -> bool:
         self._connection.reach(keys)

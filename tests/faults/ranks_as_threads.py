@@ -54,6 +54,7 @@ class Ranks:
         self._own = threading.local()
         self.on_end: list[Callable[[int], object]] = []
         """Called with the rank whose process has ended: killed, or at the end of its work."""
+        self.on_go_on: list[Callable[[int], object]] = []
 
     def now(self) -> float:
         return self._now
@@ -87,6 +88,8 @@ class Ranks:
 
     def go_on(self, rank: int) -> None:
         self._ranks[rank].stopped = False
+        for listener in self.on_go_on:
+            listener(rank)
 
     def is_gone(self, rank: int) -> bool:
         """Whether its process has ended."""

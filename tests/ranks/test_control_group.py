@@ -281,4 +281,4 @@ def test_a_connection_that_breaks_while_it_is_made_is_made_again_by_all_ranks() 
 
 def test_connections_that_keep_breaking_are_given_up_by_all_ranks() -> None:
     for text in shared_world(SIZE).run(connect_badly, 9):
-        assert "in 3 tries: rank 1: Read error: Connection reset by peer" in text
+        assert "3 tries failed, the last one on rank 1: Read error: Connection reset by peer" in text

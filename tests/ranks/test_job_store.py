@@ -3,6 +3,7 @@
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE_S
+from played_clock import PlayedClock
 
 from fsranks.job_store import JobStore, StoreConnection
 
@@ -29,30 +30,12 @@ class Counting:
         self._store.set(key, text)
 
 
-class Clock:
-    """Who waits goes on at once and finds the clock advanced; at half a second `alarm` is called."""
-
-    def __init__(self, alarm=lambda: None):
-        self.seconds = 0.0
-        self.alarm = alarm
-
-    def now(self):
-        return self.seconds
-
-    def wait(self, seconds, event=None):
-        before, self.seconds = self.seconds, self.seconds + seconds
-        if before < 0.5 <= self.seconds:
-            self.alarm()
-        return False
-
-
 @pytest.fixture
-def clock():
-    return Clock()
+def store():
+    return counted(PlayedClock())
 
 
-@pytest.fixture
-def store(clock):
+def counted(clock):
     store = JobStore(StoreConnection(dist.HashStore()), "test", clock)
     store.store = Counting(store.store)
     return store
@@ -77,10 +60,11 @@ def test_notes_that_are_there_are_asked_for_once(store):
 
 
 @pytest.mark.parametrize("late", [0, 63])
-def test_while_a_rank_is_late_its_key_alone_is_asked_for_and_ever_less_often(store, clock, late):
+def test_while_a_rank_is_late_its_key_alone_is_asked_for_and_ever_less_often(late):
     """Every 5 ms all keys would be 100 * 64 in half a second."""
+    clock = PlayedClock(0.5, lambda: store.store.set(str(late), "here"))
+    store = counted(clock)
     post(store, (rank for rank in range(RANKS) if rank != late))
-    clock.alarm = lambda: store.store.set(str(late), "here")
     notes = store.wait(map(str, range(RANKS)), PATIENCE_S)
     assert len(notes) == RANKS
     assert 0.5 <= clock.seconds < 0.6

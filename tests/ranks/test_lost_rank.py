@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE_S
-from test_step_exchange_leaving import steps
+from test_step_exchange import steps
 from worlds import World
 
 from fsdata.balance.exchange import StepExchange

@@ -22,6 +22,7 @@ from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
 from fsdata.steps.follow.late import LateTable, sides_of
 from fsdata.steps.follow.watermark import Arrived, Taken, next_to_look_at, visible
+from fsranks.clock import MACHINE_CLOCK, Clock
 
 _LOG = logging.getLogger("fsdata")
 _SHARE_OF_LISTING = 20  # a listing that takes a second is repeated after 20
@@ -46,6 +47,7 @@ class Watcher:
         time: the column of `Schema.time`, for `Follow(by="time")`.
         seen: what `News.seen` said of the extensions before; None at the beginning.
         late: side tables that rows wait for.
+        clock: of the pauses between two looks. Times of files and rows are compared with the time of day.
 
     Raises (poll): what listing and opening raise, ConnectionError where that fails for minutes; StateError, see
     `Taken.split`; CorruptFileError: a file that did not become whole before `idle`; SchemaError: a footer without
@@ -58,6 +60,7 @@ class Watcher:
         time_column: str | None,
         seen: Mapping[str, Any] | None,
         late: Sequence[LateTable] = (),
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         assert files.source.follow is not None
         self._files = files
@@ -65,11 +68,12 @@ class Watcher:
         self._time_column = time_column
         self._taken = Taken() if seen is None else Taken.of_state(seen)
         self._late = late
+        self._clock = clock
         self._names: set[str] | None = None  # of all files that were taken
         self._known: dict[str, Arrived] = {}  # the others
         self._digest: dict[str, str] = {}
         self._warned: set[str] = set()
-        self._changed = time.monotonic()
+        self._changed = self._clock.now()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fsdata-follow")
         self._looking: Future[News | None] | None = None
         self._next_look = 0.0
@@ -78,8 +82,8 @@ class Watcher:
     def poll(self, timeout_s: float) -> News | None:
         """The next files; those of none, where the epoch is over; None: not yet. Blocks for at most `timeout_s`."""
         if self._looking is None:
-            time.sleep(max(min(self._next_look - time.monotonic(), timeout_s), 0.0))
-            if time.monotonic() < self._next_look:
+            self._clock.wait(max(min(self._next_look - self._clock.now(), timeout_s), 0.0))
+            if self._clock.now() < self._next_look:
                 return None
             self._looking = self._thread.submit(self._look)
         try:
@@ -98,7 +102,7 @@ class Watcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> News | None:
-        begin = time.monotonic()
+        begin = self._clock.now()
         try:
             self._update(self._listing())
             news = self._found(idle=False)
@@ -106,16 +110,16 @@ class Watcher:
             self._out_of_reach(error, begin)
             return None
         self._unreachable_since = None
-        now, idle_s = time.monotonic(), self._follow.idle_s
+        now, idle_s = self._clock.now(), self._follow.idle_s
         pause = max(self._follow.every_s, _SHARE_OF_LISTING * (now - begin))
         if idle_s is not None:
             pause = min(pause, max(self._changed + idle_s - now, 0.0))
         self._next_look = now + pause
-        if news is None and idle_s is not None and time.monotonic() - self._changed >= idle_s:
+        if news is None and idle_s is not None and self._clock.now() - self._changed >= idle_s:
             news = self._found(idle=True)
             if news is None:
                 self._check_whole()
-                self._changed = time.monotonic()  # a loop that begins again waits again
+                self._changed = self._clock.now()  # a loop that begins again waits again
                 return News((), self._taken.state())
         return news
 
@@ -130,8 +134,8 @@ class Watcher:
                 f"{self._files.label}: out of reach for {patience:.0f} s: {type(error).__name__}: {error}"
             ) from error
         _LOG.warning("%s: out of reach: %s: looking again", self._files.label, error)
-        self._changed = time.monotonic()
-        self._next_look = time.monotonic() + self._follow.every_s
+        self._changed = self._clock.now()
+        self._next_look = self._clock.now() + self._follow.every_s
 
     def _listing(self) -> FileList:
         """All files but those that `filter` needs nothing of."""
@@ -160,7 +164,7 @@ class Watcher:
         for name, modified in there.items():
             if name not in self._names and (name not in self._known or self._known[name].modified != modified):
                 self._known[name] = Arrived(name, modified)
-                self._changed = time.monotonic()
+                self._changed = self._clock.now()
 
     def _found(self, *, idle: bool) -> News | None:
         follow, lag = self._follow, self._follow.lag
@@ -168,7 +172,7 @@ class Watcher:
         if follow.by == "path":
             before -= int(seconds(lag, "lag") * 10**9)
             if any(file.modified > before for file in self._known.values()):
-                self._changed = time.monotonic()  # it only waits for its time
+                self._changed = self._clock.now()  # it only waits for its time
         names = next_to_look_at(list(self._known.values()), self._taken, by=follow.by, before=before)
         self._known |= {file.name: file for file in self._opened([self._known[name] for name in names])}
         self._wait_for_matches()
@@ -188,7 +192,7 @@ class Watcher:
         for file in found:
             self._names.add(file.name)
             del self._known[file.name]
-        self._changed = time.monotonic()
+        self._changed = self._clock.now()
         _LOG.info("%s: %d new files, up to %s", self._files.label, len(found), found[-1].name)
         files = tuple(FileAt(file.name, self._digest.pop(file.name), sides_of(self._late, file)) for file in found)
         return News(files, self._taken.state())
@@ -199,12 +203,12 @@ class Watcher:
         since = min((file.modified for file in self._known.values()), default=time.time_ns())
         for table in self._late:
             if table.look(min(since, self._taken.listed or since)):
-                self._changed = time.monotonic()
+                self._changed = self._clock.now()
         for file in whole if self._late else ():
             ready = [table.is_ready(file, time.time_ns()) for table in self._late]
             self._known[file.name] = replace(file, matched=all(ready))
             if not all(ready):
-                self._changed = time.monotonic()
+                self._changed = self._clock.now()
 
     def _opened(self, files: list[Arrived]) -> list[Arrived]:
         """The same files, with what their footers say; those that are not whole are looked at again."""

@@ -3,16 +3,15 @@
 import os
 import signal
 import subprocess
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from patience import PATIENCE_S, until
+from played_clock import PlayedClock
 from worlds import shared_world
 
-from fscomm.transports import handshake as meeting
 from fscomm.transports.handshake import Handshake, Watch
 from fsranks.errors import MismatchError, PeerError
 from fsranks.local_processes import runs
@@ -82,10 +81,10 @@ def test_processes_that_ended_and_were_not_collected_do_not_run() -> None:
 
 
 class FakeHandshake:
-    def __init__(self, gone: list[int], timeout_s: float) -> None:
+    def __init__(self, gone: list[int], timeout_s: float, clock: PlayedClock) -> None:
         self.timeout_s = timeout_s
         self.told: list[str] = []
-        self.group = SimpleNamespace(blame=self._blame, abort=self.told.append)
+        self.group = SimpleNamespace(blame=self._blame, abort=self.told.append, clock=clock)
         self._gone = gone
 
     def gone(self) -> list[int]:
@@ -95,15 +94,10 @@ class FakeHandshake:
         return f"rank 7 was later than {self.timeout_s:g} s" if waited_s >= self.timeout_s else "nobody knows"
 
 
-def watched(gone: list[int], timeout_s: float) -> tuple[Watch, Any, list[str]]:
+def watched(gone: list[int], timeout_s: float, clock: PlayedClock | None = None) -> tuple[Watch, Any, list[str]]:
     ended: list[str] = []
-    handshake: Any = FakeHandshake(gone, timeout_s)
+    handshake: Any = FakeHandshake(gone, timeout_s, clock or PlayedClock())
     return Watch("fake", handshake, lambda: ended.append("ended")), handshake, ended
-
-
-@pytest.fixture(autouse=True)
-def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_SLICE_S", 0.01)
 
 
 def test_a_process_that_ended_is_named_long_before_the_time_limit() -> None:
@@ -118,24 +112,24 @@ def test_a_process_that_ended_is_named_long_before_the_time_limit() -> None:
             call()
 
 
-def test_a_rank_may_leave_that_is_through_with_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_SLICE_S", 0.0)
-    watching, handshake, ended = watched([2], 3600.0)
-    done = iter([False, True, True])  # it ends between two questions
-    watching.until(lambda: next(done))
+def test_a_rank_may_leave_that_is_through_with_the_operation() -> None:
+    clock = PlayedClock()
+    watching, handshake, ended = watched([2], 3600.0, clock)
+    done = iter([False, True, True])  # it ends between two questions, which are a second apart
+    watching.until(lambda: clock.wait(1.0) or next(done))
     assert (handshake.told, ended) == ([], [])
 
 
 def test_the_time_limit_ends_a_wait_and_names_who_is_late() -> None:
-    watching, _, ended = watched([], 0.05)
-    with pytest.raises(PeerError, match=r"fake is over on this rank: rank 7 was later than 0\.05 s"):
+    watching, _, ended = watched([], 30.0)
+    with pytest.raises(PeerError, match="fake is over on this rank: rank 7 was later than 30 s"):
         watching.until(lambda: False)
     assert ended == ["ended"]
 
 
 def test_an_abort_ends_a_wait_and_its_reason_stands() -> None:
-    watching, handshake, _ = watched([], 3600.0)
-    threading.Timer(0.05, watching.abort, ["had enough"]).start()
+    clock = PlayedClock(60.0, lambda: watching.abort("had enough"))
+    watching, handshake, _ = watched([], 3600.0, clock)
     with pytest.raises(PeerError, match="had enough"):
         watching.until(lambda: False)
     assert handshake.told == ["had enough"]
