@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fscomm.plan import routes
 from fscomm.plan.routes import Apply, Lookup, Merge, Request, SendGradients
-from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
 from fscomm.plan.ways import PassOn
 
 Ids = list[list[list[list[int]]]]  # [W requesters][W owners][F of the owner][samples]
@@ -39,6 +39,7 @@ class Shape:
     silent: int
     seed: int
     ranks_per_host: int = 1
+    chunk_rows: int | None = None
 
     def layouts(self, module: str = "m") -> list[GroupLayout]:
         return [
@@ -52,6 +53,7 @@ class Shape:
                 runs=self.runs,
                 rows=self.rows[rank],
                 ranks_per_host=self.ranks_per_host,
+                chunk_bytes=CHUNK_BYTES["cpu"] if self.chunk_rows is None else self.chunk_rows * 3 * 4,
             )
             for rank in range(self.world_size)
         ]
@@ -77,7 +79,7 @@ class Shape:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, hosts: Sequence[tuple[int, int]] = tuple((n, 1) for n in range(1, 5))) -> Shape:
+def shapes(draw: st.DrawFn, hosts: Sequence[tuple[int, int]]) -> Shape:
     """hosts: (ranks, ranks per host) to choose from."""
     world_size, ranks_per_host = draw(st.sampled_from(hosts))
     runs = tuple(tuple(draw(st.lists(st.integers(1, 3), max_size=3))) for _ in range(world_size))

@@ -3,12 +3,10 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import pytest
 import simulated
 import torch
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from simulated import Asked, Shape, check_backward, check_forward, codes_at, shapes, used
 
-from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange, judge
+from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange
 from fscomm.exchange.step import ExchangedIds, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.sharding_group import GroupLayout
@@ -36,6 +34,7 @@ class Wires:
     def __init__(self, world_size: int) -> None:
         self._sent: list[Any] = [None] * world_size
         self._barrier = threading.Barrier(world_size, timeout=PATIENCE_S)
+        self.cut = self._barrier.abort
 
     def swap(self, rank: int, mine: Any) -> list[Any]:
         """What every rank gave in the same exchange."""
@@ -45,19 +44,13 @@ class Wires:
         self._barrier.wait()
         return given
 
-    def cut(self) -> None:
-        self._barrier.abort()
 
-
-class FakeChannel:
+class PlayedChannel:
     def __init__(self, wires: Wires, rank: int) -> None:
         self._wires = wires
         self._rank = rank
         self.exchanges = 0
         self.fails_at: int | None = None
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        return np.stack(self._wires.swap(self._rank, mine))
 
     def all_to_all_v(self, parts: Iterable[Any]) -> None:
         for out, mine, received, sent in parts:
@@ -69,12 +62,6 @@ class FakeChannel:
             for piece, of_peer in zip(out.split(received), given, strict=True):
                 assert len(piece) == len(of_peer[self._rank]), "a size that gloo would abort at"
                 piece.copy_(of_peer[self._rank])
-
-    def abort(self, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def close(self, reason: str) -> None:
-        raise AssertionError(reason)
 
 
 class CountingGate(WireGate):
@@ -92,7 +79,7 @@ class CountingGate(WireGate):
         self.inside -= 1
 
 
-def _served(layouts: Sequence[GroupLayout], modules: list[int]) -> Any:
+def served_by(layouts: Sequence[GroupLayout], modules: list[int]) -> Any:
     """As `ServedModules` has it, with groups of a module in any place."""
     return SimpleNamespace(layouts=layouts, module_of=modules, same_tables=lambda group: [group])
 
@@ -108,9 +95,9 @@ class Ranks:
         self.layouts = list(zip(*layouts, strict=True))  # [W][G]
         self.wires = Wires(self.world_size)
         self.gates = [CountingGate() for _ in self.layouts]
-        self.channels = [FakeChannel(self.wires, rank) for rank in range(self.world_size)]
+        self.channels = [PlayedChannel(self.wires, rank) for rank in range(self.world_size)]
         self.exchanges = [
-            IdExchange(channel, gate, _served(of_rank, modules), torch.device("cpu"))
+            IdExchange(channel, gate, served_by(of_rank, modules), torch.device("cpu"))
             for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
         ]
 
@@ -132,26 +119,25 @@ class Ranks:
             raise (first or [error for error in errors if error])[0]
         return [future.result() for future in futures]
 
-    def requests(self, asked: list[Asked], rank: int, served: Iterable[int]) -> list[Any]:
-        """Those of the modules in `served`."""
-        return [
-            simulated.request(shape, asked[g], rank, self.layouts[rank][g]) if self.modules[g] in served else None
-            for g, shape in enumerate(self.shapes)
-        ]
-
     def step(
         self,
         before: list[ExchangedIds] | None,
         number: int,
         asked: list[Asked],
         served: list[list[int]] | None = None,
+        says: Callable[[int], tuple[int, int]] | None = None,
     ) -> list[ExchangedIds]:
-        """One batch on all ranks; `served`: [W] which modules a rank can serve, by default all."""
+        """One round on all ranks. served: [W] which modules a rank can serve, by default all. says: status and number
+        of a rank, where they are not BATCH and `number`."""
 
         def work(rank: int) -> ExchangedIds:
-            can = served[rank] if served is not None else self.modules
-            requests = self.requests(asked, rank, can)
-            return self.exchanges[rank].run(number, before[rank] if before else None, BATCH, requests)
+            status, own_number = says(rank) if says is not None else (BATCH, number)
+            can = [] if status != BATCH else self.modules if served is None else served[rank]
+            requests = [
+                simulated.request(shape, asked[g], rank, self.layouts[rank][g]) if self.modules[g] in can else None
+                for g, shape in enumerate(self.shapes)
+            ]
+            return self.exchanges[rank].run(own_number, before[rank] if before else None, status, requests)
 
         return self.each(work)
 
@@ -159,14 +145,11 @@ class Ranks:
         self, before: list[ExchangedIds] | None, statuses: list[int], numbers: list[int] | None = None
     ) -> list[ExchangedIds]:
         """One round in which each rank has a batch of its own making, or none."""
-        numbers = numbers or [before[0].number + 1 if before else 0] * self.world_size
+        number = before[0].number + 1 if before else 0
         asked = [shape.asked(0) for shape in self.shapes]
-
-        def work(rank: int) -> ExchangedIds:
-            requests = self.requests(asked, rank, self.modules if statuses[rank] == BATCH else [])
-            return self.exchanges[rank].run(numbers[rank], before[rank] if before else None, statuses[rank], requests)
-
-        return self.each(work)
+        return self.step(
+            before, number, asked, says=lambda rank: (statuses[rank], numbers[rank] if numbers else number)
+        )
 
 
 def verdicts(of_ranks: list[ExchangedIds]) -> list[Verdict]:
@@ -203,15 +186,7 @@ def check_gradients(
 
 def another(shape: Shape) -> Shape:
     """A second group on the same ranks, with its owners the other way round."""
-    return Shape(
-        world_size=shape.world_size,
-        runs=shape.runs[::-1],
-        rows=shape.rows[::-1],
-        longest=shape.longest,
-        silent=shape.silent,
-        seed=shape.seed + 1,
-        ranks_per_host=shape.ranks_per_host,
-    )
+    return replace(shape, runs=shape.runs[::-1], rows=shape.rows[::-1], seed=shape.seed + 1)
 
 
 @given(shape=shapes(HOSTS), limit=st.sampled_from([None, 1, 3]), modules=st.sampled_from([[0, 0], [0, 1]]))
@@ -221,16 +196,16 @@ def another(shape: Shape) -> Shape:
 @example(shape=TWO_HOSTS, limit=1, modules=[0, 0])
 def test_plans_of_all_ranks_fit(shape: Shape, limit: int | None, modules: list[int]) -> None:
     """Three steps and the end of data: both ways of every step, with rows shared as a set of rows says."""
+    shape = replace(shape, chunk_rows=limit)
     ranks = Ranks([shape, another(shape)], modules)
     asked = [[of.asked(n) for of in ranks.shapes] for n in range(3)]
-    with nullcontext() if limit is None else mock.patch.object(GroupLayout, "chunk_rows", limit):
-        steps: list[list[ExchangedIds]] = []
-        for n in range(3):
-            made = ranks.step(steps[-1] if steps else None, n, asked[n])
-            assert verdicts(made) == [Verdict(served=3 if modules == [0, 1] else 1)] * ranks.world_size
-            steps.append(made)
-        steps.append(ranks.says(steps[-1], [END] * ranks.world_size))
-        assert verdicts(steps[-1]) == [Verdict(ended=True)] * ranks.world_size
+    steps: list[list[ExchangedIds]] = []
+    for n in range(3):
+        made = ranks.step(steps[-1] if steps else None, n, asked[n])
+        assert verdicts(made) == [Verdict(served=3 if modules == [0, 1] else 1)] * ranks.world_size
+        steps.append(made)
+    steps.append(ranks.says(steps[-1], [END] * ranks.world_size))
+    assert verdicts(steps[-1]) == [Verdict(ended=True)] * ranks.world_size
     for g, of in enumerate(ranks.shapes):
         sets = [set(), *(used(of, asked[n][g]) for n in range(3)), set()]
         for n in range(3):
@@ -284,30 +259,29 @@ def test_an_id_outside_its_table_makes_its_module_plain_on_all_ranks() -> None:
 
 
 def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
-    """What one owner has to do with all others, though only it has so much, sets the number of chunks everywhere."""
-    ranks = Ranks([BUSY], [0])
+    """What one owner has to do with all others, though only it has so much, sets the number of chunks everywhere.
+    What it asks itself does not count."""
+    ranks = Ranks([replace(BUSY, chunk_rows=1)], [0])
     none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
-    ids = [none, [[[0, 1, 2, 3], [], []], [], [[]]], none]
-    with mock.patch.object(GroupLayout, "chunk_rows", 1):
-        steps = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
-        ended = ranks.says(steps, [END] * 3)
-    for step, end in zip(steps, ended, strict=True):
+    ids = [[[[0, 1, 2], [3], []], [], [[]]], [[[0, 1, 2, 3], [], []], [], [[]]], none]
+    steps = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
+    for step, end in zip(steps, ranks.says(steps, [END] * 3), strict=True):
         (group,), (back,) = step.groups, end.back
         assert group is not None
         assert back is not None
-        exclusive = [
+        exclusive = (
             group.merge.exclusive,
             group.exclusive.splits,
             back.exclusive_send.splits,
             back.exclusive_apply.splits,
-        ]
+        )
         assert [len(splits) for splits in exclusive] == [4] * 4
-        collision = [
+        collision = (
             group.merge.collision,
             group.collision.splits,
             back.collision_send.splits,
             back.collision_apply.splits,
-        ]
+        )
         assert [len(splits) for splits in collision] == [1] * 4
 
 
@@ -315,12 +289,9 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
     ("statuses", "text"),
     [
         ([BATCH, END, BATCH], "the loader of rank 1 ended at batch 1, the others have more"),
-        ([END, BATCH, END], "the loader of ranks 0, 2 ended at batch 1"),
         ([BATCH, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
         ([END, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
-        ([FAILED, FAILED, FAILED], "the loader of ranks 0, 1, 2 failed at batch 1"),
     ],
-    ids=["one ended", "one has more", "failed", "failure before end", "all failed"],
 )
 def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> None:
     """All get the same words, and the step before still gets its way back."""
@@ -334,32 +305,22 @@ def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> No
         check_gradients(of, asked[g], set(), after, g, None)
 
 
-def test_ranks_at_different_steps_stop_all() -> None:
-    ranks = Ranks([BUSY], [0])
-    told = ranks.says(None, [BATCH] * 3, [4, 5, 4])
-    assert verdicts(told) == [Verdict(stop="the ranks are at different steps: [4, 5, 4] by rank")] * 3
-
-
-def test_no_rank_has_a_batch_at_all() -> None:
-    ranks = Ranks([BUSY], [0])
-    assert verdicts(ranks.says(None, [END] * 3)) == [Verdict(ended=True)] * 3
-
-
-def test_without_any_step_the_given_number_counts() -> None:
+@pytest.mark.parametrize(
+    ("statuses", "numbers", "text"),
+    [
+        ([BATCH] * 3, [4, 5, 4], "the ranks are at different steps: [4, 5, 4] by rank"),
+        ([END] * 3, [7, 7, 6], "the ranks are at different steps: [7, 7, 6] by rank"),
+        ([FAILED, END, END], [0, 1, 1], "the ranks are at different steps: [0, 1, 1] by rank"),
+        ([END, BATCH, END], [7] * 3, "the loader of ranks 0, 2 ended at batch 7, the others have more"),
+        ([END] * 3, [0] * 3, ""),
+    ],
+)
+def test_without_any_step_the_given_number_counts(statuses: list[int], numbers: list[int], text: str) -> None:
     """As after a block that was left early, or at the start of a later loader: nothing else says where a rank is."""
-    ranks = Ranks([BUSY], [0])
-    (verdict, *others) = verdicts(ranks.says(None, [END, BATCH, END], [7, 7, 7]))
+    (verdict, *others) = verdicts(Ranks([BUSY], [0]).says(None, statuses, numbers))
     assert others == [verdict] * 2
-    assert "the loader of ranks 0, 2 ended at batch 7, the others have more" in str(verdict.stop)
-    told = ranks.says(None, [END] * 3, [7, 7, 6])
-    assert verdicts(told) == [Verdict(stop="the ranks are at different steps: [7, 7, 6] by rank")] * 3
-
-
-def test_words_judged() -> None:
-    assert judge(np.array([[BATCH, 3, 0b110], [BATCH, 3, 0b011]])) == Verdict(served=0b010)
-    assert judge(np.array([[END, 3, 0], [END, 3, 0]])) == Verdict(ended=True)
-    assert "rank 1 ended at batch 0" in str(judge(np.array([[BATCH, 0, 1], [END, 0, 0]])).stop)
-    assert "different steps" in str(judge(np.array([[FAILED, 0, 0], [END, 1, 0]])).stop)
+    assert text in str(verdict.stop)
+    assert verdict.ended == (not text)
 
 
 @pytest.mark.parametrize("exchange", [2, 3])

@@ -1,179 +1,263 @@
-"""Who may use the wire when: by a clock of the test's own, and threads that are known to wait before they are woken."""
+"""Threads at the wire: who waits, who is woken, and which parts of an exchange are under way when.
 
+Time is played. The rules are those of `test_wire_priority.py`.
+"""
+
+import math
 import threading
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from patience import PATIENCE_S
 
-from fscomm.exchange import wire_gate as gate_of_threads
+from fscomm.exchange.parts import IN_FLIGHT, exchange
 from fscomm.exchange.wire_gate import WireGate
-from fscomm.exchange.wire_priority import GRACE_S, STARVED_S
+from fscomm.exchange.wire_priority import GRACE_S, WirePriority
+from fscomm.transports.transport import AloneTransport
+from fsranks.control_group import AllToAll
+from fsranks.errors import PeerError
+
+BUDGET = 100
+SIZES = st.integers(0, 40).map(lambda entries: 4 * entries)
 
 
 class Clock:
-    def __init__(self) -> None:
+    """`tick` seconds go by whenever it is asked."""
+
+    def __init__(self, tick: float = 0.0) -> None:
         self.now_s = 100.0
+        self.tick = tick
+        self.asked = threading.Semaphore(0)
 
     def __call__(self) -> float:
+        self.asked.release()
+        self.now_s += self.tick
         return self.now_s
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def gate(clock: Clock) -> WireGate:
-    return WireGate(clock)
+def gate_of(clock: Clock, wait_s: float = math.inf) -> WireGate:
+    """Nobody who waits is let go by time alone, unless it is `wait_s`."""
+    return WireGate(clock, schedule=WirePriority(budget_bytes=BUDGET, grace_s=wait_s, starved_s=wait_s))
 
 
 def is_open(gate: WireGate) -> bool:
     """Whether an exclusive chunk may go."""
-    goes = gate.try_exclusive(1)
+    goes = gate.try_exclusive(4)
     if goes:
-        gate.exclusive_done(1)
+        gate.exclusive_done(4)
     return goes
 
 
-def test_nothing_of_the_collision_class(gate: WireGate) -> None:
+def nothing_counts(gate: WireGate) -> bool:
+    """Whether the whole budget is free, and no more than that."""
+    gate.settle()
+    return gate.try_exclusive(4) and gate.try_exclusive(BUDGET - 4) and not gate.try_exclusive(4)
+
+
+def test_closed_for_collision_exchanges_and_for_a_control_word_after_them() -> None:
+    clock = Clock()
+    gate = WireGate(clock)
     assert is_open(gate)
     gate.wait()
-
-
-def test_closed_until_the_last_collision_exchange_is_over(gate: WireGate) -> None:
     gate.enter()
     gate.enter()
-    assert not is_open(gate)
     gate.leave()
     assert not is_open(gate)
-    gate.leave()
-    assert is_open(gate)
-
-
-def test_quiet_while_a_control_word_is_expected(gate: WireGate, clock: Clock) -> None:
-    gate.enter()
     gate.leave(expecting=True)
-    assert not is_open(gate)
     clock.now_s += 0.9 * GRACE_S
     assert not is_open(gate)
     clock.now_s += 0.2 * GRACE_S
     assert is_open(gate)
-
-
-def test_the_quiet_time_starts_at_the_end_of_the_last_exchange(gate: WireGate, clock: Clock) -> None:
-    for _ in range(2):
-        gate.enter()
-        clock.now_s += 0.9 * GRACE_S
-        gate.leave(expecting=True)
-    clock.now_s += 0.9 * GRACE_S
-    assert not is_open(gate)
-
-
-def test_an_exchange_that_expects_nothing_does_not_end_the_quiet_time(gate: WireGate) -> None:
-    gate.enter()
-    gate.leave(expecting=True)
-    gate.enter()
-    gate.leave()
-    assert not is_open(gate)
-
-
-def test_settled_as_soon_as_the_word_came(gate: WireGate) -> None:
     gate.enter()
     gate.leave(expecting=True)
     gate.settle()
     assert is_open(gate)
-
-
-def test_settling_does_not_let_exclusive_pass_a_collision_exchange(gate: WireGate) -> None:
-    gate.enter()
-    gate.settle()
-    assert not is_open(gate)
-
-
-def test_stopped_for_good(gate: WireGate) -> None:
-    gate.enter()
-    gate.leave(expecting=True)
     gate.enter()
     gate.stop()
     assert is_open(gate)
-    gate.enter()
     gate.wait()
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[float]:
-    """With a condition that lets the clock advance instead of waiting."""
-    waits: list[float] = []
-
-    class Advancing(threading.Condition):
-        def wait(self, timeout: float | None = None) -> bool:
-            assert timeout is not None, "nobody will wake it"
-            waits.append(timeout)
-            clock.now_s += timeout / 2 if len(waits) == 1 else timeout  # woken early once
-            return False
-
-    monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Advancing))
-    return waits
-
-
-def test_the_quiet_time_is_waited_for_and_no_longer(waits: list[float], clock: Clock) -> None:
-    gate = WireGate(clock)
-    gate.enter()
-    gate.leave(expecting=True)
-    gate.wait()
-    assert waits == pytest.approx([GRACE_S, GRACE_S / 2])
-
-
-def test_a_collision_exchange_that_waits_for_exclusive_work_holds_it_back_for_a_while_only(
-    waits: list[float], clock: Clock
-) -> None:
-    gate = WireGate(clock)
-    gate.enter()
-    gate.wait()
-    assert waits == pytest.approx([STARVED_S, STARVED_S / 2])
-
-
-def settles(gate: WireGate) -> None:
-    gate.settle()
-
-
-def leaves(gate: WireGate) -> None:
-    gate.leave()
-
-
-def stops(gate: WireGate) -> None:
-    gate.stop()
-
-
-@pytest.mark.parametrize(("expecting", "wakes"), [(False, leaves), (False, stops), (True, settles), (True, stops)])
-def test_who_waits_is_woken(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, expecting: bool, wakes: Callable[[WireGate], None]
-) -> None:
-    waiting = threading.Event()
-
-    class Announced(threading.Condition):
-        def wait(self, timeout: float | None = None) -> bool:
-            waiting.set()  # the lock is held, and given back only when this thread can be woken
-            return super().wait(PATIENCE_S)
-
-    monkeypatch.setattr(gate_of_threads, "threading", SimpleNamespace(Condition=Announced))
-    gate = WireGate(clock)
+@pytest.mark.parametrize("expecting", [False, True])
+def test_a_wait_ends_by_itself(expecting: bool) -> None:
+    clock = Clock(tick=0.001)
+    gate = gate_of(clock, wait_s=0.02)
     gate.enter()
     if expecting:
         gate.leave(expecting=True)
-    passed = threading.Event()
+    begun = clock.now_s
+    gate.wait()
+    assert clock.now_s >= begun + 0.02
 
-    def exclusive() -> None:
-        gate.wait()
-        passed.set()
 
-    thread = threading.Thread(target=exclusive, daemon=True)
+def waits_for_the_wire(gate: WireGate) -> None:
+    gate.enter()
+
+
+def waits_for_a_control_word(gate: WireGate) -> None:
+    gate.enter()
+    gate.leave(expecting=True)
+
+
+def waits_for_room(gate: WireGate) -> None:
+    """That of another worker of the same budget, or of its own helper thread."""
+    assert gate.try_exclusive(BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("closes", "waits", "wakes"),
+    [
+        (waits_for_the_wire, WireGate.wait, WireGate.leave),
+        (waits_for_the_wire, WireGate.wait, WireGate.stop),
+        (waits_for_a_control_word, WireGate.wait, WireGate.settle),
+        (waits_for_the_wire, lambda gate: gate.wait_exclusive(4), WireGate.leave),
+        (waits_for_room, lambda gate: gate.wait_exclusive(4), lambda gate: gate.exclusive_done(BUDGET)),
+    ],
+)
+def test_who_waits_is_woken(
+    closes: Callable[[WireGate], None], waits: Callable[[WireGate], None], wakes: Callable[[WireGate], None]
+) -> None:
+    clock = Clock()
+    gate = gate_of(clock)
+    closes(gate)
+    while clock.asked.acquire(blocking=False):
+        pass
+    thread = threading.Thread(target=waits, args=[gate], daemon=True)
     thread.start()
-    assert waiting.wait(PATIENCE_S)
-    assert not passed.is_set()
+    for _ in range(2):  # the second time it has the lock, and gives it back only when it can be woken
+        assert clock.asked.acquire(timeout=PATIENCE_S)
     wakes(gate)
-    assert passed.wait(PATIENCE_S), "not woken"
     thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "not woken"
+
+
+class Wire(AloneTransport):
+    """Takes parts and gives out handles; says what happened, in order, and fails where it is told."""
+
+    def __init__(self, *, fails_to_issue: int = -1, fails_to_end: int = -1) -> None:
+        super().__init__("wire")
+        self.log: list[str] = []
+        self.under_way: list[Wired] = []
+        self.most_bytes = 0
+        self.most_parts = 0
+        self._fails_to_issue = fails_to_issue
+        self._fails_to_end = fails_to_end
+        self._number = 0
+
+    def all_to_all_v(
+        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    ) -> "Wired":
+        assert (list(out_splits), list(in_splits)) == ([len(out)], [len(inp)])
+        number, self._number = self._number, self._number + 1
+        self.log.append(f"issue {number}")
+        if number == self._fails_to_issue:
+            raise PeerError("lost while issuing")
+        self.under_way.append(Wired(self, number, out, inp, fails=number == self._fails_to_end))
+        self.most_bytes = max(self.most_bytes, sum(each.nbytes for each in self.under_way))
+        self.most_parts = max(self.most_parts, len(self.under_way))
+        return self.under_way[-1]
+
+
+class Wired:
+    def __init__(self, wire: Wire, number: int, out: torch.Tensor, inp: torch.Tensor, *, fails: bool) -> None:
+        self._wire, self._number, self._out, self._fails = wire, number, out, fails
+        self.nbytes = max(out.nbytes, inp.nbytes)
+
+    def wait(self) -> None:
+        self._wire.log.append(f"wait {self._number}")
+        assert self._wire.under_way.pop(0) is self, "handles are waited for in the order they were given out"
+        if self._fails:
+            raise PeerError("lost on the way")
+        self._out.fill_(float(self._number))
+
+
+def parts_of(sizes: Sequence[tuple[int, int]], log: list[str]) -> tuple[Iterator[AllToAll], list[torch.Tensor]]:
+    """Parts that bring and take so many bytes, and the tensors that they fill."""
+    outs = [torch.full((brings // 4,), math.nan) for brings, _ in sizes]
+
+    def parts() -> Iterator[AllToAll]:
+        for number, (out, (_, takes)) in enumerate(zip(outs, sizes, strict=True)):
+            log.append(f"ask {number}")
+            yield out, torch.zeros(takes // 4), [len(out)], [takes // 4]
+
+    return parts(), outs
+
+
+def filled(outs: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(out, torch.full_like(out, float(number))) for number, out in enumerate(outs))
+
+
+@given(st.lists(st.tuples(SIZES, SIZES), max_size=30))
+def test_exclusive_stays_within_the_budget(sizes: list[tuple[int, int]]) -> None:
+    gate = gate_of(Clock())
+    wire = Wire()
+    parts, outs = parts_of(sizes, wire.log)
+    exchange(wire, parts, gate)
+    assert filled(outs)
+    assert wire.most_bytes <= max([BUDGET, *(max(pair) for pair in sizes)])
+    assert not wire.under_way
+    assert nothing_counts(gate)
+
+
+@pytest.mark.parametrize("size", [(40, 40), (40, 4), (4, 40)])
+def test_parts_are_asked_for_one_by_one_and_the_budget_is_used(size: tuple[int, int]) -> None:
+    """The larger direction of a part counts."""
+    wire = Wire()
+    parts, _ = parts_of([size] * 4, wire.log)
+    exchange(wire, parts, gate_of(Clock()))
+    assert wire.log == [
+        *("ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0", "issue 2", "ask 3", "wait 1", "issue 3"),
+        *("wait 2", "wait 3"),
+    ]
+
+
+def test_collision_parts_go_a_few_at_a_time() -> None:
+    wire = Wire()
+    parts, outs = parts_of([(400, 400)] * 7, wire.log)
+    exchange(wire, parts, None)
+    assert filled(outs)
+    assert wire.most_parts == IN_FLIGHT == 2
+    assert wire.log[:6] == ["ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0"]
+
+
+def test_what_is_under_way_ends_while_collision_traffic_runs() -> None:
+    """And then the wire is left to that: the next part is issued after it."""
+    wire = Wire()
+
+    class Ending(WireGate):
+        """The collision exchange ends where the exclusive worker would wait for it."""
+
+        def wait_exclusive(self, nbytes: int) -> None:
+            wire.log.append("collision")
+            self.leave()
+            super().wait_exclusive(nbytes)
+
+    gate = Ending(Clock(), schedule=WirePriority(budget_bytes=BUDGET))
+
+    def parts() -> Iterator[AllToAll]:
+        yield from parts_of([(4, 4)] * 2, [])[0]
+        gate.enter()
+        yield from parts_of([(4, 4)], [])[0]
+
+    exchange(wire, parts(), gate)
+    assert wire.log == ["issue 0", "issue 1", "wait 0", "wait 1", "collision", "issue 2", "wait 2"]
+
+
+@pytest.mark.parametrize("number", [0, 5])
+@pytest.mark.parametrize("fails", ["fails_to_issue", "fails_to_end", "fails_to_make"])
+def test_an_error_gives_the_budget_back(fails: str, number: int) -> None:
+    wire = Wire(**({fails: number} if fails != "fails_to_make" else {}))
+    gate = gate_of(Clock())
+
+    def parts() -> Iterator[AllToAll]:
+        for i, part in enumerate(parts_of([(40, 40)] * 6, wire.log)[0]):
+            if fails == "fails_to_make" and i == number:
+                raise PeerError("lost its rows")
+            yield part
+
+    with pytest.raises(PeerError, match="lost"):
+        exchange(wire, parts(), gate)
+    assert nothing_counts(gate)

@@ -4,9 +4,8 @@ import copy
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from virtual import Clock, Engine, Process
 
 from fscomm.exchange.wire_priority import GRACE_S, STARVED_S, WirePriority
 
@@ -18,6 +17,17 @@ ACTIONS = st.one_of(
     st.tuples(st.just("pass"), MOMENTS),
     st.tuples(st.just("ask"), CHUNKS),
 )
+
+Actions = list[tuple[str, float | None]]
+
+HALF = ("pass", STARVED_S / 2)
+AGAIN = ("ask again", None)
+MOVES = [("begin", None), ("end", None)]  # collision exchanges go on
+STARVED_TWICE: Actions = [
+    *(("begin", None), ("ask", 10), HALF, *MOVES, HALF, AGAIN),
+    *(("ask", 10), HALF, *MOVES, AGAIN, ("done", None), AGAIN, HALF, *MOVES, AGAIN),
+]
+WAITS_FOR_ROOM: Actions = [("ask", 100), ("ask", 100), HALF, ("begin", None), ("done", None), AGAIN, HALF, AGAIN]
 
 
 class Account:
@@ -66,6 +76,7 @@ class Account:
         if has_room and not is_open and self.kept_off_since is None:
             self.kept_off_since = self.now
         starved = self.kept_off_since is not None and self.now >= self.kept_off_since + STARVED_S
+        assert (self.schedule.opens_at(self.now) <= self.now) == is_open
         answer = self.schedule.ask(self.next, self.now)
         assert (answer <= self.now) == (has_room and (is_open or (starved and not self.in_flight_bytes)))
         if answer <= self.now:
@@ -89,8 +100,10 @@ class Account:
         return sum(self.in_flight)
 
 
-@given(st.lists(ACTIONS, max_size=40))
-def test_every_answer_is_that_of_the_rules(actions: list[tuple[str, float | None]]) -> None:
+@given(actions=st.lists(ACTIONS, max_size=40))
+@example(actions=STARVED_TWICE)
+@example(actions=WAITS_FOR_ROOM)
+def test_every_answer_is_that_of_the_rules(actions: Actions) -> None:
     account = Account()
     for action, value in actions:
         account.act(action, value)
@@ -99,9 +112,7 @@ def test_every_answer_is_that_of_the_rules(actions: list[tuple[str, float | None
 
 
 @given(st.lists(ACTIONS, max_size=40), st.lists(CHUNKS, min_size=1, max_size=5))
-def test_every_chunk_goes_in_time_even_if_collision_traffic_never_ends(
-    actions: list[tuple[str, float | None]], chunks: list[int]
-) -> None:
+def test_every_chunk_goes_in_time_even_if_collision_traffic_never_ends(actions: Actions, chunks: list[int]) -> None:
     account = Account()
     for action, value in actions:
         account.act(action, value)
@@ -120,9 +131,7 @@ def test_every_chunk_goes_in_time_even_if_collision_traffic_never_ends(
 
 
 @given(st.lists(ACTIONS, max_size=40), st.lists(ACTIONS, max_size=10), CHUNKS)
-def test_everything_passes_once_stopped(
-    before: list[tuple[str, float | None]], after: list[tuple[str, float | None]], chunk: int
-) -> None:
+def test_everything_passes_once_stopped(before: Actions, after: Actions, chunk: int) -> None:
     account = Account()
     for action, value in before:
         account.act(action, value)
@@ -136,132 +145,7 @@ def test_everything_passes_once_stopped(
         account.schedule.issue(chunk)
 
 
-def test_exclusive_fills_the_budget() -> None:
-    schedule = WirePriority(budget_bytes=100)
-    for _ in range(2):
-        assert schedule.ask(50, 0.0) <= 0.0
-        schedule.issue(50)
-    assert schedule.ask(1, 0.0) == math.inf
-    schedule.done(50)
-    assert schedule.ask(50, 0.0) <= 0.0
-
-
-def test_a_chunk_that_waits_for_the_budget_does_not_starve() -> None:
-    """Collision traffic has not kept it off."""
-    schedule = WirePriority(budget_bytes=100)
-    schedule.issue(100)
-    assert schedule.ask(100, 0.0) == math.inf
-    schedule.begin_collision(5.0)
-    schedule.done(100)
-    assert schedule.ask(100, 5.0) == 5.0 + STARVED_S
-
-
-def test_each_starved_chunk_waits_its_own_time() -> None:
-    schedule = WirePriority(budget_bytes=100)
-
-    def moves(now: float) -> None:
-        schedule.begin_collision(now)
-        schedule.end_collision(now, expecting=False)
-
-    schedule.begin_collision(0.0)
-    assert schedule.ask(10, 0.0) == STARVED_S
-    moves(0.9 * STARVED_S)
-    assert schedule.ask(10, 0.9 * STARVED_S) == STARVED_S
-    schedule.issue(10)
-    assert schedule.ask(10, STARVED_S) == 1.9 * STARVED_S, "alone: first the one before has to be over"
-    schedule.done(10)
-    assert schedule.ask(10, 1.5 * STARVED_S) == 1.9 * STARVED_S
-    moves(1.8 * STARVED_S)
-    assert schedule.ask(10, 1.8 * STARVED_S) == 2 * STARVED_S
-
-
 @pytest.mark.parametrize("name", ["budget_bytes", "grace_s", "starved_s"])
 def test_negative_bounds_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must not be negative, got -1"):
         WirePriority(**{name: -1})
-
-
-def alarm(after_s: float) -> Process:
-    yield after_s
-
-
-def exclusive(
-    clock: Clock, schedule: WirePriority, wire: Engine, over: list[float], chunks: int, nbytes: int
-) -> Process:
-    """A worker whose transport carries its chunks in order; `over` says when each is."""
-    finished = 0
-    alarms = set()
-
-    def turn() -> bool:
-        nonlocal finished
-        while finished < len(over) and over[finished] <= clock.now:
-            finished += 1
-            schedule.done(nbytes)
-        ask_at = schedule.ask(nbytes, clock.now)
-        wake_at = min([ask_at, *over[finished : finished + 1]])
-        if clock.now < wake_at < math.inf and wake_at not in alarms:
-            alarms.add(wake_at)
-            clock.spawn(alarm(wake_at - clock.now))
-        return ask_at <= clock.now
-
-    for _ in range(chunks):
-        yield turn
-        schedule.issue(nbytes)
-        over.append(clock.now + next(wire.copy(nbytes)))
-
-
-def collision(
-    clock: Clock, schedule: WirePriority, wire: Engine, took: list[float], every_s: float, nbytes: int
-) -> Process:
-    for _ in range(50):
-        yield every_s
-        start = clock.now
-        schedule.begin_collision(clock.now)
-        yield from wire.copy(nbytes)
-        schedule.end_collision(clock.now, expecting=False)
-        took.append(clock.now - start)
-
-
-@pytest.mark.parametrize("every_s", [0.0007, 0.01, 0.13])
-def test_collision_traffic_waits_for_the_budget_at_most_and_exclusive_loses_nothing(every_s: float) -> None:
-    """On a wire of 1 GB/s that carries all in the order in which it is issued."""
-    clock, schedule = Clock(), WirePriority(budget_bytes=200_000)
-    wire = Engine(clock, bytes_per_s=1e9)
-    took: list[float] = []
-    over: list[float] = []
-    clock.spawn(exclusive(clock, schedule, wire, over, 1000, 100_000))
-    clock.spawn(collision(clock, schedule, wire, took, every_s, 1000))
-    assert clock.run()
-    alone = 1000 / 1e9
-    assert alone < max(took) <= alone + 200_000 / 1e9 + 1e-9
-    assert wire.busy_s == pytest.approx(0.1 + 50 * alone)
-    assert over[-1] <= wire.busy_s + 50 * (alone + 1e-9), "the wire was idle while a chunk could have gone"
-
-
-def endless(clock: Clock, schedule: WirePriority, every_s: float, times: int) -> Process:
-    """One exchange begins before the one before it ends."""
-    schedule.begin_collision(clock.now)
-    for _ in range(times):
-        yield every_s
-        schedule.begin_collision(clock.now)
-        schedule.end_collision(clock.now, expecting=False)
-
-
-def test_endless_collision_traffic_lets_a_chunk_pass_now_and_then() -> None:
-    clock, schedule = Clock(), WirePriority(budget_bytes=200, starved_s=1.0)
-    wire = Engine(clock, bytes_per_s=1000)
-    over: list[float] = []
-    clock.spawn(endless(clock, schedule, 0.3, 40))
-    clock.spawn(exclusive(clock, schedule, wire, over, 5, 100))
-    assert clock.run()
-    assert over == pytest.approx([n * 1.0 + 0.1 for n in range(1, 6)])
-
-
-def test_a_collision_exchange_that_does_not_end_holds_back_nothing_after_a_while() -> None:
-    clock, schedule = Clock(), WirePriority(budget_bytes=200, starved_s=1.0)
-    wire = Engine(clock, bytes_per_s=1000)
-    over: list[float] = []
-    schedule.begin_collision(clock.now)
-    clock.spawn(exclusive(clock, schedule, wire, over, 5, 100))
-    assert clock.run()
-    assert over == pytest.approx([1.1 + n * 0.1 for n in range(5)])

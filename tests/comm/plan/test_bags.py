@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import exchange
 
 from fscomm.plan import bags
 from fscomm.plan.bags import BagRequest, ServedBags
@@ -115,40 +116,32 @@ def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
     return [way(*each, largest) for way, *each in zip(ways, found.requests, found.served, shared, mine, strict=True)]
 
 
-def exchanged(sent: list[torch.Tensor], out: list[list[list[int]]], into: list[list[list[int]]]) -> list[torch.Tensor]:
-    """What every rank receives, chunk by chunk; all ranks have equally many chunks."""
-    size = len(sent)
-    assert len({len(chunks) for chunks in (*out, *into)}) == 1
-    parts = [mine.split([count for chunk in chunks for count in chunk]) for mine, chunks in zip(sent, out, strict=True)]
-    received = []
-    for rank in range(size):
-        pieces = []
-        for chunk, counts in enumerate(into[rank]):
-            for peer in range(size):
-                piece = parts[peer][chunk * size + rank]
-                assert len(piece) == counts[peer]
-                pieces.append(piece)
-        received.append(torch.cat(pieces))
-    return received
+def samples_of(call: Any, features: int) -> int:
+    """Of a call of a kernel."""
+    return (len(call.offsets) - 1) // max(features, 1)
+
+
+def tables_of(layout: GroupLayout) -> list[int]:
+    """[F] the table of each feature of this owner."""
+    return [t for t, features in enumerate(layout.runs[layout.rank]) for _ in range(features)]
 
 
 def looked_up(found: World, rank: int, lookup: Any) -> torch.Tensor:
     """[n, DIM] as the fused kernels and `PooledTables` do."""
-    layout = found.layouts[rank]
-    table_of = [t for t, features in enumerate(layout.runs[rank]) for _ in range(features)]
-    samples = (len(lookup.offsets) - 1) // max(len(table_of), 1)
+    tables = tables_of(found.layouts[rank])
+    samples = samples_of(lookup, len(tables))
     columns = [
-        torch.stack([pooled(found, rank, t, lookup, f * samples + b) for b in range(samples)])
-        for f, t in enumerate(table_of)
+        torch.stack([pooled(found.tables[rank][t], lookup, f * samples + b) for b in range(samples)])
+        for f, t in enumerate(tables)
         if samples
     ]
     vectors = torch.cat(columns, 1).view(-1, DIM) if columns else torch.empty(0, DIM)
     return vectors.index_select(0, lookup.index)
 
 
-def pooled(found: World, rank: int, table: int, lookup: Any, bag: int) -> torch.Tensor:
+def pooled(table: torch.Tensor, lookup: Any, bag: int) -> torch.Tensor:
     here = slice(int(lookup.offsets[bag]), int(lookup.offsets[bag + 1]))
-    rows = found.tables[rank][table][lookup.ids[here]]
+    rows = table[lookup.ids[here]]
     return (rows if lookup.weights is None else rows * lookup.weights[here, None]).sum(0)
 
 
@@ -196,7 +189,9 @@ def test_vectors_reach_the_outputs(found: World, share: float) -> None:
     for kind, start in (("exclusive", 0), ("collision", 1)):
         lookups = [getattr(plan, kind) for plan in ahead]
         sent = [looked_up(found, rank, lookup) for rank, lookup in enumerate(lookups)]
-        received = exchanged(sent, [each.splits for each in lookups], [getattr(plan.merge, kind) for plan in ahead])
+        received = exchange(
+            sent, [each.splits for each in lookups], [getattr(plan.merge, kind) for plan in ahead], None
+        )
         for plan, buffer, rows in zip(ahead, buffers, received, strict=True):
             first = plan.merge.exclusive_total * start
             buffer[first : first + len(rows)] = rows
@@ -214,26 +209,32 @@ def test_gradients_reach_the_rows(found: World, share: float) -> None:
         for request, layout in zip(found.requests, found.layouts, strict=True)
     ]
     kept = None
-    updates: list[list[tuple[int, int, torch.Tensor]]] = [[] for _ in found.layouts]  # (feature, id, vector)
+    updates: list[list[Update]] = [[] for _ in found.layouts]
     for kind in ("collision", "exclusive"):
         sends, applies = ([getattr(way, f"{kind}_{what}") for way in ways] for what in ("send", "apply"))
         sent = [gradient[send.index] for gradient, send in zip(gradients, sends, strict=True)]
-        received = exchanged(sent, [each.splits for each in sends], [each.splits for each in applies])
+        received = exchange(sent, [each.splits for each in sends], [each.splits for each in applies], None)
         for rank, (apply, came) in enumerate(zip(applies, received, strict=True)):
             before = kept[rank] if kept is not None else came[:0]
-            updates[rank] += applied(found, rank, apply, torch.cat([before, came, torch.zeros(1, DIM)]))
+            layout = found.layouts[rank]
+            now = applied(layout, apply, torch.cat([before, came, torch.zeros(1, DIM)]))
+            updates[rank] += now
             rows = found.served[rank].rows
             tables = np.searchsorted(rows.ends, np.arange(len(rows)), side="right")
             allowed = zip(tables.tolist(), rows.ids.tolist(), shared[rank] == (kind == "collision"), strict=True)
-            assert rows_of(found, rank, apply) <= {(table, row) for table, row, here in allowed if here}
+            of_class = {(table, row) for table, row, here in allowed if here}
+            assert {(tables_of(layout)[f], row) for f, row, _ in now} <= of_class
         kept = received
     for rank, of_rank in enumerate(updates):
         assert sorted(map(str, of_rank)) == sorted(map(str, wanted(found, rank, gradients)))
 
 
-def applied(found: World, rank: int, apply: Any, came: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-    widths = found.layouts[rank].pooling.strips[rank]
-    samples = (len(apply.offsets) - 1) // max(len(widths), 1)
+Update = tuple[int, int, list[float]]  # feature, id, vector
+
+
+def applied(layout: GroupLayout, apply: Any, came: torch.Tensor) -> list[Update]:
+    widths = layout.pooling.strips[layout.rank]
+    samples = samples_of(apply, len(widths))
     vectors = came[apply.index].view(samples, sum(widths) * DIM) if samples else came[:0]
     starts = torch.tensor([0, *widths]).cumsum(0) * DIM
     return [
@@ -241,21 +242,10 @@ def applied(found: World, rank: int, apply: Any, came: torch.Tensor) -> list[tup
         for f in range(len(widths))
         for b in range(samples)
         for row in apply.ids[apply.offsets[f * samples + b] : apply.offsets[f * samples + b + 1]].tolist()
-    ]  # type: ignore[misc]
+    ]
 
 
-def rows_of(found: World, rank: int, apply: Any) -> set[tuple[int, int]]:
-    """(table, row)"""
-    table_of = [t for t, features in enumerate(found.layouts[rank].runs[rank]) for _ in range(features)]
-    samples = (len(apply.offsets) - 1) // max(len(table_of), 1)
-    return {
-        (table, row)
-        for f, table in enumerate(table_of)
-        for row in apply.ids[apply.offsets[f * samples] : apply.offsets[(f + 1) * samples]].tolist()
-    }
-
-
-def wanted(found: World, owner: int, gradients: list[torch.Tensor]) -> list[tuple[int, int, torch.Tensor]]:
+def wanted(found: World, owner: int, gradients: list[torch.Tensor]) -> list[Update]:
     layout = found.layouts[owner]
     strips = layout.pooling.strips
     before = sum(map(sum, strips[: owner - owner % layout.pooling.owners : layout.pooling.owners]))

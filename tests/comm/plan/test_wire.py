@@ -1,0 +1,155 @@
+"""Small parts of a plan: how rows are cut into exchanges, what owners tell of rows, and who passes a row on.
+
+That all plans of a step fit, and bring every row and gradient where it belongs, is in
+`tests/comm/exchange/test_id_exchange.py`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fscomm.plan import routes, row_masks, ways, wire_kernels
+from fscomm.plan.sharding_group import GroupLayout
+
+INT64 = np.iinfo(np.int64)
+SEEDS = st.integers(0, 2**32)
+LAYOUT = GroupLayout(
+    module="m", sharding="table_wise", rank=0, world_size=2, dim=3, dtype=torch.float32, runs=((1, 1), (1,)),
+    rows=(10, 4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("ids", "irregular"), [([9, 3], False), ([10, 0], True), ([0, 4], True), ([-1, 0], True)])
+def test_ids_outside_their_table_are_told(ids: list[int], irregular: bool) -> None:
+    owner = routes.serve(np.array(ids), np.array([[1, 0], [0, 1]]), LAYOUT)
+    assert owner.irregular is irregular
+    assert owner.rows.ids.tolist() == [ids[0] if 0 <= ids[0] < 10 else 0, ids[1] if ids[1] < 4 else 0]
+
+
+def test_layout_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="m: 1 owners with 2 tables here for world size 2"):
+        replace(LAYOUT, runs=((1, 1),))
+
+
+def deferred(counts: list[int], largest: int, limit: int) -> ways.Cut:
+    """Nothing is shared."""
+    return ways.cut(np.zeros(sum(counts), np.bool_), np.array(counts), largest, limit)
+
+
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=4), more=st.integers(0, 9), limit=st.integers(1, 4))
+def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
+    counts: list[int], more: int, limit: int
+) -> None:
+    largest = sum(counts) + more
+    cut = deferred(counts, largest, limit)
+    assert len(cut.exclusive) == max(-(-largest // limit), 1)
+    assert [sum(of_peer) for of_peer in zip(*cut.exclusive, strict=True)] == counts
+    rows = [(peer, i) for peer, count in enumerate(counts) for i in range(count)]
+    expected, taken = [], [0] * len(counts)
+    for sizes in cut.exclusive:
+        assert sum(sizes) < limit + len(counts)
+        for peer, size in enumerate(sizes):
+            expected += [(peer, taken[peer] + i) for i in range(size)]
+            taken[peer] += size
+    assert [rows[i] for i in np.argsort(cut.places)] == expected
+
+
+def test_a_chunk_is_what_a_rank_sends_to_all_others_and_has_a_row_at_least() -> None:
+    sixty = replace(LAYOUT, chunk_bytes=60 * 12, world_size=5, runs=(*LAYOUT.runs, (), (), ()))
+    assert sixty.chunk_rows == 60
+    assert replace(LAYOUT, chunk_bytes=11).chunk_rows == 1
+    assert deferred([2, 1], 3, 1).exclusive == [[0, 0], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("ranks", [2, 1024])
+def test_the_number_of_exchanges_depends_on_bytes_and_not_on_ranks_or_skew(ranks: int) -> None:
+    """1 GiB of rows of 512 bytes from a rank, 16 MiB in an exchange; once as even as can be, once to one peer."""
+    rows, step = (1 << 30) // 512, (16 << 20) // 512
+    even = [rows // ranks] * ranks
+    skewed = [rows - (ranks - 1) * 20, *[20] * (ranks - 1)]
+    for counts in (even, skewed):
+        cut = deferred(counts, sum(counts), step)
+        assert len(cut.exclusive) == 64
+        assert max(map(sum, cut.exclusive)) <= step + ranks
+
+
+def test_what_nothing_waits_for_stays_in_one_piece() -> None:
+    cut = ways.cut(np.ones(16, np.bool_), np.array([7, 9]), 1, 1)
+    assert cut.places.tolist() == list(range(16))
+    assert cut.collision == [[7, 9]]
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[int, int, list[list[list[int]]]]:
+    """(ranks, numbers in a head, [masks][W owners][W requesters] rows)."""
+    world_size = draw(st.integers(1, 4))
+    rows = st.lists(st.integers(0, 19), min_size=world_size, max_size=world_size)
+    matrices = st.lists(rows, min_size=world_size, max_size=world_size)
+    return world_size, draw(st.integers(1, 5)), draw(st.lists(matrices, max_size=3))
+
+
+@given(world=worlds(), seed=SEEDS)
+def test_every_bit_that_an_owner_tells_arrives_at_its_row(
+    world: tuple[int, int, list[list[list[int]]]], seed: int
+) -> None:
+    world_size, head, rows = world
+    random = np.random.default_rng(seed)
+    heads = random.integers(INT64.min, INT64.max, (world_size, head), endpoint=True)
+    bits = [[[random.random(n) < 0.5 for n in of_owner] for of_owner in of_mask] for of_mask in rows]
+    sent = []
+    for owner in range(world_size):
+        masks = [np.concatenate(of_mask[owner]) for of_mask in bits]
+        lengths = [np.array(of_mask[owner]) for of_mask in rows]
+        message = row_masks.pack(heads[owner], masks, lengths, world_size)
+        sent.append(np.split(message, np.cumsum(row_masks.sizes(head, lengths, world_size))[:-1]))
+    for peer in range(world_size):
+        lengths = [np.array([of_owner[peer] for of_owner in of_mask]) for of_mask in rows]
+        message = np.concatenate([of_owner[peer] for of_owner in sent])
+        sizes = row_masks.sizes(head, lengths, world_size).tolist()
+        assert [len(of_owner[peer]) for of_owner in sent] == sizes
+        got, masks = row_masks.unpack(message, head, lengths, world_size)
+        assert np.array_equal(got, heads)
+        for mask, of_mask in zip(masks, bits, strict=True):
+            assert mask.tolist() == [bit for of_owner in of_mask for bit in of_owner[peer]]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(0, 8), (1, 9), (8, 9), (9, 10)])
+def test_a_row_takes_one_bit(rows: int, size: int) -> None:
+    assert row_masks.sizes(1, [np.array([rows])], 1).tolist() == [size]
+
+
+def carriers(asking: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    out = np.empty(len(ids), np.int32)
+    wire_kernels.carriers(asking, ids, out)
+    return out
+
+
+def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:
+    found = carriers(np.ones((8000, 8), np.bool_), np.arange(8000))
+    assert np.bincount(found).tolist() == [1000] * 8
+
+
+@given(per_host=st.integers(2, 9), seed=SEEDS)
+def test_who_passes_a_row_on_asks_for_it_itself(per_host: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    asking = random.random((50, per_host)) < 0.3
+    asking[np.arange(50), random.integers(0, per_host, 50)] = True  # nobody is told of rows that nobody asks for
+    found = carriers(asking, random.integers(-3, 1 << 50, 50))
+    assert asking[np.arange(50), found].all()
+
+
+@given(hosts=st.integers(1, 4), per_host=st.integers(1, 5), rows=st.integers(1, 9), seed=SEEDS)
+def test_owners_know_which_ranks_of_a_host_ask_for_a_row(hosts: int, per_host: int, rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    asked = random.random((hosts, per_host, rows)) < 0.5
+    numbers = [np.flatnonzero(of_rank) for of_host in asked for of_rank in of_host]
+    out = np.empty((sum(map(len, numbers)), per_host), np.bool_)
+    wire_kernels.asking(
+        np.concatenate(numbers).astype(np.int32), np.array(list(map(len, numbers))), np.zeros(rows, np.uint64), out
+    )
+    expected = [asked[rank // per_host, :, row] for rank, of_rank in enumerate(numbers) for row in of_rank]
+    assert out.tolist() == [each.tolist() for each in expected]
