@@ -42,26 +42,17 @@ def parameter(document, name):
 
 def test_a_run_and_what_calibrate_wrote_of_it_are_the_same(tmp_path):
     path = run(tmp_path / "run.json")
-    (tmp_path / "calibration.json").write_text(json.dumps(calibrate(read_steps(path))))
-    first, second = load_calibration(path), load_calibration(tmp_path / "calibration.json")
-    assert dataclasses.replace(first, source=second.source) == second
-    assert first.ranks == 4
-    assert first.lookup_s == pytest.approx(LOOKUP)
-    assert first.update_s == pytest.approx(UPDATE)
-    assert (first.latency_s, first.bytes_per_s) == (pytest.approx(LATENCY), pytest.approx(BANDWIDTH))
-    assert first.dim is None, "the run sent no embeddings"
-    assert first.forward is None
-
-
-def test_what_remedies_took_is_simulated_and_never_below_nothing(tmp_path):
     more = {"fscomm": run(tmp_path / "f.json", more=0.004), "balanced": run(tmp_path / "b.json", wait=0.1)}
-    document = calibrate(read_steps(run(tmp_path / "run.json")), **{name: read_steps(at) for name, at in more.items()})
+    document = calibrate(read_steps(path), **{name: read_steps(at) for name, at in more.items()})
     (tmp_path / "calibration.json").write_text(json.dumps(document))
-    found = load_calibration(tmp_path / "calibration.json")
-    assert found.fscomm_s == pytest.approx(0.004)
-    assert document["own"]["balancing"]["value"] == pytest.approx(-0.15)
-    assert found.balancing_s == 0
-    told = simulate(PROFILE, load_hardware("h100-ib"), ranks=(4,), calibration=found)
+    first, second = load_calibration(path), load_calibration(tmp_path / "calibration.json")
+    own = {"fscomm_s": pytest.approx(0.004), "balancing_s": 0}  # it was measured 0.15 s below nothing
+    assert dataclasses.replace(first, source=second.source, **own) == second
+    assert first.ranks == 4
+    assert (first.lookup_s, first.update_s) == (pytest.approx(LOOKUP), pytest.approx(UPDATE))
+    assert (first.latency_s, first.bytes_per_s) == (pytest.approx(LATENCY), pytest.approx(BANDWIDTH))
+    assert (first.dim, first.forward) == (None, None), "the run sent no embeddings, and has no times of passes"
+    told = simulate(PROFILE, load_hardware("h100-ib"), ranks=(4,), calibration=second)
     assert parameter(told, "own_cost")["value"] == pytest.approx(4)
     assert "run with fscomm" in parameter(told, "own_cost")["source"]
 
@@ -73,10 +64,8 @@ def test_what_remedies_took_is_simulated_and_never_below_nothing(tmp_path):
         ("nonsense", "no column step, rank, seconds"),
         ('{"kind": "calibrate", "version": 1}', "has version 1, this program reads 2"),
         ('{"kind": "profile"}', "not the run of a BubbleMeter"),
-        (
-            '{"kind": "calibrate", "version": 2, "r2": 0.95, "run": {"all_to_all": null}}',
-            "is no whole calibration",
-        ),
+        ('{"kind": "calibrate", "version": 2, "r2": 0.95, "run": {"all_to_all": null}}', "is no whole calibration"),
+        ('{"kind": "calibrate", "version": 2, "r2": 0.85}', "R2 is 0.85, below 0.9"),
     ],
 )
 def test_files_that_are_no_calibration_are_refused(tmp_path, text, message):
@@ -85,11 +74,6 @@ def test_files_that_are_no_calibration_are_refused(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(UsageError, match=message):
         load_calibration(path)
-
-
-def test_a_poor_fit_is_no_calibration(tmp_path):
-    with pytest.raises(UsageError, match=r"run\.json: R2 is 0\.\d\d, below 0\.9"):
-        load_calibration(run(tmp_path / "run.json", noise=0.3))
 
 
 @pytest.mark.parametrize(("ranks", "link"), [(8, "nvlink"), (64, "network")])
@@ -105,36 +89,25 @@ def test_an_exchange_of_the_run_takes_as_long_as_it_took(ranks, link):
 
 
 def test_steps_take_what_the_run_took():
-    hardware = load_hardware("h100-ib")
-    found = simulate(PROFILE, hardware, ranks=[8], batch_size=128, calibration=made())
+    found = simulate(PROFILE, load_hardware("h100-ib"), ranks=[8], batch_size=128, calibration=made())
     cost = 128 * float(Polynomial()({"sequence": LENGTHS}).mean())
-    assert parameter(found, "compute")["value"] == pytest.approx(1e3 * SECONDS * cost)
-    assert parameter(found, "fixed_compute")["value"] == pytest.approx(1e3 * CONSTANT)
-    assert parameter(found, "dim")["value"] == 96
     events = 128 * LENGTHS.mean()
-    assert parameter(found, "lookup")["value"] == pytest.approx(1e3 * LOOKUP * events)
-    assert parameter(found, "apply")["value"] == pytest.approx(1e3 * UPDATE * events)
-    for name in ("compute", "fixed_compute", "forward", "lookup", "apply", "dim", "cost"):
-        assert parameter(found, name)["source"].startswith("calibration: run.json")
+    expected = {
+        "compute": 1e3 * SECONDS * cost,
+        "fixed_compute": 1e3 * CONSTANT,
+        "forward": 0.25,
+        "lookup": 1e3 * LOOKUP * events,
+        "apply": 1e3 * UPDATE * events,
+        "dim": 96,
+    }
+    for name, value in expected.items():
+        one = parameter(found, name)
+        assert (one["value"], one["source"][:12]) == (pytest.approx(value), "calibration:"), name
     (plain,) = [point for point in found["points"] if point["way"] == "plain"]
-    compute = 1e3 * (SECONDS * cost + CONSTANT)
-    optimizer = plain["compute_ms"] - compute
+    optimizer = plain["compute_ms"] - 1e3 * (SECONDS * cost + CONSTANT)
     assert optimizer == pytest.approx(28 * 50e6 / 3350e6, rel=1e-6)  # Adam of the assumed dense parameters
-    assert plain["step_ms"] == pytest.approx(
-        plain["compute_ms"] + plain["data_wait_ms"] + sum(plain["bubbles"].values())
-    )
-
-
-def test_a_fixed_cost_makes_stragglers_matter_less():
-    """Ranks differ by their samples; what comes beside them is alike on all."""
-    hardware = load_hardware("h100-ib")
-
-    def share(constant):
-        points = simulate(PROFILE, hardware, ranks=[8], way_names=["plain"], calibration=made(constant_s=constant))
-        (point,) = points["points"]
-        return point["bubbles"]["straggler_ms"] / point["step_ms"]
-
-    assert share(0.0) > share(0.1) > share(1.0) > 0
+    bubbles = sum(plain["bubbles"].values())
+    assert plain["step_ms"] == pytest.approx(plain["compute_ms"] + plain["data_wait_ms"] + bubbles)
 
 
 def test_given_numbers_win_and_what_the_run_lacks_stays_as_it_was():
@@ -166,5 +139,3 @@ def test_a_calibration_speaks_for_as_many_ranks_as_it_had(asked, shown):
     assert sorted({point["ranks"] for point in found["points"]}) == shown
     with pytest.raises(UsageError, match=r"--ranks .*8.*: .*the calibration is of 4 ranks"):
         simulate(PROFILE, hardware, ranks=asked, calibration=four, beyond="refuse")
-    whole = simulate(PROFILE, hardware, ranks=asked, calibration=four)
-    assert sorted({point["ranks"] for point in whole["points"]}) == asked
