@@ -91,6 +91,7 @@ def shapes(draw: st.DrawFn, hosts: Sequence[tuple[int, int]]) -> Shape:
         silent=draw(st.integers(0, world_size)),
         seed=draw(st.integers(0, 2**32)),
         ranks_per_host=ranks_per_host,
+        chunk_rows=draw(st.sampled_from([None, 1, 3])),
     )
 
 
@@ -221,7 +222,6 @@ def check_forward(
     shared: set[int],
     lookups: tuple[list[Lookup], list[Lookup]],
     merges: list[Merge],
-    limit: int | None,
     passed: tuple[list[PassOn], list[PassOn]] | None = None,
 ) -> None:
     """The exclusive and collision `lookups` [W], moved and merged, give every local output its row, each sent once.
@@ -229,7 +229,9 @@ def check_forward(
     passed: of both classes, what ranks pass on inside their host; then a row goes to each other host once.
     """
     exclusive, collision = ([look_up(shape, owner, lookup) for owner, lookup in enumerate(of)] for of in lookups)
-    early = exchange(exclusive, [of.splits for of in lookups[0]], [merge.exclusive for merge in merges], limit)
+    early = exchange(
+        exclusive, [of.splits for of in lookups[0]], [merge.exclusive for merge in merges], shape.chunk_rows
+    )
     late = exchange(collision, [of.splits for of in lookups[1]], [merge.collision for merge in merges], None)
     if passed is not None:
         check_hosts(shape, early, late)
