@@ -1,14 +1,21 @@
-"""Pooled buffers: never two users of one buffer, used again afterwards, as many as were in use at once."""
+"""Memory that is used again: never by two at once, given back with the rows, not more than was in use at once."""
 
 import gc
 import threading
 
 import numpy as np
-import pytest
+import pyarrow as pa
 import torch
+from parquet import lists, opened, values, write
 
+from fsdata import ParquetSource, Schema, Sequence
 from fsdata.batch.host_memory import Reused
+from fsdata.decode.pages.held import hold
 from fsdata.decode.reused_buffers import Pool
+from fsdata.kernels.pages import fetch
+
+SCHEMA = Schema(sequences=[Sequence("uih", fields=("item", "action"))])
+LONG = [list(range(40 + n)) for n in range(30)]
 
 
 def test_a_buffer_is_used_again_only_when_the_last_view_is_gone():
@@ -33,20 +40,15 @@ def test_larger_requests_replace_buffers_that_are_too_small():
         assert len(memory) >= size
         memory[:] = 1
         del lease, memory
-    pool.take(1)
-    assert len(pool._free) + len(pool._returned) == 1
+    kept, fresh = pool.take(1), pool.take(1)
+    assert len(np.asarray(fresh)) < 100_000 < 2_900_000 <= len(np.asarray(kept))
 
 
-def test_small_and_empty_tensors():
-    pool = Reused(Pool())
-    assert pool.tensor(0, torch.int64).shape == (0,)
-    assert pool.tensor(7, torch.float32).shape == (7,)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
-def test_large_tensors_have_the_type_that_was_asked_for(dtype):
-    tensor = Reused(Pool()).tensor(100_000, dtype)
-    assert (tensor.dtype, tensor.shape) == (dtype, (100_000,))
+def test_tensors_have_the_type_and_shape_that_were_asked_for():
+    for dtype in (torch.int64, torch.float32, torch.uint8):
+        for count in (0, 7, 100_000):
+            tensor = Reused(Pool()).tensor(count, dtype)
+            assert (tensor.dtype, tensor.shape) == (dtype, (count,))
 
 
 def test_threads_never_share_a_buffer():
@@ -68,3 +70,48 @@ def test_threads_never_share_a_buffer():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def free() -> list:
+    """All numbers that columns whose values stay in their pages can have now."""
+    taken, nothing = [], np.zeros(4, np.int64)
+    while (one := hold(nothing)) is not None:
+        taken.append(one)
+    return taken
+
+
+def test_columns_that_rows_refer_to_are_given_back_with_the_rows(tmp_path):
+    path = write(
+        tmp_path / "a.parquet", {"item": lists(pa.int64(), *LONG), "action": lists(pa.int32(), *LONG)}, group=30
+    )
+    source, layout = opened(ParquetSource(path), SCHEMA)
+    gc.collect()
+    before = len(free())
+    rows = source.read(source.groups[0], layout, 0, 30)
+    assert len(free()) == before - 2
+    some = rows.table.take(np.array([3, 29]))
+    del rows
+    gc.collect()
+    assert len(free()) == before - 2
+    assert [each["item"] for each in values(some, layout)] == [LONG[3], LONG[29]]
+    del some
+    gc.collect()
+    taken = free()
+    assert len(taken) == before
+    del taken[0]  # one of two columns gets a number, the other is decoded at once
+    rows = source.read(source.groups[0], layout, 0, 30)
+    paged = [int(address) >> fetch.PAGED_SHIFT == fetch.PAGED for address in rows.table.address[:, 0]]
+    assert sorted(paged) == [False, True]
+    assert [each["action"] for each in values(rows.table, layout)] == LONG
+    source.close()
+
+
+def test_rows_outlive_their_source(tmp_path):
+    rows = [[n, n] for n in range(2000)]
+    path = write(tmp_path / "a.parquet", {"item": lists(pa.int32(), *rows), "action": lists(pa.int64(), *rows)})
+    source, layout = opened(ParquetSource(path), SCHEMA)
+    found = source.read(source.groups[0], layout, 0, 2000)
+    source.close()
+    del source
+    pa.default_memory_pool().release_unused()
+    assert [each["item"] for each in values(found.table, layout)] == rows

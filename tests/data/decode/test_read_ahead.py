@@ -1,26 +1,30 @@
 """Reading ahead: which bytes are asked for, what decoders get of them, and what is held at a time."""
 
 import itertools
+import os
 import random
 import threading
 from collections import defaultdict
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from parquet import column, opened, values
 from patience import until
+from user_files import USERS
 
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.catalog.footers import read_at
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.decode.files.byte_ranges import column_ranges, leaf_columns, requests
+from fsdata.catalog.retry import Retrying
+from fsdata.decode.files.byte_ranges import requests
 from fsdata.decode.files.byte_size import bytes_of
 from fsdata.decode.files.read_ahead import ReadAhead
 from fsdata.decode.files.row_group import _InMemory
-
-# Sizes
 
 
 @pytest.mark.parametrize(
@@ -35,9 +39,6 @@ def test_sizes_are_read(text, size):
 def test_sizes_that_are_none_are_refused(text):
     with pytest.raises(ValueError, match=r'read_ahead must be a number of bytes .* like "256MB"'):
         bytes_of(text, "read_ahead")
-
-
-# Ranges
 
 
 @given(
@@ -60,34 +61,6 @@ def test_requests_cover_the_ranges_and_small_gaps_only(spans, gap, most):
         assert after[0] == before[1] or after[0] - before[1] > gap
 
 
-@pytest.mark.parametrize("compression", ["zstd", "none"])
-def test_column_chunks_are_found_with_their_dictionaries(tmp_path, compression):
-    rows = 3000
-    columns = {
-        "a": pa.array(np.arange(rows) % 7),
-        "list": pa.array([[n, n + 1] for n in range(rows)]),
-        "b": pa.array([f"text {n % 50}" for n in range(rows)]),
-        "nested": pa.array([[{"x": n, "y": 2 * n}] for n in range(rows)]),
-    }
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table(columns), path, row_group_size=1000, compression=compression, write_page_checksum=True)
-    raw, metadata = path.read_bytes(), pq.read_metadata(path)
-    for read in (["a"], ["list", "nested"], ["b", "a"], list(columns)):
-        leaves = leaf_columns(metadata, read)
-        assert [metadata.schema.column(leaf).path.split(".")[0] in read for leaf in leaves] == [True] * len(leaves)
-        for group in range(metadata.num_row_groups):
-            parts = {
-                (begin, end): raw[begin:end]
-                for begin, end in requests(column_ranges(metadata.row_group(group), leaves), gap=10, most=333)
-            }
-
-            def fail(begin, end):
-                raise AssertionError(f"{begin} to {end} was not planned")
-
-            file = pq.ParquetFile(_InMemory(parts, len(raw), fail), metadata=metadata, pre_buffer=False)
-            assert file.read_row_group(group, read) == pq.read_table(path, columns=read)[group * 1000 :][:1000]
-
-
 @given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 100), st.integers(-1, 110))
 def test_a_file_in_memory_reads_like_the_file(cuts, begin, count):
     raw = bytes(range(100))
@@ -108,17 +81,63 @@ def test_a_file_in_memory_reads_like_the_file(cuts, begin, count):
     assert bool(outside) == (not set(range(begin, file.tell())) <= have)
 
 
+def remote(folder):
+    """A filesystem that counts as remote: it is not asked whether its files are on this machine."""
+    return pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+def test_all_bytes_that_a_decoder_needs_are_planned(tmp_path, decoder):
+    columns = {
+        "user": pa.array(np.arange(3000) % 7),
+        "unread": pa.array([f"text {n % 50}" for n in range(3000)]),
+        "item": pa.array([[n, n + 1] for n in range(3000)]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1000)
+    schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("user",))
+    for read_ahead in (0, "1MB"):
+        source = ParquetSource("a.parquet", filesystem=remote(tmp_path), decoder=decoder)
+        with FreeScaleDataLoader(source, schema, batch_size=500, read_ahead=read_ahead) as loader:
+            users = [user for batch in loader for user in batch.features["user"].values().tolist()]
+            assert users == columns["user"].to_pylist()
+            asked = loader.stats()["remote"]
+        chunks = [pq.read_metadata(tmp_path / "a.parquet").row_group(group) for group in range(3)]
+        assert asked["unplanned_reads"] == 0
+        assert (
+            0 < asked["bytes"] <= sum(each.column(leaf).total_compressed_size for each in chunks for leaf in (0, 1, 2))
+        )
+
+
 def test_a_short_answer_of_a_remote_file_is_an_error_of_the_connection():
     class Short:
         def read_at(self, count, offset):
             return bytes(count - 1)
 
-    remote = FileRef("bucket/a.parquet", "a.parquet", None, local=False)
+    cut = FileRef("bucket/a.parquet", "a.parquet", None, local=False)
     with pytest.raises(ConnectionError, match=r"bucket/a\.parquet: only 9 of 10 bytes arrived, from byte 4 on"):
-        read_at(Short(), 10, 4, remote)
+        read_at(Short(), 10, 4, cut)
 
 
-# Threads
+def test_what_was_read_of_an_object_that_is_written_again_is_not_used(tmp_path):
+    """It has the same size and footer, as where there are no statistics: only its time tells."""
+
+    def put(first, seconds):
+        table = pa.table({"user": range(first, first + 10)})
+        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        pq.write_table(table, tmp_path / "a.parquet", **options)
+        os.utime(tmp_path / "a.parquet", (seconds, seconds))
+
+    put(100, seconds=1)
+    source, layout = opened(
+        ParquetSource("a.parquet", filesystem=remote(tmp_path)), USERS, retry=Retrying(sleep=lambda _: None)
+    )
+    fetched = source.fetch(source.groups[0], layout)
+    for part in fetched.plan():
+        fetched.read(part)
+    put(500, seconds=2)
+    rows = source.read(source.groups[0], layout, 0, 10, fetched)
+    assert column(values(rows.table, layout), "user") == [[user] for user in range(500, 510)]
+    assert source.retries == 1
 
 
 class Store:
@@ -206,28 +225,21 @@ def test_row_groups_come_whole_in_order_and_within_the_bound(sizes, limit, threa
     pool.close()
 
 
-def test_row_groups_are_read_before_anybody_waits_for_them():
+@pytest.mark.parametrize(
+    ("limit", "threads", "held", "files"),
+    [(100, 24, 100, 34), (1, 8, 10, 9)],
+    ids=["many bytes", "no room but for one"],
+)
+def test_row_groups_are_read_and_files_opened_before_anybody_waits(limit, threads, held, files):
+    """So many files are open as were admitted, and as there are threads."""
     store = Store([10] * 50)
-    pool = ReadAhead(100)
-    fetches = pool.over(iter(range(50)), lambda item: [store.row_groups[item]])
-    first = next(fetches)
-    first.wait()
-    until(lambda: store.most == 100, "100 bytes are read")
-    assert pool.peak == 100
-    fetches.close()
-    pool.close()
-
-
-def test_files_are_opened_while_there_is_no_room_for_their_bytes():
-    store = Store([10] * 50)
-    pool = ReadAhead(1, threads=8)
+    pool = ReadAhead(limit, threads=threads)
     fetches = pool.over(iter(range(50)), lambda item: [store.row_groups[item]])
     next(fetches).wait()
-    until(lambda: store.planned == 9, "nine files are open")
+    until(lambda: store.most == held and store.planned == files)
     fetches.close()
     pool.close()
-    assert store.most == 10
-    assert store.planned == 9  # one that was admitted, and as many as there are threads
+    assert (store.most, store.planned, pool.peak) == (held, files, held)
 
 
 def test_closing_wakes_who_waits_and_ends_the_threads():

@@ -50,7 +50,7 @@ def write_struct(struct: Struct) -> bytes:
         if kind in (TRUE, FALSE):
             kind = TRUE if struct[field] else FALSE
         step = field - before
-        out += bytes([step << 4 | kind]) if 0 < step < 16 else bytes([kind]) + _varint(_zigzag(field))
+        out += bytes([step << 4 | kind]) if 0 < step < 16 else bytes([kind]) + varint(_zigzag(field))
         out += b"" if kind in (TRUE, FALSE) else _write(struct[field], kind)
         before = field
     return bytes(out) + b"\0"
@@ -107,14 +107,14 @@ def _write(value: Any, kind: int) -> bytes:
     if kind == BYTE:
         return bytes([value])
     if kind in NUMBERS:
-        return _varint(_zigzag(value))
+        return varint(_zigzag(value))
     if kind == DOUBLE:
         return value
     if kind == BINARY:
-        return _varint(len(value)) + value
+        return varint(len(value)) + value
     if kind in (LIST, SET):
         size = len(value.values)
-        head = bytes([size << 4 | value.kind]) if size < 15 else bytes([0xF0 | value.kind]) + _varint(size)
+        head = bytes([size << 4 | value.kind]) if size < 15 else bytes([0xF0 | value.kind]) + varint(size)
         return head + b"".join(_write(one, value.kind) for one in value.values)
     return write_struct(value)
 
@@ -134,7 +134,7 @@ def _read_zigzag(raw: bytes, at: int) -> tuple[int, int]:
     return value >> 1 ^ -(value & 1), at
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

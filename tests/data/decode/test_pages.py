@@ -1,0 +1,197 @@
+"""Whatever a file holds and however it was written: the batches are those that pyarrow's decoding makes.
+
+Columns that must be decoded from pages are, so that no test passes because pyarrow has decoded all.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_files import CODECS, DEFAULTS, LENGTHS, ROLES, assert_equal, batches, columns, numbers, schema, write
+
+from fsdata import Balance, ParquetSource, Polynomial, SchemaError
+from fsdata.decode.pages.chunk import Damaged, Page
+from fsdata.decode.pages.column import read_column
+from fsdata.decode.pages.forms import Form
+from fsdata.decode.reused_buffers import Pool
+from fsdata.errors import CorruptFileError
+from fsdata.kernels import pages
+from fsdata.kernels.pages import fetch, headers, runs
+
+SEEDS = st.integers(0, 1 << 30)
+
+
+def assert_same(path: Path, left: dict[str, Any] | None = None, *, plain: Path | None = None, **options: Any) -> int:
+    """How many rows. left: field -> reasons for which pyarrow must decode it; others it must not. plain: another file
+    of the same rows, for pyarrow."""
+    ours, decoder = batches(path, "pages", **options)
+    theirs, arrow = batches(plain or path, "pyarrow", **options)
+    assert (arrow, decoder["name"]) == ({"name": "pyarrow"}, "pages")
+    if not isinstance(theirs, list):
+        assert isinstance(ours, CorruptFileError) if isinstance(theirs, CorruptFileError) else ours == theirs
+        return 0
+    assert_equal(ours, theirs)
+    if left is not None and theirs:
+        assert {name: list(reasons) for name, reasons in decoder["pyarrow"].items()} == left
+        assert decoder["chunks"] > 0 or set(left) == set(ROLES)
+    return sum(len(batch.dense) for batch in ours)
+
+
+@given(
+    seed=SEEDS, rows=st.sampled_from([0, 1, 2, 40, 300]), codec=st.sampled_from(CODECS), nulls=st.booleans(),
+    version=st.sampled_from(["1.0", "2.0"]), page=st.sampled_from([16, 300, 1 << 20]), lengths=st.sampled_from(LENGTHS),
+)  # fmt: skip
+def test_every_encoding_of_every_type(tmp_path, seed, rows, codec, version, page, nulls, lengths):
+    rng = np.random.default_rng(seed)
+    path, plain = tmp_path / "a.parquet", tmp_path / "plain" / "a.parquet"
+    plain.parent.mkdir(exist_ok=True)
+    made = columns(rng, rows, nulls=nulls, lengths=lengths)
+    write(path, made, rng, compression=codec, data_page_version=version, data_page_size=page)
+    # pyarrow writes pages of no values where pages are small, and does not read on after them.
+    group = pq.read_metadata(path).row_group(0).num_rows if rows else 1
+    pq.write_table(pa.table(made), plain, row_group_size=group, use_dictionary=False)
+    assert assert_same(path, {}, plain=plain) == rows
+
+
+@given(
+    seed=SEEDS, max_length=st.sampled_from([None, 1, 7, 100]), keep=st.sampled_from(["first", "last"]),
+    shuffle=st.booleans(), balance=st.booleans(), policy=st.sampled_from(["default", "drop", "error"]),
+    part=st.sampled_from([{}, {"skip": 40}, {"limit": 31}, {"skip": 17, "limit": 77}, {"filter": True}]),
+)  # fmt: skip
+def test_every_way_to_read(tmp_path, seed, max_length, keep, shuffle, balance, policy, part):
+    rng = np.random.default_rng(seed)
+    path = tmp_path / "a.parquet"
+    made = columns(rng, 200, nulls=True, lengths=str(rng.choice(["short", "long", "one very long"])))
+    write(path, made, rng, compression="zstd", data_page_version="1.0", data_page_size=200)
+    if part == {"filter": True}:
+        part = {"filter": pl.col("at") > int(np.median(made["at"].to_numpy()))}
+    options = {"shuffle": shuffle, "seed": seed % 100} if shuffle else {}
+    if balance:
+        options["balance"] = Balance(cost=Polynomial(linear=1, quadratic=1))
+    source = {**part, "nulls": dict.fromkeys(DEFAULTS, policy)}
+    assert_same(path, {}, wanted=schema(max_length, keep), source=source, **options)
+
+
+@given(seed=SEEDS, codec=st.sampled_from(CODECS), writer=st.sampled_from(["polars", "duckdb"]))
+def test_other_writers(tmp_path, seed, codec, writer):
+    rng = np.random.default_rng(seed)
+    path = tmp_path / "a.parquet"
+    shape = str(rng.choice(["short", "long", "equal"]))
+    table = pa.table(columns(rng, 300, nulls=rng.random() < 0.5, lengths=shape))
+    codec = {"none": "uncompressed", "lz4": "lz4" if writer == "polars" else "lz4_raw"}.get(codec, codec)
+    if writer == "polars":
+        pl.from_arrow(table).write_parquet(path, compression=codec, row_group_size=130, data_page_size=500)
+    else:
+        with duckdb.connect() as base:
+            base.register("made", table)
+            version = "v2" if rng.random() < 0.5 else "v1"
+            how = f"format parquet, compression {codec}, parquet_version {version}, row_group_size 2048"
+            base.execute(f"copy made to '{path}' ({how})")
+        if version == "v2" and isinstance(batches(path, "pyarrow")[0], CorruptFileError):
+            assert assert_same(path) == 0  # deltas of int32 in more than 32 bits, which pyarrow refuses
+            return
+    assert assert_same(path, {}) == 300
+
+
+@pytest.mark.parametrize(("kind", "name"), [(pa.uint64(), "uint64"), (pa.date32(), "date32")])
+def test_types_that_are_left_to_pyarrow(tmp_path, kind, name):
+    rng = np.random.default_rng(1)
+    made = columns(rng, 60, nulls=False, lengths="short") | {"user": numbers(rng, 60, kind)}
+    made["kinds"] = pa.ListArray.from_arrays(pa.array(range(61), pa.int32()), numbers(rng, 60, kind))
+    pq.write_table(pa.table(made), tmp_path / "a.parquet")
+    reason = [f"{'uint64' if name == 'uint64' else 'date32[day]'} stored as {'INT64' if name == 'uint64' else 'INT32'}"]
+    assert assert_same(tmp_path, {"kinds": reason, "user": reason}) == 60
+
+
+def test_brotli_null_elements_and_numbers_that_are_not_finite_are_left_to_pyarrow(tmp_path):
+    made = columns(np.random.default_rng(2), 60, nulls=False, lengths="equal")
+    pq.write_table(pa.table(made), tmp_path / "a.parquet", compression="brotli")
+    assert assert_same(tmp_path, {name: ["compressed by BROTLI"] for name in sorted(ROLES)}) == 60
+    made["kinds"] = pa.array([[1, None, n] for n in range(60)], pa.list_(pa.int32()))
+    made["price"] = pa.array([np.nan if n == 50 else n for n in range(60)], pa.float64())
+    pq.write_table(pa.table(made), tmp_path / "a.parquet")
+    left = {"kinds": ["elements of lists that are null"], "price": ["numbers that are not finite"]}
+    for policy, rows in (("default", 60), ("drop", 0), ("error", 0)):
+        assert assert_same(tmp_path, left, source={"nulls": {"kinds": policy, "price": "default"}}) == rows
+
+
+def test_a_dictionary_that_overflows_within_a_list(tmp_path):
+    path = tmp_path / "a.parquet"
+    item = pa.array([list(range(n, n + 900)) for n in range(30)], pa.list_(pa.int64()))
+    made = columns(np.random.default_rng(3), 30, nulls=False, lengths="short") | {"kinds": item}
+    pq.write_table(pa.table(made), path, dictionary_pagesize_limit=2000, data_page_size=700)
+    assert {"PLAIN", "RLE_DICTIONARY"} <= set(pq.read_metadata(path).row_group(0).column(4).encodings)
+    assert assert_same(path, {}) == 30
+    assert assert_same(path, {}, shuffle=True, source={"skip": 3, "limit": 9}) == 9
+
+
+def page(number: int, repetition: list[int], values: list[int]) -> Page:
+    """A page of a list that is never null, as other writers than pyarrow make them: it may end within a row."""
+    header = np.zeros(headers.COLUMNS, np.int64)
+    header[[headers.KIND, headers.VALUES, headers.ENCODING]] = headers.DATA, len(values), headers.PLAIN
+    header[headers.LEVELS] = headers.RLE
+    runs_of = [b"".join(bytes([2, each]) for each in levels) for levels in (repetition, [1] * len(values))]
+    content = b"".join(len(each).to_bytes(4, "little") + each for each in runs_of) + np.array(values).tobytes()
+    raw = np.frombuffer(content, np.uint8)
+    header[[headers.ADDRESS, headers.UNPACKED]] = raw.ctypes.data, len(raw)
+    return Page(header, raw, number)
+
+
+def test_rows_that_go_on_in_the_next_page():
+    form = Form("INT64", True, 1, 0, fetch.SAME, np.int64)
+    found = [page(0, [0, 1, 1], [1, 2, 3]), page(1, [1, 0], [4, 5]), page(2, [1, 0], [6, 7])]
+    for stop, lengths in ((0, [3, 0, 0]), (1, [4, 1, 0]), (2, [4, 2, 1]), (3, [4, 2, 1])):
+        column = read_column(found, form, 3, stop, Pool())
+        assert column.length.tolist() == lengths
+        assert column.values.tolist() == list(range(1, sum(lengths) + 1))
+    with pytest.raises(Damaged, match="2 rows where the footer says 3"):
+        read_column(found[:2], form, 3, 3, Pool())
+    with pytest.raises(Damaged, match="levels that cannot be"):
+        read_column(found[1:], form, 3, 3, Pool())
+
+
+@pytest.mark.parametrize("width", [1, 3, 7, 8, 17, 31, 32])
+def test_no_word_is_read_beyond_a_page(width):
+    for groups in (1, 2, 9, 40):
+        raw = np.zeros(2 + groups * width, np.uint8)
+        raw[:2] = width, groups << 1 | 1
+        tail, table = np.empty(runs.TAIL + 8, np.uint8), np.empty((2, runs.COLUMNS), np.int64)
+        address, count = raw.ctypes.data, groups * 8
+        code, written = runs.index_positions(raw, 0, len(raw), address, count, 1 << 32, tail, table, 0)
+        assert code == pages.OK
+        firsts = table[:written, runs.FIRST].tolist()
+        held = [(address, address + len(raw)), (tail.ctypes.data, tail.ctypes.data + len(tail))]
+        for first, at, stop in zip(firsts, table[:written, runs.AT].tolist(), [*firsts[1:], count], strict=True):
+            last = at + ((stop - first - 1) * width >> 3) + 8
+            assert any(begin <= at and last <= end for begin, end in held)
+
+
+def test_damage_is_named_with_column_and_page(tmp_path):
+    path = tmp_path / "a.parquet"
+    made = columns(np.random.default_rng(4), 60, nulls=False, lengths="long")
+    pq.write_table(pa.table(made), path, use_dictionary=False, write_page_checksum=True, compression="none")
+    chunk = pq.read_metadata(path).row_group(0).column(3)
+    raw = bytearray(path.read_bytes())
+    raw[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CorruptFileError, match=r"a\.parquet, row group 0: .*column 'items', page 0: .*checksum"):
+        raise batches(path, "pages")[0]
+
+
+def test_the_environment_chooses_the_decoder(tmp_path, monkeypatch):
+    pq.write_table(pa.table(columns(np.random.default_rng(5), 9, nulls=False, lengths="short")), tmp_path / "a.parquet")
+    monkeypatch.setenv("FSDATA_DECODER", "pyarrow")
+    assert batches(tmp_path, None)[1] == {"name": "pyarrow"}
+    assert batches(tmp_path, "pages")[1]["name"] == "pages"
+    monkeypatch.setenv("FSDATA_DECODER", "arrow")
+    with pytest.raises(SchemaError, match="FSDATA_DECODER must be pages or pyarrow, got 'arrow'"):
+        batches(tmp_path, None)
+    with pytest.raises(SchemaError, match="decoder must be"):
+        ParquetSource(tmp_path, decoder="arrow")
