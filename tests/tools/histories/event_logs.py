@@ -1,12 +1,12 @@
 """Event logs in files, the command run on them, and the table that plain Python makes of them."""
 
-import contextlib
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
+from freescale_tools.console.terminal import Terminal
 from freescale_tools.scan.files import open_files
 from freescale_tools.write.histories.build import Settings, make_table
 
@@ -35,18 +35,10 @@ def write_log(folder, files, schema=SCHEMA):
     ]
 
 
-class Silent:
-    def advance(self, *, rows=0, bytes=0):
-        pass
-
-
-def silent(what, rows):
-    return contextlib.nullcontext(Silent())
-
-
 def build(paths, out, **settings):
     chosen = Settings(**{"by": "user", "time": "ts"} | settings)
-    return make_table(open_files([str(path) for path in paths]), Path(out), chosen, silent)
+    files = open_files([str(path) for path in paths])
+    return make_table(files, Path(out), chosen, lambda what, rows: Terminal().progress(what, rows=rows))
 
 
 def tables(out):
