@@ -205,7 +205,7 @@ def test_lengths_that_cannot_be_used_are_refused(tmp_path, name, column, message
 
 
 def test_the_command(tmp_path, call):
-    path = write_csv(tmp_path / "m.csv", batches())
+    path = write_csv(tmp_path / "m.csv", batches(12))
     shown = call(path)
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.splitlines()[-1].startswith("cost=Polynomial(linear=")

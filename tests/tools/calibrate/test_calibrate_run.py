@@ -7,6 +7,7 @@ import pytest
 
 from freescale_tools.calibrate.cost_model import calibrate
 from freescale_tools.calibrate.measured_steps import read_steps
+from freescale_tools.calibrate.own_costs import own_costs
 from freescale_tools.console.errors import UsageError
 from fscomm.meter.intervals import KINDS, BubbleReport, StepTimes, Transfer
 
@@ -79,12 +80,18 @@ def test_the_same_training_with_a_remedy_tells_what_the_remedy_takes(tmp_path):
         assert own[name]["value"] == pytest.approx(truth, abs=5e-4)
 
 
-def test_another_training_tells_nothing_of_a_remedy(tmp_path):
-    plain = read_steps(run(tmp_path / "plain.json"))
-    with pytest.raises(UsageError, match="--fscomm: its ranks: 2, those of the calibrated run: 4"):
-        calibrate(plain, fscomm=read_steps(run(tmp_path / "other.json", ranks=2)))
-    with pytest.raises(UsageError, match="--balanced: its sequence: user"):
-        calibrate(plain, balanced=read_steps(run(tmp_path / "other.json"), column="user"))
+@pytest.mark.parametrize(
+    ("option", "ranks", "sequence", "message"),
+    [
+        ("fscomm", 2, "item", "--fscomm: its ranks: 2, those of the calibrated run: 4"),
+        ("balanced", 4, "user", "--balanced: its sequence: user, those of"),
+    ],
+)
+def test_another_training_tells_nothing_of_a_remedy(tmp_path, option, ranks, sequence, message):
+    plain = read_steps(run(tmp_path / "plain.json", steps=4))
+    other = read_steps(run(tmp_path / "other.json", steps=4, ranks=ranks), column=sequence)
+    with pytest.raises(UsageError, match=message):
+        own_costs(plain, lambda step: 0.0, **{option: other})
 
 
 @pytest.mark.long
@@ -105,7 +112,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(tmp_path):
 
 
 def test_exchanges_of_one_size_have_no_latency_and_what_did_not_run_often_is_not_fitted(tmp_path):
-    alike = calibrate(read_steps(run(tmp_path / "run.json", sizes=(1e6,))))["run"]["all_to_all"]
+    alike = calibrate(read_steps(run(tmp_path / "run.json", steps=12, sizes=(1e6,))))["run"]["all_to_all"]
     assert alike["alike"] is True
     assert alike["latency_s"]["value"] == 0
     assert alike["bytes_per_s"]["value"] == pytest.approx(1e6 / (LATENCY + 1e6 / BANDWIDTH), rel=0.4)
@@ -158,7 +165,7 @@ def test_the_command_shows_and_writes_a_calibration(tmp_path, call):
 
 
 def test_a_poor_fit_writes_nothing_and_prints_no_line_to_paste(tmp_path, call):
-    done = call(run(tmp_path / "run.json", noise=0.3), "--out", tmp_path / "calibration.json")
+    done = call(run(tmp_path / "run.json", steps=12, noise=0.3), "--out", tmp_path / "calibration.json")
     assert done.exit_code == 1, done.output
     assert "cost=" not in done.stdout
     assert "below 0.9: time does not follow from lengths alone" in done.stderr

@@ -41,8 +41,11 @@ def parameter(document, name):
 
 
 def test_a_run_and_what_calibrate_wrote_of_it_are_the_same(tmp_path):
-    path = run(tmp_path / "run.json")
-    more = {"fscomm": run(tmp_path / "f.json", more=0.004), "balanced": run(tmp_path / "b.json", wait=0.1)}
+    path = run(tmp_path / "run.json", steps=12)
+    more = {
+        "fscomm": run(tmp_path / "f.json", steps=12, more=0.004),
+        "balanced": run(tmp_path / "b.json", steps=12, wait=0.1),
+    }
     document = calibrate(read_steps(path), **{name: read_steps(at) for name, at in more.items()})
     (tmp_path / "calibration.json").write_text(json.dumps(document))
     first, second = load_calibration(path), load_calibration(tmp_path / "calibration.json")
@@ -122,11 +125,11 @@ def test_given_numbers_win_and_what_the_run_lacks_stays_as_it_was():
 
 def test_the_command_takes_a_run(tmp_path, call):
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
-    path = run(tmp_path / "run.json")
+    path = run(tmp_path / "run.json", steps=12)
     done = call("--profile", tmp_path / "profile.json", "--ranks", 4, "--calibration", path, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     written = json.loads((tmp_path / "out" / "simulation.json").read_text())["simulation"]
-    assert parameter(written, "cost")["source"] == "calibration: run.json, 120 rows"
+    assert parameter(written, "cost")["source"] == "calibration: run.json, 48 rows"
     refused = call("--profile", tmp_path / "profile.json", "--calibration", tmp_path / "none.json")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "no calibration" in refused.stderr

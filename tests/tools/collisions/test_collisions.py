@@ -1,9 +1,6 @@
-"""Collisions of consecutive batches: by hand, against sets, in every order, and on real data."""
+"""Collisions of consecutive batches: by hand, against sets, and in every order."""
 
 import itertools
-import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +15,6 @@ from freescale_tools.collisions.kernels import MARKS
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import open_files
 
-DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 SETTINGS = {"batch_size": 2, "ranks": 1, "max_length": None, "dim": 4, "orders": ("file",)}
 
 
@@ -164,31 +160,22 @@ def test_more_batches_than_marks(tmp_path, pairs):
     assert (found["by_occurrence"]["mean"], found["by_row"]["mean"]) == pytest.approx(tuple(expected))
 
 
-def test_orders(tmp_path):
-    """File order never repeats an id, time order always does, shuffling sometimes."""
-    rows = 400
-    ids = [[n % (rows // 2)] for n in range(rows)]
-    when = pa.array([n % (rows // 2) for n in range(rows)])
-    events = pa.array([[0, n % (rows // 2)] for n in range(rows)])
-    path = write(tmp_path / "a.parquet", ids, when=when, events=events)
-    for time in ("when", "events"):
-        found = count(path, batch_size=1, orders=("file", "shuffled", "time"), time=time, pairs=63)
-        rates = {point["order"]: point["by_row"]["mean"] for point in found["points"] if point["axis"] == "order"}
-        assert rates["file"] == 0.0
-        assert rates["shuffled"] < 0.1
-        assert rates["time"] == pytest.approx(0.5, abs=0.03)
+@pytest.mark.parametrize("time", ["when", "events", "dates"])
+def test_orders(tmp_path, time):
+    """File order never repeats an id, time order always does, shuffling sometimes. Rows without a time are left out."""
+    rows = [*range(200), None, None] * 2
+    times = {
+        "when": pa.array(rows),
+        "events": pa.array([None if n is None else [0, n] for n in rows]),
+        "dates": pa.array(rows, pa.int32()).cast(pa.date32()),
+    }
+    path = write(tmp_path / "a.parquet", [[-at if n is None else n] for at, n in enumerate(rows)], **times)
+    found = count(path, batch_size=1, orders=("file", "shuffled", "time"), time=time, pairs=63)
+    rates = {point["order"]: point["by_row"]["mean"] for point in found["points"] if point["axis"] == "order"}
+    assert rates["file"] == 0.0
+    assert rates["shuffled"] < 0.1
+    assert rates["time"] == pytest.approx(0.5, abs=0.03)
     assert {point["order"] for point in found["points"] if point["axis"] != "order"} == {"file"}
-
-
-def test_rows_without_a_time_are_left_out_of_time_order(tmp_path):
-    when = pa.array([5, None, 3, 4, 1, None], pa.timestamp("us"))
-    found = count(write(tmp_path / "a.parquet", HAND, when=when), batch_size=1, orders=("time",), time="when")
-    # By time: [4 4 5], [1 1 1 4], [], [1 2]
-    assert default(found)["pairs"] == 3
-    assert default(found)["by_occurrence"]["mean"] == pytest.approx((1 / 4 + 0 + 0) / 3)
-    lists = pa.array([[1, 5], [7, None], [3], [4], [9, 9, 1], None], pa.list_(pa.timestamp("us")))
-    again = count(write(tmp_path / "b.parquet", HAND, when=lists), batch_size=1, orders=("time",), time="when")
-    assert again["points"] == found["points"]
 
 
 def test_bytes_by_hand(tmp_path):
@@ -216,41 +203,6 @@ def test_many_ranks_each_count_their_own_rows(tmp_path):
     assert found["bytes"]["exclusive_rows"] == 0.0
 
 
-def test_axes_and_what_is_left_out(tmp_path):
-    histories = [[n, n + 1] * 60 for n in range(64)]
-    found = count(write(tmp_path / "a.parquet", histories, group=4), batch_size=4, ranks=2)
-    assert json.loads(json.dumps(found)) == found
-
-    def values(axis):
-        return [point[axis] for point in found["points"] if point["axis"] == axis]
-
-    assert values("batch_size") == [1, 2, 4, 8]
-    assert values("ranks") == [2, 8]
-    assert values("max_length") == [50, 100, 120]
-    assert [one["ranks"] for one in found["left_out"]] == [16, 32, 64, 128, 256, 512, 1024]
-    assert found["left_out"][0]["rows"] == 2 * 16 * 4
-    assert found["sampled_pairs"] >= len({json.dumps({**point, "axis": ""}) for point in found["points"]})
-
-
-def test_the_seed_decides(tmp_path):
-    generator = np.random.default_rng(1)
-    path = write(tmp_path / "a.parquet", [generator.integers(0, 99, 5).tolist() for _ in range(300)])
-    first, again, other = (count(path, orders=("shuffled",), seed=seed) for seed in (1, 1, 2))
-    assert first == again
-    assert first["points"] != other["points"]
-
-
-def test_a_file_with_a_column_of_another_kind_is_left_out(tmp_path):
-    path = write(tmp_path / "a.parquet", HAND, at=[1] * 6)
-    write(tmp_path / "b.parquet", [["a"]], kind=pa.list_(pa.string()), at=[1])
-    write(tmp_path / "c.parquet", [[7]], at=["noon"])
-    settings = {**SETTINGS, "orders": ("file", "time"), "time": "at"}
-    found = estimate(open_files([str(tmp_path)]), "ids", **settings)
-    reasons = [(one["file"], one["rows"], one["reason"].split(";")[0]) for one in found["skipped"]]
-    assert reasons == [("b.parquet", 1, "ids is list<element: string>"), ("c.parquet", 1, "at is string")]
-    assert found["points"] == estimate(open_files([str(path)]), "ids", **settings)["points"]
-
-
 @pytest.mark.parametrize(
     ("column", "options", "message"),
     [
@@ -268,17 +220,3 @@ def test_refused(tmp_path, column, options, message):
     write(tmp_path / "a.parquet", HAND, words=["a"] * 6, floats=[[1.0]] * 6)
     with pytest.raises(UsageError, match=message):
         estimate(open_files([str(tmp_path)]), column, **{**SETTINGS, **options})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("batch", "by_row", "by_occurrence"), [(128, 0.032, 0.080), (8192, 0.215, 0.391)])
-def test_real_histories(batch, by_row, by_occurrence):
-    """128 and 8,192 random users of oss_events, last 200 events."""
-    folder = DATA / "oss_events"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there; FREESCALE_DATA names the folder of the real sets")
-    files = open_files([str(folder / "interactions-*.parquet")])
-    options = {"batch_size": batch, "ranks": 1, "max_length": 200, "dim": 8, "orders": ("shuffled",), "pairs": 63}
-    point = default(estimate(files, "item_ids", **options))
-    assert point["by_row"]["mean"] == pytest.approx(by_row, abs=0.012)
-    assert point["by_occurrence"]["mean"] == pytest.approx(by_occurrence, abs=0.02)

@@ -39,19 +39,13 @@ def test_memory_holds_the_table_and_no_window(tmp_path):
     with opened(tmp_path) as requests:
         held = hold_stored_once(requests, "item", max_length=3, ranks=1, batch_size=2)
         assert len(held.ids) == requests.events < held.lengths.sum()
-        values = requests.values("item")
-        seen = [values[at : at + size].tolist() for at, size in zip(held.starts, held.lengths, strict=True)]
-        assert seen == [window[-3:] for window in samples.windows]
-        assert held.distinct > held.ids.max(initial=0)
-        assert (held.ids.astype(int) + values.min()).tolist() == values.tolist()
         alone = hold_stored_once(requests, None, max_length=3, ranks=1, batch_size=2)
         assert (len(alone.ids), alone.starts.tolist()) == (0, held.starts.tolist())
 
 
-def test_of_more_requests_than_memory_holds_some_stretches_are_taken(tmp_path, monkeypatch):
+def test_of_more_requests_than_memory_holds_some_stretches_are_taken(tmp_path):
     samples = Samples.drawn(5, requests=400)
     samples.write(tmp_path, files=2, group=10)
-    monkeypatch.setattr("freescale_tools.collisions.ids_in_memory._ENOUGH_IDS", 400)
     with opened(tmp_path) as requests:
         held = hold_stored_once(requests, "item", max_length=None, ranks=1, batch_size=2, most_ids=400)
     assert 50 < held.rows_read <= 100

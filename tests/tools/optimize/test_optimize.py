@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import parquet
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +14,6 @@ from freescale_tools.write.optimize import rewrite as rewriting
 from freescale_tools.write.optimize.compare import first_difference, unequal_row
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
 from freescale_tools.write.optimize.rewrite import jobs, optimize_all
-from fsdata import ParquetSource, Schema, Sequence
 from fsdata.errors import CorruptFileError
 
 COMMAND = "optimize"
@@ -229,26 +227,6 @@ def test_inputs_and_files_of_others_are_never_overwritten(tmp_path):
     with pytest.raises(UsageError, match="was not written by this command"):
         rewrite(tmp_path / "in", tmp_path / "out")
     assert source.read_bytes() == before
-
-
-def test_the_loader_reads_the_same_samples(tmp_path):
-    rng = np.random.default_rng(0)
-    counts = rng.integers(0, 40, 500)
-    past = {
-        "item": pa.array([rng.integers(0, 1 << 40, n).tolist() for n in counts]),
-        "at": pa.array([np.cumsum(rng.integers(0, 9, n)).tolist() for n in counts]),
-        "price": pa.array([rng.random(n).astype(np.float32).tolist() for n in counts], pa.list_(pa.float32())),
-    }
-    rest = {"user": pa.array([None if n % 50 == 0 else n for n in range(500)]), "age": rng.random(500)}
-    write(tmp_path / "in" / "a.parquet", pa.table({**past, **rest}))
-    (document,), _ = rewrite(tmp_path / "in", tmp_path / "out", row_group_rows=200)
-    assert {"at.list.element", "item.list.element"} <= set(document["delta"])
-    schema = Schema(sequences=(Sequence("uih", ("item", "at"), ("price",)),), context=("user",), dense=("age",))
-    one, other = (
-        parquet.read(ParquetSource(str(tmp_path / name), defaults={"user": 7}), schema) for name in ("in", "out")
-    )
-    assert len(one) == 500
-    assert one == other
 
 
 def test_the_command(tmp_path, call):
