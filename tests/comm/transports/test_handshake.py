@@ -1,42 +1,41 @@
 """What ranks tell each other before an operation, and while one does not end: who is gone, who is late."""
 
 import os
-import signal
 import subprocess
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from patience import PATIENCE_S, until
-from played_clock import PlayedClock
+from fake_driver import Agreed, FakeHandshake
+from patience import PATIENCE_S
 from worlds import shared_world
 
-from fscomm.transports.handshake import Handshake, Watch
+from fscomm.transports.handshake import Handshake, Watch, together
 from fsranks.errors import MismatchError, PeerError
-from fsranks.local_processes import runs
+from fsranks.local_processes import Neighbours, machine, own_process
 from fsranks.rank_context import resolve
 
 SIZE = 3
+PLAYED_S = 9.0  # of a clock that goes on when somebody waits
+SENT = [[0, 1, 2], [0, 0, 0], [2, 2, 2]]
 
 
 def agree(rank: int, world_size: int, verify: bool) -> list[int]:
+    """Without `verify` nobody looks whether splits agree: rank 0 expects more than is sent to it."""
     handshake = Handshake(resolve(), verify=verify, timeout_s=PATIENCE_S)
-    found = [
-        handshake.agree("all_to_all_v", torch.zeros(0, 5), [rank, 0, 2], [0, 0, 0] if rank else [0, 1, 2])
-        if not verify
-        else handshake.agree("all_to_all_v", torch.zeros(0, 5), [rank, 0, 2], [[0, 1, 2], [0, 0, 0], [2, 2, 2]][rank])
-        for _ in range(2)
-    ]
-    found.append(handshake.agree("all_gather", torch.zeros(4, dtype=torch.bool), [4] * 3, [4] * 3))
+    rows, received = torch.zeros(0, 5), [of_rank[rank] for of_rank in SENT]
+    if not verify and rank == 0:
+        received[1] = 3
+    found = [handshake.agree("all_to_all_v", rows, received, SENT[rank]) for _ in range(2)]
+    found.append(handshake.agree("all_gather", torch.zeros(4, dtype=torch.bool), [4] * SIZE, [4] * SIZE))
     found.append(handshake.agree("meet", torch.zeros(0)))
     handshake.group.close("done")
     return found
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_the_largest_piece_is_known_to_all(verify: bool) -> None:
-    assert shared_world(SIZE).run(agree, verify) == [[40, 40, 4, 0]] * SIZE
+@pytest.mark.parametrize(("verify", "largest"), [(True, 40), (False, 60)])
+def test_the_largest_piece_is_known_to_all(verify: bool, largest: int) -> None:
+    assert shared_world(SIZE).run(agree, verify) == [[largest, largest, 4, 0]] * SIZE
 
 
 def differ(rank: int, world_size: int, verify: bool) -> list[str]:
@@ -55,6 +54,13 @@ def differ(rank: int, world_size: int, verify: bool) -> list[str]:
             call()
         texts.append(str(caught.value))
     assert handshake.agree("all_to_all_v", rows, ones, ones) == 16
+
+    def refuse() -> None:
+        if odd:
+            raise OSError("not here")
+
+    with pytest.raises(PeerError, match=r"^on rank 1: OSError: not here$"):
+        together(handshake.group, refuse)
     handshake.group.close("done")
     return texts
 
@@ -67,45 +73,35 @@ def test_differing_operations_dtypes_and_rows_are_refused_by_all(verify: bool) -
             assert match in text
 
 
-def test_processes_that_ended_and_were_not_collected_do_not_run() -> None:
-    assert runs(os.getpid())
-    process = subprocess.Popen(["sleep", "60"])
-    os.kill(process.pid, signal.SIGSTOP)
-    assert runs(process.pid)
-    process.kill()
-    until(lambda: not runs(process.pid), "the end of the process")
+def test_only_processes_of_this_machine_are_neighbours() -> None:
+    """A number says nothing of a process on another machine. One that ended and was not collected does not run."""
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert os.path.exists(f"/proc/{process.pid}")
-    assert not runs(process.pid)
+    mine = own_process()
+    assert mine == {"machine": machine(), "pid": os.getpid()}
+    ended, elsewhere = {**mine, "pid": process.pid}, {"machine": "another", "pid": process.pid}
+    neighbours = Neighbours.among({0: mine, 1: elsewhere, 2: mine, 3: ended}, 0)
+    assert len(neighbours) == 2
+    assert (neighbours.gone(), neighbours.active()) == ([3], [2])
     process.wait()
-    assert not runs(process.pid)
 
 
-class FakeHandshake:
-    def __init__(self, gone: list[int], timeout_s: float, clock: PlayedClock) -> None:
-        self.timeout_s = timeout_s
-        self.told: list[str] = []
-        self.group = SimpleNamespace(blame=self._blame, abort=self.told.append, clock=clock)
-        self._gone = gone
-
-    def gone(self) -> list[int]:
-        return self._gone
-
-    def _blame(self, waited_s: float) -> str:
-        return f"rank 7 was later than {self.timeout_s:g} s" if waited_s >= self.timeout_s else "nobody knows"
-
-
-def watched(gone: list[int], timeout_s: float, clock: PlayedClock | None = None) -> tuple[Watch, Any, list[str]]:
+def watched(agreed: Agreed) -> tuple[Watch, list[str]]:
     ended: list[str] = []
-    handshake: Any = FakeHandshake(gone, timeout_s, clock or PlayedClock())
-    return Watch("fake", handshake, lambda: ended.append("ended")), handshake, ended
+    handshake: Any = FakeHandshake(agreed, 0, 8, PLAYED_S)
+    return Watch("fake", handshake, lambda: ended.append("ended")), ended
 
 
 def test_a_process_that_ended_is_named_long_before_the_time_limit() -> None:
-    watching, handshake, ended = watched([2, 4], 3600.0)
+    agreed = Agreed()
+    agreed.gone = [2, 4]
+    watching, ended = watched(agreed)
     with pytest.raises(PeerError, match="the process of ranks 2, 4 has ended"):
         watching.until(lambda: False)
-    assert handshake.told == ["found that the process of ranks 2, 4 has ended"]
+    assert agreed.events == [("abort", 0, "found that the process of ranks 2, 4 has ended")]
     assert ended == ["ended"]
+    assert agreed.clock.now() < 1
     assert watching.is_over
     for call in (watching.check, lambda: watching.until(lambda: True)):
         with pytest.raises(PeerError, match="ranks 2, 4"):
@@ -113,30 +109,46 @@ def test_a_process_that_ended_is_named_long_before_the_time_limit() -> None:
 
 
 def test_a_rank_may_leave_that_is_through_with_the_operation() -> None:
-    clock = PlayedClock()
-    watching, handshake, ended = watched([2], 3600.0, clock)
-    done = iter([False, True, True])  # it ends between two questions, which are a second apart
-    watching.until(lambda: clock.wait(1.0) or next(done))
-    assert (handshake.told, ended) == ([], [])
+    agreed = Agreed()
+    agreed.gone = [2]
+    watching, ended = watched(agreed)
+    looked: list[None] = []
+    agreed.meanwhile = lambda: looked.append(None)  # the operation ends while this rank looks who is gone
+    watching.until(lambda: bool(looked))
+    assert (agreed.events, ended) == ([], [])
 
 
 def test_the_time_limit_ends_a_wait_and_names_who_is_late() -> None:
-    watching, _, ended = watched([], 30.0)
-    with pytest.raises(PeerError, match="fake is over on this rank: rank 7 was later than 30 s"):
+    agreed = Agreed()
+    agreed.dead = 7
+    watching, ended = watched(agreed)
+    with pytest.raises(PeerError, match="fake is over on this rank: rank 7 did not answer"):
         watching.until(lambda: False)
     assert ended == ["ended"]
+    assert PLAYED_S <= agreed.clock.now() < PLAYED_S + 1
 
 
 def test_an_abort_ends_a_wait_and_its_reason_stands() -> None:
-    clock = PlayedClock(60.0, lambda: watching.abort("had enough"))
-    watching, handshake, _ = watched([], 3600.0, clock)
+    """Another thread gives it up while this one asks whether the operation is done."""
+    agreed = Agreed()
+    watching, _ = watched(agreed)
     with pytest.raises(PeerError, match="had enough"):
-        watching.until(lambda: False)
-    assert handshake.told == ["had enough"]
+        watching.until(lambda: watching.abort("had enough") is not None)
+    assert agreed.events == [("abort", 0, "had enough")]
     assert watching.give_up("something else") == "had enough"
     assert "had enough" in str(watching.failed(0.0, "The backend said: no"))
 
 
+def test_what_was_given_up_while_ranks_agreed_begins_nothing() -> None:
+    agreed = Agreed()
+    watching, _ = watched(agreed)
+    agreed.meanwhile = lambda: watching.abort("had enough")
+    with pytest.raises(PeerError, match="had enough"):
+        watching.agree("meet", torch.zeros(0))
+
+
 def test_what_the_backend_said_is_passed_on() -> None:
-    watching, _, _ = watched([], 3600.0)
-    assert str(watching.failed(0.0, "The backend said: no")).endswith("nobody knows. The backend said: no")
+    agreed = Agreed()
+    agreed.dead = 7
+    error = watched(agreed)[0].failed(0.0, "The backend said: no")
+    assert str(error).endswith("rank 7 did not answer. The backend said: no")

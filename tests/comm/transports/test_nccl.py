@@ -1,126 +1,163 @@
-"""The NCCL transport over a gloo backend: the contract, ranks that disagree, and what an abort ends."""
+"""What NCCL is asked for; the order of streams and the buffers of the padded all-to-all. `contract/` has the rest."""
 
 import contextlib
-import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import over_gloo
 import pytest
 import torch
 import torch.distributed as dist
-import transport_contract as contract
-from over_gloo import NCCL, PADDED
+from fake_driver import Agreed, FakeHandshake
 from patience import PATIENCE_S
-from transport_jobs import AllToAll, after_agreement
 from worlds import shared_world
 
+from fscomm.device import Host
 from fscomm.transports import nccl
-from fsranks.errors import MismatchError, PeerError
+from fscomm.transports.nccl import NcclTransport, PaddedTransport
+from fscomm.transports.transport import Transport
 from fsranks.rank_context import RankContext, resolve
 
-SIZE = 3
-OPEN = {NCCL: over_gloo.open_nccl, PADDED: over_gloo.open_padded}
 
-both = pytest.mark.parametrize("name", OPEN)
+class Backend:
+    """Of the only rank; what it exchanges is issued to the current stream."""
+
+    mem_allocator = "the backend's"
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[object, bool]] = []
+
+    def abort(self) -> None:
+        pass
+
+    def alltoall_base(self, out: torch.Tensor, inp: torch.Tensor, *splits: list[int]) -> "FakeWork":
+        return FakeWork(lambda: out.copy_(inp))
+
+    def register_mem_pool(self, pool: object, symm: bool) -> None:
+        self.registered.append((pool, symm))
+
+
+class FakeWork:
+    """Waiting for it orders the current stream, as NCCL's does: the exchange runs in its place there."""
+
+    def __init__(self, exchange: Callable[[], Any]) -> None:
+        self._exchange = exchange
+
+    def wait(self) -> None:
+        FakeStream.current.issue("exchange", self._exchange)
+
+
+class FakeStream:
+    """Runs nothing until told to, and notes what was issued to it; `current` is the innermost in use."""
+
+    current: "FakeStream"
+
+    def __init__(self) -> None:
+        self.todo: list[tuple[str, Callable[[], Any]]] = []
+
+    def issue(self, what: str, run: Callable[[], Any]) -> None:
+        self.todo.append((what, run))
+
+
+class Streams(Host):
+    def mark(self) -> Any:
+        return FakeStream.current
+
+    def is_done(self, mark: Any) -> bool:
+        return not mark.todo
+
+
+def alone(agreed: Agreed) -> Any:
+    return FakeHandshake(agreed, 0, 1, PATIENCE_S)
+
+
+def test_an_operation_stays_in_one_stream_and_the_next_takes_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in flight may run as late as it likes: nothing of it was overwritten by what was issued meanwhile."""
+    streams, caller = [FakeStream(), FakeStream()], FakeStream()
+    made = iter(streams)
+
+    @contextlib.contextmanager
+    def in_stream(stream: FakeStream, where: torch.device) -> Iterator[None]:
+        FakeStream.current = stream
+        yield
+        FakeStream.current = caller
+
+    def copy(out: torch.Tensor, inp: torch.Tensor) -> None:
+        FakeStream.current.issue("copy", lambda: out.copy_(inp))
+
+    monkeypatch.setattr(nccl, "_stream", lambda where: next(made))
+    monkeypatch.setattr(nccl, "_in_stream", in_stream)
+    agreed = Agreed()
+    agreed.largest = 60
+    transport = PaddedTransport(Backend(), alone(agreed), Streams(), copy=copy)
+    rows = [torch.randn(k, 5) for k in range(4)]
+    outs = [torch.full_like(inp, torch.nan) for inp in rows]
+    handles = [transport.all_to_all_v(out, inp, [k], [k]) for k, (out, inp) in enumerate(zip(outs, rows, strict=True))]
+    assert not any(handle.done() for handle in handles)
+    whats = [[what for what, _ in stream.todo] for stream in streams]
+    assert whats == [
+        ["exchange", "copy", "exchange", "copy"],
+        ["copy", "exchange", "copy"] * 2,
+    ]  # the first has no rows
+    assert caller.todo == []
+    while any(stream.todo for stream in streams):  # in turn, so that each could overwrite what the other uses
+        for stream in streams:
+            for _, run in stream.todo[:1]:
+                run()
+            del stream.todo[:1]
+    for handle, out, inp in zip(handles, outs, rows, strict=True):
+        handle.wait()
+        assert torch.equal(out, inp)
+
+
+def test_buffers_grow_to_powers_of_two_and_take_turns() -> None:
+    buffers = nccl.Registered(Backend(), torch.device("cpu"), 2)
+    shapes = []
+    for largest in (0, 4096, 4097 * 3, 7, 1 << 14):
+        buffers.grow(largest)
+        first, second = buffers.next(), buffers.next()
+        assert first is not second
+        assert buffers.next() is first
+        shapes.append(tuple(second.sent.shape))
+        assert second.received.shape == second.sent.shape
+    assert shapes == [(2, 4096), (2, 4096), (2, 1 << 14), (2, 1 << 14), (2, 1 << 14)]
+
+
+def test_buffers_on_a_gpu_are_registered_as_windows_once_they_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    entered: list[object] = []
+
+    @contextlib.contextmanager
+    def use(pool: object, where: torch.device) -> Iterator[None]:
+        entered.append(pool)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda allocator: made.append(allocator) or len(made))
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    backend = Backend()
+    buffers = nccl.Registered(backend, torch.device("meta"), 2)
+    for largest in (10, 4096, 5000, 100):
+        buffers.grow(largest)
+    assert made == ["the backend's"] * 2
+    assert backend.registered == [(pool, True) for pool in entered]
 
 
 @pytest.mark.parametrize(
-    ("case", "args"),
+    "transport",
     [
-        pytest.param(contract.all_kinds, (True,), marks=pytest.mark.long),
-        (contract.input_errors, ()),
-        (contract.many_in_flight, (False,)),
-        (contract.growth, (True,)),
-        pytest.param(contract.giant_pair, (), marks=pytest.mark.long),
-        (contract.done_without_wait, ()),
-        (contract.not_done_while_a_rank_holds_back, ()),
-        (contract.kept_alive, ()),
-        pytest.param(contract.two_classes, (), marks=pytest.mark.long),
-        (contract.closed, ()),
+        NcclTransport(Backend(), alone(Agreed()), torch.device("cpu")),
+        PaddedTransport(Backend(), alone(Agreed()), Host()),
     ],
-    ids=lambda value: getattr(value, "__name__", None),
+    ids=lambda transport: transport.name,
 )
-def test_contract(case: Any, args: tuple[object, ...]) -> None:
-    shared_world(SIZE).run(over_gloo.run, case, NCCL, *args)
-
-
-def test_nothing_is_left_after_close() -> None:
-    shared_world(2).run(over_gloo.run, contract.nothing_left, NCCL, False)
-
-
-@both
-def test_splits_that_disagree_raise_on_all_ranks(name: str) -> None:
-    shared_world(SIZE).run(disagreeing, name)
-
-
-def disagreeing(rank: int, world_size: int, name: str) -> None:
-    transport = OPEN[name](resolve(), PATIENCE_S, True)
-    out, inp = torch.zeros(world_size, 2), torch.zeros(world_size + (rank == 1), 2)
-    splits = [1 + (rank == 1), *([1] * (world_size - 1))]  # rank 1 sends rank 0 one row too much
-    with pytest.raises(MismatchError, match="rank 1 sends 2 rows to rank 0, which expects 1"):
-        transport.all_to_all_v(out, inp, [1] * world_size, splits)
-    with pytest.raises(PeerError, match="rank 1 sends 2 rows"):
-        transport.meet()
-    transport.close("done")
-
-
-def test_tensors_elsewhere_are_refused() -> None:
-    shared_world(2).run(elsewhere)
-
-
-def elsewhere(rank: int, world_size: int) -> None:
-    transport = over_gloo.open_nccl(resolve(), PATIENCE_S, True)
-    rows = torch.zeros(world_size, 1, device="meta")
+def test_tensors_elsewhere_are_refused(transport: Transport) -> None:
+    rows = torch.zeros(1, 1, device="meta")
     with pytest.raises(ValueError, match="made for tensors on cpu, got one on meta"):
-        transport.all_to_all_v(rows, rows, [1] * world_size, [1] * world_size)
-    transport.close("done")
-
-
-def test_abort_begins_nothing_and_tells_the_others() -> None:
-    shared_world(2).run(aborted)
-
-
-def aborted(rank: int, world_size: int) -> None:
-    transport = over_gloo.open_nccl(resolve(), PATIENCE_S, True)
-    job, later = (AllToAll("aborted", [[4] * world_size] * world_size) for _ in range(2))
-    if rank == 1:
-        with after_agreement(lambda: transport.abort("had enough")), pytest.raises(PeerError, match="had enough"):
-            job.begin(transport)
-    else:
-        with pytest.raises(PeerError, match="rank 1 had enough"):
-            job.run(transport)
-    with pytest.raises(PeerError, match="had enough"):
-        later.begin(transport)
-    transport.close("done")
-
-
-def test_abort_from_another_thread_ends_a_wait() -> None:
-    shared_world(2).run(aborted_while_waiting)
-
-
-def aborted_while_waiting(rank: int, world_size: int) -> None:
-    transport = over_gloo.open_nccl(resolve(), PATIENCE_S, True)
-    job = AllToAll("aborted", [[4] * world_size] * world_size)
-    with after_agreement(dist.barrier) if rank == 1 else contextlib.nullcontext():
-        if rank == 1:
-            job.begin(transport)
-        else:
-            handle = job.begin(transport)
-            threading.Timer(0.1, transport.abort, ["had enough"]).start()
-            with pytest.raises(PeerError, match="had enough"):
-                handle.wait()
-            assert handle.done()
-            dist.barrier()
-    transport.close("done")
-
-
-class FakeConfig:
-    cta_policy = 0
+        transport.all_to_all_v(rows, rows, [1], [1])
 
 
 class FakeOptions:
     def __init__(self) -> None:
-        self.config: Any = FakeConfig()
+        self.config: Any = type("Config", (), {"cta_policy": 0})()
 
 
 class FakeNccl:
@@ -146,15 +183,19 @@ def test_a_backend_is_made_with_patience_and_without_ctas_if_asked() -> None:
 
 def made(rank: int, world_size: int) -> None:
     context, device = resolve(), torch.device("cuda", 0)
+
+    def make(zero_cta: bool, context: RankContext = context) -> Any:
+        return nccl.nccl_backend(context, device, timeout_s=PATIENCE_S, zero_cta=zero_cta)
+
     with pytest.raises(RuntimeError, match="install a CUDA build of torch"):
-        nccl.nccl_backend(context, device, timeout_s=PATIENCE_S, zero_cta=False)
+        make(False)
     with pytest.raises(ValueError, match="process group"):
-        nccl.nccl_backend(RankContext(rank=0, world_size=2), device, timeout_s=PATIENCE_S, zero_cta=False)
+        make(False, RankContext(rank=0, world_size=2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "is_nccl_available", lambda: True)
         patch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
         for zero_cta in (False, True):
-            backend = nccl.nccl_backend(context, device, timeout_s=PATIENCE_S, zero_cta=zero_cta)
+            backend = make(zero_cta)
             store, *ranks, options = backend.made
             assert (store, ranks) == (dist.PrefixStore, [rank, world_size])
             assert options.config.cta_policy == (2 if zero_cta else 0)
@@ -162,4 +203,4 @@ def made(rank: int, world_size: int) -> None:
             assert backend.calls == ["numbered", device]
         patch.setattr(FakeNccl, "Options", lambda: type("Options", (), {"config": object()})())
         with pytest.raises(RuntimeError, match="cannot ask NCCL for zero-CTA"):
-            nccl.nccl_backend(context, device, timeout_s=PATIENCE_S, zero_cta=True)
+            make(True)

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,12 +21,10 @@ import fscomm
 from fscomm.transports import capabilities, opening
 from fscomm.transports.choice import Choice
 from fscomm.transports.opening import host_collective, host_collectives
-from fscomm.transports.ring.ring import Ring
-from fscomm.transports.transport import AloneTransport
 from fsranks.rank_context import RankContext, resolve
 
 CPU = torch.device("cpu")
-Install = Callable[[str, str, str, str], None]
+Install = Callable[..., None]
 PLACE = RankContext(rank=0, world_size=1)
 
 
@@ -40,9 +37,10 @@ class Lines(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def agreed(asked: str) -> tuple[Choice, list[str]]:
-    """What this rank takes, and what it says about it; no thread stays."""
+def agreed(rank: int, size: int, asked: str, *folders: str) -> tuple[Choice, list[str]]:
+    """What this rank takes, and what it says about it; no thread stays. Packages are installed in `folders`."""
     log, lines, threads = logging.getLogger("fscomm"), Lines(), set(threading.enumerate())
+    sys.path[:0] = folders
     log.addHandler(lines)
     log.setLevel(logging.INFO)
     try:
@@ -50,12 +48,9 @@ def agreed(asked: str) -> tuple[Choice, list[str]]:
     finally:
         log.removeHandler(lines)
         log.setLevel(logging.NOTSET)
+        del sys.path[: len(folders)]
     assert set(threading.enumerate()) == threads
     return choice, lines.texts
-
-
-def ask(rank: int, size: int, asked: str) -> tuple[Choice, list[str]]:
-    return agreed(asked)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +58,7 @@ def ask(rank: int, size: int, asked: str) -> tuple[Choice, list[str]]:
     [("auto", "gloo"), ("copy-engine", "copy-engine"), ("host-staged:shared-memory", "host-staged"), ("nccl", None)],
 )
 def test_one_line_says_what_was_taken_and_why_nothing_else(asked: str, taken: str | None) -> None:
-    answers = shared_world(2).run(ask, asked)
+    answers = shared_world(2).run(agreed, asked)
     assert answers[0] == answers[1]
     choice, lines = answers[0]
     assert choice.name == taken
@@ -76,7 +71,7 @@ def one_rank_elsewhere(rank: int, size: int) -> list[Choice]:
     with pytest.MonkeyPatch.context() as patch:
         here = capabilities.read(CPU)
         patch.setattr(opening, "read", lambda where: dataclasses.replace(here, host=f"host of {rank // 2}"))
-        return [agreed(asked)[0] for asked in ("auto", "copy-engine")]
+        return [agreed(rank, size, asked)[0] for asked in ("auto", "copy-engine")]
 
 
 def test_ranks_that_differ_take_the_same() -> None:
@@ -88,38 +83,6 @@ def test_ranks_that_differ_take_the_same() -> None:
     assert "ranks 0, 1 and rank 2 are apart" in by_name.why_not["copy-engine"]
 
 
-def swapped(self: Any, out: torch.Tensor, *given: Any, **more: Any) -> Any:
-    handle = moved(self, out, *given, **more)
-    handle.wait()
-    if self.rank == 1 and len(out) > 1:
-        out.copy_(out.flip(0))
-    return handle
-
-
-moved = Ring.all_to_all_v
-
-
-def enable_broken(rank: int, size: int) -> tuple[dict[str, str], str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ring, "all_to_all_v", swapped)
-        model, _ = build(CONFIGS["row"], size)
-        with pytest.raises(fscomm.NotServedError) as error:
-            fscomm.enable(model, transport="copy-engine", strict=True, timeout_s=PATIENCE_S).__enter__()
-        with fscomm.enable(model, transport="copy-engine", timeout_s=PATIENCE_S) as comm:
-            return dict(comm.report().fallbacks), str(error.value)
-
-
-def test_a_transport_that_brings_other_rows_serves_nobody() -> None:
-    """One rank alone sees it; all of them run plainly, for the same reason, or raise it."""
-    answers = shared_world(2).run(enable_broken)
-    assert answers[0] == answers[1]
-    fallbacks, raised = answers[0]
-    assert list(fallbacks) == ["embeddings.a"]
-    for said in (fallbacks["embeddings.a"], raised):
-        assert "not copy-engine: its warm-up failed: " in said
-        assert "rank 1" in said
-
-
 def enabled(rank: int, size: int, asked: str) -> tuple[str | None, str | None, str]:
     model, _ = build(CONFIGS["row"], size)
     with fscomm.enable(model, transport=asked, timeout_s=PATIENCE_S) as comm:
@@ -127,67 +90,85 @@ def enabled(rank: int, size: int, asked: str) -> tuple[str | None, str | None, s
     return report.transport, report.to_dict()["transport"], str(report).splitlines()[0]
 
 
-@pytest.mark.parametrize("asked", ["gloo", "host-staged:shared-memory"])
-def test_the_report_says_how_rows_travel(asked: str) -> None:
-    for rank, (name, written, shown) in enumerate(shared_world(2).run(enabled, asked)):
-        assert name == written == asked
-        assert shown == f"fscomm, rank {rank}, mean of 0 steps, rows by {asked}"
+def test_the_report_says_how_rows_travel() -> None:
+    asked = "host-staged:shared-memory"
+    for rank, found in enumerate(shared_world(2).run(enabled, asked)):
+        assert found == (asked, asked, f"fscomm, rank {rank}, mean of 0 steps, rows by {asked}")
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Put a distribution with one module and one host collective on the path."""
+    """Put a distribution with one host collective, `open_it` of its module, on the path."""
 
-    def put(distribution: str, module: str, entry: str, code: str) -> None:
-        about = tmp_path / f"{distribution}-1.5.dist-info"
+    def put(distribution: str, entry: str, code: str) -> None:
+        about, module = tmp_path / f"{distribution}-1.5.dist-info", f"{distribution}_for_tests"
         about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n")
-        (about / "entry_points.txt").write_text(f"[freescale.host_collectives]\n{entry}\n")
+        (about / "entry_points.txt").write_text(f"[freescale.host_collectives]\n{entry} = {module}:open_it\n")
         (tmp_path / f"{module}.py").write_text(code)
+        monkeypatch.delitem(sys.modules, module, raising=False)
 
     monkeypatch.syspath_prepend(tmp_path)
     return put
 
 
+SWAPS = """
+from fscomm.transports.opening import gloo_collective
+
+def open_it(context, *, timeout_s):
+    host = gloo_collective(context, timeout_s=timeout_s)
+    moved = host.all_to_all_v
+
+    def swapped(out, *given):
+        handle = moved(out, *given)
+        handle.wait()
+        if host.rank == 1 and len(out) > 1:
+            out.copy_(out.flip(0))
+        return handle
+
+    host.all_to_all_v = swapped
+    return host
+"""
+
+
+def test_a_transport_that_brings_other_rows_serves_nobody(install: Install, tmp_path: Path) -> None:
+    """One rank alone sees it; all of them take nothing, for the same reason."""
+    install("swapping_host", "swapping", SWAPS)
+    answers = shared_world(2).run(agreed, "host-staged:swapping", str(tmp_path))
+    assert answers[0] == answers[1]
+    choice, (line,) = answers[0]
+    assert choice.name is None
+    assert "not host-staged: its warm-up failed: on rank 1: all-to-all of" in line
+
+
 def test_an_installed_host_collective_is_opened_by_its_name(install: Install) -> None:
     install(
         "rdma_host",
-        "rdma_host_for_tests",
-        "rdma = rdma_host_for_tests:open_rdma",
+        "rdma",
         "from fscomm.transports.transport import AloneTransport\n"
-        "def open_rdma(place, *, timeout_s):\n"
+        "def open_it(place, *, timeout_s):\n"
         "    return AloneTransport(f'rdma {place.world_size} {timeout_s}')\n",
     )
     assert host_collectives() == ["gloo", "rdma", "shared-memory"]
-    found = host_collective("rdma", PLACE, timeout_s=PATIENCE_S)
-    assert isinstance(found, AloneTransport)
-    assert found.name == f"rdma 1 {PATIENCE_S}"
-
-
-def test_a_name_that_does_not_exist_gives_those_that_do() -> None:
-    with pytest.raises(ValueError, match="must be one of gloo, shared-memory, got 'mpi'"):
-        host_collective("mpi", PLACE, timeout_s=PATIENCE_S)
+    assert host_collective("rdma", PLACE, timeout_s=PATIENCE_S).name == f"rdma 1 {PATIENCE_S}"
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("entry", "code", "error", "said"),
     [
-        ("raise OSError('no such adapter')", "cannot be loaded: OSError: no such adapter"),
-        ("", "cannot be loaded: AttributeError: "),
-        ("open_it = 7", "must be a function .* got 7"),
+        ("mpi", "", ValueError, "must be one of gloo, other, shared-memory, got 'mpi'"),
+        ("gloo", "", ValueError, r"'gloo' is given more than once, .*gloo\w* \(fscomm\).*\(some_host 1.5\)"),
+        ("other", "raise OSError('no such adapter')", ImportError, "cannot be loaded: OSError: no such adapter"),
+        ("other", "", ImportError, "'other' .* of some_host 1.5 cannot be loaded: AttributeError: "),
+        ("other", "open_it = 7", ImportError, "'other' .* of some_host 1.5 must be a function .* got 7"),
     ],
 )
-def test_a_broken_package_is_named(install: Install, monkeypatch: pytest.MonkeyPatch, code: str, said: str) -> None:
-    install("broken_host", "broken_host_for_tests", "mine = broken_host_for_tests:open_it", code)
-    monkeypatch.delitem(sys.modules, "broken_host_for_tests", raising=False)
-    with pytest.raises(ImportError, match=rf"'mine' .* of broken_host 1.5 {said}"):
-        host_collective("mine", PLACE, timeout_s=PATIENCE_S)
-
-
-def test_a_name_that_is_given_twice_is_refused(install: Install) -> None:
-    install("other_gloo", "other_gloo_for_tests", "gloo = other_gloo_for_tests:open_it", "")
-    with pytest.raises(ValueError, match=r"'gloo' is given more than once, .*gloo\w* \(fscomm\).*\(other_gloo 1.5\)"):
-        host_collective("gloo", PLACE, timeout_s=PATIENCE_S)
+def test_names_and_packages_that_are_no_good_are_told(
+    install: Install, entry: str, code: str, error: type[Exception], said: str
+) -> None:
+    install("some_host", "other" if entry == "mpi" else entry, code)
+    with pytest.raises(error, match=said):
+        host_collective(entry, PLACE, timeout_s=PATIENCE_S)
 
 
 def exchanged(rank: int, world_size: int, name: str) -> None:

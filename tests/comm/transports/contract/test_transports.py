@@ -1,53 +1,49 @@
-"""One contract for all transports."""
+"""One contract for all transports. One of them goes through all of it in the fast tier, the others in short."""
 
+import contextlib
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 import transport_contract as contract
-from transport_jobs import OPENERS
+from patience import until
+from transport_failing import SIZE, TRANSPORTS, attempt, in_threads, large, open_by, small
+from transport_jobs import PADDED, AllToAll, after_agreement
 from worlds import shared_world
 
-SIZE = 3
+from fscomm.transports.transport import Transport
 
-FULL = "copy-engine"  # goes through all cases in the fast tier
-each_transport = pytest.mark.parametrize("name", OPENERS)
+FULL = "copy-engine"
+long = pytest.mark.long
+each_transport = pytest.mark.parametrize("name", TRANSPORTS)
 one_and_long_all = pytest.mark.parametrize(
-    "name", [name if name == FULL else pytest.param(name, marks=pytest.mark.long) for name in OPENERS]
+    "name", [name if name == FULL else pytest.param(name, marks=long) for name in TRANSPORTS]
 )
 verified_and_long_not = pytest.mark.parametrize(
-    "verify", [True, pytest.param(False, marks=pytest.mark.long)], ids=["verified", "vouched for"]
+    "verify", [True, pytest.param(False, marks=long)], ids=["verified", "vouched for"]
 )
 
 
 @one_and_long_all
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (SIZE, 4))])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=long) for size in (SIZE, 4))])
 def test_all_kinds_of_splits_dtypes_and_shapes(name: str, size: int) -> None:
     shared_world(size).run(contract.all_kinds, name, size != 4)
 
 
 def test_the_only_rank() -> None:
-    world = shared_world(1)
-    world.run(contract.all_kinds, "gloo", True)
-    world.run(contract.many_in_flight, "gloo", True)
-    world.run(contract.input_errors, "gloo")
-    world.run(contract.autograd, "gloo")
-
-
-@each_transport
-def test_input_errors_issue_nothing(name: str) -> None:
-    shared_world(SIZE).run(contract.input_errors, name)
+    for case, *args in ((contract.all_kinds, True), (contract.many_in_flight, True), (contract.input_errors,)):
+        shared_world(1).run(case, "gloo", *args)
 
 
 @each_transport
 @verified_and_long_not
-def test_many_in_flight(name: str, verify: bool) -> None:
-    shared_world(SIZE).run(contract.many_in_flight, name, verify)
-
-
-@each_transport
-@verified_and_long_not
-def test_growth_while_operations_are_under_way(name: str, verify: bool) -> None:
-    shared_world(SIZE).run(contract.growth, name, verify)
+@pytest.mark.parametrize("case", [contract.many_in_flight, contract.growth], ids=lambda case: case.__name__)
+def test_several_at_once(name: str, verify: bool, case: Any) -> None:
+    shared_world(SIZE).run(case, name, verify)
 
 
 @one_and_long_all
@@ -57,28 +53,118 @@ def test_nothing_is_left_after_close(name: str, verify: bool) -> None:
 
 
 @each_transport
-@pytest.mark.parametrize(
-    "case",
-    [
-        contract.done_without_wait,
-        contract.not_done_while_a_rank_holds_back,
-        contract.kept_alive,
-        contract.closed,
-    ],
-    ids=lambda case: case.__name__,
-)
-def test_contract(name: str, case: object) -> None:
-    shared_world(SIZE).run(case, name)  # type: ignore[arg-type]
+def test_input_errors_issue_nothing(name: str) -> None:
+    shared_world(SIZE).run(contract.input_errors, name)
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSPORTS if name != PADDED])  # which blocks on the host
+def test_no_rank_is_through_before_all_have_sent(name: str) -> None:
+    shared_world(SIZE).run(contract.not_done_while_a_rank_holds_back, name)
 
 
 @one_and_long_all
-@pytest.mark.parametrize(
-    "case", [contract.giant_pair, contract.two_classes, contract.autograd], ids=lambda case: case.__name__
-)
-def test_contract_with_many_rows(name: str, case: object) -> None:
-    shared_world(SIZE).run(case, name)  # type: ignore[arg-type]
+def test_two_classes_do_not_order_each_other(name: str) -> None:
+    shared_world(SIZE).run(contract.two_classes, name)
+
+
+@long
+@each_transport
+def test_more_rows_than_buffers_hold(name: str) -> None:
+    shared_world(SIZE).run(contract.giant_pair, name)
 
 
 @each_transport
 def test_meet(name: str, tmp_path: Path) -> None:
     shared_world(SIZE).run(contract.all_meet, name, tmp_path)
+
+
+def disagree(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
+    """What is said, and of the next operation; other transports are not touched by it."""
+    pairs = {name: (open_by(name), open_by(name)) for name in TRANSPORTS}
+    jobs = {name: (large(), small(), small()) for name in TRANSPORTS}
+    out, sent = [3, 3, 6 if rank == 0 else 3], [5 if rank == 2 else 3, 3, 3]
+
+    def exchange(name: str) -> tuple[str, str]:
+        (transport, other), (under_way, job, other_job) = pairs[name], jobs[name]
+        handle = under_way.begin(other)
+        rows = torch.zeros(sum(out), 4), torch.zeros(sum(sent), 4)
+        outcome = attempt(lambda: transport.all_to_all_v(*rows, out, sent).wait())
+        handle.wait()
+        under_way.check()
+        again = attempt(lambda: job.run(transport))
+        other_job.run(other)
+        transport.close("done")
+        other.close("done")
+        return outcome, again.partition(":")[0]
+
+    return in_threads(exchange)
+
+
+def test_ranks_whose_splits_disagree_all_hear_about_them() -> None:
+    answers = shared_world(SIZE).run(disagree)
+    for name in TRANSPORTS:
+        for outcome, _ in (of_rank[name] for of_rank in answers):
+            assert outcome.startswith("MismatchError"), (name, outcome)
+            assert "rank 2 sends 5 rows to rank 0, which expects 6" in outcome, (name, outcome)
+        afterwards = {of_rank[name][1] for of_rank in answers}
+        assert afterwards in ({""}, {"PeerError"}), f"{name}: some ranks can go on, others not"
+
+
+def exchange_alone(transport: Transport) -> None:
+    rows = torch.zeros(6, 4)
+    transport.all_to_all_v(torch.zeros(6, 4), rows, [2, 2, 2], [2, 2, 2]).wait()
+
+
+def abort_idle(rank: int, world_size: int, name: str) -> str:
+    other = open_by(name)
+    before = set(threading.enumerate())
+    transport = open_by(name)
+    small().run(transport)
+    if rank == 2:
+        transport.abort("has had enough")
+        transport.abort("is a broken record")
+    dist.barrier()
+    outcome = attempt(lambda: exchange_alone(transport))
+    transport.close("done")
+    small().run(other)
+    until(lambda: set(threading.enumerate()) <= before, "the end of its threads")
+    other.close("done")
+    return outcome
+
+
+def abort_at_once(rank: int, world_size: int, name: str) -> str:
+    """Rank 2 gives up when it has agreed to an operation, and begins nothing."""
+    transport = open_by(name)
+    job = AllToAll("aborted", [[4] * world_size] * world_size)
+    enough = after_agreement(lambda: transport.abort("has had enough")) if rank == 2 else contextlib.nullcontext()
+    with enough:
+        outcome = attempt(lambda: job.run(transport))
+    transport.close("done")
+    return outcome
+
+
+@each_transport
+@pytest.mark.parametrize("case", [abort_idle, pytest.param(abort_at_once, marks=long)])
+def test_abort_is_heard_by_all_with_its_reason(name: str, case: Callable[..., str]) -> None:
+    for rank, outcome in enumerate(shared_world(SIZE).run(case, name)):
+        assert outcome.startswith("PeerError"), outcome
+        assert ("has had enough" if rank == 2 else "rank 2 has had enough") in outcome, outcome
+
+
+def leave(rank: int, world_size: int, name: str) -> str:
+    transport = open_by(name)
+    small().run(transport)
+    if rank == 0:
+        transport.close("left for lunch")
+    outcome = attempt(lambda: exchange_alone(transport))
+    transport.close("done")
+    return outcome
+
+
+@one_and_long_all
+def test_a_rank_that_closes_is_named_by_those_that_go_on(name: str) -> None:
+    mine, *others = shared_world(SIZE).run(leave, name)
+    assert mine.startswith("PeerError")
+    for outcome in others:
+        assert outcome.startswith("PeerError"), outcome
+        assert "rank 0 left for lunch" in outcome, outcome

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_nn
 from patience import PATIENCE_S, until
+from transport_failing import attempt
 from transport_jobs import (
     DTYPES,
     KINDS,
@@ -25,24 +25,46 @@ from transport_jobs import (
     one_pair,
     open_by,
     opened,
-    poisoned,
     sizes_of,
 )
 
 from fscomm.transports.transport import Transport
-from fsranks.errors import MismatchError, PeerError
+from fsranks.errors import MismatchError
 
 
 def all_kinds(rank: int, world_size: int, name: str, verify: bool) -> None:
+    """Each dtype with each kind of splits, and each trailing shape with most of them."""
     with opened(name, verify=verify) as transport:
         assert (transport.rank, transport.world_size) == (rank, world_size)
         assert transport.name
         for k, dtype in enumerate(DTYPES):
-            for trailing in TRAILING:
-                for kind in KINDS:
-                    AllToAll(kind, sizes_of(kind, world_size, k), trailing, dtype).run(transport)
-                for number in (0, 1, 5):
-                    AllGather(number, trailing, dtype).run(transport)
+            for n, kind in enumerate(KINDS):
+                trailing = TRAILING[(k + n) % len(TRAILING)]
+                AllToAll(kind, sizes_of(kind, world_size, k), trailing, dtype).run(transport)
+                AllGather((0, 1, 5)[n % 3], trailing, dtype).run(transport)
+
+
+def many_in_flight(rank: int, world_size: int, name: str, verify: bool) -> None:
+    """Operations get on by themselves, too, so that a worker may look after others meanwhile."""
+    with opened(name, verify=verify) as transport:
+        for seed, waits in ((0, True), (100, False)):
+            jobs = mixed_jobs(world_size, 16, seed)
+            handles = [job.begin(transport) for job in jobs]
+            for handle, job in zip(handles, jobs, strict=True):
+                assert handle.done() in (False, True)
+                if waits:
+                    handle.wait()
+                    assert handle.done() is True
+                else:
+                    until(handle.done, job.what)
+                    handle.wait()
+                job.check()
+
+
+def once(action: Callable[[], object]) -> Callable[[], object]:
+    """What a transport lies over, and its growth, agree too."""
+    calls = iter([action])
+    return lambda: next(calls, lambda: None)()
 
 
 def giant_pair(rank: int, world_size: int, name: str) -> None:
@@ -51,7 +73,7 @@ def giant_pair(rank: int, world_size: int, name: str) -> None:
         for nbytes in (1 << 23, (1 << 23) + 1, 1):
             AllToAll("one giant pair", one_pair(world_size, nbytes), (), torch.uint8).run(transport)
         job = AllToAll("to a late receiver", one_pair(world_size, (24 << 20) + 1), (), torch.uint8)
-        with after_agreement(dist.barrier) if rank == 0 else contextlib.nullcontext():
+        with after_agreement(once(dist.barrier)) if rank == 0 else contextlib.nullcontext():
             handle = job.begin(transport)
         if rank != 0:
             dist.barrier()  # all others have begun
@@ -59,64 +81,34 @@ def giant_pair(rank: int, world_size: int, name: str) -> None:
         job.check()
 
 
-def many_in_flight(rank: int, world_size: int, name: str, verify: bool) -> None:
-    with opened(name, verify=verify) as transport:
-        for seed in (0, 100):
-            jobs = mixed_jobs(world_size, 16, seed)
-            handles = [job.begin(transport) for job in jobs]
-            for handle, job in zip(handles, jobs, strict=True):
-                assert handle.done() in (False, True)
-                handle.wait()
-                assert handle.done() is True
-                job.check()
-
-
-def done_without_wait(rank: int, world_size: int, name: str) -> None:
-    """An operation gets on by itself, so that a worker may look after others meanwhile."""
-    with opened(name) as transport:
-        for job in mixed_jobs(world_size, 8):
-            handle = job.begin(transport)
-            until(handle.done, job.what)
-            handle.wait()
-            job.check()
-
-
 def not_done_while_a_rank_holds_back(rank: int, world_size: int, name: str) -> None:
-    """Rank 1 has agreed to the operation but has not begun it."""
+    """Rank 1 has agreed to the operation but has not begun it. Nobody but the transport holds the rows that it sends:
+    others are put in their place if it does not.
+    """
     with opened(name) as transport:
-        job = AllToAll("held", [[3] * world_size] * world_size, (64,))
-        with after_agreement(dist.barrier) if rank == 1 else contextlib.nullcontext():
-            handle = job.begin(transport)
+        job = AllToAll("held", [[60] * world_size] * world_size, (64,))
+        with after_agreement(once(dist.barrier)) if rank == 1 else contextlib.nullcontext():
+            handle = transport.all_to_all_v(job.out, job.inp.clone(), job.out_splits, job.in_splits)
+        litter = [torch.full_like(job.inp, k) for k in range(4)]
         if rank != 1:
             for _ in range(100):
                 assert not handle.done()
             dist.barrier()
         handle.wait()
         job.check()
-
-
-def kept_alive(rank: int, world_size: int, name: str) -> None:
-    """Nobody but the transport holds the rows that it sends; others are put in their place if it does not."""
-    with opened(name) as transport:
-        job = AllToAll("rows let go", [[1000] * world_size] * world_size, (64,))
-        handle = transport.all_to_all_v(job.out, job.inp.clone(), job.out_splits, job.in_splits)
-        litter = [torch.full_like(job.inp, k) for k in range(4)]
-        handle.wait()
-        job.check()
         assert len(litter) == 4
-
-
-def about(rows: int, world_size: int) -> Job:
-    """So many rows from each rank to each, a few more from higher ranks and to higher ranks."""
-    ranks = range(world_size)
-    return AllToAll(f"{rows} rows", [[rows + sender + receiver for receiver in ranks] for sender in ranks])
 
 
 def growth(rank: int, world_size: int, name: str, verify: bool) -> None:
     """Larger operations while smaller ones are under way, and back."""
+
+    def about(rows: int) -> Job:
+        """A few more from higher ranks and to higher ranks."""
+        ranks = range(world_size)
+        return AllToAll(f"{rows} rows", [[rows + sender + receiver for receiver in ranks] for sender in ranks])
+
     with opened(name, verify=verify) as transport:
-        rows = (10, 1 << 14, 3, 1 << 16, 0, 7, (1 << 17) + 5, 1)
-        jobs = [about(n, world_size) for n in rows]
+        jobs = [about(n) for n in (10, 1 << 14, 3, 1 << 16, 0, 7, (1 << 17) + 5, 1)]
         jobs.insert(3, AllGather(1 << 15, (3, 5), torch.uint8))
         for handle, job in [(job.begin(transport), job) for job in jobs]:
             handle.wait()
@@ -128,13 +120,10 @@ def growth(rank: int, world_size: int, name: str, verify: bool) -> None:
 def two_classes(rank: int, world_size: int, name: str, wait_s: float = PATIENCE_S) -> None:
     """Two instances, a thread each. Every second rank begins with one class when it is through with the other."""
     exclusive, collisions = open_by(name), open_by(name)
-    sizes = [[1 << 13] * world_size] * world_size
+    sizes = [[1 << 11] * world_size] * world_size
     work = {
-        "exclusive": (
-            exclusive,
-            [AllToAll("exclusive", sizes, (64,)) for _ in range(4)] + mixed_jobs(world_size, 8, 50),
-        ),
-        "collisions": (collisions, mixed_jobs(world_size, 40)),
+        "exclusive": (exclusive, [AllToAll("exclusive", sizes, (64,)) for _ in range(4)] + mixed_jobs(world_size, 8)),
+        "collisions": (collisions, mixed_jobs(world_size, 20)),
     }
     over: dict[str, threading.Event] = {what: threading.Event() for what in work}
     failed: list[BaseException] = []
@@ -181,40 +170,6 @@ def all_meet(rank: int, world_size: int, name: str, folder: Path) -> None:
         after.run(transport)
 
 
-class Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, inp, transport, out_splits, in_splits):
-        ctx.transport, ctx.splits = transport, (out_splits, in_splits)
-        out = poisoned(sum(out_splits), tuple(inp.shape[1:]), inp.dtype)
-        transport.all_to_all_v(out, inp, out_splits, in_splits).wait()
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        out_splits, in_splits = ctx.splits
-        back = poisoned(sum(in_splits), tuple(grad.shape[1:]), grad.dtype)
-        ctx.transport.all_to_all_v(back, grad.contiguous(), in_splits, out_splits).wait()
-        return back, None, None, None
-
-
-def autograd(rank: int, world_size: int, name: str) -> None:
-    with opened(name) as transport:
-        for kind in KINDS:
-            sizes = sizes_of(kind, world_size, 5)
-            in_splits, out_splits = sizes[rank], [of_sender[rank] for of_sender in sizes]
-            rows = torch.randn(sum(in_splits), 16, generator=torch.Generator().manual_seed(rank))
-            weights = torch.randn(sum(out_splits), 16, generator=torch.Generator().manual_seed(10 + rank))
-            ours, reference = rows.clone().requires_grad_(), rows.clone().requires_grad_()
-            moved = Exchanged.apply(ours, transport, out_splits, in_splits)
-            expected = dist_nn.all_to_all_single(torch.zeros_like(weights), reference, out_splits, in_splits)
-            assert torch.equal(moved, expected), kind
-            (moved.square() * weights).sum().backward()
-            (expected.square() * weights).sum().backward()
-            assert ours.grad is not None
-            assert reference.grad is not None
-            assert torch.equal(ours.grad, reference.grad), kind
-
-
 def bad_calls(transport: Transport) -> list[tuple[str, Callable[[], object]]]:
     w = transport.world_size
     rows, out = torch.zeros(2 * w, 4), torch.zeros(2 * w, 4)
@@ -241,14 +196,13 @@ def bad_calls(transport: Transport) -> list[tuple[str, Callable[[], object]]]:
 def input_errors(rank: int, world_size: int, name: str) -> None:
     """On one rank alone: nothing was issued, or the others would not meet it afterwards."""
     with opened(name) as transport:
-        for alone in range(world_size):
-            if rank == alone:
-                for match, call in bad_calls(transport):
-                    with pytest.raises(ValueError, match=match) as caught:
-                        call()
-                    assert not isinstance(caught.value, MismatchError)
-            for job in mixed_jobs(world_size, 4):
-                job.run(transport)
+        if rank == world_size - 1:
+            for match, call in bad_calls(transport):
+                with pytest.raises(ValueError, match=match) as caught:
+                    call()
+                assert not isinstance(caught.value, MismatchError)
+        for job in mixed_jobs(world_size, 4):
+            job.run(transport)
 
 
 def in_shared_memory() -> set[str]:
@@ -261,6 +215,7 @@ def left_open() -> tuple[int, int, int]:
 
 
 def nothing_left(rank: int, world_size: int, name: str, verify: bool) -> None:
+    """Nor is the transport of any use after it was closed, be it more than once."""
     kept = []  # what is closed holds nothing, also while somebody holds it
     for k in range(6):
         with opened(name, verify=verify) as transport:
@@ -271,16 +226,7 @@ def nothing_left(rank: int, world_size: int, name: str, verify: bool) -> None:
         assert not [path for path in mapped - in_shared_memory() if os.path.exists(path)]
         if k == 1:
             before = left_open()
+    kept[-1].close("done")
+    assert attempt(lambda: job.run(kept[-1])).startswith("PeerError")
     # A connection's thread ends a moment after it. Each number by itself: more of one kind is not made good by another.
     until(lambda: all(now <= then for now, then in zip(left_open(), before, strict=True)), f"no more than {before}")
-
-
-def closed(rank: int, world_size: int, name: str) -> None:
-    """A second close does nothing; what is asked afterwards is refused at once."""
-    transport = open_by(name)
-    job = mixed_jobs(world_size, 1)[0]
-    job.run(transport)
-    transport.close("done")
-    transport.close("done")
-    with pytest.raises(PeerError):
-        job.run(transport)

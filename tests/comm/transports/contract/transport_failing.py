@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import over_gloo
-import pytest
 from patience import PATIENCE_S
-from transport_jobs import OPENERS, AllToAll, Job, Opener
+from transport_jobs import OPENERS as TRANSPORTS
+from transport_jobs import AllToAll, Job
 
 from fscomm.transports.transport import Transport
 from fsranks.errors import FreeScaleError
@@ -20,16 +19,6 @@ from fsranks.rank_context import resolve
 T = TypeVar("T")
 
 SIZE = 3
-
-# Not among those of the contract, which the tests of these two run with a carrier of their own.
-TRANSPORTS: dict[str, Opener] = {
-    **OPENERS,
-    over_gloo.NCCL: over_gloo.open_nccl,
-    over_gloo.PADDED: over_gloo.open_padded,
-}
-one_and_long_all = pytest.mark.parametrize(
-    "name", [name if name == "copy-engine" else pytest.param(name, marks=pytest.mark.long) for name in TRANSPORTS]
-)
 
 
 def open_by(name: str, limit_s: float = PATIENCE_S) -> Transport:

@@ -1,12 +1,14 @@
 """Transports by name, and operations that know what they have to bring.
 
-`OPENERS` names the transports that run without a GPU. Rows are random bytes, `out` lies between two rows of its own and
-everything is poisoned before, and what arrives is compared byte for byte with what `torch.distributed` brings over the
-default group of the test world.
+`OPENERS` names the transports that run without a GPU; a gloo backend carries those of NCCL. Rows are random bytes,
+`out` lies between two rows of its own and everything is poisoned before. What arrives is compared byte for byte with
+what `torch.distributed` brings over the default group of the test world.
 """
 
 import contextlib
+import datetime
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +17,11 @@ from patience import PATIENCE_S
 
 from fscomm.device import Host
 from fscomm.transports.handshake import Handshake
+from fscomm.transports.nccl import NcclTransport, PaddedTransport
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Handle, Transport
+from fsranks.job_store import job_store
+from fsranks.network import hang_up
 from fsranks.rank_context import RankContext, resolve
 
 POISON = 0x7F  # NaN as float16, bfloat16 and float32
@@ -31,11 +36,39 @@ def _by_name(name: str) -> Opener:
     return lambda context, timeout_s, verify: open_transport(name, context, Host(), timeout_s=timeout_s, verify=verify)
 
 
+class Carrier:
+    """Gloo, which can be aborted as NCCL can."""
+
+    def __init__(self, context: RankContext, timeout_s: float) -> None:
+        assert context.group is not None
+        store = job_store(context.group, "carrier", timeout_s).store
+        limit = datetime.timedelta(seconds=timeout_s)
+        self._gloo: Any = dist.ProcessGroupGloo(store, context.rank, context.world_size, limit)
+        self.alltoall_base = self._gloo.alltoall_base
+        self._allgather_base = self._gloo._allgather_base
+
+    def abort(self) -> None:
+        hang_up(self._gloo, self._gloo.rank(), self._gloo.size())
+
+
+def open_nccl(context: RankContext, timeout_s: float, verify: bool) -> Transport:
+    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
+    return NcclTransport(Carrier(context, timeout_s), handshake, torch.device("cpu"), name=NCCL)
+
+
+def open_padded(context: RankContext, timeout_s: float, verify: bool) -> Transport:
+    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
+    return PaddedTransport(Carrier(context, timeout_s), handshake, Host(), name=PADDED)
+
+
+NCCL, PADDED = "nccl over gloo", "padded over gloo"
 OPENERS: dict[str, Opener] = {
     "gloo": _by_name("gloo"),
     "copy-engine": _by_name("copy-engine"),
     "host-staged": _by_name("host-staged"),
     "host-staged over shared memory": _by_name("host-staged:shared-memory"),
+    NCCL: open_nccl,
+    PADDED: open_padded,
 }
 
 MORE: dict[str, Opener] = {}  # that a test adds in its processes

@@ -1,9 +1,10 @@
-"""Ranks in one process and in virtual time: a Driver whose queues are processes of a Clock, and a Handshake to go.
+"""Ranks in one process: a Driver whose queues run in turn when somebody waits, and a Handshake to go.
 
 A test issues an operation on one rank after the other (`agreed` says what their handshake would) and waits then, or
-gives every rank a thread. Whoever waits lets the clock run until nobody can go on.
+gives every rank a thread. Whoever waits lets the queues run until none of them can go on.
 """
 
+import random
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,27 +12,30 @@ from typing import Any
 
 import torch
 from patience import PATIENCE_S
-from virtual import Clock, Engine, Process
 
 from fscomm.transports.ring.fabric import in_circle
 
 
 class Machine:
-    """Two copy engines for every rank, one that sends and one that receives; all rings of the rank share them."""
+    """The queues of all ranks, and the memory of one ring on all ranks, a generation for every resize.
 
-    def __init__(self, world_size: int, *, send: float = 1e9, receive: float = 1e9) -> None:
-        self.clock = Clock()
+    Operations run one at a time, of queues drawn by `seed` among those that can go on.
+    """
+
+    def __init__(self, world_size: int, *, seed: int = 0) -> None:
+        self.world_size = world_size
         self.lock = threading.RLock()
         self.issued = threading.Condition(self.lock)
-        self.world_size = world_size
-        self.engines = [
-            {"send": Engine(self.clock, bytes_per_s=send), "receive": Engine(self.clock, bytes_per_s=receive)}
-            for _ in range(world_size)
-        ]
+        self.queues: list[FakeQueue] = []
+        self._draw = random.Random(seed)
+        self._memory: list[list[torch.Tensor]] = []
 
-    def run(self, until: float = float("inf")) -> None:
+    def run(self, most: int | None = None) -> None:
+        """At most so many operations; until no queue can go on."""
         with self.lock:
-            self.clock.run(until)
+            while most != 0 and (ready := [queue for queue in self.queues if queue.can_go_on()]):
+                self._draw.choice(ready).go_on()
+                most = most and most - 1
 
     def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Whether it came true; in real seconds, as other ranks may have threads of their own."""
@@ -43,20 +47,11 @@ class Machine:
         with self.issued:
             return self.issued.wait_for(came, timeout_s)
 
-
-class Shelf:
-    """The memory of one ring on all ranks, a generation for every resize."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._generations: list[list[torch.Tensor]] = []
-
     def memory(self, generation: int, nbytes: int) -> list[torch.Tensor]:
-        with self._machine.lock:
-            if generation == len(self._generations):
-                size = self._machine.world_size
-                self._generations.append([torch.zeros(nbytes, dtype=torch.uint8) for _ in range(size)])
-            memory = self._generations[generation]
+        with self.lock:
+            if generation == len(self._memory):
+                self._memory.append([torch.zeros(nbytes, dtype=torch.uint8) for _ in range(self.world_size)])
+            memory = self._memory[generation]
             assert len(memory[0]) == nbytes, "ranks asked for memory of different size"
             return memory
 
@@ -64,31 +59,33 @@ class Shelf:
 class FakeDriver:
     """`capacity`: operations a queue accepts before it blocks the host, as a CUDA stream does."""
 
-    def __init__(self, machine: Machine, shelf: Shelf, rank: int, *, capacity: int | None = None) -> None:
+    def __init__(self, machine: Machine, rank: int, *, capacity: int | None = None) -> None:
         self.machine, self.rank, self.world_size = machine, rank, machine.world_size
         self.capacity = capacity
         self.ended = False
         self.queues: list[FakeQueue] = []
-        self._shelf = shelf
         self._generation = 0
 
     def memory(self, nbytes: int) -> list[torch.Tensor]:
         assert all(not queue.todo for queue in self.queues), "memory was taken away under a queue"
         self._generation += 1
-        return self._shelf.memory(self._generation - 1, nbytes)
+        return self.machine.memory(self._generation - 1, nbytes)
 
     def words(self, number: int) -> list[torch.Tensor]:
         return [words.view(torch.int32) for words in self.memory(4 * number)]
 
     def queue(self, name: str) -> "FakeQueue":
-        self.queues.append(FakeQueue(self, self.machine.engines[self.rank][name]))
-        return self.queues[-1]
+        queue = FakeQueue(self)
+        self.queues.append(queue)
+        self.machine.queues.append(queue)
+        return queue
 
     def is_done(self, mark: tuple["FakeQueue", int]) -> bool:
         return mark[0].done >= mark[1]
 
     def wait(self, mark: tuple["FakeQueue", int], timeout_s: float) -> bool:
-        return self.machine.until(lambda: self.is_done(mark), timeout_s)
+        """Not so long: what does not come now comes when another rank does something, and then this is asked again."""
+        return self.machine.until(lambda: self.is_done(mark), 0.001)
 
     def close(self) -> None:
         """Also what a process that dies does: its queues do nothing more."""
@@ -96,12 +93,13 @@ class FakeDriver:
 
 
 class FakeQueue:
-    def __init__(self, driver: FakeDriver, engine: Engine) -> None:
-        self.todo: deque[Process] = deque()
-        self.issued = self.done = self.copies = 0
-        self._driver, self._engine = driver, engine
-        with driver.machine.lock:
-            driver.machine.clock.spawn(self._serve())
+    """copied: the bytes of each copy."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self.todo: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
+        self.issued = self.done = 0
+        self.copied: list[int] = []
+        self._driver = driver
 
     def begin(self) -> None:
         pass
@@ -110,89 +108,92 @@ class FakeQueue:
         assert out.dtype == inp.dtype == torch.uint8
         assert out.dim() == inp.dim() == 1
         assert len(out) == len(inp) > 0
-
-        def run() -> Process:
-            yield from self._engine.copy(len(inp))
-            out.copy_(inp)
-            self.copies += 1
-
-        self._issue(run())
+        self._issue(lambda: [out.copy_(inp), self.copied.append(len(inp))])
 
     def write(self, word: torch.Tensor, value: int) -> None:
-        def run() -> Process:
-            word[0] = value
-            yield 0.0
-
-        self._issue(run())
+        self._issue(lambda: word.fill_(value))
 
     def wait(self, word: torch.Tensor, value: int) -> None:
-        def run() -> Process:
-            yield lambda: in_circle(int(word[0]) - value) >= 0
-
-        self._issue(run())
+        self._issue(lambda: None, lambda: in_circle(int(word[0]) - value) >= 0)
 
     def mark(self) -> Any:
         return self, self.issued
 
-    def _issue(self, process: Process) -> None:
-        capacity = self._driver.capacity
-        if capacity is not None and not self._driver.machine.until(lambda: len(self.todo) < capacity, PATIENCE_S):
-            raise AssertionError("the host is blocked for ever in a queue that takes no more")
-        with self._driver.machine.lock:
-            self.todo.append(process)
-            self.issued += 1
-            self._driver.machine.issued.notify_all()
+    def can_go_on(self) -> bool:
+        return bool(self.todo) and not self._driver.ended and self.todo[0][0]()
 
-    def _serve(self) -> Process:
-        while True:
-            yield lambda: bool(self.todo) or self._driver.ended
-            if self._driver.ended:
-                return
-            for asked in self.todo[0]:
-                yield asked
-                if self._driver.ended:
-                    return
-            self.todo.popleft()
-            self.done += 1
+    def go_on(self) -> None:
+        self.todo[0][1]()
+        self.todo.popleft()
+        self.done += 1
+
+    def _issue(self, run: Callable[[], object], can_begin: Callable[[], bool] = lambda: True) -> None:
+        machine, capacity = self._driver.machine, self._driver.capacity
+        if capacity is not None and not machine.until(lambda: len(self.todo) < capacity, PATIENCE_S):
+            raise AssertionError("the host is blocked for ever in a queue that takes no more")
+        with machine.lock:
+            self.todo.append((can_begin, run))
+            self.issued += 1
+            machine.issued.notify_all()
+
+
+class FakeClock:
+    """Goes on when somebody waits."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def wait(self, seconds: float, event: threading.Event | None = None) -> bool:
+        self.seconds += max(seconds, 0.0)
+        return event is not None and event.is_set()
 
 
 class Agreed:
-    """What the ranks tell each other: set `largest` before they issue. Notes who asked what."""
+    """What the ranks tell each other: set `largest` before they issue. Notes who asked what.
+
+    `meanwhile` happens once, when a rank next agrees or looks who is gone: what other ranks or threads do then.
+    """
 
     def __init__(self) -> None:
         self.largest = 0
         self.events: list[tuple[Any, ...]] = []
         self.gone: list[int] = []
         self.dead = -1  # of whom the notes on the board are missing
+        self.meanwhile: Callable[[], object] | None = None
+        self.clock = FakeClock()
 
-
-class FakeGroup:
-    def __init__(self, agreed: Agreed, rank: int) -> None:
-        self._agreed, self._rank = agreed, rank
-
-    def blame(self, waited_s: float) -> str:
-        self._agreed.events.append(("blame", self._rank))
-        told = [event for event in self._agreed.events if event[0] == "abort"]
-        return f"rank {told[0][1]} {told[0][2]}" if told else f"rank {self._agreed.dead} did not answer"
-
-    def abort(self, reason: str) -> None:
-        self._agreed.events.append(("abort", self._rank, reason))
-
-    def close(self, reason: str) -> None:
-        self._agreed.events.append(("close", self._rank))
+    def happen(self) -> None:
+        action, self.meanwhile = self.meanwhile, None
+        if action is not None:
+            action()
 
 
 class FakeHandshake:
-    """What a Ring uses of a Handshake."""
+    """What transports use of a Handshake, and of its group."""
 
     def __init__(self, agreed: Agreed, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
-        self.group = FakeGroup(agreed, rank)
+        self.group, self.clock = self, agreed.clock
         self._agreed = agreed
 
     def agree(self, operation: str, like: torch.Tensor, out_splits: Any = (), in_splits: Any = ()) -> int:
         self._agreed.events.append((operation, self.rank))
+        self._agreed.happen()
         return self._agreed.largest
 
     def gone(self) -> list[int]:
+        self._agreed.happen()
         return self._agreed.gone
+
+    def blame(self, waited_s: float) -> str:
+        told = [event for event in self._agreed.events if event[0] == "abort"]
+        return f"rank {told[0][1]} {told[0][2]}" if told else f"rank {self._agreed.dead} did not answer"
+
+    def abort(self, reason: str) -> None:
+        self._agreed.events.append(("abort", self.rank, reason))
+
+    def close(self, reason: str) -> None:
+        self._agreed.events.append(("close", self.rank))

@@ -1,10 +1,9 @@
-"""The copy engine by the real cuda-bindings on host memory: one rank, and what is refused and why."""
+"""The copy engine by the real cuda-bindings on host memory: the contract, one rank, what is refused and why."""
 
 import contextlib
 import gc
 import os
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,10 @@ from typing import Any
 import host_cuda
 import pytest
 import torch
-from host_cuda import HERE, Setup, called, driver_for, failing, on_host_cuda, shim, world_for
+import transport_contract as contract
+from host_cuda import HERE, NAME, Setup, called, driver_for, failing, on_host_cuda, shim, world_for
 from patience import PATIENCE_S, until
+from transport_jobs import AllToAll, open_by
 from worlds import shared_world
 
 from fscomm.transports.handshake import Handshake
@@ -27,31 +28,54 @@ from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
 setup = host_cuda.setup
-OUT_OF_MEMORY = 2
+long = pytest.mark.long
+OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700
+OPENING = (
+    "cuMemCreate",
+    "cuMemExportToShareableHandle",
+    "cuMemAddressReserve",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemImportFromShareableHandle",
+    "cuMemHostRegister",
+)
+
+
+@on_host_cuda
+@pytest.mark.parametrize(
+    ("case", "args"),
+    [
+        (contract.many_in_flight, (False,)),
+        (contract.growth, (True,)),
+        (contract.not_done_while_a_rank_holds_back, ()),
+        pytest.param(contract.two_classes, (), marks=long),
+        pytest.param(contract.giant_pair, (), marks=long),
+        pytest.param(contract.nothing_left, (False,), marks=long),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_contract(setup: Setup, case: Any, args: tuple[object, ...]) -> None:
+    world_for(setup, 2).run(host_cuda.run, setup, case, NAME, *args)
 
 
 class Alone:
     """A handshake of one rank with itself, for a driver whose words the test writes."""
 
-    rank, world_size, timeout_s, one_host = 0, 1, 1.0, True
+    rank, world_size, timeout_s, one_host = 0, 1, PATIENCE_S, True
 
     class group:
-        rank, world_size, timeout_s = 0, 1, 1.0
+        rank, world_size, timeout_s = 0, 1, PATIENCE_S
 
         @staticmethod
         def all_gather(mine: Any) -> Any:
             return mine[None]
 
 
-def alone(setup: Setup, case: Callable[..., None], *args: Any) -> None:
-    world_for(setup, 1).run(host_cuda.run, setup, of_one_rank, case, *args)
-
-
-def of_one_rank(rank: int, world_size: int, case: Callable[..., None], *args: Any) -> None:
+def of_one_rank(rank: int, world_size: int, case: Callable[[CudaDriver], None]) -> None:
     """All that a case of a driver maps is given back when the driver is closed."""
     before = shim().shim_mapped()
     driver = driver_for(Alone())
-    case(driver, *args)
+    case(driver)
     driver.close()
     assert shim().shim_mapped() == before
 
@@ -67,12 +91,12 @@ def held(driver: CudaDriver, stream: Any, word: torch.Tensor) -> None:
     driver.cuda("cuStreamWaitValue32", stream, word.data_ptr(), 1, 0)
 
 
-def until_idle(driver: CudaDriver) -> None:
+def until_idle() -> None:
     """Nothing runs any more: what is not done now waits, and does so until a word is stored."""
     until(lambda: shim().shim_idle(), "the end of all that can run")
 
 
-def in_order(driver: CudaDriver) -> None:
+def what_is_issued_runs_behind_the_caller_and_in_order(driver: CudaDriver) -> None:
     (memory,) = driver.memory(1000)
     mine, peers = words(driver)
     (gate,) = driver.words(1)
@@ -84,44 +108,28 @@ def in_order(driver: CudaDriver) -> None:
     queue.begin()
     queue.wait(mine, 2)
     queue.copy(memory[256:272], rows)
+    queue.copy(memory[:0], memory[:0])
     queue.write(peers, 7)
     mark = queue.mark()
-    until_idle(driver)
+    until_idle()
     assert not driver.is_done(mark), "it did not run behind the caller"
     store(mine, 1)
     store(gate, 1)
-    until_idle(driver)
+    until_idle()
     assert not driver.is_done(mark), "it did not wait for the word"
     assert peers.item() == 0
     store(mine, 2)
+    behind = called("cuStreamWaitEvent")
     assert driver.wait(mark, PATIENCE_S)
+    assert called("cuStreamWaitEvent") == behind + 1  # the caller's stream goes on behind the mark
     assert peers.item() == 7
     assert torch.equal(memory[256:272], rows)
     assert (called("cuMemcpyBatchAsync"), called("cuMemcpyAsync")) == (before[0] + 1, before[1])
+    with pytest.raises(ValueError, match="3 bytes cannot be copied to 2"):
+        queue.copy(memory[:2], memory[:3])
 
 
-@on_host_cuda
-def test_what_is_issued_runs_behind_the_caller_and_in_order(setup: Setup) -> None:
-    alone(setup, in_order)
-
-
-def behind_a_mark(driver: CudaDriver) -> None:
-    (word,) = driver.words(1)
-    queue = driver.queue("send")
-    queue.wait(word, 1)
-    mark = queue.mark()
-    store(word, 1)
-    before = called("cuStreamWaitEvent")
-    assert driver.wait(mark, PATIENCE_S)
-    assert called("cuStreamWaitEvent") == before + 1  # the caller's stream goes on behind the mark
-
-
-@on_host_cuda
-def test_the_caller_goes_on_behind_what_it_waited_for(setup: Setup) -> None:
-    alone(setup, behind_a_mark)
-
-
-def independent(driver: CudaDriver) -> None:
+def a_queue_that_waits_holds_up_neither_the_other_nor_stores(driver: CudaDriver) -> None:
     (memory,) = driver.memory(1000)
     mine, peers = words(driver)
     waiting, other = driver.queue("receive"), driver.queue("send")
@@ -130,17 +138,12 @@ def independent(driver: CudaDriver) -> None:
     other.copy(memory[256:260], torch.tensor([1, 2, 3, 4], dtype=torch.uint8))
     assert driver.wait(other.mark(), PATIENCE_S)
     assert not driver.is_done(waiting.mark())
-    threading.Thread(target=store, args=(mine, 1)).start()
+    store(mine, 1)
     assert driver.wait(waiting.mark(), PATIENCE_S)
     assert peers.item() == 1
 
 
-@on_host_cuda
-def test_a_queue_that_waits_holds_up_neither_the_other_nor_stores(setup: Setup) -> None:
-    alone(setup, independent)
-
-
-def circle(driver: CudaDriver) -> None:
+def words_count_in_a_circle(driver: CudaDriver) -> None:
     mine, peers = words(driver)
     for start in (0, (1 << 31) - 1, -1):
         queue = driver.queue("receive")
@@ -148,19 +151,14 @@ def circle(driver: CudaDriver) -> None:
         following = (start + 1 + (1 << 31)) % (1 << 32) - (1 << 31)
         queue.wait(mine, following)
         queue.write(peers, following)
-        until_idle(driver)
+        until_idle()
         assert not driver.is_done(queue.mark()), start
         store(mine, following)
         assert driver.wait(queue.mark(), PATIENCE_S), start
         assert peers.item() == following
 
 
-@on_host_cuda
-def test_words_count_in_a_circle(setup: Setup) -> None:
-    alone(setup, circle)
-
-
-def ended(driver: CudaDriver) -> None:
+def close_ends_queues_that_wait_and_is_final(driver: CudaDriver) -> None:
     driver.memory(1000)
     mine, _ = words(driver)
     for queue in (driver.queue("receive"), driver.queue("send")):
@@ -171,10 +169,54 @@ def ended(driver: CudaDriver) -> None:
     store(mine, 1)  # a thread that holds a word may still give up the ring
 
 
+def a_graph_that_is_being_captured_is_named(driver: CudaDriver) -> None:
+    """The caller's stream, whose graph would draw in the ring's; and any other, while which no events may be asked."""
+    cuda, (memory,) = driver.cuda, driver.memory(1000)
+    queue = driver.queue("send")
+    queue.copy(memory[:4], memory[4:8])
+    mark, other = queue.mark(), driver.stream()
+    for stream, use in ((driver.current_stream(), queue.begin), (other, lambda: driver.wait(mark, PATIENCE_S))):
+        cuda("cuStreamBeginCapture", stream, cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        with pytest.raises(CudaError, match="a CUDA graph is being captured"):
+            use()
+        cuda("cuStreamEndCapture", stream)
+    queue.begin()
+    assert driver.wait(queue.mark(), PATIENCE_S)
+
+
 @on_host_cuda
-def test_close_ends_queues_that_wait_and_is_final(setup: Setup) -> None:
-    alone(setup, ended)
-    alone(replace(setup, queues=1), ended)
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        (what_is_issued_runs_behind_the_caller_and_in_order, {}),
+        (a_queue_that_waits_holds_up_neither_the_other_nor_stores, {}),
+        (words_count_in_a_circle, {}),
+        (close_ends_queues_that_wait_and_is_final, {}),
+        (close_ends_queues_that_wait_and_is_final, {"queues": 1}),
+        (a_graph_that_is_being_captured_is_named, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_one_rank(setup: Setup, case: Callable[[CudaDriver], None], changes: dict[str, int]) -> None:
+    setup = replace(setup, **changes)
+    world_for(setup, 1).run(host_cuda.run, setup, of_one_rank, case)
+
+
+def copied_one_by_one(driver: CudaDriver) -> None:
+    (memory,) = driver.memory(1000)
+    queue = driver.queue("send")
+    before = called("cuMemcpyAsync"), called("cuMemcpyBatchAsync")
+    queue.copy(memory[256:257], torch.ones(1, dtype=torch.uint8))
+    assert driver.wait(queue.mark(), PATIENCE_S)
+    assert (called("cuMemcpyAsync"), called("cuMemcpyBatchAsync")) == (before[0] + 1, before[1])
+
+
+@on_host_cuda
+def test_an_older_driver_copies_as_it_likes(setup: Setup) -> None:
+    if not setup.version.startswith("12."):
+        pytest.skip("only cuda-bindings 12 serve a driver that is older than CUDA 12.8")
+    setup = replace(setup, driver=12070)
+    world_for(setup, 1).run(host_cuda.run, setup, of_one_rank, copied_one_by_one)
 
 
 def kept(rank: int, world_size: int) -> None:
@@ -201,25 +243,6 @@ def kept(rank: int, world_size: int) -> None:
 @on_host_cuda
 def test_what_a_queue_that_does_not_end_uses_stays(setup: Setup) -> None:
     world_for(setup, 1).run(host_cuda.run, setup, kept)
-
-
-def copies(driver: CudaDriver) -> None:
-    (memory,) = driver.memory(1000)
-    queue = driver.queue("send")
-    before = called("cuMemcpyAsync"), called("cuMemcpyBatchAsync")
-    queue.copy(memory[256:257], torch.ones(1, dtype=torch.uint8))
-    queue.copy(memory[:0], memory[:0])
-    assert driver.wait(queue.mark(), PATIENCE_S)
-    assert (called("cuMemcpyAsync"), called("cuMemcpyBatchAsync")) == (before[0] + 1, before[1])
-    with pytest.raises(ValueError, match="3 bytes cannot be copied to 2"):
-        queue.copy(memory[:2], memory[:3])
-
-
-@on_host_cuda
-def test_an_older_driver_copies_as_it_likes(setup: Setup) -> None:
-    if not setup.version.startswith("12."):
-        pytest.skip("only cuda-bindings 12 serve a driver that is older than CUDA 12.8")
-    alone(replace(setup, driver=12070), copies)
 
 
 def newer_than_driver(rank: int, world_size: int) -> list[str]:
@@ -252,20 +275,11 @@ def test_bindings_that_are_newer_than_the_driver_are_refused_on_all_ranks_alike(
     assert answers[0][1].startswith(f"PeerError: on rank 1: CudaError: {why}")
 
 
-def missing(rank: int, world_size: int) -> str:
-    """As bindings say it: by an error of their own."""
+def failing_calls(rank: int, world_size: int) -> None:
+    """A function that the driver has not is an error of the bindings' own; the others name call, device and error."""
     with pytest.raises(CudaError) as caught:
         Cuda(0)("cuMemAlloc", 1)
-    return str(caught.value)
-
-
-@on_host_cuda
-def test_a_function_that_the_driver_has_not_is_an_error_of_the_driver(setup: Setup) -> None:
-    (said,) = world_for(setup, 1).run(host_cuda.run, setup, missing)
-    assert re.match(r"cuMemAlloc on CUDA device 0: .*cuMemAlloc.* not found", said)
-
-
-def fails(rank: int, world_size: int) -> None:
+    assert re.match(r"cuMemAlloc on CUDA device 0: .*cuMemAlloc.* not found", str(caught.value))
     with failing("cuMemAddressReserve", OUT_OF_MEMORY), pytest.raises(CudaError) as caught:
         Cuda(3)("cuMemAddressReserve", 1 << 16, 0, 0, 0)
     assert str(caught.value) == "cuMemAddressReserve on CUDA device 3: CUDA_ERROR_OUT_OF_MEMORY"
@@ -273,27 +287,7 @@ def fails(rank: int, world_size: int) -> None:
 
 @on_host_cuda
 def test_errors_of_the_driver_name_the_call(setup: Setup) -> None:
-    world_for(setup, 1).run(host_cuda.run, setup, fails)
-
-
-def capturing(driver: CudaDriver) -> None:
-    cuda, (memory,) = driver.cuda, driver.memory(1000)
-    queue = driver.queue("send")
-    queue.copy(memory[:4], memory[4:8])
-    mark, other = queue.mark(), driver.stream()
-    for stream, use in ((driver.current_stream(), queue.begin), (other, lambda: driver.wait(mark, PATIENCE_S))):
-        cuda("cuStreamBeginCapture", stream, cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
-        with pytest.raises(CudaError, match="a CUDA graph is being captured"):
-            use()
-        cuda("cuStreamEndCapture", stream)
-    queue.begin()
-    assert driver.wait(queue.mark(), PATIENCE_S)
-
-
-@on_host_cuda
-def test_a_graph_that_is_being_captured_is_named(setup: Setup) -> None:
-    """The caller's stream, whose graph would draw in the ring's; and any other, while which no events may be asked."""
-    alone(setup, capturing)
+    world_for(setup, 1).run(host_cuda.run, setup, failing_calls)
 
 
 def test_ranks_that_are_apart_are_refused() -> None:
@@ -305,10 +299,6 @@ def test_without_bindings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
     with pytest.raises(ImportError, match="pip install cuda-bindings"):
         Cuda(0)
-
-
-def test_descriptors_go_to_whom_they_were_meant_for() -> None:
-    shared_world(3).run(handed_over)
 
 
 def handed_over(rank: int, world_size: int) -> None:
@@ -325,52 +315,59 @@ def handed_over(rank: int, world_size: int) -> None:
     handshake.group.close("done")
 
 
+def test_descriptors_go_to_whom_they_were_meant_for() -> None:
+    shared_world(3).run(handed_over)
+
+
 def memory_files() -> int:
     return sum("/memfd:" in os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
 
 
-def refused(rank: int, world_size: int, call: str) -> str:
+def refused(rank: int, world_size: int) -> list[str]:
     """Rank 1's driver fails a call of opening a ring: what is said, and that nothing is left."""
     gc.freeze()  # collecting then looks at what is made from here on, and not at all of torch
-    before = memory_files(), shim().shim_mapped()
-    with failing(call, OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext():
-        try:
-            host_cuda.open_ring(resolve(), PATIENCE_S)
-            said = ""
-        except PeerError as error:
-            said = str(error)
-    gc.collect()
-    assert (memory_files(), shim().shim_mapped()) == before
+    before, said = (memory_files(), shim().shim_mapped()), []
+    for call in OPENING:
+        with failing(call, OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext():
+            try:
+                host_cuda.open_ring(resolve(), PATIENCE_S)
+                said.append("")
+            except PeerError as error:
+                said.append(str(error))
+        gc.collect()
+        assert (memory_files(), shim().shim_mapped()) == before, call
+    shim().shim_alias(4096 if rank == 1 else 0)
+    with pytest.raises(PeerError, match=r"^on rank 1: CudaError: CUDA device 0 reaches host memory at other addresses"):
+        host_cuda.open_ring(resolve(), PATIENCE_S)
+    shim().shim_alias(0)
     return said
 
 
 @on_host_cuda
-@pytest.mark.parametrize(
-    "call",
-    [
-        "cuMemCreate",
-        "cuMemExportToShareableHandle",
-        "cuMemAddressReserve",
-        "cuMemMap",
-        "cuMemSetAccess",
-        "cuMemImportFromShareableHandle",
-        "cuMemHostRegister",
-    ],
-)
-def test_a_rank_whose_driver_fails_is_named_by_all(setup: Setup, call: str) -> None:
-    for said in world_for(setup, 3).run(host_cuda.run, setup, refused, call):
-        assert said == f"on rank 1: CudaError: {call} on CUDA device 0: CUDA_ERROR_OUT_OF_MEMORY"
+def test_a_rank_whose_driver_fails_is_named_by_all(setup: Setup) -> None:
+    for said in world_for(setup, 2).run(host_cuda.run, setup, refused):
+        assert said == [f"on rank 1: CudaError: {call} on CUDA device 0: CUDA_ERROR_OUT_OF_MEMORY" for call in OPENING]
 
 
-def elsewhere(rank: int, world_size: int) -> str:
-    shim().shim_alias(4096 if rank == 1 else 0)
-    with pytest.raises(PeerError) as caught:
-        host_cuda.open_ring(resolve(), PATIENCE_S)
-    shim().shim_alias(0)
+def breaks(rank: int, world_size: int) -> str:
+    """In the middle of an operation."""
+    transport = open_by(NAME)
+    job = AllToAll("breaks", [[500] * world_size] * world_size, (64,))
+
+    def twice() -> None:  # a rank may have got all of the first before rank 1 broke
+        job.run(transport)
+        job.run(transport)
+
+    fails = failing("cuMemcpyBatchAsync", ILLEGAL_ADDRESS, after=3) if rank == 1 else contextlib.nullcontext()
+    with fails, pytest.raises(PeerError if rank != 1 else CudaError) as caught:
+        twice()
     return str(caught.value)
 
 
 @on_host_cuda
-def test_a_device_that_has_other_addresses_for_host_memory_is_refused(setup: Setup) -> None:
-    for said in world_for(setup, 2).run(host_cuda.run, setup, elsewhere):
-        assert said.startswith("on rank 1: CudaError: CUDA device 0 reaches host memory at other addresses")
+def test_an_error_of_the_driver_in_an_operation_is_told_to_all(setup: Setup) -> None:
+    other, mine = world_for(setup, 2).run(host_cuda.run, setup, breaks)
+    why = "cuMemcpyBatchAsync on CUDA device 0: CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert mine == why
+    assert "rank 1" in other
+    assert why in other
