@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale_tools.plan.costs import Setting
+from freescale_tools.plan.costs import Placed, Setting, Shard
 from freescale_tools.plan.tables import Table
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.simulate.hardware.parameters import load_hardware
@@ -26,6 +26,25 @@ def table(name="t", *, rows=1000, dim=8, pooled=False, ids=(10.0,), **more):
 
 def setting(**more):
     return Setting(**{"hardware": IDEAL, "ranks": 4, "batch_size": 100} | more)
+
+
+def row_wise(of, ranks=4):
+    ends = [min(rank * -(-of.rows // ranks), of.rows) for rank in range(ranks + 1)]
+    shards = [Shard(rank, ends[rank], ends[rank + 1] - ends[rank], of.dim) for rank in range(ranks)]
+    return Placed(table=of, sharding="row_wise", shards=tuple(shards))
+
+
+def whole(of, rank=0):
+    return Placed(table=of, sharding="table_wise", shards=(Shard(rank, 0, of.rows, of.dim),))
+
+
+def columns(of, *ranks):
+    shards = tuple(Shard(rank, 0, of.rows, of.dim // len(ranks)) for rank in ranks)
+    return Placed(table=of, sharding="column_wise", shards=shards)
+
+
+def everywhere(of):
+    return Placed(table=of, sharding="data_parallel", shards=())
 
 
 def write_profile(folder, *, columns=("items",), rows=20_000, highest=1000, batch_size=16):

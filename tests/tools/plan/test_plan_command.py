@@ -1,6 +1,7 @@
 """`freescale plan` as it is called."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from freescale_tools.plan.torchrec.sharding import load_plan
 from freescale_tools.scan.histogram import LengthHistogram
 
 COMMAND = "plan"
-CPU = ("--device", "cpu", "--json")
-TABLES = """
+HISTORY = """
 [tables.history]
 rows = 1000
 dim = 64
 features = ["items"]
+"""
+TABLES = f"""{HISTORY}
 [tables.users]
 rows = 50_000
 dim = 32
@@ -43,8 +45,21 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")  # else names are folded
     (tmp_path / "tables.toml").write_text(TABLES)
+    (tmp_path / "history.toml").write_text(HISTORY)
     write_profile(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def planned(call, folder):
+    """The document of the command on the CPU."""
+
+    def run(tables, *arguments, ranks=4):
+        done = call(tables, "--profile", folder, "--ranks", ranks, "--device", "cpu", "--json", *arguments)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    return run
 
 
 def test_it_shows_the_plan_and_writes_what_loads(call, folder):
@@ -56,10 +71,8 @@ def test_it_shows_the_plan_and_writes_what_loads(call, folder):
     assert {*load_plan("sharding-plan.json").plan} == {"embeddings", "bags"}
 
 
-def test_json_carries_the_plan_that_is_written_and_nothing_else(call, folder):
-    done = call("tables.toml", "--profile", folder, "--ranks", 4, "--device", "cpu", "--out", "mine.json", "--json")
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
+def test_json_carries_the_plan_that_is_written_and_nothing_else(planned, folder):
+    document = planned("tables.toml", "--out", "mine.json")
     assert (document["version"], document["kind"], document["ranks"], document["batch_size"]) == (1, "plan", 4, 16)
     assert document["sharding"] == json.loads((folder / "mine.json").read_text())
     assert (document["sharding"]["device"], document["sharding"]["ranks_per_host"]) == ("cpu", 4)
@@ -77,11 +90,11 @@ def test_json_carries_the_plan_that_is_written_and_nothing_else(call, folder):
         assert one["overlapped_ms"] < one["plain_ms"]
 
 
-def test_lengths_and_used_rows_come_from_the_data(call, folder):
+def test_lengths_and_used_rows_come_from_the_data(planned, folder):
     """Half of the ids lie in the first quarter of the rows, so that no plan of four ranks is even."""
-    (folder / "tables.toml").write_text(TABLES.partition("[tables.users]")[0])
-    arguments = ("tables.toml", "--profile", folder, "--ranks", 4, "--batch-size", 4096, "--extrapolate", *CPU)
-    read, unread = (json.loads(call(*arguments, option).stdout) for option in ("--rows", "--no-rows"))
+    read, unread = (
+        planned("history.toml", "--batch-size", 4096, "--extrapolate", of) for of in ("--rows", "--no-rows")
+    )
     profile = json.loads((folder / "profile.json").read_text())
     lengths = LengthHistogram.from_dict(profile["sequences"]["items"]["histogram"])
     assert read["placed"][0]["ids_per_sample"] == pytest.approx(lengths.mean)
@@ -90,22 +103,16 @@ def test_lengths_and_used_rows_come_from_the_data(call, folder):
     assert read["balance"]["chosen"]["over_mean"]["memory_ms"] > 0.9
 
 
-def test_a_model_is_planned_like_its_tables(call, folder):
+def test_a_model_is_planned_like_its_tables(planned, folder):
     (folder / "planned_model.py").write_text(MODEL)
-    (folder / "tables.toml").write_text(TABLES.partition("[tables.users]")[0])
-    answers = []
-    for spec in ("planned_model:model", "tables.toml"):
-        done = call(spec, "--profile", folder, "--ranks", 4, "--json")
-        assert done.exit_code == 0, done.output
-        answers.append(json.loads(done.stdout)["sharding"])
-    assert answers[0] == answers[1]
+    assert planned("planned_model:model")["sharding"] == planned("history.toml")["sharding"]
 
 
-def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(call, folder):
+def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(planned, folder):
+    """More ranks than were calibrated are planned when asked for."""
     run = write_run(folder / "run.json", ranks=4)
-    arguments = ("tables.toml", "--profile", folder, "--ranks", 4, "--batch-size", 4096, "--extrapolate", *CPU)
-    usual = json.loads(call(*arguments).stdout)
-    calibrated = json.loads(call(*arguments, "--calibration", run).stdout)
+    arguments = ("tables.toml", "--batch-size", 4096, "--extrapolate")
+    usual, calibrated = planned(*arguments, ranks=8), planned(*arguments, "--calibration", run, ranks=8)
     assert (usual["calibration"], calibrated["calibration"][:12]) == (None, "calibration:")
     slow, fast = (
         next(one for one in of["steps"] if one["plan"] == "chosen" and one["way"] == "plain")
@@ -116,51 +123,33 @@ def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(call, folder)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("tables", "arguments", "message"),
     [
-        (("--ranks", 0), "--ranks must be above 0, got 0"),
-        (("--memory", 0), "--memory must be above 0"),
-        (("--way", "fast"), "--way 'fast': there are plain, sparse dist, prioritized"),
-        (("--device", "tpu"), "--device 'tpu': cuda or cpu is needed"),
-        (("--out", "nowhere/plan.json"), "the folder nowhere is not there"),
-        (("--hardware", "b300"), "no hardware 'b300'"),
-        (("--profile", "nowhere"), "no profile at nowhere"),
-        (("--ranks", 4096), "--ranks 4096: the 20,000 rows make less than 5 global batches"),
-        (("--ranks", 8, "--calibration", "run.json"), "the calibration is of 4 ranks. --extrapolate"),
-        (("--memory", 0.001), "TorchRec's planner finds no plan"),
+        ("tables.toml", ("--ranks", 0), "--ranks must be above 0, got 0"),
+        ("tables.toml", ("--memory", 0), "--memory must be above 0"),
+        ("tables.toml", ("--way", "fast"), "--way 'fast': there are plain, sparse dist, prioritized"),
+        ("tables.toml", ("--device", "tpu"), "--device 'tpu': cuda or cpu is needed"),
+        ("tables.toml", ("--out", "nowhere/plan.json"), "the folder nowhere is not there"),
+        ("tables.toml", ("--hardware", "b300"), "no hardware 'b300'"),
+        ("tables.toml", ("--profile", "nowhere"), "no profile at nowhere"),
+        ("tables.toml", ("--ranks", 4096), "--ranks 4096: the 20,000 rows make less than 5 global batches"),
+        ("tables.toml", ("--ranks", 8, "--calibration", "run.json"), "the calibration is of 4 ranks. --extrapolate"),
+        ("tables.toml", ("--memory", 0.001), "TorchRec's planner finds no plan"),
+        ("nothing.toml", (), "no tables nothing.toml"),
+        ("nothing.toml", (), "or a model as package.module:NAME"),
+        ("no_such_package:model", (), "ModuleNotFoundError"),
+        ("data.parquet", (), "is no TOML"),
     ],
 )
-def test_unusable_arguments_end_with_status_2_and_write_nothing(call, folder, arguments, message):
+def test_unusable_tables_and_arguments_end_with_status_2_and_write_nothing(call, folder, tables, arguments, message):
     write_run(folder / "run.json", ranks=4)
-    done = call("tables.toml", "--profile", folder, "--ranks", 4, *arguments)
+    done = call(tables, "--profile", folder, "--ranks", 4, *arguments)
     assert done.exit_code == 2, done.output
     assert message in " ".join(done.stderr.split())
     assert not (folder / "sharding-plan.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("nothing.toml", "no tables nothing.toml"),
-        ("no_such_package:model", "ModuleNotFoundError"),
-        ("data.parquet", "is no TOML"),
-    ],
-)
-def test_tables_that_are_none_end_with_status_2(call, folder, spec, message):
-    done = call(spec, "--profile", folder, "--ranks", 4)
-    assert done.exit_code == 2, done.output
-    assert message in done.stderr
-
-
-def test_more_ranks_than_were_calibrated_are_planned_when_asked_for(call, folder):
-    run = write_run(folder / "run.json", ranks=4)
-    done = call("tables.toml", "--profile", folder, "--ranks", 8, "--calibration", run, "--extrapolate")
-    assert done.exit_code == 0, done.output
-
-
 def test_without_torchrec_the_error_says_what_to_install(call, folder, monkeypatch):
-    import sys
-
     for name in [name for name in sys.modules if name.startswith("freescale_tools.plan.torchrec")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchrec.distributed.embedding", None)

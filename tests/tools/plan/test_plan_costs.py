@@ -1,4 +1,4 @@
-"""Costs of plans against counting rank by rank, and against calculations by hand."""
+"""Costs of plans against counting rank by rank and against calculations by hand, and the steps that they make."""
 
 import dataclasses
 import itertools
@@ -7,55 +7,35 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_examples import IDEAL, setting, table
+from plan_examples import IDEAL, columns, everywhere, row_wise, setting, table, whole
+from test_simulate import PAPER_LIKE
 
-from freescale_tools.plan.costs import Load, Placed, Setting, Shard, by_rank, exchanged, load, parts, shard_cost
+from freescale_tools.plan.costs import Load, Parts, Setting, by_rank, exchanged, load, parts, shard_cost
+from freescale_tools.plan.steps import SHOWN, compute_ms, rated, step_ms
 from freescale_tools.simulate.schedule.durations import all_reduce, exchange
 
 RANKS, BATCH = 4, 100
 
 
-def row_wise(of, ranks=RANKS):
-    ends = [min(rank * -(-of.rows // ranks), of.rows) for rank in range(ranks + 1)]
-    shards = [Shard(rank, ends[rank], ends[rank + 1] - ends[rank], of.dim) for rank in range(ranks)]
-    return Placed(table=of, sharding="row_wise", shards=tuple(shards))
-
-
-def whole(of, rank=0):
-    return Placed(table=of, sharding="table_wise", shards=(Shard(rank, 0, of.rows, of.dim),))
-
-
-def columns(of, *ranks):
-    shards = tuple(Shard(rank, 0, of.rows, of.dim // len(ranks)) for rank in ranks)
-    return Placed(table=of, sharding="column_wise", shards=shards)
-
-
-def everywhere(of):
-    return Placed(table=of, sharding="data_parallel", shards=())
-
-
-def counted(placed, ranks=RANKS):
+def counted(placed, reduce_all):
     """The definition: messages from rank to rank. Only shares of rows come from `Table.share`."""
     of = placed.table
-    found = {name: np.zeros(ranks) for name in Load.__dataclass_fields__ if name not in ("travelling", "reduced")}
+    found = {name: np.zeros(RANKS) for name in Load.__dataclass_fields__ if name not in ("travelling", "reduced")}
     ids, bags = BATCH * sum(of.ids_per_sample), BATCH * len(of.features)
-    for requester, shard in itertools.product(range(ranks), placed.shards):
+    if placed.sharding == "data_parallel":
+        found["looked_up"] += ids * of.dim * of.value_bytes
+    for requester, shard in itertools.product(range(RANKS), placed.shards):
         share = of.share(shard.first, shard.rows)
         found["looked_up"][shard.rank] += share * ids * shard.dim * of.value_bytes
         partial = of.pooled and placed.sharding == "row_wise"
-        vectors = bags if of.pooled else share * ids
-        moves = [("ids", requester, shard.rank, 8 * share * ids + 8 * bags)]
-        if not partial:
-            moves += [
-                ("rows", shard.rank, requester, 4 * shard.dim * vectors),
-                ("gradients", requester, shard.rank, 4 * shard.dim * vectors),
-            ]
-        else:  # the vectors of a requester are added up on it; its gradients go to all
-            moves += [
-                ("rows", shard.rank, requester, 4 * of.dim * bags),
-                ("gradients", requester, shard.rank, 4 * of.dim * bags),
-            ]
-        for name, source, target, size in moves:
+        # Of partial sums, the vectors of a requester are added up on it, and its gradients go to all.
+        vectors = 4 * of.dim * bags if partial else 4 * shard.dim * (bags if of.pooled else share * ids)
+        twice = 2 if partial and reduce_all else 1
+        for name, source, target, size in (
+            ("ids", requester, shard.rank, 8 * share * ids + 8 * bags),
+            ("rows", shard.rank, requester, twice * vectors),
+            ("gradients", requester, shard.rank, vectors),
+        ):
             if source != target:
                 found[f"{name}_out"][source] += size
                 found[f"{name}_in"][target] += size
@@ -66,59 +46,41 @@ USES = st.none() | st.lists(st.integers(0, 9), min_size=4, max_size=8).filter(an
 
 
 @given(
-    pooled=st.booleans(), uses=USES, way=st.sampled_from(["row", "whole", "columns"]),
+    pooled=st.booleans(), uses=USES, way=st.sampled_from(["row", "whole", "columns", "everywhere"]),
     ids=st.lists(st.integers(1, 20), min_size=1, max_size=3), dtype=st.sampled_from(["fp32", "fp16"]),
+    reduce_all=st.booleans(),
 )  # fmt: skip
-def test_loads_are_those_of_messages_from_rank_to_rank(pooled, uses, way, ids, dtype):
+def test_loads_are_those_of_messages_from_rank_to_rank(pooled, uses, way, ids, dtype, reduce_all):
     uses = None if uses is None else np.array(uses, float)
     of = table(rows=103, dim=8, pooled=pooled, ids=tuple(map(float, ids)), uses=uses, dtype=dtype)
-    placed = {"row": row_wise(of), "whole": whole(of, 2), "columns": columns(of, 3, 1)}[way]
-    found, expected = load(placed, setting()), counted(placed)
-    assert found.reduced == 0
-    for name, values in expected.items():
+    placed = {"row": row_wise(of), "whole": whole(of, 2), "columns": columns(of, 3, 1), "everywhere": everywhere(of)}
+    found = load(placed[way], setting(reduce_all=reduce_all))
+    assert found.reduced == (103 * 8 * 4 if way == "everywhere" else 0)
+    for name, values in counted(placed[way], reduce_all).items():
         np.testing.assert_allclose(getattr(found, name), values, err_msg=name)
-
-
-def test_gloo_sends_partial_sums_twice():
-    placed = row_wise(table(pooled=True))
-    once, twice = load(placed, setting()), load(placed, setting(reduce_all=True))
-    np.testing.assert_allclose(twice.rows_out, 2 * once.rows_out)
-    np.testing.assert_allclose(twice.gradients_out, once.gradients_out)
-
-
-def test_a_data_parallel_table_sends_its_whole_gradient():
-    of = table(rows=50, dim=8, ids=(2.0,))
-    found = load(everywhere(of), setting())
-    assert found.reduced == 50 * 8 * 4
-    np.testing.assert_allclose(found.looked_up, np.full(RANKS, 100 * 2 * 8 * 4))
-    assert not any(np.any(getattr(found, name)) for name in Load.__dataclass_fields__ if name.endswith(("in", "out")))
 
 
 def test_parts_by_hand():
     """Table-wise on rank 0, 100 samples of 10 ids, 8 columns: rank 0 takes and gives three times what others do."""
-    found = parts([whole(table())], setting())
-    asked, vectors = 3 * (8 * 1000 + 8 * 100), 3 * 4 * 8 * 1000
+    plan = [whole(table())]
+    found = parts(plan, setting())
+    asked, vectors, looked_up = 3 * (8 * 1000 + 8 * 100), 3 * 4 * 8 * 1000, 4 * 4 * 8 * 1000
     assert found.ids == pytest.approx(asked / 1e6)
     assert found.rows == found.gradients == pytest.approx(vectors / 1e6)
-    looked_up = 4 * 4 * 8 * 1000
-    assert found.lookup == pytest.approx(2 * looked_up / 2e6)
-    assert found.apply == pytest.approx(3 * looked_up / 2e6)
+    assert (found.lookup, found.apply) == pytest.approx((2 * looked_up / 2e6, 3 * looked_up / 2e6))
     assert found.all_reduce == 0
     assert found.total == pytest.approx(sum(dataclasses.astuple(found)))
-
-
-def test_senders_alone_count_where_links_take_in_all():
-    """Gradients for rank 0: each of the others sends them once."""
-    found = parts([whole(table())], setting(receivers_wait=False))
-    assert found.gradients == pytest.approx(4 * 8 * 1000 / 1e6)
-    assert found.rows == pytest.approx(3 * 4 * 8 * 1000 / 1e6)
-
-
-def test_cores_that_ranks_share_move_the_bytes_of_all():
-    found, base = (parts([whole(table())], setting(**more)) for more in ({"shared_ms_per_mb": 10.0}, {}))
-    vectors, asked = 3 * 4 * 8 * 1000, 3 * 8800
-    assert found.rows - base.rows == found.gradients - base.gradients == pytest.approx(10 * vectors / 1e6)
-    assert found.ids - base.ids == pytest.approx(10 * asked / 1e6)
+    # Senders alone count where links take in all: each of the others sends its gradients once.
+    alone = parts(plan, setting(receivers_wait=False))
+    assert (alone.gradients, alone.rows) == pytest.approx((vectors / 3e6, vectors / 1e6))
+    # Cores that ranks share move the bytes of all.
+    shared = parts(plan, setting(shared_ms_per_mb=10.0))
+    assert shared.rows - found.rows == shared.gradients - found.gradients == pytest.approx(10 * vectors / 1e6)
+    assert shared.ids - found.ids == pytest.approx(10 * asked / 1e6)
+    calibrated = parts(plan, setting(lookup_ms_per_mb=10.0, apply_ms_per_mb=20.0))
+    assert (calibrated.lookup, calibrated.apply) == pytest.approx((10 * 0.128, 20 * 0.128))
+    with pytest.raises(ValueError, match="ranks = 0"):
+        Setting(hardware=IDEAL, ranks=0, batch_size=1)
 
 
 def test_the_busiest_rank_decides_and_groups_share_the_links():
@@ -129,7 +91,7 @@ def test_the_busiest_rank_decides_and_groups_share_the_links():
     assert together.rows == pytest.approx(2 * apart.rows)
 
 
-def test_every_sharding_group_pays_its_latencies():
+def test_every_sharding_group_pays_its_latencies_and_kernels():
     late = dataclasses.replace(IDEAL, exchange_latency=1000.0, peer_latency=500.0)  # 2.5 ms of 4 ranks
     one, two = table("a"), table("b", module="other")
     base = parts([whole(one), row_wise(two)], setting())
@@ -138,6 +100,9 @@ def test_every_sharding_group_pays_its_latencies():
     assert found.rows - base.rows == found.gradients - base.gradients == pytest.approx(2 * 2.5)
     same = parts([whole(one), whole(table("b"), 1)], setting(hardware=late))
     assert same.rows - parts([whole(one), whole(table("b"), 1)], setting()).rows == pytest.approx(2.5)
+    floor = setting(hardware=dataclasses.replace(IDEAL, kernel_floor=5000.0))
+    assert parts([whole(table(rows=10, ids=(1.0,)))], floor).lookup == 5.0
+    assert parts([whole(one), row_wise(two)], floor).lookup == 10.0
 
 
 def test_ids_cost_metadata_only_where_they_travel():
@@ -147,17 +112,6 @@ def test_ids_cost_metadata_only_where_they_travel():
     assert cut == pytest.approx(2.0)  # once to every part
     assert parts([everywhere(table())], slow).ids == 0
     assert parts([whole(table())], dataclasses.replace(slow, ranks=1)).ids == 0
-
-
-def test_calibrated_look_ups_and_updates_replace_the_memory():
-    found = parts([whole(table())], setting(lookup_ms_per_mb=10.0, apply_ms_per_mb=20.0))
-    assert (found.lookup, found.apply) == pytest.approx((10 * 0.128, 20 * 0.128))
-
-
-def test_a_kernel_takes_a_least_time():
-    floor = setting(hardware=dataclasses.replace(IDEAL, kernel_floor=5000.0))
-    assert parts([whole(table(rows=10, ids=(1.0,)))], floor).lookup == 5.0
-    assert parts([whole(table()), row_wise(table("b"))], floor).lookup == 10.0
 
 
 def test_data_parallel_gradients_are_reduced_and_updated_whole():
@@ -200,6 +154,56 @@ def test_a_shard_costs_what_it_adds_to_its_rank():
     assert cold[:4] == (0, 0, 0, 0)
 
 
-def test_impossible_settings_are_refused():
-    with pytest.raises(ValueError, match="ranks = 0"):
-        Setting(hardware=IDEAL, ranks=0, batch_size=1)
+NONE = Parts(ids=0.0, lookup=0.0, rows=0.0, gradients=0.0, apply=0.0, all_reduce=0.0)
+# Dense gradients take the network, too: without them a step is the compute and what tables add.
+ALONE = dataclasses.replace(PAPER_LIKE, dense_parameters=0)
+
+
+def step(parts, way, load=ALONE, hardware=IDEAL):
+    return step_ms(parts, hardware, load, ranks=64, way=way)["step_ms"]
+
+
+def test_compute_is_calibrated_or_follows_from_the_operations():
+    flops_ms = 1e3 * PAPER_LIKE.flops / (IDEAL.peak_flops * 1e12 * IDEAL.flops_efficiency)
+    assert compute_ms(IDEAL, PAPER_LIKE) == pytest.approx(flops_ms)
+    assert compute_ms(IDEAL, dataclasses.replace(PAPER_LIKE, compute_ms=50.0, fixed_ms=3.0)) == 53.0
+
+
+@pytest.mark.parametrize(
+    ("way", "compute", "collision", "ms"),
+    [
+        ("plain", 100.0, 0.5, 10 + 100 + 7),
+        ("sparse dist", 10.0, 0.0, 100 + 7),  # ids are hidden
+        ("sparse dist", 2.0, 0.0, 8 + 100 + 7),
+        ("prioritized", 1000.0, 0.25, 7 + 25),
+        ("prioritized", 50.0, 0.25, 7 + 25 + (10 + 75 - 50)),
+    ],
+)
+def test_the_closed_form_of_what_a_step_waits_for(way, compute, collision, ms):
+    parts = Parts(ids=10.0, lookup=5.0, rows=30.0, gradients=60.0, apply=5.0, all_reduce=7.0)
+    assert rated(parts, compute=compute, collision=collision, way=way) == ms
+
+
+def test_steps_take_the_parts_that_their_way_exposes():
+    parts = Parts(ids=3.0, lookup=1.0, rows=20.0, gradients=30.0, apply=2.0, all_reduce=0.0)
+    assert step(parts, "plain") - step(NONE, "plain") == pytest.approx(parts.total, rel=1e-6)
+    ids = dataclasses.replace(NONE, ids=5.0)
+    assert step(ids, "sparse dist") == pytest.approx(step(NONE, "sparse dist"), rel=0.01)
+    # Of 10 ms of rows, a tenth is distinct rows that collide; of the gradients, every colliding event has one.
+    load = dataclasses.replace(ALONE, collisions={64: 0.4}, distinct=0.5, colliding_distinct=0.25)
+    quiet = dataclasses.replace(IDEAL, contention=0.0, memory_contention=0.0)
+    for name, ms in (("rows", 1.0), ("gradients", 4.0)):
+        one = dataclasses.replace(NONE, **{name: 10.0})
+        found = step(one, "prioritized", load, quiet) - step(NONE, "prioritized", load, quiet)
+        assert found == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("way", SHOWN)
+def test_what_is_rated_longer_takes_longer(way):
+    plans = [dataclasses.replace(NONE, rows=size, gradients=2 * size, ids=size / 9) for size in (10.0, 40.0, 160.0)]
+    compute, collision = compute_ms(IDEAL, ALONE), ALONE.collision(64)
+    ratings = [rated(one, compute=compute, collision=collision, way=way) for one in plans]
+    steps = [step(one, way) for one in plans]
+    assert ratings == sorted(ratings)
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0]

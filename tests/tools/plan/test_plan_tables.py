@@ -1,15 +1,20 @@
-"""Tables as a TOML file names them: what is read, what is refused, and which share of the look-ups rows have."""
+"""Tables as a TOML file names them, and what the profiled files say of them: lengths, and how often rows are used."""
 
 import itertools
+import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_examples import table
+from plan_examples import table, write_profile
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.plan.access import column_ids, with_lengths, with_uses
 from freescale_tools.plan.tables import Table, read_tables
+from freescale_tools.scan.files import open_files
 
 TWO = """
 [tables.things]
@@ -40,9 +45,6 @@ def test_every_key_is_read(tmp_path):
     assert (users.pooled, users.module, users.value_bytes, users.ids_per_sample) == (True, "dlrm.bags", 2, None)
     with pytest.raises(ValueError, match="table users: the ids per sample are not known"):
         _ = users.ids
-
-
-def test_one_mean_is_that_of_every_feature(tmp_path):
     things, _ = read(tmp_path, TWO.replace("[3, 2.5]", "4"))
     assert things.ids_per_sample == (4.0, 4.0)
 
@@ -67,23 +69,13 @@ def test_one_mean_is_that_of_every_feature(tmp_path):
         (('kind = "pooled"\nmodule = "dlrm.bags"', ""), "differ in dim"),
         (("[tables.users]", "[table.users]"), "'table' is not known"),
         (("[tables", "[[tables"), "is no TOML"),
+        ((TWO, TWO.replace("64", "0").replace("= 7", "= 0")), r"things\] dim = 0.*users\] rows = 0"),
+        ((TWO, ""), "no tables: a file with"),
     ],
 )  # fmt: skip
-def test_faults_are_named(tmp_path, change, message):
+def test_faults_are_named_all_in_one_message(tmp_path, change, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, TWO.replace(*change))
-
-
-def test_all_faults_come_in_one_message(tmp_path):
-    with pytest.raises(UsageError, match=r"things\] dim = 0.*users\] rows = 0"):
-        read(tmp_path, TWO.replace("dim = 64", "dim = 0").replace("rows = 7", "rows = 0"))
-
-
-def test_a_file_without_tables_and_no_file_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="no tables: a file with"):
-        read(tmp_path, "")
-    with pytest.raises(UsageError, match=r"or a model as package\.module:NAME"):
-        read_tables(tmp_path / "nowhere.toml")
 
 
 @given(
@@ -104,8 +96,60 @@ def test_a_share_is_that_of_the_rows():
     assert [found.share(first, 2) for first in (0, 2, 4)] == [0.75, 0.25, 0]
     assert found.share(1, 2) == pytest.approx(0.375 + 0.125)
     assert table(rows=8).share(5, 2) == 0.25
-
-
-def test_impossible_uses_are_refused():
     with pytest.raises(ValueError, match="not all 0"):
-        Table(name="t", rows=2, dim=4, features=("f",), pooled=True, uses=np.zeros(2))
+        table(uses=np.zeros(2))
+
+
+def unknown(*features, rows=1000):
+    return Table(name="t", rows=rows, dim=8, features=features, pooled=False)
+
+
+@pytest.fixture
+def profiled(tmp_path):
+    """(profile of the columns items and ads, their ids)."""
+    ids = write_profile(tmp_path, columns=("items", "ads"))
+    return json.loads((tmp_path / "profile.json").read_text()), ids
+
+
+def test_lengths_come_from_the_profile_where_none_are_given_and_are_cut(profiled):
+    document, ids = profiled
+    mean = pytest.approx(ids[0].size / 20_000)
+    (found, given) = with_lengths([unknown("items"), table(ids=(3.0,))], document, max_length=None)
+    assert (found.ids_per_sample, given.ids_per_sample) == ((mean,), (3.0,))
+    document["candidates"] = {"ads": document["sequences"].pop("ads")}  # candidates are not cut
+    (found,) = with_lengths([unknown("items", "ads")], document, max_length=1)
+    assert found.ids_per_sample == (1.0, mean)
+    with pytest.raises(UsageError, match="no lengths of others, users: it has items, ads"):
+        with_lengths([unknown("items", "users", "others")], document, max_length=None)
+    document["sequences"]["items"]["histogram"] = None  # a quick profile
+    with pytest.raises(UsageError, match="no lengths of items: it has ads"):
+        with_lengths([unknown("items")], document, max_length=None)
+
+
+def test_uses_are_the_counts_of_all_features_of_a_table_modulo_its_rows(profiled):
+    document, ids = profiled
+    both, few, other = with_uses(
+        [unknown("items", "ads"), unknown("items", rows=300), table()], document["paths"], ["items", "ads"]
+    )
+    np.testing.assert_array_equal(both.uses, np.bincount(ids.ravel(), minlength=1000))
+    np.testing.assert_array_equal(few.uses, np.bincount(ids[0] % 300, minlength=300))
+    assert other.uses is None
+
+
+def test_large_tables_are_counted_by_slices(tmp_path):
+    """Two ids at each end of the largest table that int64 names."""
+    ids = pa.array([[0, 1, 2**62 - 1, 2**62 - 2]], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"items": ids}), tmp_path / "data.parquet")
+    (found,) = with_uses([unknown("items", rows=2**62)], [str(tmp_path / "data.parquet")], ["items"])
+    assert (len(found.uses), found.uses[0], found.uses[-1]) == (65536, 2, 2)
+
+
+def test_the_first_ids_of_every_file_are_read_and_nulls_are_not(tmp_path):
+    for name, values in (("a", [[1, None], None, [2, 3]]), ("b", [[4], [5, 6, 7]])):
+        pq.write_table(pa.table({"items": values}), tmp_path / f"{name}.parquet", row_group_size=1)
+    files = open_files([str(tmp_path)])
+    assert column_ids(files, "items").tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert column_ids(files, "items", most=4).tolist() == [1, 2, 4, 5]
+    pq.write_table(pa.table({"items": [[0.5]]}), tmp_path / "c.parquet")
+    with pytest.raises(UsageError, match="integer ids"):
+        with_uses([unknown("items")], [str(tmp_path / "c.parquet")], ["items"])
