@@ -29,17 +29,9 @@ LONGEST = 170
 
 def by_torchrun(program: Path, *options: str) -> str:
     """What rank 0 of two printed."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(program),
-            *options,
-        ],
+        [*torchrun, str(program), *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -52,12 +52,6 @@ def stats_of(batch: Any) -> dict[str, Any]:
     return {**dataclasses.asdict(batch.stats), "loss_weight": batch.loss_weight}
 
 
-def details(batch: Batch) -> dict[str, Any]:
-    """One batch at length: a digest per tensor, its rows, its statistics."""
-    parts = {name: of_tensor(tensor) for name, tensor in tensors(batch)}
-    return {**parts, "keys": batch.features.keys(), "rows": rows(batch), "stats": stats_of(batch)}
-
-
 def rows(batch: Batch) -> list[int]:
     return batch.features["row"].values().tolist()
 

@@ -39,15 +39,13 @@ def _epochs(folder: Path, rank: int, size: int, options: dict[str, Any]) -> list
 
 
 def others(folder: Path) -> dict[str, Any]:
-    """Other seeds, windows, batch sizes and later epochs; rows that drop out; a job file; some batches at length."""
+    """Other seeds, windows, batch sizes and later epochs; rows that drop out; a job file."""
     with loader(folder, 0, 1, shuffle=True, seed=12, shuffle_window=2, batch_size=7, mix="weighted") as made:
         made.set_epoch(5)
         later = [digest.line(batch) for batch in made]
     with loader(folder, 0, 1, dropping=True) as made:
         dropping = [digest.line(batch) for batch in made]
         dropping += [str(len(made)), *map(str, made.skipped)]
-    with loader(folder, 1, 2, dropping=False, mix="time") as made:
-        batches = [digest.details(batch) for batch in islice(made, 3)]
     job = folder / "job.toml"
     with FreeScaleDataLoader(
         sources_from_toml(job), Schema.from_toml(job), batch_size=6, rank=0, world_size=1, num_threads=1
@@ -57,7 +55,6 @@ def others(folder: Path) -> dict[str, Any]:
     return {
         "other numbers": later,
         "dropping": dropping,
-        "at length": batches,
         "job file": from_file,
         "state of the job file": state,
     }

@@ -1,4 +1,4 @@
-"""Plans, cost models and fits: pure functions of integers."""
+"""Plans and cost models: pure functions of integers."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ import golden_digest as digest
 import numpy as np
 from golden_data import number
 
-from fsdata import Plan, Polynomial, Power, fit, pack
+from fsdata import Plan, Polynomial, Power, pack
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 SHAPES = ((2, 11), (3, 40), (4, 4), (8, 203), (64, 1500), (6, 3), (16, 0), (1, 9))
@@ -26,7 +26,6 @@ def plans(folder: Path) -> dict[str, Any]:
             for seed in range(2 if ranks == 3 else 1)
         },
         "costs": _costs(),
-        "fits": _fits(),
     }
 
 
@@ -90,21 +89,3 @@ def _costs() -> dict[str, str]:
         *(Power(alpha=alpha) for alpha in (0.3, 1, 1.37, 2, 2.9)),
     ]
     return {repr(model): digest.words(model(lengths)) for model in models}
-
-
-def _fits() -> dict[str, list[int]]:
-    """Found by least squares: they agree to many digits, not to the bit, between machines."""
-    steps = [lengths_of(20, 100 + seed) for seed in range(12)]
-    seconds = [1e-3 + 1e-6 * float((30 * step + step**2).sum()) for step in steps]
-    both = [{"uih": step, "candidates": step % 7} for step in steps]
-    more = [time + 1e-4 * float((step % 7).sum()) for time, step in zip(seconds, steps, strict=True)]
-    found = {
-        "one sequence": fit(steps, seconds),
-        "with candidates": fit(both, more),
-        "linear": fit(steps, _events(steps)),
-    }
-    return {name: [model.linear, model.quadratic, model.candidate] for name, model in found.items()}
-
-
-def _events(steps: list[np.ndarray]) -> list[float]:
-    return [float(step.sum()) for step in steps]

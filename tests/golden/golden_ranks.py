@@ -46,20 +46,15 @@ def loader(folder: Path, *, dropping: bool = False, **options: Any) -> FreeScale
     return FreeScaleDataLoader(sources(folder, dropping=dropping), SCHEMA, **options)
 
 
-def balanced(folder: Path) -> dict[str, Any]:
-    """By case: batches of one or two epochs on 2 and 3 ranks, what was dropped, states saved after some batches."""
-    found: dict[str, Any] = {name: {"batches": {}, "states": {}} for name in CASES}
-    for size in SIZES:
-        answers = shared_world(size).run(_run_all, folder)
-        for name in CASES:
-            assert all(answer[name][1] == answers[0][name][1] for answer in answers), name
-            found[name]["batches"][str(size)] = [answer[name][0] for answer in answers]
-            found[name]["states"][str(size)] = answers[0][name][1]
+def balanced(folder: Path, *, size: int) -> dict[str, Any]:
+    """By case: batches of one or two epochs by rank, what was dropped, states saved after some batches."""
+    answers = shared_world(size).run(_run_all, folder)
+    found: dict[str, Any] = {}
     for name in CASES:
-        saved = found[name]["states"]
-        (fingerprint,) = {
-            json.dumps(each.pop("fingerprint")) for of_size in saved.values() for each in of_size.values()
-        }
+        states = answers[0][name][1]
+        assert all(answer[name][1] == states for answer in answers), name
+        (fingerprint,) = {json.dumps(each.pop("fingerprint")) for each in states.values()}
+        found[name] = {"batches": [answer[name][0] for answer in answers], "states": states}
         if name in RESUMED:
             found[name]["fingerprint"] = json.loads(fingerprint)
     return found
@@ -95,19 +90,18 @@ def _seconds(rank: int, batch: Any) -> float:
     return (100 + len(batch.features.values())) * (3 if rank == 1 else 2) / 1024
 
 
-def continuations(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+def continuations(folder: Path, found: dict[str, Any], *, size: int) -> dict[str, Any]:
     """What new loaders give after the states of `balanced`, which may come from a file, by rank."""
     jobs: dict[int, dict[str, tuple[str, State]]] = {}
     for name in RESUMED:
-        for before, points in found[name]["states"].items():
-            for point, state in points.items():
-                for after in LOADED_ON[name]:
-                    where = f"{name}, saved on {before} ranks, {point}, loaded on {after}"
-                    whole = {**state, "fingerprint": found[name]["fingerprint"]}
-                    jobs.setdefault(after, {})[where] = (name, whole)
+        for point, state in found[name]["states"].items():
+            whole = {**state, "fingerprint": found[name]["fingerprint"]}
+            for after in LOADED_ON[name]:
+                where = f"{name}, saved on {size} ranks, {point}, loaded on {after}"
+                jobs.setdefault(after, {})[where] = (name, whole)
     result = {}
-    for size, of_size in jobs.items():
-        answers = shared_world(size).run(_continue, folder, of_size)
+    for after, of_size in jobs.items():
+        answers = shared_world(after).run(_continue, folder, of_size)
         result.update({where: [answer[where] for answer in answers] for where in of_size})
     return result
 

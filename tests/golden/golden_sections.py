@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ SECTIONS: dict[str, Callable[[Path], Any]] = {
     "orders": golden_loader.orders,
     "others": golden_loader.others,
     "states": golden_loader.states,
-    "balanced": golden_ranks.balanced,
+    "balanced_2": partial(golden_ranks.balanced, size=2),
+    "balanced_3": partial(golden_ranks.balanced, size=3),
     "rebalanced": golden_ranks.rebalanced,
     "plans": golden_plans.plans,
     "comm": golden_comm.reports,
@@ -26,7 +28,8 @@ SECTIONS: dict[str, Callable[[Path], Any]] = {
 
 RESUMED: dict[str, Callable[[Path, Any], Any]] = {
     "states": golden_loader.continuations,
-    "balanced": golden_ranks.continuations,
+    "balanced_2": partial(golden_ranks.continuations, size=2),
+    "balanced_3": partial(golden_ranks.continuations, size=3),
     "rebalanced": golden_ranks.rebalanced_continuations,
 }
 """Sections with saved states -> what goes on from them."""

@@ -1,8 +1,8 @@
-"""Write the golden files: `python tests/golden/make_golden.py [--files] [names ...]`.
+"""Write the golden files: `python tests/golden/make_golden.py [names ...]`.
 
 Every file holds what one part of the project gives for fixed inputs, and under "made_with" the commit it was made
 with. `test_golden.py` repeats all of it. Make files anew only where a change of results is wanted, and say so in the
-commit. `--files` writes the Parquet files, too; all golden files are then to be made anew.
+commit.
 """
 
 import json
@@ -30,15 +30,13 @@ def text(value: Any, *, depth: int = 0) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    from golden_data import FILES, write_files
+    from golden_data import FILES
     from golden_sections import RESUMED, SECTIONS
 
     made_with = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, check=True, capture_output=True, text=True
     )
-    if "--files" in arguments:
-        write_files(FILES)
-    for name in [each for each in arguments if each in SECTIONS] or SECTIONS:
+    for name in arguments or SECTIONS:
         found = {"made_with": made_with.stdout.strip(), "golden": SECTIONS[name](FILES)}
         if name in RESUMED:
             found["then"] = RESUMED[name](FILES, found["golden"])

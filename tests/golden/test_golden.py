@@ -7,7 +7,7 @@ files anew. The names used are public ones, so that modules may move.
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,17 @@ def check(recorded: Any, now: Any) -> None:
     assert not found, f"{len(found)} differences, first:\n" + "\n".join(found[:8])
 
 
-@pytest.mark.parametrize("name", SECTIONS)
+def names(of: Iterable[str], *long: str) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.long] if name in long else []) for name in of]
+
+
+@pytest.mark.parametrize("name", names(SECTIONS, "balanced_3"))
 def test_what_was_recorded_comes_out_again(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "_DRAWS", 4)  # intervals of a simulation are not recorded, and take long
     check(read(name)["golden"], SECTIONS[name](folder))
 
 
-@pytest.mark.parametrize(
-    "name", ["rebalanced", *(pytest.param(name, marks=pytest.mark.long) for name in RESUMED if name != "rebalanced")]
-)
+@pytest.mark.parametrize("name", names(RESUMED, "states", "balanced_2", "balanced_3"))
 def test_recorded_states_go_on_as_recorded(name: str, folder: Path) -> None:
     recorded = read(name)
     check(recorded["then"], RESUMED[name](folder, recorded["golden"]))
