@@ -1,16 +1,19 @@
 """The meter among ranks: TorchRec models stay exact to the bit, and what was injected is found where it was put."""
 
+import contextlib
+import json
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from exact import Run, differences, train
 from exact_model import Config, mixed
-from test_meter import Clock, parts, wrapped
+from test_meter import Clock, changed, parts, wrapped
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from worlds import shared_world
@@ -25,149 +28,131 @@ def plain_loop(run: Run) -> None:
         run.train(step, batch)
 
 
-def metered_loop(run: Run) -> None:
-    with BubbleMeter(run.model) as meter:
-        for step, batch in enumerate(meter.watch(run.loader())):
-            run.train(step, batch)
-    run.reports.append(meter.report())
-
-
-def case_results_stay_the_same(rank: int, size: int, static: bool) -> Any:
-    config = CONFIG.but(static_graph=static)
-    expected = train(rank, size, config, plain_loop, "plain")
-    before = wrapped()
-    metered = train(rank, size, config, metered_loop, "plain")
-    assert all(before[name] is value for name, value in wrapped().items())
-    assert all(p._post_accumulate_grad_hooks is None for p in metered.model.parameters())
-    return differences(expected.log, metered.log), metered.reports[0].to_dict()
-
-
-@pytest.mark.parametrize(
-    ("size", "static"), [(2, False), *(pytest.param(*case, marks=pytest.mark.long) for case in ((2, True), (3, False)))]
-)
-def test_a_torchrec_model_trains_to_the_same_bits(size: int, static: bool) -> None:
-    answers = shared_world(size).run(case_results_stay_the_same, static)
-    assert [found for found, _ in answers] == [[]] * size
-    reports = [report for _, report in answers]
-    assert all(report == reports[0] for report in reports), "all ranks see the steps of all"
-    assert [(step["step"], step["rank"]) for step in reports[0]["steps"]] == [
-        (n, r) for n in range(6) for r in range(size)
-    ]
-    for step in reports[0]["steps"]:
-        assert sum(step["exposed_s"].values()) + step["compute_s"] + step["data_s"] + step["straggler_s"] == (
-            pytest.approx(step["seconds"])
-        )
-        assert min([step["compute_s"], step["data_s"], step["straggler_s"], *step["exposed_s"].values()]) >= -1e-9
-
-
-def metered_inside(run: Run) -> None:
+def metered(run: Run) -> None:
     with run.enable() as comm, BubbleMeter(run.model) as meter:
         for step, batch in enumerate(meter.watch(comm.lookahead(run.loader()))):
             run.train(step, batch)
-    run.reports.append(meter.report(local=True))  # kinds with their stragglers: none is 0
+    run.reports.append(meter)
 
 
 def metered_around(run: Run) -> None:
     with BubbleMeter(run.model) as meter, run.enable() as comm:
         for step, batch in enumerate(meter.watch(comm.lookahead(run.loader()))):
             run.train(step, batch)
-    run.reports.append(meter.report(local=True))  # kinds with their stragglers: none is 0
+    run.reports.append(meter)
 
 
-def case_with_fscomm(rank: int, size: int, loop: Any) -> Any:
+def case_measured(rank: int, size: int, loop: Any, mode: Any, folder: str) -> Any:
+    """What differs from the plain loop, the steps that the report of all ranks has, and those of this rank alone."""
     expected = train(rank, size, CONFIG, plain_loop, "plain")
     before = wrapped()
-    metered = train(rank, size, CONFIG, loop, "fscomm")
-    assert all(before[name] is value for name, value in wrapped().items())
-    comm, report = metered.reports
-    assert comm.report().fallbacks == {}
-    return differences(expected.log, metered.log), [parts(step) for step in report.steps]
+    run = train(rank, size, CONFIG, loop, mode)
+    assert not changed(before)
+    meter = run.reports[-1]
+    path = Path(folder) / f"{rank}.json"
+    meter.save(path)
+    assert path.exists() == (rank == 0), "rank 0 writes for all"
+    local = meter.report(local=True)  # kinds with their stragglers: none is 0
+    return differences(expected.log, run.log), meter.report().to_dict()["steps"], [parts(step) for step in local.steps]
 
 
-@pytest.mark.parametrize("loop", [metered_inside, pytest.param(metered_around, marks=pytest.mark.long)])
-def test_a_loop_with_fscomm_is_measured_and_stays_exact(loop: Any) -> None:
-    for found, steps in shared_world(2).run(case_with_fscomm, loop):
+@pytest.mark.parametrize(
+    ("loop", "mode"),
+    [(metered, "plain"), (metered, "fscomm"), pytest.param(metered_around, "fscomm", marks=pytest.mark.long)],
+)
+def test_a_torchrec_model_trains_to_the_same_bits_and_leaves_a_whole_record(
+    loop: Any, mode: str, tmp_path: Path
+) -> None:
+    answers = shared_world(2).run(case_measured, loop, mode, str(tmp_path))
+    saved = json.loads((tmp_path / "0.json").read_text())["steps"]
+    assert [(step["step"], step["rank"]) for step in saved] == [(n, r) for n in range(CONFIG.steps) for r in range(2)]
+    for found, steps, alone in answers:
         assert found == []
-        assert len(steps) == CONFIG.steps
-        assert all({"ids", "embeddings", "dense", "compute"} <= set(step) for step in steps)
+        assert [each["seconds"] for each in steps] == [each["seconds"] for each in saved], "all see the steps of all"
+        assert all({"ids", "embeddings", "dense", "compute"} <= set(step) for step in alone)
+    # A thread of fscomm may exchange at the end of one step or at the start of the next.
+    assert {"ids", "embeddings", "gradients", "dense"} <= {kind for step in saved for kind in step["exchanges"]}
+    for step in saved:
+        times = step["compute_s"], step["data_s"], step["straggler_s"], *step["exposed_s"].values()
+        assert sum(times) == pytest.approx(step["seconds"])
+        assert min(*times, *step["passes_s"].values()) >= -1e-9
+        assert {"forward", "backward"} <= set(step["passes_s"])
+        assert step["lengths"], "found in the batches"
+        assert step["bytes"]["dense"] > 0
+        assert all(seconds >= 0 for _, _, seconds in step["transfers"])
+        if mode == "plain":
+            assert step["rows"]["lookup"] == step["rows"]["update"] > 0
 
 
-class Slow:
-    """Makes waits of one kind take `seconds` more by `clock`: wraps `Work.wait` below the meter, told by its caller."""
-
-    WHERE: ClassVar = {
-        "ids": ("torchrec.distributed.dist_data", "_wait_impl"),
-        "embeddings": ("torchrec.distributed.comm_ops", "forward"),
-        "gradients": ("torchrec.distributed.comm_ops", "backward"),
-    }
-
-    def __init__(self, clock: Clock, kind: str, seconds: float) -> None:
-        self.calls = 0
-        self._clock, self._kind, self._seconds = clock, kind, seconds
-        self._original = vars(dist.Work)["wait"]
-
-    def __enter__(self) -> "Slow":
-        def slow(work: Any, *args: Any) -> Any:
-            if self._is_wanted(sys._getframe(1)):
-                self.calls += 1
-                self._clock.tick(self._seconds)
-            return self._original(work, *args)
-
-        dist.Work.wait = slow  # type: ignore[method-assign, assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        dist.Work.wait = self._original  # type: ignore[method-assign]
-
-    def _is_wanted(self, frame: FrameType | None) -> bool:
-        while frame is not None and not frame.f_globals["__name__"].startswith("torchrec."):
-            frame = frame.f_back
-        return frame is not None and (frame.f_globals["__name__"], frame.f_code.co_name) == self.WHERE[self._kind]
+SLOW = {  # seconds that waits take more, by who waits in TorchRec
+    ("torchrec.distributed.dist_data", "_wait_impl"): ("ids", 0.5),
+    ("torchrec.distributed.comm_ops", "forward"): ("embeddings", 0.25),
+    ("torchrec.distributed.comm_ops", "backward"): ("gradients", 0.125),
+}
 
 
-def case_delay(rank: int, size: int, kind: str) -> Any:
+@contextlib.contextmanager
+def waiting_by(wait: Callable[[Callable[..., Any], Any], Any]) -> Iterator[None]:
+    """`wait(original, work)` in the place of `Work.wait`, below the meter."""
+    original = vars(dist.Work)["wait"]
+    dist.Work.wait = lambda work, *args: wait(original, work)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        dist.Work.wait = original  # type: ignore[method-assign]
+
+
+def slow_kind(frame: FrameType | None) -> tuple[str, float] | None:
+    while frame is not None and not frame.f_globals["__name__"].startswith("torchrec."):
+        frame = frame.f_back
+    return None if frame is None else SLOW.get((frame.f_globals["__name__"], frame.f_code.co_name))
+
+
+def case_delays(rank: int, size: int) -> Any:
     clock = Clock()
-    calls = []
+    slowed: list[dict[str, float]] = []
+
+    def slow(original: Any, work: Any) -> Any:
+        if (found := slow_kind(sys._getframe(2))) is not None:
+            kind, seconds = found
+            slowed[-1][kind] = slowed[-1].get(kind, 0.0) + seconds
+            clock.tick(seconds)
+        return original(work)
 
     def loop(run: Run) -> None:
-        with Slow(clock, kind, 0.5) as slow, BubbleMeter(run.model, clock=clock) as meter:
+        with waiting_by(slow), BubbleMeter(run.model, clock=clock) as meter:
+            slowed.append({})
             for step, batch in enumerate(meter.watch(run.loader())):
                 run.train(step, batch)
                 clock.tick(2)
-                calls.append(slow.calls)
+                slowed.append({})
         run.reports.append(meter.report())
 
     run = train(rank, size, CONFIG, loop, "plain")
-    return np.diff([0, *calls]).tolist(), [parts(step) for step in run.reports[0].steps if step.rank == rank]
+    return slowed[:-1], [parts(step) for step in run.reports[0].steps if step.rank == rank]
 
 
-@pytest.mark.parametrize("kind", ["ids", "embeddings", "gradients"])
-def test_a_delay_of_torchrec_is_found_again(kind: str) -> None:
-    for calls, steps in shared_world(2).run(case_delay, kind):
-        assert min(calls) >= 1
-        assert steps == [{"compute": 2, kind: 0.5 * n} for n in calls]
+def test_delays_of_torchrec_are_found_again() -> None:
+    for slowed, steps in shared_world(2).run(case_delays):
+        assert all(each.keys() == {"ids", "embeddings", "gradients"} for each in slowed)
+        assert steps == [{"compute": 2, **each} for each in slowed]
 
 
 def case_late_rank(rank: int, size: int) -> Any:
     """Logical time: an exchange ends everywhere when the last rank has issued it, and takes half a second then."""
     clock = Clock()
-    original = vars(dist.Work)["wait"]
 
-    def wait_logically(work: Any, *args: Any) -> Any:
-        done = original(work, *args)
+    def wait_logically(original: Any, work: Any) -> Any:
+        done = original(work)
         now = torch.tensor([clock.now], dtype=torch.float64)
         original(dist.group.WORLD.allreduce([now], dist.ReduceOp.MAX))
         clock.now = float(now) + 0.5
         return done
 
-    dist.Work.wait = wait_logically  # type: ignore[method-assign, assignment]
-    try:
-        with BubbleMeter(nn.Linear(1, 1), clock=clock) as meter:
-            for n in meter.watch(range(3)):
-                clock.tick(1 + rank * n)
-                dist.all_reduce(torch.ones(1))
-    finally:
-        dist.Work.wait = original  # type: ignore[method-assign]
+    with waiting_by(wait_logically), BubbleMeter(nn.Linear(1, 1), clock=clock) as meter:
+        for n in meter.watch(range(3)):
+            clock.tick(1 + rank * n)
+            dist.all_reduce(torch.ones(1))
     return [[parts(step) for step in meter.report().steps if step.rank == r] for r in range(size)]
 
 
@@ -201,7 +186,6 @@ def case_slow_all_reduce(rank: int, size: int) -> Any:
             clock.tick(1)
             out.sum().backward()
             clock.tick(n)
-    assert all(p._post_accumulate_grad_hooks is None for p in model.parameters())
     return [parts(step) for step in meter.report().steps if step.rank == rank]
 
 

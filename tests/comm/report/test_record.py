@@ -1,35 +1,23 @@
-"""What the recorder adds up, with a clock that the test turns."""
+"""What the recorder adds up, with a clock that the test turns; and the trace of it, in the Trace Event Format."""
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
+from test_meter import Clock
 
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
-
-
-class Clock:
-    """Seconds that pass only when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from fscomm.report.trace import Span, trace_events
 
 
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-def on_worker(action, name="exclusive") -> None:
-    """Run `action` to its end on another thread."""
-    thread = threading.Thread(target=action, name=name)
-    thread.start()
-    thread.join()
 
 
 class Worker:
@@ -41,11 +29,11 @@ class Worker:
         def run() -> None:
             with recorder.span(kind, step=step):
                 self._opened.set()
-                self._go.wait(10)
+                self._go.wait(PATIENCE_S)
 
         self._thread = threading.Thread(target=run, name="exclusive")
         self._thread.start()
-        self._opened.wait(10)
+        self._opened.wait(PATIENCE_S)
 
     def close(self) -> None:
         self._go.set()
@@ -55,10 +43,10 @@ class Worker:
 def test_work_on_a_worker_is_hidden_but_for_the_time_that_the_training_thread_waits(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
     worker = Worker(recorder, "exclusive rows", step=3)
-    clock.now += 0.010
+    clock.tick(0.010)
     with recorder.wait("collision rows", step=4):
-        clock.now += 0.004
-    clock.now += 0.002
+        clock.tick(0.004)
+    clock.tick(0.002)
     worker.close()
     report = recorder.report()
     assert report.total.hidden_ms == pytest.approx({"exclusive rows": 12})
@@ -72,12 +60,12 @@ def test_a_span_that_ends_while_somebody_waits_for_it(clock: Clock, begins_first
     recorder = Recorder(clock=clock)
     if begins_first == "span":
         worker = Worker(recorder, "ids", step=0)
-        clock.now += 0.003
+        clock.tick(0.003)
     with recorder.wait("ids", step=0):
-        clock.now += 0.005
+        clock.tick(0.005)
         if begins_first == "wait":
             worker = Worker(recorder, "ids", step=0)
-        clock.now += 0.007
+        clock.tick(0.007)
         worker.close()
     assert recorder.report().total.exposed_ms == pytest.approx({"ids": 12})
     assert recorder.report().total.hidden_ms == pytest.approx({"ids": 3 if begins_first == "span" else 0})
@@ -86,18 +74,18 @@ def test_a_span_that_ends_while_somebody_waits_for_it(clock: Clock, begins_first
 def test_a_wait_inside_a_wait_is_counted_once(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
     with recorder.wait("agreement", step=0):
-        clock.now += 0.001
+        clock.tick(0.001)
         with recorder.wait("ids", step=0):
-            clock.now += 0.002
+            clock.tick(0.002)
     assert recorder.report().total.exposed_ms == pytest.approx({"agreement": 3, "ids": 0})
 
 
 def test_work_of_the_training_thread_is_inline(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
     with recorder.span("exclusive apply", step=0):
-        clock.now += 0.003
+        clock.tick(0.003)
         with recorder.wait("exclusive gradients", step=0):
-            clock.now += 0.002
+            clock.tick(0.002)
     total = recorder.report().total
     assert total.inline_ms == pytest.approx({"exclusive apply": 3})
     assert total.exposed_ms == pytest.approx({"exclusive gradients": 2})
@@ -108,13 +96,13 @@ def test_spans_are_kept_when_the_work_fails(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
 
     def failing() -> None:
-        clock.now += 0.002
+        clock.tick(0.002)
         raise KeyError
 
     with pytest.raises(KeyError), recorder.wait("ids", step=0):
         failing()
     with recorder.wait("ids", step=1):
-        clock.now += 0.001
+        clock.tick(0.001)
     assert recorder.report().total.exposed_ms == pytest.approx({"ids": 3})
 
 
@@ -180,11 +168,9 @@ def test_many_threads_lose_nothing() -> None:
                 recorder.bytes("a", step, "ids", sent=1, received=1)
                 recorder.count("a", step, occurrences=1, colliding=1, unique=1, unique_colliding=0)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
     report = recorder.report()
     assert report.total.traffic("ids").sent == 1600
     assert report.total.collisions["a"].occurrences == 1600
@@ -193,7 +179,6 @@ def test_many_threads_lose_nothing() -> None:
 
 def test_a_report_is_frozen_and_plain_json() -> None:
     recorder = Recorder()
-    on_worker(lambda: recorder.span("ids", step=0).__enter__().__exit__(None, None, None))
     recorder.count("a", 0, occurrences=3, colliding=1, unique=2, unique_colliding=1)
     report = recorder.report()
     before = report.to_dict()
@@ -215,3 +200,49 @@ def test_spans_are_ranges_of_a_torch_profile() -> None:
     names = [event.name for event in profile.events()]
     assert "fscomm: collision apply" in names
     assert "fscomm: wait for ids" in names
+
+
+SPANS = [
+    Span("exclusive rows", "exclusive", 10.004, 10.009, 1, "ebc"),
+    Span("ids", "ids", 10.000, 10.002, 1, "ebc"),
+    Span("ids", "MainThread", 10.001, 10.003, 1, blocked=True),
+    Span("flush", "exclusive", 10.010, 10.011),
+    Span("ids", "ids", 10.005, 10.006, 2, "ebc"),
+]
+
+
+def test_every_lane_of_a_trace_is_a_named_track_and_every_span_a_slice_in_microseconds() -> None:
+    events = trace_events(SPANS, rank=3)
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert tracks == {0: "ids", 1: "MainThread", 2: "exclusive"}
+    assert all(event["pid"] == 3 for event in events)
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["rank 3"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert [event["name"] for event in slices] == ["ids", "wait: ids", "exclusive rows", "ids", "flush"]
+    assert [round(event["dur"]) for event in slices] == [2000, 2000, 5000, 1000, 1000]
+    assert slices[0]["args"] == {"step": 1, "module": "ebc"}
+    assert slices[1]["cat"] == "exposed"
+    assert slices[4]["args"] == {}
+    assert [event["name"] for event in trace_events([], rank=0)] == ["process_name"]
+
+
+def test_the_spans_of_a_step_are_one_flow_in_order_of_time() -> None:
+    events = trace_events(SPANS, rank=0)
+    flow = [event for event in events if event.get("cat") == "step"]
+    assert [event["ph"] for event in flow] == ["s", "t", "f"]  # step 2 has one span: nothing to join
+    assert {event["id"] for event in flow} == {"0.1"}
+    for event in flow:
+        inside = [s for s in events if s["ph"] == "X" and s["tid"] == event["tid"] and s["ts"] == event["ts"]]
+        assert len(inside) == 1, "an arrow must begin and end on a slice"
+
+
+def test_the_file_is_json_with_one_slice_per_span(tmp_path: Path) -> None:
+    recorder = Recorder(rank=1)
+    for step in range(3):
+        with recorder.span("ids", step=step, module="a"), recorder.wait("agreement", step=step):
+            pass
+    recorder.report().save_trace(tmp_path / "trace.json")
+    document = json.loads((tmp_path / "trace.json").read_text())
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == 6
+    assert all(event["dur"] >= 0 and event["ts"] > 1e15 for event in slices)  # since the epoch: ranks can be joined
