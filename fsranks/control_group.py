@@ -185,12 +185,12 @@ class ControlGroup:
         left_s = max(end - self.clock.now(), 0)
         early_s = left_s / 3 if self.rank == 0 else left_s * 2 / 3  # rank 0 answers before the others give it up
         early = json.loads(self._store.hear("note/", self.rank, self.world_size, json.dumps, early_s))
-        keys = {f"note/{rank}": rank for rank in range(self.world_size) if str(rank) not in early}
-        late: dict[str, str] = {}
-        with contextlib.suppress(StoreLost):  # rank 0 hosts it, was faster, and has ended
-            late = self._store.wait(keys, max(end - self.clock.now(), 0))
-        found = {int(rank): text for rank, text in early.items()} | {keys[key]: text for key, text in late.items()}
-        notes = {rank: Note(**json.loads(text)) for rank, text in found.items()}
+        notes = {int(rank): Note(**json.loads(text)) for rank, text in early.items()}
+        if not any(note.reason for note in notes.values()):
+            keys = {f"note/{rank}": rank for rank in range(self.world_size) if rank not in notes}
+            with contextlib.suppress(StoreLost):  # rank 0 hosts it, was faster, and has ended
+                late = self._store.wait(keys, max(end - self.clock.now(), 0))
+                notes |= {keys[key]: Note(**json.loads(text)) for key, text in late.items()}
         notes[self.rank] = Note(reason="", waited_s=waited_s)
         with contextlib.suppress(StoreLost):
             asking = [rank for rank, note in notes.items() if not note.reason]
@@ -220,7 +220,10 @@ class ControlGroup:
             if self._posted:
                 return
             self._posted = True
-        self._store.post(f"note/{self.rank}", json.dumps(asdict(note)), self._diagnosis_s / 2)
+        text = json.dumps(asdict(note))
+        self._store.post(f"note/{self.rank}", text, self._diagnosis_s / 2)
+        if self.rank == 0 and note.reason:  # the others need not wait for what it hears from them
+            self._store.decide("note/answer", json.dumps({0: text}), self._diagnosis_s / 2)
 
 
 class BegunExchange:

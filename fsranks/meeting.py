@@ -61,7 +61,7 @@ class Meeting:
             return [tell]
         self._over = True
         try:
-            verdict = self._meet(self._store, {"items": dict(fingerprint), "told": tell}, self._timeout_s)
+            verdict = self._meet(self._store, {"items": dict(fingerprint), "told": tell})
         except StoreLost as lost:
             raise PeerError(f"{self._what}: {lost}") from lost
         if verdict["kind"] == "mismatch":
@@ -71,23 +71,24 @@ class Meeting:
         return verdict["told"]
 
     def _tell_failure(self, store: JobStore, mine: dict[str, Any]) -> None:
-        if self._context.rank == 0:  # the others wait for its verdict
-            self._meet(store, mine, 0.0)
+        rank, world_size = self._context.rank, self._context.world_size
+        if rank == 0:  # the others wait for its verdict
+            store.decide("answer", self._judge({0: json.dumps(mine)}), self._timeout_s)
         else:
-            store.post(str(self._context.rank), json.dumps(mine), self._timeout_s)
+            store.post(str(rank), json.dumps(mine), self._timeout_s)
+        store.part(rank, range(world_size), DIAGNOSIS_S)
 
-    def _meet(self, store: JobStore, mine: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _meet(self, store: JobStore, mine: dict[str, Any]) -> dict[str, Any]:
         rank, world_size = self._context.rank, self._context.world_size
         store.post(str(rank), json.dumps(mine), self._timeout_s)
-        verdict = json.loads(store.hear("", rank, world_size, self._judge, timeout_s))
+        verdict = json.loads(store.hear("", rank, world_size, self._judge, self._timeout_s))
         if verdict["kind"] != "same":
             store.part(rank, verdict["present"], DIAGNOSIS_S)
         return verdict
 
     def _judge(self, notes: dict[int, str]) -> str:
         given = {rank: json.loads(note) for rank, note in notes.items()}
-        present = [rank for rank, note in given.items() if "error" not in note]
-        return json.dumps({**self._verdict(given), "present": present})
+        return json.dumps({**self._verdict(given), "present": list(given)})
 
     def _verdict(self, given: dict[int, dict[str, Any]]) -> dict[str, Any]:
         """What the posted notes amount to; rank 0's items are the reference."""

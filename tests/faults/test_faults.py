@@ -22,6 +22,7 @@ from fsranks.job_store import DIAGNOSIS_S
 
 IN_MAKE_TEST = 200
 KINDS = ("none", "kill", "kill", "stop", "stop", "late", "too late", "raise", "leave")
+TELLING_S = 2.0  # at most, until all have heard of a mistake
 AT_MOST_S = 2 * LIMIT_S + DIAGNOSIS_S + 1.0  # until a lost rank is named: one exchange may end without it, not two
 
 
@@ -58,7 +59,8 @@ class Fault:
 def fault_of(seed: int, size: int) -> Fault:
     by = draw(seed)
     kind = KINDS[by.integers(len(KINDS))]
-    return Fault(kind, int(by.integers(size)), float(by.uniform(0, 0.6)), int(by.integers(-1, 2 * STEPS)))
+    at_s = by.uniform(0, by.choice([0.03, 0.6]))  # while they meet and connect, or at any time
+    return Fault(kind, int(by.integers(size)), float(at_s), int(by.integers(-1, 2 * STEPS)))
 
 
 @dataclass(slots=True)
@@ -120,8 +122,10 @@ def play(seed: int) -> str:
         else:
             assert fault.kind not in ("none", "late"), outcome.error
             assert named(outcome.error) - {rank} == {fault.rank}, outcome.error
-            if fault.kind in ("kill", "stop", "too late"):
-                assert outcome.at_s - fault.at_s < AT_MOST_S, outcome.error
+            told = outcomes[fault.rank] if fault.kind in ("raise", "leave") else None
+            assert outcome.at_s - (told or fault).at_s < (TELLING_S if told else AT_MOST_S), outcome.error
+            if fault.kind == "raise" and program.run is played_jobs.move_rows and not 0 <= fault.step < STEPS:
+                assert f"Mistake: of rank {fault.rank}" in str(outcome.error)
     return f"{fault.kind}: {dict(Counter(type(outcome and outcome.error).__name__ for outcome in outcomes))}"
 
 

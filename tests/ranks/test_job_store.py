@@ -1,11 +1,14 @@
 """The job's store: what a wait returns, and how little it asks while a rank is late."""
 
+import contextlib
+import threading
+
 import pytest
 import torch.distributed as dist
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from played_clock import PlayedClock
 
-from fsranks.job_store import JobStore, StoreConnection
+from fsranks.job_store import JobStore, StoreConnection, StoreLost
 
 RANKS = 64
 
@@ -69,6 +72,35 @@ def test_while_a_rank_is_late_its_key_alone_is_asked_for_and_ever_less_often(lat
     assert len(notes) == RANKS
     assert 0.5 <= clock.seconds < 0.6
     assert store.store.looked_up < 2 * RANKS + 60
+
+
+def test_what_is_said_while_a_question_hangs_reaches_the_store_when_it_goes_on():
+    there, goes_on = dist.HashStore(), threading.Event()
+    connection = StoreConnection(there)
+    with pytest.raises(StoreLost, match=r"rank 0, which hosts .* does not answer"):
+        connection.ask(lambda: goes_on.wait(PATIENCE_S), -1.0)  # given up at once
+    store = JobStore(connection, "test")
+
+    class Behind:
+        """Torch's client: one question after another."""
+
+        def set(self, key, text):
+            goes_on.wait(PATIENCE_S)
+            there.set(key, text)
+
+    store.store = Behind()
+    with pytest.raises(StoreLost, match="does not answer"):
+        store.post("note", "my last word", PATIENCE_S)
+    assert not there.check(["note"])
+    goes_on.set()
+    until(lambda: there.check(["note"]), "the note")
+
+    def answers():
+        with contextlib.suppress(StoreLost):
+            store.post("another", "as ever", PATIENCE_S)
+        return there.check(["another"])
+
+    until(answers, "an answer as ever")
 
 
 def test_of_many_notes_few_questions_find_the_one_that_is_missing(store):
