@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from patience import PATIENCE_S
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
+from freescale_tools.scan.engines import threads
 from freescale_tools.scan.engines.choose import engine
 from freescale_tools.scan.engines.engine import Lost, ahead
 from freescale_tools.scan.engines.ray_cluster import AGAIN
@@ -60,19 +62,24 @@ def test_few_items_are_taken_ahead():
     assert len(list(run)) == 999
 
 
-def test_stopping_early_cancels_what_has_not_begun():
-    begun = []
-    go = threading.Event()
+def test_stopping_early_cancels_what_has_not_begun(monkeypatch):
+    """The second item runs until the pool is told to stop; what waits behind it must not begin then."""
+    begun, go = [], threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait=True, *, cancel_futures=False):
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            go.set()
+            super().shutdown(wait=wait)
 
     def work(item):
         begun.append(item)
-        if item:
-            go.wait(PATIENCE_S)
+        assert not item or go.wait(PATIENCE_S)
         return item
 
-    run = Local(1).run(work, range(100))
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", Pool)
+    run = threads.Local(1).run(work, range(100))
     assert next(run) == (0, 0)
-    threading.Timer(0.05, go.set).start()
     run.close()
     assert len(begun) <= 2
 

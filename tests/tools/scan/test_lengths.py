@@ -1,6 +1,7 @@
-"""Lengths of list columns against what Python lists say."""
+"""Files of a command and the lengths of their list columns, against what Python lists say."""
 
 import collections
+import functools
 import itertools
 
 import compact_thrift as thrift
@@ -17,9 +18,8 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full, quick
 from freescale_tools.scan import columns as scan_columns
 from freescale_tools.scan import lengths as scan_lengths
-from freescale_tools.scan.columns import lengths_of, whole_numbers
 from freescale_tools.scan.engines.threads import Local
-from freescale_tools.scan.files import open_files
+from freescale_tools.scan.files import UnusableColumn, leaf, open_files
 from freescale_tools.scan.times import even_edges
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.retry import Retrying
@@ -31,6 +31,7 @@ def write(path, rows, *, kind=None, group=2, column="items", **more):
     table = pa.table({column: rows if isinstance(rows, pa.Array) else pa.array(rows, kind or pa.list_(pa.int64()))})
     for name, values in more.items():
         table = table.append_column(name, values if isinstance(values, pa.Array) else pa.array(values))
+    path.parent.mkdir(exist_ok=True)
     pq.write_table(table, path, row_group_size=group)
     return path
 
@@ -41,6 +42,10 @@ def profiled(paths, column="items", *, way=full, **options):
     return found.document, found.document["sequences"][column]
 
 
+def times(kind, *values):
+    return pa.array(values, pa.int64()).cast(kind)
+
+
 def counted(rows):
     return dict(collections.Counter(len(row or ()) for row in rows))
 
@@ -49,11 +54,42 @@ def histogram(found):
     return dict(zip(found["histogram"]["lengths"], found["histogram"]["counts"], strict=True))
 
 
+def test_readable_files_are_opened_and_others_named(tmp_path):
+    write(tmp_path / "day=1" / "a.parquet", [[1], [2], [3]], group=9)
+    write(tmp_path / "day=2" / "b.parquet", [[4]])
+    (tmp_path / "day=2" / "c.parquet").write_bytes(b"PAR1 and nothing else in it")
+    found = open_files([str(tmp_path)])
+    assert [footer.file.partitions for footer in found.footers] == [{"day": "1"}, {"day": "2"}]
+    assert (found.rows, found.row_groups) == (4, 2)
+    assert found.bytes == sum(path.stat().st_size for path in tmp_path.glob("*/[ab].parquet"))
+    assert [one.file for one in found.skipped] == ["day=2/c.parquet"]
+    assert "no footer" in found.skipped[0].reason
+    with pytest.raises(UsageError, match="no such file"):
+        open_files([str(tmp_path / "no.parquet")])
+    (tmp_path / "c.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(UsageError, match=r"none of 1 files is readable: .*begins with"):
+        open_files([str(tmp_path / "*.parquet")])
+
+
+def test_leaves(tmp_path):
+    struct, nested = pa.array([{"a": 1, "b": [1.0]}]), pa.array([[[1]]])
+    path = write(tmp_path / "f.parquet", [[1, 2]], user=[1], struct=struct, nested=nested)
+    footer = open_files([str(path)]).footers[0]
+    items, user, inside = (leaf(footer, name) for name in ("items", "user", "struct.b"))
+    assert (user.index, user.is_list) == (1, False)
+    assert (items.path, items.is_list) == ("items.list.element", True)
+    assert inside.is_list
+    assert leaf(footer, "item") is None
+    with pytest.raises(UnusableColumn, match=r"struct has 2 leaf columns: name one of struct\.a"):
+        leaf(footer, "struct")
+    with pytest.raises(UnusableColumn, match="lists in lists"):
+        leaf(footer, "nested")
+
+
 KINDS = {
     "list": pa.list_(pa.int64()),
     "large list": pa.large_list(pa.int32()),
     "dictionary": pa.list_(pa.dictionary(pa.int32(), pa.string())),
-    "text": pa.large_list(pa.string()),
     "floats": pa.list_(pa.float32()),
 }
 
@@ -136,34 +172,38 @@ def test_a_column_that_a_file_lacks_is_named(tmp_path):
         assert (found["rows"], found["events"], len(found["per_file"])) == (2, 3, 1)
 
 
-def test_what_is_no_sequence_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "column", "options", "message"),
+    [
+        ("a", "user", {}, r"a\.parquet: user is int64, one value per row"),
+        ("[bc]", "items", {}, r"b\.parquet: items is int64, one value per row"),
+        ("c", "items", {}, r"c\.parquet: items holds lists in lists"),
+        ("a", "item", {}, r"no file has a column 'item'; .*a\.parquet has items, user"),
+        ("a", "items", {"candidates": "items"}, "named twice: items"),
+        ("a", "items", {"time": "items"}, "time items is one of the list columns"),
+        ("e", "items", {"time": "user"}, "user is double; a time is an integer"),
+        ("[af]", "items", {"time": "user"}, "dates in some files and plain integers in others"),
+    ],
+)
+def test_columns_of_another_kind_are_refused(tmp_path, file, column, options, message):
     write(tmp_path / "a.parquet", [[1], [2, 3]], user=[1, 2])
     write(tmp_path / "b.parquet", [1, 2], kind=pa.int64())
     write(tmp_path / "c.parquet", [[[1]]], kind=pa.list_(pa.list_(pa.int64())))
-    with pytest.raises(UsageError, match=r"a\.parquet: user is int64, one value per row"):
-        profiled([tmp_path / "a.parquet"], "user")
-    with pytest.raises(UsageError, match=r"b\.parquet: items is int64, one value per row"):
-        profiled([tmp_path / "b.parquet", tmp_path / "c.parquet"])
-    with pytest.raises(UsageError, match=r"c\.parquet: items holds lists in lists"):
-        profiled([tmp_path / "c.parquet"])
-    with pytest.raises(UsageError, match=r"no file has a column 'item'; .*a\.parquet has items, user"):
-        profiled([tmp_path / "a.parquet"], "item")
-    with pytest.raises(UsageError, match="named twice: items"):
-        profiled([tmp_path / "a.parquet"], candidates="items")
-    with pytest.raises(UsageError, match="time items is one of the list columns"):
-        profiled([tmp_path / "a.parquet"], time="items")
+    write(tmp_path / "e.parquet", [[1]], user=[1.5])
+    write(tmp_path / "f.parquet", [[1]], user=times(pa.timestamp("us"), 5))
+    with pytest.raises(UsageError, match=message):
+        profiled([tmp_path / f"{file}.parquet"], column, **options)
 
 
 lists = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=6), max_size=40)
 
 
-@given(files=st.lists(lists, min_size=1, max_size=3), group=st.integers(1, 9), large=st.booleans())
-def test_any_rows_in_any_row_groups(tmp_path_factory, files, group, large):
+@given(files=st.lists(lists, min_size=1, max_size=3), group=st.integers(1, 9), threads=st.integers(1, 3))
+def test_any_rows_in_any_row_groups(tmp_path_factory, files, group, threads):
     folder = tmp_path_factory.mktemp("any")
-    kind = (pa.large_list if large else pa.list_)(pa.int64())
-    paths = [write(folder / f"{n}.parquet", rows, kind=kind, group=group) for n, rows in enumerate(files)]
+    paths = [write(folder / f"{n}.parquet", rows, group=group) for n, rows in enumerate(files)]
     rows = [row for file in files for row in file]
-    _, found = profiled(paths)
+    _, found = profiled(paths, way=functools.partial(full, engine=Local(threads)))
     assert histogram(found) == counted(rows)
     assert found["null"] == sum(row is None for row in rows)
     assert found["empty"] == sum(row == [] for row in rows)
@@ -180,33 +220,23 @@ def test_any_rows_in_any_row_groups(tmp_path_factory, files, group, large):
     assert (known["rows"], known["events_are"]) == (found["rows"], "exact")
 
 
-def test_small_batches_and_pieces_change_nothing(tmp_path, monkeypatch):
+def test_many_row_groups_and_rows_and_large_chunks(tmp_path):
+    """More than is decoded, counted or merged at a time, and a chunk that is not read at once; lists of a fixed size
+    and pages of brotli are left to pyarrow."""
     rng = np.random.default_rng(0)
-    for file in range(3):
-        rows = [[1] * n for n in rng.integers(0, 50, 300)]
-        times = rng.integers(0, 10**6, 300)
-        write(tmp_path / f"{file}.parquet", rows, group=int(rng.integers(20, 150)), when=times)
-    expected = profiled([tmp_path], time="when", way=full)[1]
-    monkeypatch.setattr(scan_columns, "_MAX_ROWS", 7)
-    monkeypatch.setattr(scan_lengths, "_UNCOUNTED_ROWS", 10)
-    monkeypatch.setattr(scan_lengths, "_UNMERGED", 2)
-    monkeypatch.setattr(scan_lengths, "_PIECES", 1000)
-    assert profiled([tmp_path], time="when")[1] == expected
-
-
-def test_pieces_cover_every_row_group_once(tmp_path):
-    for file, rows in enumerate((0, 10, 37)):
-        write(tmp_path / f"{file}.parquet", [[1]] * rows, group=3)
-    files = open_files([str(tmp_path)])
-    bound = scan_columns.bind_lists(files, ["items"])
-    for workers in (0, 1, 2, 50):
-        pieces = list(scan_lengths.pieces(files, bound, None, workers=workers))
-        seen = [(piece.file, group) for piece in pieces for group in piece.row_groups]
-        groups = [footer.metadata.num_row_groups for footer in files.footers]
-        assert seen == [(file, group) for file, count in enumerate(groups) for group in range(count)]
-        assert all(piece.first_row == piece.row_groups.start * 3 for piece in pieces)
-        assert sum(piece.rows for piece in pieces) == files.rows
-    assert len(list(scan_lengths.pieces(files, bound, None, workers=0))) == sum(count > 0 for count in groups)
+    sizes = rng.integers(0, 3, 1_100_000)
+    offsets = np.concatenate([[0], sizes.cumsum()]).astype(np.int32)
+    items = pa.ListArray.from_arrays(offsets, np.zeros(offsets[-1], np.int8))
+    table = pa.table({"items": items, "when": np.arange(len(sizes))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=8300, compression="brotli")
+    _, found = profiled([tmp_path / "a.parquet"], time="when", way=functools.partial(full, engine=Local(1)))
+    assert histogram(found) == dict(enumerate(np.bincount(sizes).tolist()))
+    assert [one["row"] for one in found["longest"]] == np.flatnonzero(sizes == 2)[:10].tolist()
+    assert [one["mean"] for one in found["drift"]] == sizes.reshape(20, -1).mean(1).tolist()
+    wide = pa.FixedSizeListArray.from_arrays(rng.integers(0, 1 << 62, 2_200_000), 100)
+    pq.write_table(pa.table({"items": wide}), tmp_path / "b.parquet", compression="none", use_dictionary=False)
+    _, found = profiled([tmp_path / "b.parquet"])
+    assert (histogram(found), found["null"]) == ({100: 22_000}, 0)
 
 
 def test_footers_without_statistics_give_an_upper_bound(tmp_path):
@@ -216,10 +246,6 @@ def test_footers_without_statistics_give_an_upper_bound(tmp_path):
     assert (found["events_are"], found["row_groups_without_statistics"]) == ("upper bound", 1)
     assert found["events"] == 20  # 18, and one each for the null and the empty list
     assert found["histogram"] is found["quantiles"] is found["max"] is found["longest"] is found["drift"] is None
-
-
-def times(kind, *values):
-    return pa.array(values, pa.int64()).cast(kind)
 
 
 DAY = 86_400
@@ -261,12 +287,6 @@ def test_rows_without_a_time_are_left_out_of_drift(tmp_path):
         (6, 7, 1, 3),
     ]
     assert [(one["file"], one["reason"]) for one in document["skipped"]] == [("b.parquet", "no column when")]
-    write(tmp_path / "d.parquet", [[1]], when=times(pa.timestamp("us"), 5))
-    with pytest.raises(UsageError, match="dates in some files and plain integers in others"):
-        profiled([tmp_path], time="when")
-    write(tmp_path / "e.parquet", [[1]], when=[1.5])
-    with pytest.raises(UsageError, match="when is double; a time is an integer"):
-        profiled([tmp_path / "e.parquet"], time="when")
 
 
 def test_edges_hold_equally_many_rows():
@@ -277,14 +297,6 @@ def test_edges_hold_equally_many_rows():
     assert (np.diff(outlier[:-1]) <= 7).all()
     assert even_edges([(7, 7, 3)], 20).tolist() == [7, 8]
     assert even_edges([], 20).tolist() == [0, 1]
-
-
-def test_times_and_lengths_of_slices():
-    array = pa.array(ROWS, pa.list_(pa.int64())).slice(2, 3)
-    found = lengths_of(array)
-    assert (found.of_row.tolist(), found.null_rows, found.null_elements) == ([0, 1, 2], 1, 1)
-    assert whole_numbers(pa.array([1, None, 3], pa.int16())).tolist() == [1, 3]
-    assert whole_numbers(pa.array([], pa.date32())).tolist() == []
 
 
 def test_damaged_row_groups_are_left_out_and_named(tmp_path):
@@ -351,10 +363,3 @@ def test_a_page_header_cannot_ask_for_more_than_the_file_has(tmp_path):
     document, _ = profiled([path])
     assert [(one["row_group"], one["rows"]) for one in document["skipped"]] == [(0, 200)]
     assert pa.default_memory_pool().max_memory() - before < 1 << 20
-
-
-def test_large_chunks_are_read_in_pieces(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", [[n] * 3 for n in range(2000)], group=2000)
-    right = profiled([path])[1]
-    monkeypatch.setattr(scan_columns, "_WHOLE_BYTES", 10)
-    assert profiled([path])[1] == right

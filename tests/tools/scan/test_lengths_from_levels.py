@@ -1,5 +1,6 @@
 """Lengths of lists from the levels of their pages are those that pyarrow has, whatever the lists hold."""
 
+import itertools
 import random
 import re
 from pathlib import Path
@@ -17,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.profile.measure import Columns, full
-from freescale_tools.scan import columns
 from freescale_tools.scan.columns import Lengths, Reader, lengths_of
 from freescale_tools.scan.files import leaf, open_files
 from fsdata.decode.files.byte_ranges import column_ranges
@@ -62,12 +62,32 @@ def whole(parts: list[Lengths]) -> tuple[list[int], int, int]:
     return rows, sum(part.null_rows for part in parts), sum(part.null_elements for part in parts)
 
 
+def opened_bytes(path: Path, column: str = "items") -> tuple[Any, Any, bytes]:
+    """(first row group, its lists, bytes of the file)."""
+    (footer,) = open_files([str(path)]).footers
+    return footer.metadata.row_group(0), leaf(footer, column), path.read_bytes()
+
+
+def reads(raw: bytes, counts: list[int] | None = None) -> Any:
+    """How `read_lengths` reads a file of these bytes; `counts`: of what was read."""
+
+    def read(at: int, memory: np.ndarray) -> int:
+        part = raw[at : at + len(memory)]
+        memory[: len(part)] = np.frombuffer(part, np.uint8)
+        if counts is not None:
+            counts.append(len(part))
+        return len(part)
+
+    return read
+
+
 def from_levels(path: Path, column: str = "items") -> tuple[list[int], int, int]:
     """Of all row groups; pyarrow must not be needed."""
     (footer,) = open_files([str(path)]).footers
     place = leaf(footer, column)
-    with Reader(footer) as reader:
-        return whole([reader._from_levels(group, place) for group in range(footer.metadata.num_row_groups)])
+    groups = [footer.metadata.row_group(group) for group in range(footer.metadata.num_row_groups)]
+    read = reads(path.read_bytes())
+    return whole([read_lengths(group, place.index, place.levels, read, piece=1 << 17) for group in groups])
 
 
 def write(path: Path, items: pa.Array, rng: random.Random, codec: str, version: str, page: int) -> Path:
@@ -75,7 +95,8 @@ def write(path: Path, items: pa.Array, rng: random.Random, codec: str, version: 
     field = pa.field("items", items.type, items.null_count > 0 or rng.random() < 0.5)
     before = pa.field("before", pa.int64())
     table = pa.table([pa.array(range(len(items)), pa.int64()), items], schema=pa.schema([before, field]))
-    names = [column.path for column in pq.ParquetFile(_written(path, table)).schema]
+    pq.write_table(table, path)
+    names = [column.path for column in pq.ParquetFile(path).schema]
     pq.write_table(
         table, path,
         row_group_size=rng.choice([1, 7, 1000]) if len(items) < 50 else 150,
@@ -84,11 +105,6 @@ def write(path: Path, items: pa.Array, rng: random.Random, codec: str, version: 
         dictionary_pagesize_limit=rng.choice([64, 1 << 20]), write_batch_size=rng.choice([3, 64, 1024]),
         write_page_checksum=rng.random() < 0.5, store_schema=rng.random() < 0.8,
     )  # fmt: skip
-    return path
-
-
-def _written(path: Path, table: pa.Table) -> Path:
-    pq.write_table(table, path)
     return path
 
 
@@ -119,8 +135,9 @@ def test_all_lists_of_all_kinds(tmp_path, seed, rows, kind, required, nulls, cod
     assert from_levels(path, "items.ids" if around == "in a struct" else "items") == whole([lengths_of(found)])
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("writer", ["polars", "duckdb v1", "duckdb v2"])
+@pytest.mark.parametrize(
+    ("writer", "codec"), [("polars", "zstd"), ("polars", "lz4"), ("duckdb v1", "snappy"), ("duckdb v2", "none")]
+)
 def test_other_writers(tmp_path, codec, writer):
     rng = np.random.default_rng(len(codec))
     found = pa.array(lists(rng, 500, pa.int64(), 0.1, "long"), pa.list_(pa.int64()))
@@ -148,27 +165,14 @@ LEFT = {
 def test_what_is_left_to_pyarrow_has_the_same_lengths(tmp_path, why):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"items": LEFT[why]}), path, compression="brotli" if why == "brotli" else "zstd")
-    with pytest.raises(LeftToArrow):
-        from_levels(path)
+    group, place, raw = opened_bytes(path)
+    if place.levels is not None:
+        with pytest.raises(LeftToArrow):
+            read_lengths(group, place.index, place.levels, reads(raw), piece=1 << 17)
     (footer,) = open_files([str(path)]).footers
     with Reader(footer) as reader:
-        parts = [part for _, part in reader.lengths(0, "items", leaf(footer, "items"))]
+        parts = [part for _, part in reader.lengths(0, "items", place)]
     assert whole(parts) == whole([lengths_of(LEFT[why])])
-
-
-def test_lengths_over_time_are_the_same_by_both_ways(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "_MAX_ROWS", 7)
-    rng, found = np.random.default_rng(1), {}
-    rows = pa.array(lists(rng, 200, pa.int64(), 0.2, "short"), pa.list_(pa.int64()))
-    table = pa.table({"items": rows, "at": pa.array([None if n % 7 == 3 else n for n in range(200)])})
-    for codec in ("zstd", "brotli"):
-        path = tmp_path / codec / "a.parquet"
-        path.parent.mkdir()
-        pq.write_table(table, path, compression=codec, row_group_size=90)
-        wanted = Columns(sequences=("items",), time="at")
-        found[codec] = full(open_files([str(path)]), wanted, paths=[]).document["sequences"]
-    assert found["zstd"] == found["brotli"]
-    assert len(found["zstd"]["items"]["drift"]) == 20
 
 
 def test_a_page_index_and_a_long_header_do_no_harm(tmp_path):
@@ -203,8 +207,7 @@ class Many:
         return [(one["file"], one["row_group"], one["rows"], one["reason"]) for one in document["skipped"]]
 
 
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("codec", "version"), [*itertools.product(CODECS[:2], ("1.0", "2.0")), ("gzip", "2.0")])
 def test_a_checksum_that_does_not_match_is_told_with_column_and_page(tmp_path, version, codec):
     file = Many(tmp_path / "a.parquet", compression=codec, data_page_version=version, write_page_checksum=True)
     assert file.skipped() == []
@@ -216,29 +219,15 @@ def test_a_checksum_that_does_not_match_is_told_with_column_and_page(tmp_path, v
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
-def test_a_page_that_cannot_be_unpacked_is_told(tmp_path, codec):
+def test_pages_that_cannot_be_unpacked_and_headers_that_cannot_be_are_told(tmp_path, codec):
     file = Many(tmp_path / "a.parquet", compression=codec)
     header = file.path.read_bytes()[file.begin :]
     begin = file.begin + thrift.read_struct(header, 0)[1]
     ((_, group, rows, reason),) = file.damaged(begin, b"\xff" * 60)
     assert (group, rows) == (1, 200)
     assert reason.startswith(f"column 'items', page 0: {codec.upper()}: ")
-
-
-def test_a_header_that_cannot_be_is_told(tmp_path):
-    file = Many(tmp_path / "a.parquet")
     ((*_, reason),) = file.damaged(file.begin, b"\x15\xff\xff\xff")
     assert reason == "column 'items', page 0: a header that cannot be"
-
-
-def lost_reason(tmp_path: Path, edit: Any) -> str:
-    """Why the only row group is left out after `edit` of its first page header."""
-    path = tmp_path / "a.parquet"
-    rows = pa.array([[1, 2], [], None, [3]], pa.list_(pa.int64()))
-    pq.write_table(pa.table({"items": rows}), path, use_dictionary=False, compression="none")
-    change_page(path, pq.read_metadata(path).row_group(0).column(0).data_page_offset, edit)
-    document = full(open_files([str(path)]), Columns(sequences=("items",)), paths=[]).document
-    return document["skipped"][0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -250,34 +239,25 @@ def lost_reason(tmp_path: Path, edit: Any) -> str:
     ],
 )
 def test_headers_that_contradict_the_footer(tmp_path, inner, field, value, reason):
+    """Of the first page of the only row group."""
+
     def edit(header: thrift.Struct) -> None:
         (header if inner is None else header[inner]).put(field, thrift.I32, value)
 
-    found = lost_reason(tmp_path, edit)
+    path = tmp_path / "a.parquet"
+    rows = pa.array([[1, 2], [], None, [3]], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"items": rows}), path, use_dictionary=False, compression="none")
+    change_page(path, pq.read_metadata(path).row_group(0).column(0).data_page_offset, edit)
+    document = full(open_files([str(path)]), Columns(sequences=("items",)), paths=[]).document
+    found = document["skipped"][0]["reason"]
     assert re.fullmatch(f"column 'items', ({reason})", found), found
-
-
-def opened_bytes(path: Path) -> tuple[Any, Any, bytes]:
-    """(row group, its lists, bytes of the file) of a file with one row group."""
-    (footer,) = open_files([str(path)]).footers
-    return footer.metadata.row_group(0), leaf(footer, "items"), path.read_bytes()
-
-
-def reads(raw: bytes, counts: list[int]) -> Any:
-    def read(at: int, memory: np.ndarray) -> int:
-        part = raw[at : at + len(memory)]
-        memory[: len(part)] = np.frombuffer(part, np.uint8)
-        counts.append(len(part))
-        return len(part)
-
-    return read
 
 
 def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
     """Nothing else: no other exception, no endless loop, no read beyond a page."""
     rng, told = random.Random(3), 0
-    for number in range(12):
-        codec, version = CODECS[number % 5], "12"[number % 2] + ".0"
+    for number in range(5):
+        codec, version = CODECS[number], "12"[number % 2] + ".0"
         items = pa.array([None if n % 9 == 0 else [n if n % 5 else None] * (n % 30) for n in range(200)])
         path = tmp_path / f"{number}.parquet"
         pq.write_table(
@@ -286,11 +266,11 @@ def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
         )  # fmt: skip
         row_group, place, raw = opened_bytes(path)
         ((begin, end),) = column_ranges(row_group, [0])
-        for _ in range(150):
+        for _ in range(40):
             changed = bytearray(raw)
             for _ in range(rng.choice([1, 1, 2, 20])):
                 changed[rng.randrange(begin, end)] = rng.choice([0, 255, rng.randrange(256)])
-            read, piece = reads(bytes(changed), []), rng.choice([64, 4096, 1 << 20])
+            read, piece = reads(bytes(changed)), rng.choice([64, 4096, 1 << 20])
             try:
                 found = read_lengths(row_group, place.index, place.levels, read, piece=piece)
             except (Damaged, LeftToArrow):
@@ -299,25 +279,11 @@ def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
                 assert len(found.of_row) == 200
                 assert found.of_row.min() >= 0
                 assert 0 <= found.null_elements <= found.of_row.sum() <= row_group.column(0).num_values
-    assert 300 < told < 1700
-
-
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_pieces_of_any_size_give_the_same(tmp_path, version, codec):
-    rows = pa.array([list(range(n % 50)) for n in range(500)], pa.list_(pa.int64()))
-    pq.write_table(
-        pa.table({"items": rows}), tmp_path / "a.parquet", data_page_size=3000, write_batch_size=64,
-        data_page_version=version, compression=codec, write_page_checksum=True,
-    )  # fmt: skip
-    group, place, raw = opened_bytes(tmp_path / "a.parquet")
-    for piece in (1, 100, 5000, 1 << 20):
-        found = read_lengths(group, place.index, place.levels, reads(raw, []), piece=piece)
-        assert whole([found]) == whole([lengths_of(rows)])
+    assert 30 < told < 190
 
 
 @pytest.mark.parametrize(("version", "codec"), [("1.0", "none"), ("2.0", "none"), ("2.0", "zstd")])
-def test_values_are_not_read_where_levels_are_not_compressed(tmp_path, version, codec):
+def test_values_are_not_read_where_levels_are_not_compressed_and_pieces_may_have_any_size(tmp_path, version, codec):
     rng = np.random.default_rng(0)
     rows = pa.array([rng.integers(0, 1 << 60, 1000) for _ in range(500)], pa.list_(pa.int64()))
     pq.write_table(
@@ -325,10 +291,13 @@ def test_values_are_not_read_where_levels_are_not_compressed(tmp_path, version, 
         use_dictionary=False,
     )  # fmt: skip
     group, place, raw = opened_bytes(tmp_path / "a.parquet")
-    counts: list[int] = []
-    found = read_lengths(group, place.index, place.levels, reads(raw, counts), piece=1 << 13)
-    assert whole([found]) == whole([lengths_of(rows)])
-    assert sum(counts) < group.column(0).total_compressed_size / 20
+    for piece in (1000, 1 << 13, 1 << 20):
+        counts: list[int] = []
+        found = read_lengths(group, place.index, place.levels, reads(raw, counts), piece=piece)
+        assert whole([found]) == whole([lengths_of(rows)])
+        assert piece > 1 << 13 or sum(counts) < group.column(0).total_compressed_size / 20
+    with pytest.raises(Damaged, match="the file ends too early"):
+        read_lengths(group, place.index, place.levels, reads(raw[:60]), piece=1 << 17)
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd", "gzip"])  # those that are read in parts
@@ -344,14 +313,7 @@ def test_values_that_are_damaged_are_noticed_by_their_checksum_only(tmp_path, co
         raw = raw[: end - 40] + b"\xff" * 40 + raw[end:]
         if checksums:
             with pytest.raises(Damaged, match="do not have the checksum"):
-                read_lengths(group, place.index, place.levels, reads(raw, []), piece=1 << 17)
+                read_lengths(group, place.index, place.levels, reads(raw), piece=1 << 17)
         else:
-            found = read_lengths(group, place.index, place.levels, reads(raw, []), piece=1 << 17)
+            found = read_lengths(group, place.index, place.levels, reads(raw), piece=1 << 17)
             assert whole([found]) == whole([lengths_of(rows)])
-
-
-def test_a_file_that_ends_too_early(tmp_path):
-    pq.write_table(pa.table({"items": pa.array([[1, 2]] * 900)}), tmp_path / "a.parquet")
-    group, place, raw = opened_bytes(tmp_path / "a.parquet")
-    with pytest.raises(Damaged, match="the file ends too early"):
-        read_lengths(group, place.index, place.levels, reads(raw[:60], []), piece=1 << 17)

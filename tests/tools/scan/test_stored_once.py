@@ -105,20 +105,18 @@ def test_what_a_loader_refuses_is_refused(tmp_path, names, lists, message):
         pass
 
 
-def test_a_request_without_a_time_is_named(tmp_path):
-    Samples.drawn(1, requests=20).write(tmp_path, files=1, group=5)
-    path = tmp_path / "requests" / "0.parquet"
+def test_requests_without_a_time_and_histories_that_a_loader_refuses_are_refused(tmp_path):
+    Samples.drawn(1, requests=20).write(tmp_path / "null", files=1, group=5)
+    path = tmp_path / "null" / "requests" / "0.parquet"
     table = pq.read_table(path)
     times = table["at"].to_pylist()
     table = table.set_column(1, "at", pa.array([*times[:7], None, *times[8:]]))
     pq.write_table(table, path, row_group_size=5)
-    columns = Columns(sequences=("item",))
-    with opened(tmp_path) as requests, pytest.raises(UsageError, match=r"0\.parquet, row group 1, row 2: at is null"):
+    columns, message = Columns(sequences=("item",)), r"0\.parquet, row group 1, row 2: at is null"
+    with opened(tmp_path / "null") as requests, pytest.raises(UsageError, match=message):
         full(requests.files, columns, paths=["x"], requests=requests)
-
-
-def test_a_table_that_a_loader_refuses_is_refused(tmp_path):
     samples = Samples(requests=[(1, 5)], histories={1: ([3, 2], [4, 4])})
-    samples.write(tmp_path, files=1)
-    with pytest.raises(UsageError, match=r"the history of user 1 is not ascending"), opened(tmp_path):
+    samples.write(tmp_path / "order", files=1)
+    message = r"the history of user 1 is not ascending"
+    with pytest.raises(UsageError, match=message), opened(tmp_path / "order"):
         pass
