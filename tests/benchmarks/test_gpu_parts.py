@@ -1,7 +1,6 @@
 """`make gpu` with stand-in parts: if one fails or writes nonsense, the others run all the same."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ import gpu  # noqa: E402
 from common import run_parts  # noqa: E402
 from common.checks import Checks  # noqa: E402
 from common.run_parts import RESULTS, Part, Step, run, summary  # noqa: E402
-from common.table import text_table  # noqa: E402
 
 WRITES = (
     "import json, subprocess, sys; "
@@ -80,11 +78,8 @@ def test_all_parts_run_and_what_failed_is_told(tmp_path, capsys):
         assert line in shown.splitlines()
 
 
-def test_a_run_in_which_nothing_failed_ends_well(tmp_path):
+def test_without_a_failure_it_ends_well_and_without_a_gpu_with_one_line(tmp_path, capsys):
     assert gpu.run_all([environment(measured_with={}), PASSES], tmp_path) == 0
-
-
-def test_without_a_gpu_one_line_is_printed_and_nothing_is_written(tmp_path, capsys):
     folder = tmp_path / "results"
     assert gpu.run_all([environment(without_gpu="the torch here has no CUDA"), FAILS], folder) == 0
     assert capsys.readouterr().out.endswith("the torch here has no CUDA\n")
@@ -102,17 +97,17 @@ def test_the_command_ends_well_here(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_a_program_that_does_not_exist_is_told():
-    (failure,) = run(Part(name="none", asked="", steps=(Step(command=("/no/program",), limit_s=PATIENCE_S),))).failures
+def test_variables_of_a_step_are_set_and_a_program_that_does_not_exist_is_told():
+    command = ("sh", "-c", 'echo "{\\"rows\\": [$NUMBER]}" > $0/a.json', RESULTS)
+    steps = (
+        Step(command=command, limit_s=PATIENCE_S, environment={"NUMBER": "8"}),
+        Step(command=("/no/program",), limit_s=PATIENCE_S),
+    )
+    outcome = run(Part(name="two", asked="", steps=steps))
+    assert outcome.ended[0].found == {"a": {"rows": [8]}}
+    assert outcome.ended[0].step.startswith("NUMBER=8 sh")
+    (failure,) = outcome.failures
     assert "it could not be started" in failure
-
-
-def test_variables_of_a_step_are_set():
-    step = Step(command=("sh", "-c", 'echo "{\\"rows\\": [$NUMBER]}" > $0/a.json', RESULTS), limit_s=PATIENCE_S)
-    with_number = Step(command=step.command, limit_s=PATIENCE_S, environment={"NUMBER": "8"})
-    (ended,) = run(Part(name="variables", asked="", steps=(with_number,))).ended
-    assert ended.found == {"a": {"rows": [8]}}
-    assert ended.step.startswith("NUMBER=8 sh")
 
 
 def test_tests_are_told_one_by_one_and_the_one_that_hangs_by_name(tmp_path, monkeypatch):
@@ -182,14 +177,3 @@ def test_a_check_is_there_while_it_runs(tmp_path):
         assert found() == [("a question", "running")]
     assert found() == [("a question", "passed")]
     assert checks.problems() == 0
-
-
-def test_tables_align_numbers_on_the_right():
-    table = text_table("all", ["name", "n"], [["a", 1], ["long", 1234], ["b", None]])
-    assert table.splitlines() == ["all", "name      n", "----  -----", "a         1", "long  1,234", "b         -"]
-
-
-def test_the_variables_that_parts_need_are_set():
-    assert gpu.ENVIRONMENT["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
-    assert gpu.ENVIRONMENT["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
-    assert gpu.ENVIRONMENT["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)

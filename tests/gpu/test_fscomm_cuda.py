@@ -1,4 +1,4 @@
-"""fscomm with tables on CUDA is bitwise the plain loop, over each transport. Two GPUs and torchrec are needed."""
+"""fscomm with tables on CUDA is bitwise the plain loop: by torchrec on two GPUs, and by two processes on one device."""
 
 import importlib.util
 import os
@@ -8,27 +8,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from standin_loops import LOOPS, OPTIMIZERS, compare
+from worlds import World
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-    pytest.mark.skipif(importlib.util.find_spec("torchrec") is None, reason="needs torchrec"),
-]
+pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.skipif(importlib.util.find_spec("torchrec") is None, reason="needs torchrec")
 @pytest.mark.parametrize("transport", ["host-staged", "copy-engine", "nccl", "nccl-ce"])
 def test_bitwise_the_plain_loop(transport: str) -> None:
-    script = Path(__file__).with_name("fscomm_on_cuda.py")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-        transport,
-    ]
+    script = str(Path(__file__).with_name("fscomm_on_cuda.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # which copy-engine asks for
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, env={**os.environ, **queues})
+    environment = {**os.environ, **queues}
+    done = subprocess.run([*command, transport], capture_output=True, text=True, timeout=170, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("transport", ["host-staged", "copy-engine"])
+def test_bitwise_the_plain_loop_without_torchrec_and_fbgemm(transport: str) -> None:
+    """copy-engine may say that it cannot serve ranks that share a device: then that is the finding."""
+    with World(2) as world:
+        for optimizer in OPTIMIZERS:
+            for loop in LOOPS:
+                answers = world.run(compare, loop, optimizer, transport, "cuda:0", timeout_s=60)
+                if transport == "copy-engine" and not any(served for _, served in answers):
+                    pytest.skip("copy-engine serves nothing here: its reason is in the log above")
+                for rank, (found, served) in enumerate(answers):
+                    assert found == [], f"rank {rank}, {loop}, {optimizer}"
+                    assert served > 0.2, f"rank {rank}, {loop}, {optimizer}"

@@ -8,6 +8,7 @@ from fsdata.kernels import ranges as kernel
 from fsdata.kernels.jagged_ops import Ranges, indexed_permute, keyed_transpose, ranged_combine, ranged_dispatch
 
 DTYPES = [torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32]
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _lengths(keys: int, samples: int, longest: int, seed: int) -> torch.Tensor:
@@ -18,14 +19,8 @@ def _rank(samples: int, ranks: int, seed: int) -> torch.Tensor:
     return torch.randint(0, ranks, (samples,), generator=torch.Generator().manual_seed(seed))
 
 
-def _giant(keys: int, samples: int) -> torch.Tensor:
-    lengths = _lengths(keys, samples, 3, 5)
-    lengths[0, samples // 2] = 5003
-    return lengths
-
-
-_SEVEN = _lengths(3, 7, 9, 1)
-_EMPTY = torch.zeros(2, 6, dtype=torch.int64)
+_SEVEN, _GIANT = _lengths(3, 7, 9, 1), _lengths(2, 9, 3, 5)
+_GIANT[0, 4] = 5003
 CASES: dict[str, Ranges] = {
     "permute": indexed_permute(_SEVEN[0], torch.tensor([6, 0, 3, 2, 5, 1, 4])),
     "subset": indexed_permute(_SEVEN[0], torch.tensor([6, 3, 2])),
@@ -33,8 +28,8 @@ CASES: dict[str, Ranges] = {
     "dispatch to one": ranged_dispatch(_SEVEN, torch.full((7,), 3)),  # ranks 0-2 and those after 3 get nothing
     "combine": ranged_combine(_lengths(2, 33, 5, 3), _rank(33, 5, 4)),
     "transpose": keyed_transpose(_lengths(4, 17, 6, 6)),
-    "giant row": ranged_dispatch(_giant(2, 9), _rank(9, 3, 7)),
-    "only empty rows": keyed_transpose(_EMPTY),
+    "giant row": ranged_dispatch(_GIANT, _rank(9, 3, 7)),
+    "only empty rows": keyed_transpose(torch.zeros(2, 6, dtype=torch.int64)),
     "no samples": ranged_dispatch(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)),
 }
 
@@ -44,8 +39,7 @@ def _overlapping(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """(row, place, length) of ranges -> starts, places, lengths, row, rows, items of the target."""
     row, places, lengths = torch.tensor(spans).reshape(-1, 3).t().contiguous()
-    rows = int(row.max()) + 1 if len(row) else 0
-    return lengths.cumsum(0) - lengths, places, lengths, row, rows, int((places + lengths).max()) if len(row) else 0
+    return lengths.cumsum(0) - lengths, places, lengths, row, int(row.max()) + 1, int((places + lengths).max())
 
 
 # Ranges that overlap have one row; some have no items, and one is longer than what a program adds at a time.
@@ -60,20 +54,18 @@ OVERLAPPING = {
 
 def values_of(items: int, trailing: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Distinct bit patterns, NaNs among them."""
-    count = items * int(torch.tensor(trailing).prod()) if trailing else items
-    word = kernel._WORDS[dtype.itemsize]
-    return (torch.arange(count) + 31700).to(word).view(dtype).view(items, *trailing)
+    count = items * torch.Size(trailing).numel()
+    return (torch.arange(count) + 31700).to(WORDS[dtype.itemsize]).view(dtype).view(items, *trailing)
 
 
 def poisoned(*shape, dtype, device):
     """In the place of torch.empty: what is not written is seen."""
     given = shape[0] if len(shape) == 1 else shape
-    word = kernel._WORDS[dtype.itemsize]
-    return torch.full(tuple(given), 0x5A, dtype=word, device=device).view(dtype)
+    return torch.full(tuple(given), 0x5A, dtype=WORDS[dtype.itemsize], device=device).view(dtype)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    word = kernel._WORDS[a.element_size()]
+    word = WORDS[a.element_size()]
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(word), b.view(word))
 
 
@@ -99,33 +91,3 @@ def check_backward(ranges: Ranges, device: str = "cpu") -> None:
     kernel.reference(weight.cpu(), wanted, ranges.places, ranges.starts, ranges.lengths)
     assert values.grad is not None
     assert torch.equal(values.grad.cpu(), wanted)
-
-
-def expected_dispatch(lengths: torch.Tensor, rank: torch.Tensor, ranks: int) -> list[int]:
-    rows = _rows(lengths)
-    keys, samples = lengths.shape
-    return [
-        item
-        for to in range(ranks)
-        for key in range(keys)
-        for sample in range(samples)
-        if rank[sample] == to
-        for item in rows[key][sample]
-    ]
-
-
-def expected_transpose(lengths: torch.Tensor) -> list[int]:
-    rows = _rows(lengths)
-    keys, samples = lengths.shape
-    return [item for sample in range(samples) for key in range(keys) for item in rows[key][sample]]
-
-
-def _rows(lengths: torch.Tensor) -> list[list[range]]:
-    """The item numbers of every row."""
-    rows, start = [], 0
-    for of_key in lengths.tolist():
-        rows.append([])
-        for length in of_key:
-            rows[-1].append(range(start, start + length))
-            start += length
-    return rows
