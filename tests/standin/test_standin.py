@@ -1,6 +1,6 @@
 """fscomm over tables that know neither TorchRec nor fbgemm is bitwise the plain loop, over every transport of a CPU.
 
-`tests/gpu/test_fscomm_standin.py` runs the same with two processes on one GPU.
+`tests/gpu/test_fscomm_cuda.py` runs the same with two processes on one GPU.
 """
 
 import subprocess
