@@ -1,7 +1,6 @@
 """Footers in which one number is wrong: a CorruptFileError or the same rows, never anything else."""
 
 import contextlib
-import copy
 
 import compact_thrift as thrift
 import numpy as np
@@ -66,36 +65,30 @@ def test_a_footer_that_contradicts_itself_is_refused_or_skipped(tmp_path, edit, 
     change(sample(tmp_path / "b.parquet", use_dictionary=False), edit)
     with pytest.raises(CorruptFileError, match=rf"b\.parquet: the footer contradicts itself: .*{message}"):
         open_source(ParquetSource(tmp_path), SCHEMA)
-    sample(tmp_path / "a.parquet")
+    empty = pq.read_table(sample(tmp_path / "a.parquet")).slice(0, 0)
+    write(tmp_path / "c.parquet", empty)
     source, layout = opened(ParquetSource(tmp_path, on_error="skip"), SCHEMA)
     assert len(read_all(source, layout)) == ROWS
     assert [entry.file for entry in source.skipped] == ["b.parquet"]
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda n: n + 1,
-        pytest.param(lambda n: -n - 1, marks=pytest.mark.long),
-        pytest.param(lambda _: 2**62, marks=pytest.mark.long),
-    ],
-    ids=["one more", "negative", "huge"],
+    "wrong", [lambda n: n + 1, lambda n: -n - 1, lambda _: 2**62], ids=["more", "negative", "huge"]
 )
 def test_any_other_number_of_a_footer_changes_no_row(tmp_path, wrong):
     good = sample(tmp_path / "good.parquet").read_bytes()
     path, right = tmp_path / "bad.parquet", read(ParquetSource(tmp_path / "good.parquet"), SCHEMA)
-    tried = 0
-    for number, (where, _, _) in enumerate(thrift.numbers(footer_of(good))):
-        if where.startswith((".2.", ".4.1.", ".4.2.")):  # the schema says what the bytes mean; one row group is enough
-            continue
-        footer = copy.deepcopy(footer_of(good))
+    # The schema says what the bytes mean; one row group is enough.
+    numbers = enumerate(where for where, _, _ in thrift.numbers(footer_of(good)))
+    some = [(number, where) for number, where in numbers if not where.startswith((".2.", ".4.1.", ".4.2."))]
+    assert len(some) > 50
+    for number, where in some[{1: 0, -1: 1}.get(wrong(0), 2) :: 3]:
+        footer = footer_of(good)
         _, holder, key = list(thrift.numbers(footer))[number]
         holder[key] = wrong(holder[key])
         path.write_bytes(with_footer(good, footer))
-        tried += 1
         with contextlib.suppress(CorruptFileError, SchemaError):
             assert read(ParquetSource(path), SCHEMA) == right, where
-    assert tried > 50
 
 
 SHAPES = {
@@ -106,10 +99,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("columns", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
-    index = {"write_page_index": codec == "zstd"}
-    raw = write(tmp_path / "a.parquet", columns, group=2, compression=codec, **index).read_bytes()
+@pytest.mark.parametrize("index", [False, True], ids=["", "with index"])
+def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, index):
+    raw = write(tmp_path / "a.parquet", columns, group=2, write_page_index=index).read_bytes()
     footer = footer_of(raw)
     size = len(thrift.write_struct(footer))
     report = np.zeros(5, np.int64)
@@ -129,7 +121,7 @@ def test_chunks_are_read_as_by_the_plain_parser(tmp_path, columns, codec):
             assert value is None or inside[at : at + len(value)] == value
     places = [[one.get(4, 0), one.get(5, 0)] for group in footer[4].values for one in group[1].values]
     assert found[:, [kernel.INDEX_AT, kernel.INDEX_BYTES]].tolist() == places
-    assert any(size for _, size in places) == (codec == "zstd" and rows.sum() > 0)
+    assert any(size for _, size in places) == (index and rows.sum() > 0)
     assert rows.tolist() == [group[3] for group in footer[4].values]
     begin, end, unordered, first, last = described.tolist()
     by_key = b"".join(thrift.write_struct(pair) for pair in footer[5].values) if footer.get(5) else b""
@@ -170,10 +162,3 @@ def test_chunks_may_lie_in_any_order(tmp_path):
     path = change(sample(tmp_path / "a.parquet"), swap)
     users = [row["user"] for row in read(ParquetSource(path), SCHEMA)]
     assert users == [[n] for n in (*range(40, 60), *range(20, 40), *range(20))]
-
-
-def test_row_groups_without_rows_are_fine(tmp_path):
-    for name in ("a", "b"):
-        sample(tmp_path / f"{name}.parquet")
-    write(tmp_path / "c.parquet", pq.read_table(tmp_path / "a.parquet").slice(0, 0))
-    assert len(read(ParquetSource(tmp_path), SCHEMA)) == 2 * ROWS

@@ -30,90 +30,65 @@ def folder(tmp_path_factory):
     return made
 
 
-def as_a_host(rank, folder, own, fail_on=None, slow=()):
-    """This rank as if it were the only one of its host: (what the catalog holds, files read, files skipped).
+def held(folder):
+    """What the catalog of a loader holds; files skipped."""
+    source = ParquetSource(folder, on_error="skip", filter=pl.col("at") < 1000)
+    options = {"batch_size": 4, "num_threads": 2, "timeout_s": PATIENCE_S}
+    with FreeScaleDataLoader(source, Schema(context=("row",)), **options) as loader:
+        found = loader._data.sources[0].opened.catalog
+        of_groups = [found.size.tolist(), found.rows.tolist(), found.bounds["at"].tolist(), found.digests.tolist()]
+        names = [[found.schema(number).names for number in range(len(found))], list(found.files.names())]
+        return of_groups, names, [entry.file for entry in loader.skipped]
 
-    slow: ranks that do not go on with a file before another one has read it; the others begin after these have.
+
+def as_a_host(rank, world_size, folder, own, fail_on=None, slow=None):
+    """This rank as if it were the only one of its host: (`held`, how often it has read each file), or its error.
+
+    slow: a rank that does not go on with a file before another one has read it; the others begin after this one has.
     """
-    read, at_end = Counter(), []
-    entry = catalog._entry
+    read, entry = Counter(), catalog._entry
 
     def counting(file, schemas):
         read[file.name] += 1
         if rank == fail_on:
             raise PermissionError(f"{file.path}: not on this host")
-        own.with_name(f"{rank} began").touch()
-        if rank in slow:
-            until(own.with_name(f"{os.path.basename(file.name)} read").exists)
-        for other in slow:
-            until(own.with_name(f"{other} began").exists)
-        own.with_name(f"{os.path.basename(file.name)} read").touch()
+        (own / f"{rank} began").touch()
+        this = own / f"{os.path.basename(file.name)} read"
+        if rank == slow:
+            until(this.exists)
+        elif slow is not None:
+            until((own / f"{slow} began").exists)
+        this.touch()
         return entry(file, schemas)
 
-    patches = [
+    (own / str(rank)).mkdir(mode=0o700)
+    with (
         mock.patch.object(catalog, "_entry", counting),
         mock.patch.object(catalog, "SHARED_FROM", 10),
         mock.patch.object(hosts, "_LEAST", 4),
-        mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow or fail_on is not None else PATIENCE_S),
-        mock.patch.object(shared_arrays, "_folders", return_value=[own]),
+        mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow is not None or fail_on is not None else PATIENCE_S),
+        mock.patch.object(shared_arrays, "_folders", return_value=[own / str(rank)]),
         mock.patch.dict(os.environ),
-    ]
-    for patch in patches:
-        patch.start()
-    os.environ.pop("LOCAL_WORLD_SIZE", None)
-    own.mkdir(exist_ok=True, mode=0o700)
-    try:
-        source = ParquetSource(folder, on_error="skip", filter=pl.col("at") < 1000)
-        with FreeScaleDataLoader(
-            source, Schema(context=("row",)), batch_size=4, num_threads=2, timeout_s=PATIENCE_S
-        ) as loader:
-            found = loader._data.sources[0].opened.catalog
-            at_end = [found.size.tolist(), found.rows.tolist(), found.bounds["at"].tolist(), found.digests.tolist()]
-            at_end += [[found.schema(number).names for number in range(len(found))], list(found.files.names())]
-            skipped = [entry.file for entry in loader.skipped]
-    finally:
-        for patch in patches:
-            patch.stop()
-    return at_end, read, skipped
+    ):
+        os.environ.pop("LOCAL_WORLD_SIZE", None)
+        try:
+            return held(folder), read
+        except (PermissionError, PeerError) as error:
+            return f"{type(error).__name__}: {error}", read
 
 
-def on_every_host(rank, world_size, folder, own, slow=()):
-    return as_a_host(rank, folder, own / str(rank), slow=slow)
-
-
-def alone(folder):
-    with FreeScaleDataLoader(
-        ParquetSource(folder, on_error="skip", filter=pl.col("at") < 1000), Schema(context=("row",)), batch_size=4
-    ) as loader:
-        found = loader._data.sources[0].opened.catalog
-        held = [found.size.tolist(), found.rows.tolist(), found.bounds["at"].tolist(), found.digests.tolist()]
-        return [*held, [found.schema(number).names for number in range(len(found))], list(found.files.names())]
-
-
-def test_each_footer_is_read_by_one_host(folder, tmp_path):
-    found = shared_world(3).run(on_every_host, folder, tmp_path)
-    assert all(held == alone(folder) for held, _, _ in found)
-    assert all(skipped == ["day=0/bad.parquet"] for _, _, skipped in found)
-    read = sum((of for _, of, _ in found), Counter())
+@pytest.mark.parametrize(("ranks", "slow", "times"), [(3, None, {1}), (2, 1, {1, 2})], ids=["all", "a slow one"])
+def test_each_footer_is_read_by_one_host_and_again_where_its_share_does_not_come(folder, tmp_path, ranks, slow, times):
+    found = shared_world(ranks).run(as_a_host, folder, tmp_path, None, slow)
+    alone = held(folder)
+    assert alone[2] == ["day=0/bad.parquet"]
+    assert all(each == alone for each, _ in found)
+    read = sum((of for _, of in found), Counter())
     assert len(read) == FILES + 1
-    assert set(read.values()) == {1}
-
-
-def test_a_share_that_does_not_come_is_read_again(folder, tmp_path):
-    found = shared_world(2).run(on_every_host, folder, tmp_path, (1,))
-    assert all(held == alone(folder) for held, _, _ in found)
-    read = sum((of for _, of, _ in found), Counter())
-    assert len(read) == FILES + 1
-    assert set(read.values()) == {1, 2}
-
-
-def fail_on_one(rank, world_size, folder, own):
-    with pytest.raises((PermissionError, PeerError)) as caught:
-        as_a_host(rank, folder, own / str(rank), fail_on=1)
-    return f"{type(caught.value).__name__}: {caught.value}"
+    assert set(read.values()) == times
 
 
 def test_a_host_that_cannot_read_is_named(folder, tmp_path):
-    texts = shared_world(2).run(fail_on_one, folder, tmp_path)
-    assert texts[1].startswith("PermissionError")
-    assert "not on this host" in texts[0]
+    (other, _), (own, _) = shared_world(2).run(as_a_host, folder, tmp_path, 1)
+    assert own.startswith("PermissionError")
+    assert "not on this host" in other

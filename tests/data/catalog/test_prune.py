@@ -1,71 +1,75 @@
-"""Files of folders that a filter leaves out are not opened, and nothing else changes."""
+"""Files of folders, and row groups by the bounds of their columns, that a filter leaves out are not read; nothing else
+changes."""
 
+import functools
 import json
-from unittest import mock
+import operator
+from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, SchemaError
-from fsdata.catalog import catalog as catalogs
-from fsdata.catalog.catalog import open_catalog
-from fsdata.catalog.catalog_file import write_catalog
+from fsdata.catalog.bounds import UNKNOWN, as_columns, readers
+from fsdata.catalog.catalog import open_catalog, updated
+from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode import source_files
 from fsdata.sources.expressions.expressions import parse
 
 SCHEMA = Schema(context=("row",))
-DAYS, PLACES = range(5), ("fr", "it", "__HIVE_DEFAULT_PARTITION__")
+
+
+def catalog_of(folder, names=()):
+    return open_catalog(discover([str(folder)], None), threads=1, retry=Retrying(), label="", bounds_of=names)[0]
+
+
+def read(source):
+    """(rows, what the loader says of its source)."""
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=50, num_threads=1) as loader:
+        (found,) = loader.describe()
+        return [row for batch in loader for row in batch.features["row"].values().tolist()], found
+
+
+# Folders
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory):
     folder, row = tmp_path_factory.mktemp("lake"), 0
-    for day in DAYS:
-        for place in PLACES:
+    for day in range(5):
+        for place in ("fr", "it", "__HIVE_DEFAULT_PARTITION__"):
             below = folder / f"day={day}" / f"place={place}"
             below.mkdir(parents=True)
             for part in range(2):
                 rows = np.arange(row, row + 6)
                 pl.DataFrame({"row": rows, "size": rows % 4}).write_parquet(below / f"{part}.parquet")
                 row += 6
-    catalog, _ = open_catalog(discover([str(folder)], None), threads=1, retry=Retrying(), label="")
-    write_catalog(catalog, folder.parent / "lake.catalog")
+    write_catalog(catalog_of(folder), folder.parent / "lake.catalog")
     return folder
 
 
-def read(source, batch_size=50):
-    with FreeScaleDataLoader(source, SCHEMA, batch_size=batch_size, num_threads=1) as loader:
-        (found,) = loader.describe()
-        return [row for batch in loader for row in batch.features["row"].values().tolist()], found
-
-
 DAY, PLACE, SIZE = pl.col("day"), pl.col("place"), pl.col("size")
-CONDITIONS = st.sampled_from(
-    [
-        DAY == 2, DAY > 2, DAY != 3, DAY.is_in([0, 4]), PLACE == "fr", PLACE != "it", PLACE.is_null(), SIZE > 1,
-        (DAY > 1) | (PLACE == "fr"), (DAY > 1) | (SIZE == 0), DAY + SIZE == 4, ~(DAY == 1), DAY > 99,
-    ]
-)  # fmt: skip
+OF_FOLDERS = [
+    DAY == 2, DAY > 2, DAY != 3, DAY.is_in([0, 4]), PLACE == "fr", PLACE != "it", PLACE.is_null(), SIZE > 1,
+    (DAY > 1) | (PLACE == "fr"), (DAY > 1) | (SIZE == 0), DAY + SIZE == 4, ~(DAY == 1), DAY > 99,
+]  # fmt: skip
 
 
-@given(conditions=st.lists(CONDITIONS, min_size=1, max_size=3), from_catalog=st.booleans())
-def test_rows_are_those_of_a_filter_that_reads_all(lake, conditions, from_catalog):
-    condition = conditions[0]
-    for each in conditions[1:]:
-        condition = condition & each
+@given(conditions=st.lists(st.sampled_from(OF_FOLDERS), min_size=1, max_size=3), from_catalog=st.booleans())
+def test_files_of_folders_that_a_filter_leaves_out_are_not_opened(lake, conditions, from_catalog):
+    condition = functools.reduce(operator.and_, conditions)
     given = {"catalog": lake.parent / "lake.catalog"} if from_catalog else {"paths": str(lake)}
-    with mock.patch.object(source_files, "pruned", return_value=[]):
-        everything, found = read(ParquetSource(**given, filter=condition))
-        assert found["pruned_files"] == 0
     rows, found = read(ParquetSource(**given, filter=condition))
-    assert rows == everything
+    kept = pl.scan_parquet(lake, hive_partitioning=True).filter(condition).collect()
+    assert rows == kept["row"].to_list()
     assert found["files"] + found["pruned_files"] == 30
-    if not any("size" in each.meta.root_names() for each in conditions):
+    if "size" not in condition.meta.root_names():
         assert found["files"] == max(len(rows) // 6, 1)
     assert json.loads(json.dumps(found)) == found
 
@@ -73,20 +77,17 @@ def test_rows_are_those_of_a_filter_that_reads_all(lake, conditions, from_catalo
 @pytest.mark.parametrize(
     ("condition", "files"),
     [
-        (DAY == 2, 6),
         ((DAY == 2) & (SIZE > 0), 6),
         ((DAY == 2) & (PLACE == "it") & (SIZE > 0), 2),
         ((DAY == 2) | (SIZE > 0), 30),
         (parse("day >= 3 AND place = 'fr' AND size > 1", "filter"), 4),
         (DAY > 99, 1),
     ],
-    ids=["key", "key and column", "two keys", "key or column", "SQL", "nothing"],
+    ids=["key and column", "two keys", "key or column", "SQL", "nothing"],
 )
-def test_files_of_other_folders_are_not_opened(lake, condition, files):
-    with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
-        _, found = read(ParquetSource(lake, filter=condition))
-    assert entry.call_count == found["files"] == files
-    assert found["pruned_files"] == 30 - files
+def test_files_that_are_left(lake, condition, files):
+    found = read(ParquetSource(lake, filter=condition))[1]
+    assert (found["files"], found["pruned_files"]) == (files, 30 - files)
 
 
 def test_keys_keep_the_type_that_all_folders_give_them(tmp_path):
@@ -95,30 +96,172 @@ def test_keys_keep_the_type_that_all_folders_give_them(tmp_path):
         (tmp_path / f"key={key}").mkdir()
         pl.DataFrame({"row": [number]}).write_parquet(tmp_path / f"key={key}" / "a.parquet")
     assert read(ParquetSource(tmp_path, filter=pl.col("key") == "2"))[0] == [1]
+    with pytest.raises(SchemaError, match="filter"):
+        read(ParquetSource(tmp_path, filter=pl.col("key") > 3))
 
 
 def test_a_column_that_the_files_have_is_no_key(tmp_path):
     for number, key in enumerate((1, 2)):
         (tmp_path / f"key={key}").mkdir()
         pl.DataFrame({"row": [number], "key": [3 - key]}).write_parquet(tmp_path / f"key={key}" / "a.parquet")
-    rows, found = read(
-        ParquetSource(tmp_path, columns={"row": pl.col("row") + 0 * pl.col("key")}, filter=pl.col("key") == 2)
-    )
+    columns = {"row": pl.col("row") + 0 * pl.col("key")}
+    rows, found = read(ParquetSource(tmp_path, columns=columns, filter=pl.col("key") == 2))
     assert (rows, found["pruned_files"]) == ([0], 0)
     with pytest.raises(SchemaError, match="'key' is a column of the file and the folder"):
         read(ParquetSource(tmp_path, filter=pl.col("key") == 2))
 
 
-def test_a_condition_that_does_not_fit_is_an_error_of_the_filter(lake):
-    with pytest.raises(SchemaError, match="filter"):
-        read(ParquetSource(lake, filter=pl.col("place") > 3))
-
-
 def test_what_a_loader_says_of_its_sources(lake):
-    rows, found = read(ParquetSource(lake))
+    _, found = read(ParquetSource(lake))
     assert (found["files"], found["row_groups"], found["rows"], found["schemas"]) == (30, 30, 180, 1)
     assert set(found["seconds"]) == {"listing", "footers", "binding"}
     assert found["bytes"] == sum(path.stat().st_size for path in lake.rglob("*.parquet"))
     _, found = read(ParquetSource(catalog=lake.parent / "lake.catalog", limit=7))
     assert (found["row_groups"], found["rows"], set(found["seconds"])) == (2, 7, {"catalog", "binding"})
-    assert len(rows) == 180
+
+
+# Bounds
+
+ROWS, GROUP, NAMES = 60, 6, ("a", "b", "t", "d")
+begin = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files whose columns are of other types: `a` ascends, `b` has nulls and negative numbers, `c` is no integer; and
+    catalogs of them with bounds and without."""
+    made = tmp_path_factory.mktemp("bounds") / "files"
+    made.mkdir()
+    rng = np.random.default_rng(5)
+    for number, (integer, unit) in enumerate([(pa.int64(), "us"), (pa.int32(), "ms"), (pa.uint8(), "ns")]):
+        rows = np.arange(ROWS)
+        signed = pa.int64() if number else pa.int16()
+        table = pa.table(
+            {
+                "row": rows + number * ROWS,
+                "a": pa.array(rows + 40 * number, integer),
+                "b": pa.array(rng.integers(-9, 9, ROWS), signed, mask=(rows % 3 == 0) | (rows < GROUP)),
+                "c": rows / 7,
+                "t": pa.array([begin + timedelta(hours=int(row)) for row in rows], pa.timestamp(unit, tz="UTC")),
+                "d": [date(2026, 1, 1) + timedelta(days=int(row)) for row in rows],
+            }
+        )
+        pq.write_table(table, made / f"{number}.parquet", row_group_size=GROUP)
+    write_catalog(catalog_of(made, NAMES), made.parent / "with.catalog")
+    write_catalog(catalog_of(made), made.parent / "without.catalog")
+    return made
+
+
+def test_bounds_are_those_of_the_rows(folder):
+    catalog = catalog_of(folder, NAMES)
+    group = 0
+    for file in map(pq.ParquetFile, (each.path for each in catalog.files)):
+        for place in range(file.num_row_groups):
+            table = file.read_row_group(place)
+            for name in NAMES:
+                low, high = as_columns(catalog.bounds[name][:, group : group + 1], table.schema.field(name).type)
+                values = table[name].drop_null().to_pylist()
+                assert [*low.to_pylist(), *high.to_pylist()] == ([min(values), max(values)] if values else [None, None])
+            group += 1
+    assert group == len(catalog.rows)
+
+
+@pytest.mark.parametrize(("stored", "arrow"), [("ms", "s"), ("us", "s"), ("us", "ns"), ("ns", "us")])
+def test_bounds_count_in_the_units_of_the_arrow_type(tmp_path, stored, arrow):
+    """The footer counts in the units in which the column is stored; the Arrow schema in the file may say others."""
+    times = pa.array([1_500_000_001, 7_000_000_999], pa.timestamp("ns")).cast(pa.timestamp(stored), safe=False)
+    said = pa.schema([("t", pa.timestamp(arrow))])
+    pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet", store_schema=False, version="2.6")
+    reader = readers(pq.read_metadata(tmp_path / "a.parquet"), said, ["t"])["t"]
+    size = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+    least, greatest = (value * size[stored] for value in times.cast(pa.int64()).to_pylist())
+    raw = b"".join(value.to_bytes(8, "little") for value in times.cast(pa.int64()).to_pylist())
+    low, high = reader.read(raw, np.array([[0, 0, 0, 0, 0, 0, 8]]), 1)[:, 0].tolist()
+    assert low * size[arrow] <= least < (low + 1) * size[arrow]
+    assert (high - 1) * size[arrow] < greatest <= high * size[arrow]
+
+
+a, b, c, t, d = (pl.col(name) for name in "abctd")
+
+
+@pytest.mark.parametrize(
+    ("condition", "groups"),
+    [
+        (a > 50, 2 + 9 + 10),
+        (a == 17, 1),
+        (pl.lit(6) >= a, 2),  # 6 is the first value of a row group
+        (pl.lit(99) <= a, 1 + 7),  # the last one
+        (pl.lit(6) > a, 1),
+        (pl.lit(99) < a, 7),
+        (a.is_in([3, 77]), 1 + 1),
+        (a.is_in(list(range(30, 130))), 5 + 10 + 9),
+        (a.is_between(30, 42) & (c > 0), 3 + 1),
+        ((a > 138) | (a < 1), 1 + 1),
+        (t < begin + timedelta(minutes=90), 3),
+        (d == date(2026, 2, 1), 3),
+        (parse("a > 138", ""), 1),
+        (a > 1_000_000, 0),
+        # Bounds tell nothing of these.
+        (~(a > 138), 30),
+        (c > 100, 30),
+        ((a > 138) | (c < 1), 30),
+        (a.is_in([]), 30),
+        (a.is_between(b, 10), 30),
+        (pl.lit(3) > a + 1, 30),
+        (b.is_null(), 30),
+        (a.eq_missing(3), 30),
+        (a != 17, 30),
+    ],
+    ids=str,
+)
+def test_row_groups_that_are_left(folder, condition, groups):
+    """The rows are those that polars keeps, also by a catalog."""
+    rows, found = read(ParquetSource(folder, filter=condition))
+    assert (found["row_groups"], found["row_groups"] + found["pruned_row_groups"]) == (groups, 30)
+    casts = [a.cast(pl.Int64), b.cast(pl.Int64), t.cast(pl.Datetime("us", "UTC"))]
+    frame = pl.concat([pl.read_parquet(folder / f"{number}.parquet").with_columns(casts) for number in range(3)])
+    assert rows == frame.filter(getattr(condition, "polars", condition))["row"].to_list()
+    for catalog, pruned in (("with", 30 - groups), ("without", 0)):
+        again, found = read(ParquetSource(catalog=folder.parent / f"{catalog}.catalog", filter=condition))
+        assert (again, found["pruned_row_groups"]) == (rows, pruned)
+
+
+@given(
+    parts=st.lists(
+        st.tuples(
+            st.sampled_from([a, b]), st.sampled_from(["gt", "lt", "ge", "le", "eq", "ne"]), st.integers(-12, 190),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    ands=st.lists(st.booleans(), min_size=3, max_size=3),
+    skip=st.integers(0, 100),
+)  # fmt: skip
+def test_random_conditions(folder, parts, ands, skip):
+    conditions = [
+        getattr(pl.lit(value), op)(column) if turned else getattr(column, op)(value)
+        for column, op, value, turned in parts
+    ]
+    condition = conditions[0]
+    for other, both in zip(conditions[1:], ands, strict=False):
+        condition = condition & other if both else condition | other
+    frames = [pl.read_parquet(folder / f"{number}.parquet") for number in range(3)]
+    frame = pl.concat([each.select("row", a.cast(pl.Int64), b.cast(pl.Int64)) for each in frames])
+    rows, _ = read(ParquetSource(folder, filter=condition, skip=skip))
+    assert rows == frame.filter(condition & (pl.col("row") >= skip))["row"].to_list()
+
+
+def test_files_without_statistics_are_read(tmp_path):
+    pq.write_table(pa.table({"row": np.arange(9), "a": np.arange(9)}), tmp_path / "0.parquet", write_statistics=False)
+    rows, found = read(ParquetSource(tmp_path, filter=a > 100))
+    assert (rows, found["pruned_row_groups"], found["row_groups"]) == ([], 0, 1)
+    assert catalog_of(tmp_path, ("a",)).bounds["a"][:, 0].tolist() == UNKNOWN.tolist()
+
+
+def test_an_update_has_the_bounds_of_a_new_catalog(folder):
+    files, whole = discover([str(folder)], None), catalog_of(folder, NAMES)
+    with_bounds = read_catalog_file(folder.parent / "with.catalog")
+    for before, names in ((whole.without([1]), NAMES), (catalog_of(folder, ("a",)), NAMES), (with_bounds, ())):
+        new = updated(before, files, threads=1, retry=Retrying(), bounds_of=names).catalog
+        assert all(np.array_equal(new.bounds[name], whole.bounds[name]) for name in NAMES)

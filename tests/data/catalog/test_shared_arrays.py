@@ -2,13 +2,14 @@
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import uuid
+from collections import namedtuple
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.joins.pile import Pile
 from fsdata.errors import DataError
 
+MEMORY, OWN = Path("/dev/shm"), f"freescale-{os.getuid()}"
 ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "b": np.array([2.5], np.float32)}
 SCRIPT = """
 import sys, numpy as np
@@ -40,7 +42,8 @@ def name() -> str:
 
 
 def files(name: str) -> list[str]:
-    return [path.name for folder in shared_arrays._folders() for path in folder.glob(f"{name}*")]
+    folders = (MEMORY / OWN, Path(tempfile.gettempdir()) / OWN)
+    return [path.name for folder in folders for path in folder.glob(f"{name}*")]
 
 
 def other(name: str, how: str = "") -> subprocess.Popen:
@@ -50,15 +53,15 @@ def other(name: str, how: str = "") -> subprocess.Popen:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
-def ended(process: subprocess.Popen) -> list[str]:
-    """What the process had still to say."""
-    assert process.stdin is not None
+def line(process: subprocess.Popen) -> str:
     assert process.stdout is not None
-    process.stdin.close()
-    with process.stdout as out:
-        said = out.read().split()
-    process.wait(timeout=PATIENCE_S)
-    return said
+    return process.stdout.readline().strip()
+
+
+def ended(process: subprocess.Popen, by: int | None = None) -> None:
+    if by is not None:
+        process.send_signal(by)
+    process.communicate("", timeout=PATIENCE_S)
 
 
 def never(_) -> dict[str, np.ndarray]:
@@ -79,45 +82,38 @@ def test_what_one_makes_all_have(name: str) -> None:
     assert kept.sum() == ARRAYS["a"].sum()  # an array keeps its memory, though the file is gone
 
 
-def test_processes_wait_for_the_one_that_makes_them(name: str) -> None:
+def test_processes_wait_for_the_one_that_makes_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = other(name, "wait")
+    assert line(first) == "made"
+    with monkeypatch.context() as patch:  # nobody waits for ever
+        patch.setattr(shared_arrays, "PATIENCE_S", 0.1)
+        with pytest.raises(DataError, match=f"the table: process {first.pid} of this host reads it for all"):
+            SharedArrays(name, never, "the table")
+    second = other(name)
     assert first.stdin is not None
-    assert first.stdout is not None
-    assert first.stdout.readline() == "made\n"
-    others = [other(name) for _ in range(2)]
     first.stdin.write("\n")
     first.stdin.flush()
-    said = [process.stdout.readline() for process in (first, *others) if process.stdout]  # all of them are there
-    assert said == ["499500\n"] * 3
-    assert [ended(process) for process in (first, *others)] == [[], [], []]
+    assert [line(first), line(second)] == ["499500"] * 2
+    ended(first)
+    SharedArrays(name, never, "the table").close()
+    assert files(name)  # the other process holds it
+    ended(second)
     assert files(name) == []
 
 
 @pytest.mark.long
-def test_a_killed_process_leaves_nothing_for_long(name: str) -> None:
-    process = other(name)
-    assert process.stdout is not None
-    assert [process.stdout.readline().strip() for _ in range(2)] == ["made", "499500"]
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+@pytest.mark.parametrize("how", ["", "wait"], ids=["holding", "making"])
+def test_a_killed_process_leaves_nothing_for_long(name: str, how: str) -> None:
+    process = other(name, how)
+    assert line(process) == "made"
+    assert how or line(process) == "499500"
+    ended(process, by=signal.SIGKILL)
     assert files(name)
-    shared = SharedArrays(f"{name}x", lambda _: ARRAYS, "another table")
-    assert not [file for file in files(name) if not file.startswith(f"{name}x")]
-    shared.close()
+    SharedArrays(f"{name}x", lambda _: ARRAYS, "another table").close()
     assert files(name) == []
-
-
-@pytest.mark.long
-def test_whoever_is_killed_while_making_them_is_replaced(name: str) -> None:
-    process = other(name, "wait")
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "made"
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
     shared = SharedArrays(name, lambda _: ARRAYS, "the table")
     assert np.array_equal(shared["a"], ARRAYS["a"])
     shared.close()
-    assert files(name) == []
 
 
 def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +126,12 @@ def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkey
             pile.add(part)
         return {"a": pile.gathered(np.array([500, 0]), np.array([500, 500]))}
 
+    SharedArrays(f"{name}x", lambda _: ARRAYS, "the folders are there").close()
     for left in (name, f"{name}y"):  # by processes that were killed while they read this table, and another one
-        scratch = shared_arrays._folders()[-1] / f"{left}.scratch"
+        scratch = tmp_path / OWN / f"{left}.scratch"
         scratch.mkdir()
         (scratch / "a").write_bytes(b"1")
-        (shared_arrays._folders()[0] / f"{left}.lock").touch()
+        (MEMORY / OWN / f"{left}.lock").touch()
     shared = SharedArrays(name, make, "the table", on_disk=True)
     assert np.array_equal(shared["a"], np.roll(ARRAYS["a"], 500))
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{name}.data"]
@@ -144,24 +141,12 @@ def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkey
     assert files(name) == []
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_pile_without_values(tmp_path: Path, on_disk: bool) -> None:
-    pile = Pile(np.dtype(np.int16), tmp_path / "a" if on_disk else None)
+def test_a_pile_without_values(tmp_path: Path) -> None:
     none = np.empty(0, np.int64)
-    for found in (pile.whole(), pile.gathered(none, none)):
-        assert found.dtype == np.int16
-        assert len(found) == 0
-
-
-def test_another_process_keeps_the_file(name: str) -> None:
-    process = other(name)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.readline()
-    SharedArrays(name, never, "the table").close()
-    assert files(name)
-    process.communicate("")
-    assert files(name) == []
+    for place in (tmp_path / "a", None):
+        pile = Pile(np.dtype(np.int16), place)
+        for found in (pile.whole(), pile.gathered(none, none)):
+            assert (found.dtype, len(found)) == (np.int16, 0)
 
 
 def test_an_error_is_raised_and_nothing_is_left(name: str) -> None:
@@ -177,30 +162,24 @@ def test_an_error_is_raised_and_nothing_is_left(name: str) -> None:
     assert files(name) == []
 
 
-def test_nobody_waits_for_ever(name: str) -> None:
-    process = other(name, "wait")
-    assert process.stdout is not None
-    process.stdout.readline()
-    with (
-        mock.patch.object(shared_arrays, "PATIENCE_S", 0.1),
-        pytest.raises(DataError, match=f"the table: process {process.pid} of this host reads it for all"),
-    ):
-        SharedArrays(name, never, "the table")
-    process.kill()
-    process.communicate()
+def test_a_folder_of_somebody_else_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / OWN).mkdir()
+    for mode in (0o777, 0o720, 0o702):
+        (tmp_path / OWN).chmod(mode)
+        with pytest.raises(PermissionError, match="can be written by others"):
+            SharedArrays(name, never, "the table")
 
 
-def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / f"freescale-{os.getuid()}").mkdir(mode=0o777)
-    (tmp_path / f"freescale-{os.getuid()}").chmod(0o777)
-    with pytest.raises(PermissionError, match="can be written by others"):
-        shared_arrays._own_folder(tmp_path)
-
-
-def test_where_memory_is_full_the_folder_for_temporary_files_serves(name: str) -> None:
-    with mock.patch.object(shared_arrays, "_SPARE", 1 << 60):
-        shared = SharedArrays(name, lambda _: ARRAYS, "the table")
-    assert any(each.name == f"{name}.data" for each in shared_arrays._folders()[-1].iterdir())
+def test_where_memory_is_full_the_folder_for_temporary_files_serves(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: namedtuple("Usage", "free")(0 if MEMORY in folder.parents else 1 << 40)
+    )
+    shared = SharedArrays(name, lambda _: ARRAYS, "the table")
+    assert (tmp_path / OWN / f"{name}.data").exists()
     assert np.array_equal(shared["a"], ARRAYS["a"])
     shared.close()
     assert files(name) == []

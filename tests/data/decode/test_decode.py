@@ -120,7 +120,8 @@ def test_random_files_read_as_a_plain_reference_reads_them(seed, tmp_path, monke
     share = {name: 0.0 if rng.random() < 0.5 else (0.3 if policy[name] == "default" else 0.05) for name in NAMES}
     rows = int(rng.integers(1, 600))
     made, arrays = random_columns(rng, rows, share)
-    path = write(tmp_path / "a.parquet", arrays, group=int(rng.integers(rows // 3, rows)) + 1)
+    pages = {"data_page_size": 200, "write_batch_size": 8, "write_page_index": True} if seed % 3 else {}
+    path = write(tmp_path / "a.parquet", arrays, group=int(rng.integers(rows // 3, rows)) + 1, **pages)
     defaults = {name: float(rng.integers(0, 9)) if name in VALUES else int(rng.integers(0, 9)) for name in NAMES}
     options = {"defaults": defaults, "nulls": policy, "filter": pl.col("row") % 5 != 1 if seed % 2 else None}
     expected = reference(made, policy, defaults)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from footers import change, footer_of, with_footer
-from parquet import opened, values
+from parquet import opened
 from random_files import DEFAULTS, LISTS, assert_equal, batches, schema
 
 from fsdata import CorruptFileError, ParquetSource
@@ -120,23 +120,6 @@ def test_pages_without_a_needed_row_are_skipped(tmp_path, version, index, part):
     assert decoder["skipped_pages"] == expected
     assert expected > 0 or len(rows) == 0
     assert decoder["pyarrow"] == {}
-
-
-@pytest.mark.parametrize(("version", "condition"), [("1.0", AT % 30 == 0), ("2.0", None)])
-def test_every_part_of_a_row_group(tmp_path, version, condition):
-    path = write(tmp_path / "a.parquet", version=version)
-    source, layout = opened(ParquetSource(path, defaults=DEFAULTS, filter=condition), schema())
-    arrow, _ = opened(ParquetSource(path, defaults=DEFAULTS, filter=condition, decoder="pyarrow"), schema())
-    group, rng, parts = source.groups[1], random.Random(1), 12
-    for _ in range(parts):
-        start = rng.randrange(GROUP)
-        stop = min(start + rng.choice([0, 1, 2, 13, 100, GROUP]), GROUP)
-        mine, other = (each.read(group, layout, start, stop) for each in (source, arrow))
-        assert values(mine.table, layout) == values(other.table, layout)
-        assert np.array_equal(mine.kept, other.kept) if condition is not None else mine.kept is other.kept is None
-    assert source.describe()["decoder"]["skipped_pages"] > 15 * parts
-    source.close()
-    arrow.close()
 
 
 def test_a_skipped_page_may_be_damaged_and_a_needed_one_may_not(tmp_path):

@@ -1,12 +1,9 @@
 """What pages can say to make a decoder read beyond them, run forever or take all memory."""
 
 import compact_thrift as thrift
-import cramjam
 import numpy as np
 import pytest
-import zstandard
 
-from fsdata.decode.pages.front import IN_PARTS, unpack_front
 from fsdata.kernels import pages
 from fsdata.kernels.pages import deltas, headers, levels, row_lengths, runs
 from fsdata.kernels.thrift import varint
@@ -142,19 +139,12 @@ def test_deltas(numbers, body, code):
     assert deltas.read_deltas(raw, 0, len(raw), True, np.empty(2, np.int64)) == code
 
 
-def of_loader(raw, bounds, rows, known, top=2, empty=1):
-    return levels.read_levels(raw, bounds, 4, True, top, empty, rows, known)
+def of_loader(raw, bounds, rows, known):
+    return levels.read_levels(raw, bounds, 4, True, 2, 1, rows, known)
 
 
-def of_commands(raw, bounds, rows, known, top=2, empty=1):
-    return row_lengths.add_lengths(raw, bounds, 4, top, empty, rows, known)
-
-
-def read_levels(read, repetition: bytes, definition: bytes, rows: int = 4, **options: int) -> tuple[int, list, list]:
-    raw = np.frombuffer(repetition + definition, np.uint8)
-    bounds = np.array([0, len(repetition), len(repetition), len(raw)])
-    found, known = np.zeros(rows, np.int64), np.zeros(3, np.int64)
-    return read(raw, bounds, found, known, **options), found.tolist(), known.tolist()
+def of_commands(raw, bounds, rows, known):
+    return row_lengths.add_lengths(raw, bounds, 4, 2, 1, rows, known)
 
 
 @pytest.mark.parametrize("read", [of_loader, of_commands])
@@ -177,21 +167,11 @@ def read_levels(read, repetition: bytes, definition: bytes, rows: int = 4, **opt
     ],
 )
 def test_levels(read, repetition, definition, code):
-    assert read_levels(read, repetition, definition)[0] == code
-    if code == OK and repetition == bytes([8, 0]):
-        assert read_levels(read, repetition, definition, rows=3)[0] == DAMAGED  # more than the footer says
-
-
-def test_lengths_of_null_lists_empty_lists_and_null_elements():
-    # Two bits each, four of them: null, empty, null element, element.
-    found = read_levels(of_commands, bytes([8, 0]), bytes([3, 0b11100100, 0]), top=3)
-    assert found == (OK, [0, 0, 1, 1], [4, 1, 1])
-    found = read_levels(of_commands, bytes([2, 0, 6, 1]), bytes([8, 2]), top=3)
-    assert found == (OK, [4, 0, 0, 0], [1, 0, 4])
-    # Three bits each, across bytes: 5, 0, 4, 2.
-    packed = sum(bit << (3 * n) for n, bit in enumerate([5, 0, 4, 2])).to_bytes(3, "little")
-    found = read_levels(of_commands, bytes([8, 0]), bytes([3]) + packed, top=5, empty=2)
-    assert found == (OK, [1, 0, 1, 0], [4, 1, 1])
+    raw = np.frombuffer(repetition + definition, np.uint8)
+    bounds = np.array([0, len(repetition), len(repetition), len(raw)])
+    assert read(raw, bounds, np.zeros(4, np.int64), np.zeros(3, np.int64)) == code
+    if code == OK and repetition == bytes([8, 0]):  # more rows than the footer says
+        assert read(raw, bounds, np.zeros(3, np.int64), np.zeros(3, np.int64)) == DAMAGED
 
 
 @pytest.mark.parametrize(
@@ -209,46 +189,3 @@ def test_lengths_of_null_lists_empty_lists_and_null_elements():
 def test_booleans_in_runs(raw, code):
     page = np.frombuffer(raw, np.uint8)
     assert deltas.read_bit_runs(page, 0, len(page), np.empty(8, np.int64)) == code
-
-
-PACK = {
-    "SNAPPY": cramjam.snappy.compress_raw,
-    "LZ4": lambda data: cramjam.lz4.compress_block(data, store_size=False),
-    "GZIP": cramjam.gzip.compress,
-    "ZSTD": zstandard.ZstdCompressor().compress,
-}
-
-
-def front(data: bytes, codec: str, count: int) -> bytes:
-    target = np.full(count, 0xAA, np.uint8)
-    unpack_front(np.frombuffer(data, np.uint8), codec, target)
-    return target.tobytes()
-
-
-@pytest.mark.parametrize("codec", PACK)
-def test_the_first_bytes_of_a_compressed_page_are_those_of_the_whole(codec):
-    """Of runs, repetitions near and far, bytes that hardly repeat."""
-    rng = np.random.default_rng(0)
-    far, few = rng.bytes(70_000), bytes(rng.integers(0, 3, 200_000).astype(np.uint8))
-    repeated = [far + far[:9000] + far, rng.bytes(59) + b"x" * 70 + rng.bytes(300)]
-    for raw in (b"a", bytes(100_000), b"abc" * 3000, rng.bytes(5000), few, *repeated):
-        packed = bytes(PACK[codec](raw))
-        assert front(packed, codec, len(raw)) == raw
-        for count in {1, 3, 61, 4096, len(raw) // 2, len(raw) - 1} if codec in IN_PARTS else set():
-            if 0 < count < len(raw):
-                assert front(packed, codec, count) == raw[:count]
-
-
-@pytest.mark.parametrize("codec", PACK)
-def test_damage_of_a_compressed_page_is_an_error_or_other_bytes(codec):
-    rng, raw, told = np.random.default_rng(1), bytes(range(250)) * 20, 0
-    packed = bytes(PACK[codec](raw))
-    for number in range(200):
-        changed = bytearray(packed[: int(rng.integers(0, len(packed)))] if number % 2 else packed)
-        for at in rng.integers(0, max(len(changed), 1), int(rng.integers(0, 4))).tolist():
-            changed[at : at + 1] = rng.bytes(1)
-        try:
-            assert len(front(bytes(changed), codec, len(raw))) == len(raw)
-        except ValueError:
-            told += 1
-    assert told >= 100

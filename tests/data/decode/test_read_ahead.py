@@ -199,11 +199,10 @@ def test_row_groups_come_whole_in_order_and_within_the_bound(sizes, limit, threa
     fetches = pool.over(iter(range(len(items))), lambda item: [*items[item], None])
     seen, waiting = [], []
     rng = random.Random(seed)
-    for fetch in fetches:
-        waiting.append(fetch)
-        if rng.random() < 0.5:
-            continue
-        for each in waiting:  # as decoding threads do: in their order, while others are read
+
+    def decode():
+        """As decoding threads do: in their order, while others are read."""
+        for each in waiting:
             each.wait()
             seen.append(each.item)
             for row_group in items[each.item]:
@@ -212,12 +211,12 @@ def test_row_groups_come_whole_in_order_and_within_the_bound(sizes, limit, threa
                 assert (row_group.error is not None) == (row_group.number in faults)
             fetches.release(each)
         waiting.clear()
-    for each in waiting:
-        each.wait()
-        seen.append(each.item)
-        for row_group in items[each.item]:
-            store.held.pop(row_group.number, 0)
-        fetches.release(each)
+
+    for fetch in fetches:
+        waiting.append(fetch)
+        if rng.random() < 0.5:
+            decode()
+    decode()
     assert seen == list(range(len(items)))
     largest = max((sum(each.size for each in item if each.number not in faults) for item in items), default=0)
     assert store.most <= pool.peak <= max(limit, largest)

@@ -1,23 +1,30 @@
-"""Sources: their arguments, their fingerprints, and what reading needs."""
+"""Sources: their arguments, their fingerprints, parts of their rows, and what reading needs."""
 
 import math
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from parquet import write
-from user_files import USERS, found, users
+from user_files import USERS, users
 
+from fsdata import AsOf, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
 from fsdata.decode.opened_source import open_source
-from fsdata.errors import SchemaError
-from fsdata.sources import ParquetSource
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"paths": []}, "one or more paths"),
+        ({"paths": ()}, "one or more paths"),
+        ({"paths": 3}, r"got 3|got \(3,\)"),
         ({"defaults": {"user": None}}, "must be a number"),
         ({"defaults": {"user": math.nan}}, "must be finite"),
         ({"defaults": {"user": True}}, "must be a number"),
@@ -27,29 +34,48 @@ from fsdata.sources import ParquetSource
         ({"on_error": "ignore"}, "'raise' or 'skip', got 'ignore'"),
         ({"columns": ["user"]}, "maps field names"),
         ({"join": ["x"]}, "takes Join objects"),
+        ({"join": 3}, "takes Join objects"),
         ({"filter": "user > 3"}, "polars expression"),
+        ({"map": 3}, r"map takes a function of a pyarrow.RecordBatch, got 3"),
+        ({"skip": -1}, "skip must be an integer"),
+        ({"skip": 1.5}, "skip must be an integer"),
+        ({"skip": None}, "skip must be an integer"),
+        ({"limit": 0}, "limit must be an integer"),
+        ({"limit": "all"}, "limit must be an integer"),
+        ({"catalog": "b"}, "paths or a catalog"),
+        ({"paths": (), "catalog": 3}, "names one file"),
+        ({"table": "delta:x"}, "one of the three"),
+        ({"paths": (), "table": "delta:x", "catalog": "y"}, "one of the three"),
+        ({"paths": (), "table": "delta:x", "filesystem": object()}, "takes no filesystem"),
+        ({"paths": (), "table": "hudi:x"}, "table is 'delta:PATH' or 'iceberg:PATH', with @VERSION .*, got 'hudi:x'"),
+        ({"paths": (), "table": "delta:"}, "table is 'delta:PATH'"),
+        ({"paths": (), "table": Path("x")}, "table is 'delta:PATH'"),
     ],
 )
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(SchemaError, match=message):
-        ParquetSource("a.parquet", **options)
+        ParquetSource(**{"paths": "a.parquet"} | options)
 
 
-def test_no_paths():
-    with pytest.raises(SchemaError, match="one or more paths"):
-        ParquetSource([])
+def test_a_filesystem_of_another_kind(tmp_path):
+    with pytest.raises(SchemaError, match="pyarrow or fsspec filesystem"):
+        open_source(ParquetSource("a", filesystem=3), USERS)
 
 
-def test_options_for_fields_that_do_not_exist(tmp_path):
-    path = users(tmp_path, "a.parquet", 1)
-    with pytest.raises(SchemaError, match="defaults names contry"):
-        found(path, defaults={"contry": 1})
+def same(batch):
+    return batch
 
 
-def test_a_default_of_text_for_a_number(tmp_path):
-    path = users(tmp_path, "a.parquet", 1)
-    with pytest.raises(SchemaError, match="the default 'x' is text, which only passthrough fields take"):
-        found(path, defaults={"user": "x"})
+class Callable_:
+    def __call__(self, batch):
+        return batch
+
+
+def test_joins_that_take_no_map():
+    with pytest.raises(SchemaError, match="the source of this AsOf has no map"):
+        AsOf(ParquetSource("a.parquet", map=same), on="user", at="at", time="time", fields=("item",))
+    with pytest.raises(SchemaError, match="the source of this Join has no map"):
+        Join(ParquetSource("a.parquet", map=same), on="user", fields=("age",), bucketed=4)
 
 
 def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):
@@ -66,20 +92,16 @@ def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):
     assert fingerprint("there") == plain
     assert fingerprint("other")["footers"] != plain["footers"]
     assert fingerprint("here/a.parquet")["files"] != plain["files"]
-    changed = [
-        fingerprint("here", **options)["arguments"]
-        for options in (
-            {"columns": {"user": pl.col("user") + 1}},
-            {"columns": {"user": pl.col("user") + 2}},
-            {"filter": pl.col("user") > 1},
-            {"defaults": {"user": 1}},
-            {"defaults": {"user": 2}},
-            {"on_error": "skip"},
-            {"weight": 2.0},
-        )
-    ]
-    assert len({plain["arguments"], *changed}) == 8
-    assert fingerprint("here", columns={"user": pl.col("user") + 1})["arguments"] == changed[0]
+
+    def options():
+        yield from ({"columns": {"user": pl.col("user") + number}} for number in (1, 2))
+        yield from ({"defaults": {"user": number}} for number in (1, 2))
+        yield from ({"filter": pl.col("user") > 1}, {"on_error": "skip"}, {"weight": 2.0}, {"limit": 2}, {"skip": 1})
+        yield from ({"map": function} for function in (same, print, partial(same), Callable_()))
+
+    changed, again = ([fingerprint("here", **each)["arguments"] for each in options()] for _ in range(2))
+    assert changed == again
+    assert len({plain["arguments"], *changed}) == 1 + len(changed)
 
 
 @pytest.mark.long
@@ -93,3 +115,59 @@ def test_reading_needs_no_pandas(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+# Parts: `skip` and `limit`
+
+SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row",), time="ts")
+SIZES = (7, 0, 12, 1, 20)
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, first = tmp_path_factory.mktemp("part"), 0
+    for number, size in enumerate(SIZES):
+        rows = np.arange(first, first + size)
+        items = pl.Series([[row] * (row % 4) for row in rows.tolist()], dtype=pl.List(pl.Int64))
+        table = pl.DataFrame({"row": rows, "ts": 10 * rows, "item": items})
+        table.write_parquet(folder / f"{number}.parquet", row_group_size=5)
+        first += size
+    return folder
+
+
+def read(sources, **options):
+    found = []
+    with FreeScaleDataLoader(sources, SCHEMA, batch_size=4, num_threads=1, **options) as loader:
+        for batch in loader:
+            rows, lists = batch.features["row"].values().tolist(), batch.features["item"]
+            assert lists.values().tolist() == [row for row in rows for _ in range(row % 4)]
+            found += rows
+    return found
+
+
+@given(
+    skip=st.integers(0, TOTAL + 3), limit=st.none() | st.integers(1, TOTAL + 3), shuffle=st.booleans(),
+    filtered=st.booleans(),
+)  # fmt: skip
+def test_a_part_is_as_if_the_files_had_no_other_rows(folder, skip, limit, shuffle, filtered):
+    condition = pl.col("row") % 3 != 1 if filtered else None
+    source = ParquetSource(folder, skip=skip, limit=limit, filter=condition)
+    part = range(TOTAL)[skip : None if limit is None else skip + limit]
+    found = read(source, shuffle=shuffle)
+    assert (sorted(found) if shuffle else found) == [row for row in part if not filtered or row % 3 != 1]
+    assert read(source, shuffle=shuffle) == found
+
+
+def test_parts_are_mixed_by_time(folder, tmp_path):
+    parts = [ParquetSource(folder, skip=skip, limit=9, filter=pl.col("row") != 11) for skip in (3, 8, 25)]
+    wanted = sorted(row for skip in (3, 8, 25) for row in range(skip, skip + 9) if row != 11)
+    assert read(parts, mix="time") == wanted
+    pl.DataFrame({"row": [1, 2, 3], "ts": [1, 2, None], "item": [[1], [1], [1]]}).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="row group 0, row 2: ts is null"):  # its row in the file
+        read([ParquetSource(tmp_path, skip=1), ParquetSource(folder)], mix="time")
+
+
+def test_files_of_settings_have_parts(folder, tmp_path):
+    (tmp_path / "data.toml").write_text(f'[[sources]]\npaths = "{folder}"\nskip = 2\nlimit = 5\n')
+    assert read(sources_from_toml(tmp_path / "data.toml")) == list(range(2, 7))

@@ -1,0 +1,304 @@
+"""Files that are not what they should be, and remote files that fail now and then."""
+
+import io
+import logging
+import os
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from parquet import column, opened, read_all, values, write
+from user_files import USERS, users
+
+from fsdata import (
+    CorruptFileError,
+    Join,
+    ParquetSource,
+    Retry,
+    Schema,
+    SchemaError,
+    sources_from_toml,
+)
+from fsdata.catalog.catalog import open_catalog
+from fsdata.catalog.listing.file_list import FileRef
+from fsdata.catalog.listing.find_files import discover
+from fsdata.catalog.retry import Retrying
+from fsdata.decode.files.open_files import OpenFiles
+from fsdata.decode.opened_source import open_source
+
+
+def flip(path, offset, count=8):
+    raw = bytearray(path.read_bytes())
+    for position in range(offset, offset + count):
+        raw[position] ^= 0xFF
+    path.write_bytes(raw)
+
+
+def rewritten(edit):
+    return lambda path: path.write_bytes(edit(path.read_bytes()))
+
+
+DAMAGE = {
+    "truncated": (rewritten(lambda raw: raw[:-100]), "truncated: it begins like Parquet but has no footer"),
+    "garbage": (rewritten(lambda _: b"user,age\n1,2\n3,4\n"), "not a Parquet file: it begins with b'user'"),
+    "tiny": (rewritten(lambda _: b"PAR1"), "not a Parquet file: only 4 bytes"),
+    "empty": (rewritten(lambda _: b""), "not a Parquet file: only 0 bytes"),
+    "broken footer": (lambda path: flip(path, path.stat().st_size - 60, 40), "the footer cannot be parsed"),
+    "wrong length": (
+        rewritten(lambda raw: raw[:-8] + (10**6).to_bytes(4, "little") + b"PAR1"),
+        "the footer claims 1000008 bytes",
+    ),
+    "encrypted": (rewritten(lambda raw: b"PARE" + raw[4:-4] + b"PARE"), "an encrypted Parquet file"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_files_without_a_footer_raise_or_are_listed(tmp_path, damage, message, caplog):
+    users(tmp_path, "a.parquet", 0, 1, 2)
+    damage(users(tmp_path, "b.parquet", 3, 4, 5))
+    with pytest.raises(CorruptFileError, match=rf"b\.parquet: {message}"):
+        open_source(ParquetSource(tmp_path), USERS)
+    source, layout = opened(ParquetSource(tmp_path, on_error="skip"), USERS)
+    assert source.may_drop
+    assert column(read_all(source, layout), "user") == [[0], [1], [2]]
+    (entry,) = source.skipped
+    assert (entry.file, entry.row_group, entry.rows) == ("b.parquet", None, 0)
+    (record,) = [record for record in caplog.records if record.name == "fsdata"]
+    assert record.levelno == logging.WARNING
+    assert "left out: b.parquet: " in record.message
+    with pytest.raises(CorruptFileError, match="none of its 1 files is readable"):
+        open_source(ParquetSource(tmp_path / "b.parquet", on_error="skip"), USERS)
+
+
+@pytest.fixture
+def flipped(tmp_path):
+    """Three row groups of 1,000 rows, the second damaged near its end."""
+    pages = {"use_dictionary": False, "data_page_size": 800, "write_batch_size": 100}
+    path = users(tmp_path, "a.parquet", *range(3000), group=1000, **pages)
+    chunk = pq.read_metadata(path).row_group(1).column(0)
+    flip(path, chunk.data_page_offset + chunk.total_compressed_size - 40)
+    return path
+
+
+def test_a_damaged_row_group_raises_with_file_and_group(flipped):
+    source, layout = opened(ParquetSource(flipped), USERS)
+    source.read(source.groups[0], layout, 0, 1000)
+    with pytest.raises(CorruptFileError, match=r"a\.parquet, row group 1: cannot be decoded: .*on_error='skip'"):
+        source.read(source.groups[1], layout, 0, 1000)
+    rows = source.read(source.groups[2], layout, 0, 1000)
+    assert rows.kept is None
+    assert column(values(rows.table, layout), "user")[0] == [2000]
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+def test_a_damaged_row_group_is_skipped_counted_and_listed_once(flipped, decoder, monkeypatch):
+    """Whichever part of it is asked for, and by its times."""
+    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 100)
+    schema = Schema(context=("user",), time="user")
+    source, layout = opened(ParquetSource(flipped, on_error="skip", decoder=decoder), schema)
+    assert len(source.read_times(source.groups[1])) == 1000
+    for start, stop in ((0, 10), (5, 5), (0, 1000)):
+        fresh, _ = opened(ParquetSource(flipped, on_error="skip", decoder=decoder), schema)
+        rows = fresh.read(source.groups[1], layout, start, stop)
+        assert (rows.table.num_rows, rows.kept.tolist()) == (0, [])
+        assert [entry.row_group for entry in fresh.skipped] == [1]
+    for _ in range(2):
+        assert column(read_all(source, layout), "user") == [[n] for n in [*range(1000), *range(2000, 3000)]]
+    (entry,) = source.skipped
+    assert (entry.file, entry.row_group, entry.rows) == ("a.parquet", 1, 1000)
+
+
+def test_a_side_tables_losses_are_listed_too(tmp_path, flipped):
+    path = write(tmp_path / "main.parquet", {"user": pa.array([5, 1005])})
+    side = ParquetSource(flipped, columns={"age": "user"}, defaults={"age": -1}, on_error="skip")
+    source, layout = opened(ParquetSource(path, join=[Join(side, on="user", fields=("age",))]), Schema(dense=("age",)))
+    assert column(read_all(source, layout), "dense") == [[5.0], [-1.0]]
+    assert [entry.row_group for entry in source.skipped] == [1]
+
+
+# Files that are replaced, and files that stay open
+
+
+def test_a_file_that_is_replaced_is_noticed(tmp_path):
+    path = users(tmp_path, "a.parquet", *range(10), group=5)
+    source, layout = opened(ParquetSource(path), USERS)
+    source.read(source.groups[0], layout, 0, 5)
+    os.utime(path, ns=(1, 1))  # a touched file is the same file
+    assert column(read_all(source, layout), "user") == [[n] for n in range(10)]
+    replacement = users(tmp_path, "b.parquet", *range(100, 110), group=5)
+    os.utime(replacement, ns=(2, 2))
+    replacement.replace(path)
+    with pytest.raises(CorruptFileError, match=r"a\.parquet: replaced while in use"):
+        source.read(source.groups[1], layout, 0, 5)
+    source, layout = opened(ParquetSource(path, on_error="skip"), USERS)  # before it was read at all
+    users(tmp_path, "a.parquet", *range(11))
+    assert source.read(source.groups[0], layout, 0, 5).table.num_rows == 0
+    assert "a.parquet: replaced while in use: " in source.skipped[0].reason
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"a\.parquet"):  # missing, not skipped
+        source.read(source.groups[1], layout, 0, 5)
+
+
+def test_open_files_are_closed(tmp_path):
+    for name in "abcdef":
+        users(tmp_path, f"{name}.parquet", *range(10))
+    before = len(os.listdir("/proc/self/fd"))
+    source, layout = opened(ParquetSource(tmp_path), USERS, threads=2)
+    read_all(source, layout)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    source.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    catalog, _ = open_catalog(discover([str(tmp_path)], None), threads=1, retry=Retrying(), label="")
+    pool = OpenFiles(keep=2)
+    used = pool.take(catalog.files[0], int(catalog.size[0]), catalog.digest(0))
+    pool.close()
+    pool.give(used)  # by a thread that was still decoding
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Retries
+
+REMOTE = FileRef("bucket/a.parquet", "a.parquet", pafs.LocalFileSystem(), local=False)
+
+
+def failing(times, error=TimeoutError):
+    """A read that fails so many times."""
+    left = [times]
+
+    def read():
+        if left[0]:
+            left[0] -= 1
+            raise error("too slow")
+        return "bytes"
+
+    return read
+
+
+def test_waits_grow_are_counted_and_logged(caplog):
+    slept: list[float] = []
+    retrying = Retrying(sleep=slept.append, jitter=lambda: 1.0)
+    with caplog.at_level(logging.INFO, "fsdata"):
+        assert retrying.call(failing(4), REMOTE) == "bytes"
+    assert slept == pytest.approx([0.1, 0.4, 1.6, 6.4])
+    assert retrying.count == 4
+    assert [record.name for record in caplog.records] == ["fsdata"] * 4
+    assert "bucket/a.parquet: TimeoutError: too slow: trying again in 6.4 s" in caplog.text
+    waits = set()
+    for _ in range(5):  # ranks do not come back together
+        Retrying(sleep=waits.add).call(failing(1), REMOTE)
+    assert len(waits) == 5
+    assert all(0.05 <= wait <= 0.1 for wait in waits)
+
+
+@pytest.mark.parametrize(
+    ("policy", "local", "tries"),
+    [
+        (Retry(tries=1), False, 1),
+        (Retry(tries=3), False, 3),
+        (Retry(max_s=0), False, 1),
+        (Retry(max_s=0.6), False, 3),
+        (Retry(tries=9, max_s=9), False, 5),
+        (Retry(), True, 1),
+    ],
+)
+def test_tries_and_time_are_bounded(policy, local, tries):
+    slept: list[float] = []
+    file = FileRef("bucket/a.parquet", "a.parquet", pafs.LocalFileSystem(), local=local)
+    with pytest.raises(ConnectionError, match=f"cannot be read after {tries} tries: TimeoutError: too slow"):
+        Retrying(policy, sleep=slept.append, jitter=lambda: 1.0).call(failing(99), file)
+    assert len(slept) == tries - 1
+    assert sum(slept) <= policy.max_s
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (OSError, [0.1, 0.4]),  # what looks like damage is read again, but not for long
+        (CorruptFileError, []),  # what says that a file is corrupt is no matter of the connection
+        (PermissionError, []),
+    ],
+)
+def test_other_errors_are_raised_as_they_are(error, waits):
+    slept: list[float] = []
+    with pytest.raises(error, match=r"^too slow$"):
+        Retrying(sleep=slept.append, jitter=lambda: 1.0).call(failing(99, error), REMOTE)
+    assert slept == pytest.approx(waits)
+
+
+def test_a_source_has_a_policy(tmp_path):
+    pl.DataFrame({"row": [1]}).write_parquet(tmp_path / "a.parquet")
+    settings = tmp_path / "data.toml"
+    settings.write_text('[[sources]]\npaths = "a.parquet"\nretry = { tries = 2, max_s = 1.5 }\n')
+    (source,) = sources_from_toml(settings)
+    assert source.retry == Retry(tries=2, max_s=1.5)
+    for text in ("retry = 3", "retry = { tries = 0 }", "retry = { times = 1 }"):
+        settings.write_text(f'[[sources]]\npaths = "a.parquet"\n{text}\n')
+        with pytest.raises(SchemaError, match=r"retry|Retry"):
+            sources_from_toml(settings)
+    with pytest.raises(SchemaError, match="takes a Retry"):
+        ParquetSource("a", retry=3)
+
+
+class Flaky(MemoryFileSystem):
+    """Fails the next `left` reads with `error`."""
+
+    protocol = "flaky"
+    store: dict = {}  # noqa: RUF012 - the base class keeps its files in a class attribute
+    left = 0
+    error: Exception = TimeoutError("too slow")
+
+    def _open(self, path, mode="rb", **options):
+        outer = self
+
+        class File(io.BytesIO):
+            def read(self, *args):
+                if outer.left > 0:
+                    outer.left -= 1
+                    raise outer.error
+                return super().read(*args)
+
+        return File(self.store[path].getvalue()) if mode == "rb" else super()._open(path, mode, **options)
+
+
+@pytest.fixture
+def flaky(tmp_path):
+    system = Flaky(skip_instance_cache=True)
+    system.pipe("/a.parquet", users(tmp_path, "a.parquet", *range(10), group=5).read_bytes())
+    return system
+
+
+def open_flaky(system, slept, **options):
+    source = ParquetSource("/a.parquet", filesystem=system, **options)
+    return opened(source, USERS, retry=Retrying(Retry(tries=3), sleep=slept.append, jitter=lambda: 1.0))
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("too slow"), ConnectionResetError("gone"), OSError(5, "Input/output error")]
+)
+def test_reads_that_fail_are_repeated_and_never_count_as_damage(flaky, error):
+    slept: list[float] = []
+    flaky.error, flaky.left = error, 2
+    source, layout = open_flaky(flaky, slept, on_error="skip")
+    assert source.retries == 2
+    flaky.left = 1
+    assert column(read_all(source, layout), "user") == [[n] for n in range(10)]
+    assert source.retries == 3
+    assert slept == pytest.approx([0.1, 0.4, 0.1])
+    source, layout = open_flaky(flaky, slept, on_error="skip")
+    flaky.left = 10**6
+    for read in (lambda: source.read(source.groups[0], layout, 0, 5), lambda: open_flaky(flaky, [], on_error="skip")):
+        with pytest.raises(ConnectionError, match=rf"a\.parquet: cannot be read after 3 tries: {type(error).__name__}"):
+            read()
+    assert source.skipped == []
+
+
+def test_damage_in_a_remote_file_is_damage(flaky):
+    raw = bytearray(flaky.store["/a.parquet"].getvalue())
+    source, layout = open_flaky(flaky, [], on_error="skip")
+    raw[30:40] = bytes(10)
+    flaky.pipe("/a.parquet", bytes(raw))
+    assert column(read_all(source, layout), "user") == [[n] for n in range(5, 10)]
+    assert [entry.row_group for entry in source.skipped] == [0]

@@ -1,0 +1,144 @@
+"""Sources: which types of columns can be read as what, files that differ, and times."""
+
+import decimal
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from parquet import column, lists, opened, read, read_all, write
+
+from fsdata import Schema, Sequence
+from fsdata.decode.opened_source import open_source
+from fsdata.decode.row_layout import layout_of
+from fsdata.errors import DataError, SchemaError
+from fsdata.sources import ParquetSource
+
+ITEMS = Schema(sequences=(Sequence("uih", ("item",)),))
+IDS, DENSE = Schema(context=("user",)), Schema(dense=("age",))
+LABEL = Schema(context=("user",), labels=("click",))
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "array", "message"),
+    [
+        (
+            IDS,
+            "user",
+            pa.array(["a"]),
+            r"user: column 'user' is string: text is never .* columns=\{'user': pl\.col\('us",
+        ),
+        (IDS, "user", pa.array([b"a"]), "text is never"),
+        (IDS, "user", pa.array(["a"]).dictionary_encode(), "text is never"),
+        (IDS, "user", pa.array([1.0]), "is double: ids are integers"),
+        (IDS, "user", lists(pa.int64(), [1]), "is list<.*>, a list, where one value per sample is needed"),
+        (IDS, "user", pa.array([{"a": 1}]), r"struct.* cannot be read as int64"),
+        (ITEMS, "item", pa.array([1]), "is int64, one value per sample, where a list is needed"),
+        (ITEMS, "item", lists(pa.float32(), [1.0]), "ids are integers"),
+        (
+            ITEMS,
+            "item",
+            lists(pa.list_(pa.int64()), [[1]]),
+            r"list of lists: several ids per event belong to Sequence\(",
+        ),
+        (ITEMS, "item", lists(pa.string(), ["a"]), r"pl\.col\('item'\)\.list\.eval\(pl\.element\(\)\.hash"),
+        (DENSE, "age", pa.array([0], pa.timestamp("s")), "turn it into a number with an expression"),
+        (LABEL, "click", lists(pa.float32(), [1.0]), r"a list label needs Schema\(candidates="),
+    ],
+)
+def test_columns_that_do_not_serve_a_field(tmp_path, schema, name, array, message):
+    path = write(tmp_path / "a.parquet", {"user": pa.array([1])} | {name: array})
+    with pytest.raises(SchemaError, match=message):
+        read(ParquetSource(path), schema)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({"user": 0.5}, "not an integer"),
+        ({"age": 1e39}, "too large for float32"),
+        ({"user": "x"}, "the default 'x' is text, which only passthrough fields take"),
+        ({"contry": 1}, "defaults names contry"),
+    ],
+)
+def test_defaults_that_do_not_fit(tmp_path, defaults, message):
+    path = write(tmp_path / "a.parquet", {"user": pa.array([1]), "age": pa.array([decimal.Decimal("1.25")])})
+    schema = Schema(context=("user",), dense=("age",))
+    assert read(ParquetSource(path), schema) == [{"user": [1], "dense": [1.25]}]
+    with pytest.raises(SchemaError, match=message):
+        open_source(ParquetSource(path, defaults=defaults), schema)
+
+
+def test_labels_made_of_defaults_take_either_form(tmp_path):
+    path = write(tmp_path / "a.parquet", {"c": lists(pa.int64(), [1, 2], [])})
+    schema = Schema(candidates=Sequence("candidates", ("c",)), labels=("click",))
+    handle, layout = opened(ParquetSource(path, defaults={"click": 1}), schema)
+    assert (handle.list_labels, handle.default_labels) == (frozenset(), {"click"})
+    assert column(read_all(handle, layout), "click") == [[1.0], [1.0]]
+    as_lists = layout_of(schema, frozenset({"click"}))
+    assert column(read_all(handle, as_lists), "click") == [[1.0, 1.0], []]
+
+
+def test_the_whole_mismatch_in_one_message(tmp_path):
+    write(tmp_path / "a.parquet", {"user": pa.array([1]), "item": pa.array([1]), "age": pa.array(["x"])})
+    write(tmp_path / "b.parquet", {"user": pa.array([1]), "age": pa.array([1.0])})
+    schema = Schema(sequences=(Sequence("uih", ("item", "action")),), context=("user",), dense=("age",))
+    with pytest.raises(SchemaError) as caught:
+        open_source(ParquetSource(tmp_path), schema, index=2)
+    said = [
+        f"source 2 ({tmp_path}) cannot be read as this schema:",
+        "item: column 'item' is int64, one value per sample, where a list is needed [1 of 2 files: a.parquet]",
+        "item: column 'item' is missing; give columns={'item': ...} or defaults={'item': ...} [1 of 2 files: b.par",
+        "action: column 'action' is missing; give columns={'action': ...} or defaults={'action': ...} [all files]",
+        "age: column 'age' is string",
+        "columns of a.parquet: user: int64, item: int64, age: string",
+    ]
+    assert [each for each in said if each not in str(caught.value)] == []
+
+
+def test_files_whose_types_differ(tmp_path):
+    users, item = pa.array([2], pa.int64()), pa.array([[2]], pa.large_list(pa.uint64()))
+    write(tmp_path / "a.parquet", {"user": pa.array([1], pa.int8()), "item": lists(pa.int32(), [1])})
+    write(tmp_path / "b.parquet", {"item": item, "user": users})
+    write(tmp_path / "c.parquet", {"item": lists(pa.int64(), [3, 4])})
+    schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("user",))
+    samples = read(ParquetSource(tmp_path, defaults={"user": 0}), schema)
+    assert samples == [{"user": [1], "item": [1]}, {"user": [2], "item": [2]}, {"user": [0], "item": [3, 4]}]
+
+
+def test_drift_that_widening_cannot_mend(tmp_path):
+    for name, unit, label in [("a", "ms", pa.array([1.0])), ("b", "us", lists(pa.float32(), [1.0]))]:
+        at = pa.array([1], pa.timestamp(unit))
+        write(tmp_path / f"{name}.parquet", {"at": at, "click": label, "c": lists(pa.int64(), [1])})
+    schema = Schema(candidates=Sequence("candidates", ("c",)), context=("at",), labels=("click",))
+    with pytest.raises(SchemaError) as caught:
+        open_source(ParquetSource(tmp_path), schema)
+    said = str(caught.value)
+    assert "at: is timestamp[us] in some files and timestamp[ms] in the first: units would be mixed" in said
+    assert "click: is list<element: float> in some files and double in the first" in said
+
+
+@pytest.mark.parametrize(
+    ("array", "expected", "unit"),
+    [
+        (pa.array([1, 2], pa.timestamp("ms")), [1_000_000, 2_000_000], "ns"),
+        (pa.array([1, 2], pa.timestamp("us", "UTC")), [1000, 2000], "ns"),
+        (pa.array([0, 1], pa.date32()), [0, 86_400_000_000_000], "ns"),
+        (pa.array([5, 6], pa.int32()), [5, 6], "integer"),
+    ],
+)
+def test_times_are_nanoseconds_or_integers(tmp_path, array, expected, unit):
+    path = write(tmp_path / "a.parquet", {"user": pa.array([1, 2]), "at": array})
+    handle, _ = opened(ParquetSource(path), Schema(context=("user",), time="at"))
+    assert handle.time_unit == unit
+    assert handle.read_times(handle.groups[0]).tolist() == expected
+
+
+def test_a_null_time_is_an_error_unless_filtered(tmp_path):
+    schema = Schema(context=("user",), time="at")
+    path = write(tmp_path / "a.parquet", {"user": pa.array(range(4)), "at": pa.array([None, 3, None, 9])})
+    handle, _ = opened(ParquetSource(path), schema)
+    with pytest.raises(DataError, match=r"a\.parquet, row group 0, row 0: at is null"):
+        handle.read_times(handle.groups[0])
+    handle, layout = opened(ParquetSource(path, filter=pl.col("at").is_not_null()), schema)
+    assert handle.read_times(handle.groups[0]).tolist() == [0, 3, 3, 9]
+    assert column(read_all(handle, layout), "user") == [[1], [3]]
