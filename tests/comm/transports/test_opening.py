@@ -134,23 +134,12 @@ def open_it(context, *, timeout_s):
 def test_a_transport_that_brings_other_rows_serves_nobody(install: Install, tmp_path: Path) -> None:
     """One rank alone sees it; all of them take nothing, for the same reason."""
     install("swapping_host", "swapping", SWAPS)
+    assert host_collectives() == ["gloo", "shared-memory", "swapping"]
     answers = shared_world(2).run(agreed, "host-staged:swapping", str(tmp_path))
     assert answers[0] == answers[1]
     choice, (line,) = answers[0]
     assert choice.name is None
     assert "not host-staged: its warm-up failed: on rank 1: all-to-all of" in line
-
-
-def test_an_installed_host_collective_is_opened_by_its_name(install: Install) -> None:
-    install(
-        "rdma_host",
-        "rdma",
-        "from fscomm.transports.transport import AloneTransport\n"
-        "def open_it(place, *, timeout_s):\n"
-        "    return AloneTransport(f'rdma {place.world_size} {timeout_s}')\n",
-    )
-    assert host_collectives() == ["gloo", "rdma", "shared-memory"]
-    assert host_collective("rdma", PLACE, timeout_s=PATIENCE_S).name == f"rdma 1 {PATIENCE_S}"
 
 
 @pytest.mark.parametrize(
@@ -169,17 +158,3 @@ def test_names_and_packages_that_are_no_good_are_told(
     install("some_host", "other" if entry == "mpi" else entry, code)
     with pytest.raises(error, match=said):
         host_collective(entry, PLACE, timeout_s=PATIENCE_S)
-
-
-def exchanged(rank: int, world_size: int, name: str) -> None:
-    host = host_collective(name, resolve(), timeout_s=PATIENCE_S)
-    inp = torch.full((3 * world_size,), rank, dtype=torch.uint8)
-    out = torch.full_like(inp, 99)
-    host.all_to_all_v(out, inp, [3] * world_size, [3] * world_size).wait()
-    host.close("is done with the test")
-    assert out.tolist() == [sender for sender in range(world_size) for _ in range(3)]
-
-
-@pytest.mark.parametrize("name", ["gloo", "shared-memory"])
-def test_those_of_this_package_move_bytes(name: str) -> None:
-    shared_world(2).run(exchanged, name)

@@ -142,6 +142,10 @@ def test_rows_that_arrive_without_sms_pass(size: int, small_pieces: None) -> Non
     assert verdicts(size, sms(size)) == [None] * size
 
 
+def test_the_last_operation_is_larger_than_slots_and_buffers() -> None:
+    assert max(op.inp.nbytes for op in selftest.operations(0, 2, torch.device("cpu"))[-1:]) > 9 << 20
+
+
 def swap_two_rows(out: torch.Tensor, splits: list[int], before: torch.Tensor) -> None:
     """Of the largest piece."""
     if max(splits) > 1:
@@ -272,29 +276,6 @@ def test_errors_and_verdicts_elsewhere_are_heard() -> None:
 
 def test_the_only_rank_has_nothing_to_show() -> None:
     assert check(AloneTransport("nccl"), Host(), gather=lambda text: [text], engagement=FakeSms(fails="no")) is None
-
-
-def test_rows_tell_where_they_come_from() -> None:
-    """What ranks send is what their peers expect, no two pieces are alike, and the sizes are those that matter."""
-    size = 3
-    ranks = [selftest.operations(rank, size, torch.device("cpu")) for rank in range(size)]
-    assert max(op.inp.nbytes for op in ranks[0]) == ranks[0][-1].inp.nbytes > 9 << 20
-    kinds = set()
-    for of in zip(*ranks, strict=True):
-        assert len({op.name for op in of}) == 1
-        for rank, op in enumerate(of):
-            if op.in_splits is None:
-                assert torch.equal(op.sent[rank], op.inp)
-                continue
-            parts = op.inp.split(op.in_splits)
-            assert all(torch.equal(parts[to], of[to].sent[rank]) for to in range(size))
-            op.poison()
-            assert not len(op.out) or "are not what was sent" in op.problem()
-            kinds |= {"none" if len(part) == 0 else "uneven" for part in parts}
-            kinds |= {"empty"} if not len(op.inp) else set()
-        pieces = [part.numpy().tobytes() for op in of for part in op.sent if part.numel() > 3]
-        assert len(set(pieces)) == (len(pieces) if of[0].in_splits is not None else len(pieces) // size)
-    assert kinds == {"none", "uneven", "empty"}
 
 
 SPIN = """

@@ -22,7 +22,6 @@ from transport_jobs import (
     after_agreement,
     as_bytes,
     mixed_jobs,
-    one_pair,
     open_by,
     opened,
     sizes_of,
@@ -65,20 +64,6 @@ def once(action: Callable[[], object]) -> Callable[[], object]:
     """What a transport lies over, and its growth, agree too."""
     calls = iter([action])
     return lambda: next(calls, lambda: None)()
-
-
-def giant_pair(rank: int, world_size: int, name: str) -> None:
-    """More than a buffer holds, to the byte, and more than all of them hold for a receiver that begins late."""
-    with opened(name) as transport:
-        for nbytes in (1 << 23, (1 << 23) + 1, 1):
-            AllToAll("one giant pair", one_pair(world_size, nbytes), (), torch.uint8).run(transport)
-        job = AllToAll("to a late receiver", one_pair(world_size, (24 << 20) + 1), (), torch.uint8)
-        with after_agreement(once(dist.barrier)) if rank == 0 else contextlib.nullcontext():
-            handle = job.begin(transport)
-        if rank != 0:
-            dist.barrier()  # all others have begun
-        handle.wait()
-        job.check()
 
 
 def not_done_while_a_rank_holds_back(rank: int, world_size: int, name: str) -> None:

@@ -28,7 +28,7 @@ from fscomm.transports.ring.cuda_api import Cuda
 from fscomm.transports.ring.cuda_driver import CudaDriver
 from fscomm.transports.ring.fabric import Fabric
 from fscomm.transports.ring.ring import Ring
-from fscomm.transports.transport import AloneTransport, Transport
+from fscomm.transports.transport import Transport
 from fsranks.rank_context import RankContext
 
 NAME = "copy-engine on host memory"
@@ -137,14 +137,10 @@ def driver_for(handshake: Any) -> CudaDriver:
 def open_ring(
     context: RankContext, timeout_s: float, *, verify: bool = True, slot_bytes: int | None = None
 ) -> Transport:
-    if context.world_size == 1:
-        return AloneTransport(NAME)
     handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
     try:
-        if slot_bytes is None:
-            return Ring(Fabric(driver_for(handshake)), handshake, name=NAME)
-        fabric = Fabric(driver_for(handshake), slot_bytes=slot_bytes)
-        return Ring(fabric, handshake, name=NAME, most_slot_bytes=slot_bytes)
+        fabric = Fabric(driver_for(handshake), slot_bytes=slot_bytes or 1 << 16)
+        return Ring(fabric, handshake, name=NAME, most_slot_bytes=slot_bytes or 4 << 20)
     except BaseException:
         handshake.group.close("could not open a ring")
         raise
