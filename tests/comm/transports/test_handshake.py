@@ -121,6 +121,8 @@ def test_a_rank_may_leave_that_is_through_with_the_operation() -> None:
 def test_the_time_limit_ends_a_wait_and_names_who_is_late() -> None:
     agreed = Agreed()
     agreed.dead = 7
+    error = watched(agreed)[0].failed(0.0, "The backend said: no")
+    assert str(error).endswith("rank 7 did not answer. The backend said: no")
     watching, ended = watched(agreed)
     with pytest.raises(PeerError, match="fake is over on this rank: rank 7 did not answer"):
         watching.until(lambda: False)
@@ -145,10 +147,3 @@ def test_what_was_given_up_while_ranks_agreed_begins_nothing() -> None:
     agreed.meanwhile = lambda: watching.abort("had enough")
     with pytest.raises(PeerError, match="had enough"):
         watching.agree("meet", torch.zeros(0))
-
-
-def test_what_the_backend_said_is_passed_on() -> None:
-    agreed = Agreed()
-    agreed.dead = 7
-    error = watched(agreed)[0].failed(0.0, "The backend said: no")
-    assert str(error).endswith("rank 7 did not answer. The backend said: no")

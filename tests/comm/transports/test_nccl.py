@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,26 +150,20 @@ def test_tensors_elsewhere_are_refused(transport: Transport) -> None:
         transport.all_to_all_v(rows, rows, [1], [1])
 
 
-class FakeOptions:
-    def __init__(self) -> None:
-        self.config: Any = type("Config", (), {"cta_policy": 0})()
-
-
 class FakeNccl:
     """A ProcessGroupNCCL that only says how it was made."""
 
     NCCL_CTA_POLICY_ZERO = 2
-    Options = FakeOptions
+
+    class Options:
+        def __init__(self) -> None:
+            self.config = SimpleNamespace(cta_policy=0)
 
     def __init__(self, store: dist.Store, rank: int, size: int, options: Any) -> None:
         self.made = (type(store), rank, size, options)
         self.calls: list[object] = []
-
-    def _set_sequence_number_for_group(self) -> None:
-        self.calls.append("numbered")
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        self.calls.append(device)
+        self._set_sequence_number_for_group = lambda: self.calls.append("numbered")
+        self.eager_connect_single_device = self.calls.append
 
 
 def test_a_backend_is_made_with_patience_and_without_ctas_if_asked() -> None:
@@ -195,6 +190,6 @@ def made(rank: int, world_size: int) -> None:
             assert options.config.cta_policy == (2 if zero_cta else 0)
             assert options._timeout.days >= 30
             assert backend.calls == ["numbered", device]
-        patch.setattr(FakeNccl, "Options", lambda: type("Options", (), {"config": object()})())
+        patch.setattr(FakeNccl, "Options", lambda: SimpleNamespace(config=object()))
         with pytest.raises(RuntimeError, match="cannot ask NCCL for zero-CTA"):
             make(True)

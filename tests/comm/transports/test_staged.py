@@ -1,6 +1,4 @@
-"""`host-staged`: rows are those of torch.distributed also on a device that is as late as it may be; errors leave no
-thread. `contract/` has the rest.
-"""
+"""`host-staged` of one rank: on a device that is as late as it may be, and what ends it. `contract/` has the rest."""
 
 import contextlib
 import functools
@@ -12,30 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from fake_driver import Agreed, FakeHandshake
 from late_device import Late, copied_by
 from patience import PATIENCE_S, until
-from transport_jobs import POISON, as_bytes, sizes_of
-from worlds import shared_world
 
 from fscomm.device import Host
 from fscomm.transports import staged
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.opening import host_collective
 from fscomm.transports.staged import HostStaged
 from fscomm.transports.transport import AloneTransport, Handle
 from fsranks.errors import PeerError
-from fsranks.rank_context import resolve
-
-ROWS = [
-    (torch.int64, ()),
-    (torch.float16, (3,)),
-    (torch.bfloat16, (2, 5)),
-    (torch.float32, (64,)),
-    (torch.uint8, (1,)),
-    (torch.float32, (0,)),
-]
 
 
 @contextlib.contextmanager
@@ -45,68 +28,6 @@ def closed_at_the_end(transport: HostStaged) -> Iterator[HostStaged]:
     finally:
         transport.close("is done with the test")
         until(lambda: not any(thread.name == "fscomm host-staged" for thread in threading.enumerate()), "its end")
-
-
-class Job:
-    """Rows that the device makes only once it comes to it, as it does what `out` was used for before."""
-
-    def __init__(self, device: Late, kind: str, seed: int) -> None:
-        (dtype, trailing), rank = ROWS[seed], dist.get_rank()
-        sizes = torch.tensor(sizes_of(kind, dist.get_world_size(), seed))
-        self.in_splits, self.out_splits = sizes[rank].tolist(), sizes[:, rank].tolist()
-        rows = torch.randint(0, 99, (sum(self.in_splits), *trailing)).to(dtype)
-        self.expected = torch.empty(sum(self.out_splits), *trailing, dtype=dtype)
-        dist.all_to_all_single(self.expected, rows, self.out_splits, self.in_splits)
-        self.inp, self.out = late_tensors(device, rows, self.expected)
-
-    def begin(self, transport: HostStaged) -> None:
-        self.handle = transport.all_to_all_v(self.out, self.inp, self.out_splits, self.in_splits)
-
-    def check(self) -> None:
-        self.handle.wait()
-        assert self.handle.done()
-        assert torch.equal(as_bytes(self.out), as_bytes(self.expected))
-
-
-def late_tensors(device: Late, rows: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    inp, out = torch.zeros_like(rows), torch.zeros_like(expected)
-    device.issue(functools.partial(inp.copy_, rows))
-    device.issue(functools.partial(as_bytes(out).fill_, POISON))
-    return inp, out
-
-
-def exact(rank: int, world_size: int, chunk_bytes: int, depth: int) -> None:
-    device, context = Late(), resolve()
-    below = host_collective("gloo", context, timeout_s=PATIENCE_S)
-    handshake = Handshake(context, verify=True, timeout_s=PATIENCE_S)
-    transport = HostStaged(below, handshake, device, chunk_bytes=chunk_bytes, depth=depth)
-    with pytest.MonkeyPatch.context() as patch, closed_at_the_end(transport):
-        patch.setattr(staged, "_pairs", copied_by(device))
-        for seed, (dtype, trailing) in enumerate(ROWS):
-            kinds = ("random", "skewed", "one receives nothing", "own rows", "nobody sends")
-            jobs = [Job(device, kind, seed) for kind in kinds]
-            for job in jobs:
-                job.begin(transport)
-            for job in jobs:
-                job.check()
-                assert {each.data_ptr() for each in (job.inp, job.out) if each.numel()} <= device.read
-            rows = torch.randint(0, 99, (2 * seed, *trailing)).to(dtype)
-            expected = torch.empty(world_size * 2 * seed, *trailing, dtype=dtype)
-            dist.all_gather_into_tensor(expected, rows)
-            inp, out = late_tensors(device, rows, expected)
-            transport.all_gather(out, inp).wait()
-            assert torch.equal(as_bytes(out), as_bytes(expected))
-        transport.meet()
-
-
-@pytest.mark.parametrize(
-    ("chunk_bytes", "depth"), [(64, 3), (100, 1), pytest.param(4 << 20, 3, marks=pytest.mark.long)]
-)
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (3, 4))])
-def test_rows_are_those_of_torch_distributed_however_late_the_device_is(
-    world_size: int, chunk_bytes: int, depth: int
-) -> None:
-    shared_world(world_size).run(exact, chunk_bytes, depth)
 
 
 class Wire(AloneTransport):
@@ -125,22 +46,49 @@ class Wire(AloneTransport):
 
 
 class Alone:
-    """The only rank, whose rows all go to itself in pieces of 64 bytes."""
+    """The only rank, whose rows all go to itself, two floats each, in pieces of at most `chunk` bytes."""
 
-    def __init__(self, device: Host, wire: Wire | None = None, *, limit_s: float = PATIENCE_S, chunk: int = 64) -> None:
+    def __init__(
+        self, device: Host, wire: Wire | None = None, *, limit_s: float = PATIENCE_S, chunk: int = 64, depth: int = 3
+    ) -> None:
         self.agreed = Agreed()
         handshake: Any = FakeHandshake(self.agreed, 0, 1, limit_s)
-        self.transport = HostStaged(wire or Wire(), handshake, device, chunk_bytes=chunk)
+        self.transport = HostStaged(wire or Wire(), handshake, device, chunk_bytes=chunk, depth=depth)
 
     def begin(self, rows: int = 64) -> Handle:
         inp = torch.arange(2 * rows).view(rows, 2).float()
         self.out = torch.zeros_like(inp)
+        return self.send(inp, self.out)
+
+    def send(self, inp: torch.Tensor, out: torch.Tensor, *, gather: bool = False) -> Handle:
         self.agreed.largest = inp.nbytes
-        return self.transport.all_to_all_v(self.out, inp, [rows], [rows])
+        if gather:
+            return self.transport.all_gather(out, inp)
+        return self.transport.all_to_all_v(out, inp, [len(inp)], [len(inp)])
 
     def told(self) -> list[str]:
         """What the other ranks were."""
         return [event[2] for event in self.agreed.events if event[0] == "abort"]
+
+
+@pytest.mark.parametrize(("chunk", "depth"), [(64, 3), (100, 1), (1 << 20, 3)])
+def test_rows_arrive_however_late_the_device_is(chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device makes rows only once it comes to it, as it does what `out` was used for before."""
+    device = Late()
+    monkeypatch.setattr(staged, "_pairs", copied_by(device))
+    alone = Alone(device, chunk=chunk, depth=depth)
+    with closed_at_the_end(alone.transport):
+        jobs = []
+        for number in (5, 0, 64, 1, 33, 200):
+            rows, inp, out = torch.randn(number, 2), torch.zeros(number, 2), torch.zeros(number, 2)
+            device.issue(functools.partial(inp.copy_, rows))
+            device.issue(functools.partial(out.fill_, torch.nan))
+            jobs.append((alone.send(inp, out, gather=number == 33), rows, inp, out))
+        for handle, rows, inp, out in jobs:
+            handle.wait()
+            assert handle.done()
+            assert torch.equal(out, rows)
+            assert {each.data_ptr() for each in (inp, out) if each.numel()} <= device.read
 
 
 def said(handle: Handle) -> str:
