@@ -105,10 +105,10 @@ def open_on_one_host(rank: int, world_size: int, lake: Path) -> list[tuple[int, 
     """Footers read and what the catalog says, for all ranks at once; then the same for rank 0 after a change."""
 
     def once() -> tuple[Catalog, tuple[int, list]]:
-        with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
+        with mock.patch.object(catalogs, "raw_footer", wraps=catalogs.raw_footer) as footer:
             found = opened(lake)
         held = [found.size, found.digests, found.rows, found.first]
-        return found, (entry.call_count, [each.tolist() for each in held] + [len(found.schemas)])
+        return found, (footer.call_count, [each.tolist() for each in held] + [len(found.schemas)])
 
     with mock.patch.object(catalogs, "SHARED_FROM", 1):
         held, first = once()
@@ -226,7 +226,7 @@ def test_an_update_is_what_a_new_catalog_says(
     if not list(folder.iterdir()):
         return
     files = discover([str(folder)], None)
-    with mock.patch.object(catalogs, "_entry", wraps=catalogs._entry) as entry:
+    with mock.patch.object(catalogs, "raw_footer", wraps=catalogs.raw_footer) as footer:
         found = updated(old, files, threads=1, retry=Retrying())
     whole, faults = open_catalog(files, threads=1, retry=Retrying(), label="x")
     assert said(found.catalog) == said(whole)
@@ -235,7 +235,7 @@ def test_an_update_is_what_a_new_catalog_says(
     assert np.array_equal(found.catalog.files.versions, whole.files.versions)
     paths, now = {file.path for file in old.files}, {file.path for file in files}
     assert (found.new, found.gone) == (len(now - paths), len(paths - now))
-    assert entry.call_count == found.new + found.changed
+    assert footer.call_count == found.new + found.changed
 
 
 def test_an_update_of_nothing_is_a_new_catalog(lake: Path) -> None:

@@ -46,9 +46,9 @@ def as_a_host(rank, world_size, folder, own, fail_on=None, slow=None):
 
     slow: a rank that does not go on with a file before another one has read it; the others begin after this one has.
     """
-    read, entry = Counter(), catalog._entry
+    read, raw_footer = Counter(), catalog.raw_footer
 
-    def counting(file, schemas):
+    def counting(file):
         read[file.name] += 1
         if rank == fail_on:
             raise PermissionError(f"{file.path}: not on this host")
@@ -59,11 +59,11 @@ def as_a_host(rank, world_size, folder, own, fail_on=None, slow=None):
         elif slow is not None:
             until((own / f"{slow} began").exists)
         this.touch()
-        return entry(file, schemas)
+        return raw_footer(file)
 
     (own / str(rank)).mkdir(mode=0o700)
     with (
-        mock.patch.object(catalog, "_entry", counting),
+        mock.patch.object(catalog, "raw_footer", counting),
         mock.patch.object(catalog, "SHARED_FROM", 10),
         mock.patch.object(hosts, "_LEAST", 4),
         mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow is not None or fail_on is not None else PATIENCE_S),

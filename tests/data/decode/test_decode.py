@@ -16,6 +16,12 @@ from fsdata.sources import ParquetSource
 ID_TYPES = [pa.int64(), pa.int32(), pa.int16(), pa.uint8(), pa.uint64(), pa.bool_(), pa.timestamp("ms"), pa.date32()]
 VALUE_TYPES = [pa.float32(), pa.float64(), pa.float16(), pa.int32(), pa.int64(), pa.bool_()]
 NESTED_TYPES = [pa.int64(), pa.int32(), pa.uint8(), pa.uint64(), pa.bool_()]
+KEY_TYPES = [pa.int8(), pa.int64(), pa.uint32(), pa.uint64()]
+TEXT_TYPES = [
+    pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()),
+    pa.dictionary(pa.int32(), pa.large_string()),
+]  # fmt: skip
+WORDS = ["a", "", "größer 𝕏", "b" * 300, "0"]
 SCHEMA = Schema(
     sequences=(
         Sequence("uih", ("item", "action"), floats=("price",), nested=("tags", "shops"), max_length=4),
@@ -25,13 +31,14 @@ SCHEMA = Schema(
     context=("row", "user", "country"),
     dense=("age", "hour"),
     labels=("click", "bought"),
+    passthrough=("key", "text"),
 )
 GROUPS = {
     ("uih", 4, "last"): ("item", "action", "price", "tags", "shops"),
     ("searches", 3, "first"): ("query", "words"),
     ("candidates", None, "last"): ("candidate", "click"),
 }
-SCALARS = ("user", "country", "bought", "age", "hour")
+SCALARS = ("user", "country", "bought", "age", "hour", "key", "text")
 NESTED = {"tags", "shops", "words"}
 VALUES = {"price", "age", "hour", "click", "bought"}
 NAMES = [name for name in SCHEMA.field_names if name != "row"]
@@ -66,9 +73,12 @@ def random_columns(rng: np.random.Generator, rows: int, nulls: dict[str, float])
                 kind = pa.large_list(kind) if rng.random() < 0.3 else pa.list_(kind)
             arrays[name] = pa.array(made[name], kind)
     for name in SCALARS:
-        kind = rng.choice(VALUE_TYPES if name in VALUES else ID_TYPES)
+        kind = rng.choice(VALUE_TYPES if name in VALUES else KEY_TYPES if name == "key" else ID_TYPES)
         made[name] = [number(kind, nulls[name]) for _ in range(rows)]
-        arrays[name] = pa.array(made[name], kind)
+        if name == "text":
+            kind = TEXT_TYPES[rng.integers(len(TEXT_TYPES))]
+            made[name] = [None if one is None else WORDS[int(one) % len(WORDS)] for one in made[name]]
+        arrays[name] = pa.array(made[name]).cast(kind) if name == "text" else pa.array(made[name], kind)
     return made, arrays
 
 
@@ -100,13 +110,11 @@ def reference(made: dict[str, list], policy: dict[str, str], defaults: dict[str,
                 filled = [defaults[name] if is_null(one) else one for one in entries]
                 sample[f"ids of {name}" if name in NESTED else name] = filled
         if not dropped:
+            (text,) = sample.pop("text")
             samples.append(
-                {
-                    name: [float(np.float32(one)) if name in VALUES else int(one) for one in of]
-                    for name, of in sample.items()
-                }
+                {n: [float(np.float32(one)) if n in VALUES else int(one) for one in of] for n, of in sample.items()}
             )
-            samples[-1]["dense"] = samples[-1].pop("age") + samples[-1].pop("hour")
+            samples[-1] |= {"text": text, "dense": samples[-1].pop("age") + samples[-1].pop("hour")}
     return samples
 
 
@@ -123,6 +131,7 @@ def test_random_files_read_as_a_plain_reference_reads_them(seed, tmp_path, monke
     pages = {"data_page_size": 200, "write_batch_size": 8, "write_page_index": True} if seed % 3 else {}
     path = write(tmp_path / "a.parquet", arrays, group=int(rng.integers(rows // 3, rows)) + 1, **pages)
     defaults = {name: float(rng.integers(0, 9)) if name in VALUES else int(rng.integers(0, 9)) for name in NAMES}
+    defaults["text"] = "none ∅"
     options = {"defaults": defaults, "nulls": policy, "filter": pl.col("row") % 5 != 1 if seed % 2 else None}
     expected = reference(made, policy, defaults)
     expected = [sample for sample in expected if not seed % 2 or sample["row"][0] % 5 != 1]
@@ -149,7 +158,7 @@ def test_threads_do_not_disturb_each_other(tmp_path, monkeypatch):
     table = pa.table(random_columns(np.random.default_rng(5), 240, dict.fromkeys(NAMES, 0.01))[1])
     for file in range(3):
         write(tmp_path / f"{file}.parquet", table.slice(80 * file, 80), group=40)
-    source, layout = opened(ParquetSource(tmp_path, defaults=dict.fromkeys(NAMES, 1)), SCHEMA)
+    source, layout = opened(ParquetSource(tmp_path, defaults=dict.fromkeys(NAMES, 1) | {"text": ""}), SCHEMA)
     alone = [values(source.read(group, layout, 0, group.rows).table, layout) for group in source.groups]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):

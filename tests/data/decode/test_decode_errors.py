@@ -17,6 +17,7 @@ SCHEMA = Schema(
     context=("user",),
     dense=("age",),
     labels=("bought", "click"),
+    passthrough=("key", "text"),
 )
 TAGS = pa.list_(pa.list_(pa.int64()))
 RIGHT = [[[1]], [[2], [3, 4]], [[]]]
@@ -34,6 +35,8 @@ def sample(folder, **columns):
         "candidate": lists(pa.int64(), [1], [2], [3]),
         "click": lists(pa.float32(), [1.0], [0.0], [1.0]),
         "bought": pa.array([1.0, 2.0, 3.0], pa.float32()),
+        "key": pa.array([1, 2, 3]),
+        "text": pa.array(["a", "b", "c"]),
     }
     return write(folder / "a.parquet", base | columns, group=2)
 
@@ -46,6 +49,10 @@ def tags(*rows):
     ("columns", "message"),
     [
         ({"user": pa.array([1, None, 3])}, r"row group 0, row 1: user is null\. .*defaults=.*'user'"),
+        ({"key": pa.array([1, None, 3])}, r"row 1: key is null"),
+        ({"key": pa.array([1, 2**63, 3], pa.uint64())}, rf"row group 0, row 1: key: {2**63} is outside int64"),
+        ({"text": pa.array(["a", None, "c"])}, r"row 1: text is null. Give .*nulls=\{'text': 'drop'\}"),
+        ({"text": pa.array(["a", None, "c"]).dictionary_encode()}, r"row 1: text is null"),
         ({"age": pa.array([1.0, 2.0, None])}, r"row group 1, row 0: age is null"),
         ({"age": pa.array([1.0, math.nan, 3.0])}, r"row 1: age is NaN or infinite"),
         ({"age": pa.array([1.0, 2.0, -math.inf])}, r"row group 1, row 0: age is NaN or infinite"),

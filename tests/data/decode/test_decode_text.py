@@ -8,43 +8,10 @@ from parquet import column, opened, read, write
 from fsdata import DataError, Join, ParquetSource, Schema, SchemaError, Sequence
 
 SCHEMA = Schema(passthrough=("id",))
-WORDS = ["a", "", "größer 𝕏", None, "b" * 300, "0"]
 
 
 def text(path, schema=SCHEMA, **options):
     return column(read(ParquetSource(path, **options), schema), "id")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-        pa.dictionary(pa.int8(), pa.string()),
-        pa.dictionary(pa.int32(), pa.large_string()),
-    ],
-    ids=str,
-)
-def test_text_of_every_type(tmp_path, kind):
-    path = write(tmp_path / "a.parquet", {"id": pa.array(WORDS).cast(kind), "n": pa.array(range(6))}, group=4)
-    assert text(path, nulls={"id": "drop"}) == [word for word in WORDS if word is not None]
-    assert text(path, defaults={"id": "none ∅"}) == ["none ∅" if word is None else word for word in WORDS]
-    assert text(path, nulls={"id": "drop"}, filter=pl.col("n") % 2 == 0) == ["a", "größer 𝕏", "b" * 300]
-    with pytest.raises(DataError, match=r"row group 0, row 3: id is null. Give .*nulls=\{'id': 'drop'\}"):
-        text(path)
-
-
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint32(), pa.uint64()], ids=str)
-def test_integers_of_every_type(tmp_path, kind):
-    path = write(tmp_path / "a.parquet", {"id": pa.array([3, None, 5], kind)})
-    assert text(path, nulls={"id": "drop"}) == [[3], [5]]
-    assert text(path, defaults={"id": -1}) == [[3], [-1], [5]]
-    with pytest.raises(DataError, match="row 1: id is null"):
-        text(path)
-    if kind == pa.uint64():
-        with pytest.raises(DataError, match=f"row group 0, row 1: id: {2**63} is outside int64"):
-            text(write(tmp_path / "b.parquet", {"id": pa.array([3, 2**63], kind)}))
 
 
 @pytest.mark.parametrize(("kind", "as_bytes"), [(pa.string(), pa.binary()), (pa.large_string(), pa.large_binary())])

@@ -24,7 +24,6 @@ from fsdata.catalog.retry import Retrying
 from fsdata.decode.files.byte_ranges import requests
 from fsdata.decode.files.byte_size import bytes_of
 from fsdata.decode.files.read_ahead import ReadAhead
-from fsdata.decode.files.row_group import _InMemory
 
 
 @pytest.mark.parametrize(
@@ -59,26 +58,6 @@ def test_requests_cover_the_ranges_and_small_gaps_only(spans, gap, most):
     assert all(len(run) <= gap for run in runs)
     for before, after in itertools.pairwise(found):
         assert after[0] == before[1] or after[0] - before[1] > gap
-
-
-@given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 100), st.integers(-1, 110))
-def test_a_file_in_memory_reads_like_the_file(cuts, begin, count):
-    raw = bytes(range(100))
-    cuts = sorted(set(cuts))
-    parts = {(low, high): raw[low:high] for low, high in zip(cuts[::2], cuts[1::2], strict=False)}
-    parts |= {(low, high): raw[low:high] for low, high in zip(cuts[1:4:2], cuts[2:4:2], strict=False)}
-    outside = []
-
-    def read(low, high):
-        outside.append((low, high))
-        return raw[low:high]
-
-    file = _InMemory(parts, len(raw), read)
-    assert file.seek(begin) == begin
-    assert bytes(file.read(count)) == raw[begin : len(raw) if count < 0 else begin + count]
-    assert file.tell() == (100 if count < 0 else min(begin + count, 100))
-    have = {byte for low, high in parts for byte in range(low, high)}
-    assert bool(outside) == (not set(range(begin, file.tell())) <= have)
 
 
 def remote(folder):

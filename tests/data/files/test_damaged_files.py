@@ -39,7 +39,7 @@ def test_damaged_pages_are_told_or_read_as_pyarrow_reads_them(tmp_path):
         assert damaged.fault(ours, theirs, raw) is None, f"seed {seed}, {damage}"
         assert damage != "none" or ours[0] == "rows"
         refused += ours[0] == "CorruptFileError"
-    assert 15 < refused < 45  # the damage is neither too rough nor too mild
+    assert 15 < refused < 52  # the damage is neither too rough nor too mild
 
 
 @pytest.mark.long
