@@ -9,7 +9,7 @@ from typing import Any
 
 from exact import train
 from exact_configs import CONFIGS
-from exact_loops_blocks import base
+from exact_loops import base
 from worlds import shared_world
 
 MODELS = {"several": (1, 2), "row": (1, 2), "half rowwise": (2,), "tiny": (2,)}

@@ -9,9 +9,7 @@ import pytest
 from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
-from order_breaks import BREAKS
-from programs import LONG, Operation, play
-from test_order_breaks import programs_until_found
+from programs import LONG, operations_of, play
 from test_programs import all_are_exact
 from worlds import shared_world
 
@@ -19,7 +17,6 @@ from fscomm.exchange.row_exchange import RowExchange
 from fscomm.exchange.worker import Worker
 
 LATE_S = 0.1  # of every update in that worker: several steps
-LIMIT_S = 20.0  # a break of the order may make a rank wait for what never comes
 CONFIG = CONFIGS["uniform"]
 
 
@@ -58,12 +55,7 @@ def late_worker(rank: int, size: int) -> list[str]:
             time.sleep(LATE_S / 2)
         return run(self, *args)
 
-    operations = [
-        Operation("train_next", 0),
-        Operation("train_next", 2),
-        Operation("module", 1),
-        Operation("backward", 0),
-    ]
+    operations = operations_of("train_next train_next:2 module:1 backward")
     with mock.patch.object(Worker, "_run", late_run):
         return compare(rank, size, CONFIGS["loops"], play(operations * 3))[0]
 
@@ -81,12 +73,3 @@ def some_are_late(chances: random.Random) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_random_programs_are_exact_when_work_is_late(size: int, record_property: Any) -> None:
     record_property("summary", all_are_exact(size, LONG, some_are_late))
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", BREAKS)
-def test_every_break_of_the_order_is_found(name: str, record_property: Any) -> None:
-    """By the generator of programs, within as many as it plays."""
-    count = programs_until_found(name, some_are_late, LIMIT_S)
-    record_property("summary", f"{name}: found by program {count}")
-    assert count is not None

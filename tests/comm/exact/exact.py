@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from exact_data import batches
-from exact_model import RATE, Batch, Config, build
+from exact_model import RATE, Batch, Config, batches, build
 from patience import PATIENCE_S
 from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import DTensor

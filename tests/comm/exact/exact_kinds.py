@@ -1,6 +1,8 @@
 """Models of which fscomm serves one module (`a`) and must leave another (`b`) to its plain path."""
 
 import copy
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from exact_model import OPTIMIZERS, RATE, WIDTH, Batch, Config, Net, Table, buil
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
@@ -24,6 +26,10 @@ BESIDE = Table(name="s", rows=33, sharding="row", features=("s0", "s1"))
 TWO = {"a": (SERVED,), "b": (BESIDE,)}
 
 
+def with_ids(kjt: KeyedJaggedTensor, values: torch.Tensor) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(keys=kjt.keys(), values=values, lengths=kjt.lengths(), stride=kjt.stride())
+
+
 class Checkpointed(Net):
     """Runs module b again in backward instead of keeping what it gave."""
 
@@ -35,19 +41,8 @@ class Checkpointed(Net):
 
         values = checkpoint(again, torch.ones(1, requires_grad=True), use_reentrant=False)
         for name, rows in zip(("s0", "s1"), values, strict=True):
-            found[name] = _Rows(rows, batch.ids["b"][name].lengths())
+            found[name] = JaggedTensor(rows, lengths=batch.ids["b"][name].lengths())
         return found
-
-
-class _Rows:
-    def __init__(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        self._values, self._lengths = values, lengths
-
-    def values(self) -> torch.Tensor:
-        return self._values
-
-    def lengths(self) -> torch.Tensor:
-        return self._lengths
 
 
 class UsedTwice(Net):
@@ -55,11 +50,28 @@ class UsedTwice(Net):
 
     def find(self, batch: Batch) -> dict[str, Any]:
         found = super().find(batch)
-        kjt = batch.ids["b"]
-        other = type(kjt)(keys=kjt.keys(), values=(kjt.values() + 1) % 33, lengths=kjt.lengths(), stride=kjt.stride())
+        other = with_ids(batch.ids["b"], (batch.ids["b"].values() + 1) % 33)
         for name, jagged in self.embeddings["b"](other).items():
             found[name] = [*found[name], jagged]
         return found
+
+
+class WithoutGradients(Net):
+    """Looks module b up without gradients."""
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        found = dict(self.embeddings["a"](batch.ids["a"]).items())
+        with torch.no_grad():
+            return found | dict(self.embeddings["b"](batch.ids["b"]).items())
+
+
+class IdsMade(Net):
+    """Module b reads ids that the model makes itself: no batch holds them."""
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        made = with_ids(batch.ids["b"], (batch.ids["b"].values() * 7 + 1) % 33)
+        found = dict(self.embeddings["a"](batch.ids["a"]).items())
+        return found | dict(self.embeddings["b"](made).items())
 
 
 class Pooled(Net):
@@ -71,38 +83,9 @@ class Pooled(Net):
         self.bag = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        kjt = batch.ids["a"]
-        small = type(kjt)(keys=kjt.keys(), values=kjt.values() % 30, lengths=kjt.lengths(), stride=kjt.stride())
+        small = with_ids(batch.ids["a"], batch.ids["a"].values() % 30)
         pooled = self.bag(small)
         return super().forward(batch) + pooled.values().sum(1)
-
-
-class WithoutGradients(Net):
-    """Looks module b up without gradients."""
-
-    def find(self, batch: Batch) -> dict[str, Any]:
-        found = dict(self.embeddings["a"](batch.ids["a"]).items())
-        with torch.no_grad():
-            found.update(
-                {
-                    name: _Rows(jagged.values(), jagged.lengths())
-                    for name, jagged in self.embeddings["b"](batch.ids["b"]).items()
-                }
-            )
-        return found
-
-
-class IdsMade(Net):
-    """Module b reads ids that the model makes itself: no batch holds them."""
-
-    def find(self, batch: Batch) -> dict[str, Any]:
-        found = dict(self.embeddings["a"](batch.ids["a"]).items())
-        kjt = batch.ids["b"]
-        made = type(kjt)(
-            keys=kjt.keys(), values=(kjt.values() * 7 + 1) % 33, lengths=kjt.lengths(), stride=kjt.stride()
-        )
-        found.update(self.embeddings["b"](made).items())
-        return found
 
 
 class Managed(Net):
@@ -129,20 +112,15 @@ class Managed(Net):
         return dict(self.embeddings["a"](batch.ids["a"]).items()) | dict(rows.items())
 
 
-def checkpointed(config: Config, size: int) -> tuple[Any, Any]:
-    return build_net(config, size, Checkpointed(config))
+def built(net: type[Net], config: Config, size: int) -> tuple[Any, Any]:
+    return build_net(config, size, net(config))
 
 
-def used_twice(config: Config, size: int) -> tuple[Any, Any]:
-    return build_net(config, size, UsedTwice(config))
-
-
-def without_gradients(config: Config, size: int) -> tuple[Any, Any]:
-    return build_net(config, size, WithoutGradients(config))
-
-
-def ids_made(config: Config, size: int) -> tuple[Any, Any]:
-    return build_net(config, size, IdsMade(config))
+untracked = partial(built, Net)
+checkpointed = partial(built, Checkpointed)
+used_twice = partial(built, UsedTwice)
+without_gradients = partial(built, WithoutGradients)
+ids_made = partial(built, IdsMade)
 
 
 def converted(config: Config, size: int) -> tuple[Any, Any]:
@@ -157,7 +135,7 @@ def uvm(config: Config, size: int) -> tuple[Any, Any]:
 
 
 def tracked(config: Config, size: int) -> tuple[Any, Any]:
-    model, optimizer = build_net(config, size, Net(config))
+    model, optimizer = untracked(config, size)
     model.module.embeddings["b"].register_post_lookup_tracker_fn(lambda *_: None)
     return model, optimizer
 
@@ -167,13 +145,9 @@ def tracked_on_rank_1(config: Config, size: int) -> tuple[Any, Any]:
     return (tracked if dist.get_rank() == 1 else untracked)(config, size)
 
 
-def untracked(config: Config, size: int) -> tuple[Any, Any]:
-    return build_net(config, size, Net(config))
-
-
 def hooked(config: Config, size: int) -> tuple[Any, Any]:
     """Hooks of the user on both modules: they run as ever."""
-    model, optimizer = build_net(config, size, Net(config))
+    model, optimizer = untracked(config, size)
     for module in model.module.embeddings.values():
         module.calls = []
         module.register_forward_pre_hook(lambda module, _: module.calls.append("before"))
@@ -183,43 +157,34 @@ def hooked(config: Config, size: int) -> tuple[Any, Any]:
 
 def pooled(config: Config, size: int) -> tuple[Any, Any]:
     net = Pooled(config)
-    sharders: list[Any] = [EmbeddingCollectionSharder(), EmbeddingBagCollectionSharder()]
-    options = {"lr": RATE}
-    for parameter in (net.bag.embedding_bags["p"].weight, net.embeddings["a"].embeddings["r"].weight):  # type: ignore[union-attr, index]
-        apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [parameter], options)  # type: ignore[list-item]
-    places = {"local_size": size, "world_size": size, "device_type": "cpu"}
-    plan = {
-        "embeddings.a": construct_module_sharding_plan(
-            net.embeddings["a"], {"r": row_wise()}, sharder=sharders[0], **places
-        ),
-        "bag": construct_module_sharding_plan(net.bag, {"p": row_wise()}, sharder=sharders[1], **places),
-    }
-    return wrap(config, net, ShardingPlan(plan), sharders)
+    modules = {"embeddings.a": (net.embeddings["a"], EmbeddingCollectionSharder())}
+    return sharded_by_rows(config, size, net, modules | {"bag": (net.bag, EmbeddingBagCollectionSharder())})
 
 
 def managed(config: Config, size: int) -> tuple[Any, Any]:
     net = Managed(config)
-    sharders: list[Any] = [EmbeddingCollectionSharder(), ManagedCollisionEmbeddingCollectionSharder()]
-    plan = {}
-    for name, sharder in zip("ab", sharders, strict=True):
-        module: Any = net.embeddings[name]
-        for table in config.modules[name]:
-            weight = getattr(module, "_embedding_module", module).embeddings[table.name].weight
-            apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [weight], {"lr": RATE})
-        plan[f"embeddings.{name}"] = construct_module_sharding_plan(
-            module,
-            {table.name: row_wise() for table in config.modules[name]},
-            sharder=sharder,
-            local_size=size,
-            world_size=size,
-            device_type="cpu",
-        )
-    model, optimizer = wrap(config, net, ShardingPlan(plan), sharders)
+    sharders = {"a": EmbeddingCollectionSharder(), "b": ManagedCollisionEmbeddingCollectionSharder()}
+    modules = {f"embeddings.{name}": (net.embeddings[name], sharder) for name, sharder in sharders.items()}
+    model, optimizer = sharded_by_rows(config, size, net, modules)
     for part in model.modules():
         if isinstance(part, MCHManagedCollisionModule):  # as if it had met all ids but the last before
             known = part._output_global_offset + torch.arange(part._zch_size)
             part._mch_sorted_raw_ids.copy_(known)  # type: ignore[operator]
     return model, optimizer
+
+
+def sharded_by_rows(config: Config, size: int, net: Net, modules: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+    """modules: by path, with their sharders."""
+    plan = {}
+    for path, (module, sharder) in modules.items():
+        inner = getattr(module, "_embedding_module", module)
+        tables = getattr(inner, "embedding_bags", None) or inner.embeddings
+        for table in tables.values():
+            apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [table.weight], {"lr": RATE})
+        ways = {name: row_wise() for name in tables}
+        places = {"local_size": size, "world_size": size, "device_type": "cpu"}
+        plan[path] = construct_module_sharding_plan(module, ways, sharder=sharder, **places)
+    return wrap(config, net, ShardingPlan(plan), [sharder for _, sharder in modules.values()])
 
 
 def varying(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -247,14 +212,14 @@ def dense_kernel(config: Config, size: int) -> tuple[Any, Any]:
 
 
 def compiled(config: Config, size: int) -> tuple[Any, Any]:
-    model, optimizer = build_net(config, size, Net(config))
+    model, optimizer = untracked(config, size)
     model.module.embeddings["b"].compile(backend="eager")
     return model, optimizer
 
 
 def two_dimensional(config: Config, size: int) -> tuple[Any, Any]:
     """Module b says that it is sharded in two dimensions; `DMPCollection` itself asks for a GPU."""
-    model, optimizer = build_net(config, size, Net(config))
+    model, optimizer = untracked(config, size)
     env = copy.copy(model.module.embeddings["b"]._env)
     env.__class__ = ShardingEnv2D
     model.module.embeddings["b"]._env = env

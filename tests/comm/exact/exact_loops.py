@@ -1,26 +1,444 @@
 """Training loops as users write them; each is run with and without fscomm and must give the same bits.
 
 A loop takes a `Run` and may use `run.enable()`, `run.loader()`, the model and the optimizer. It records what a user
-could look at. `LOOPS` names them all.
+could look at. `LOOPS` names them all. What a loop does inside one block with forwards, backwards and states, in any
+order, is played by `programs.py`; here are blocks, loaders, and what people put around a step.
 """
 
-import exact_loops_blocks
-import exact_loops_graphs
-import exact_loops_loaders
-import exact_loops_passes
-import exact_loops_people
-import exact_loops_state
-from exact import Loop
-from exact_loops_blocks import base
-from exact_loops_state import state_dict_everywhere
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-__all__ = ["LOOPS", "base", "state_dict_everywhere"]
+import pytest
+import torch
+from exact import Loop, Run, build_again, flat, new_run, raw_state
+from exact_model import RATE, Batch
+from patience import PATIENCE_S
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-LOOPS: dict[str, Loop] = {
-    **exact_loops_blocks.loop,
-    **exact_loops_passes.loop,
-    **exact_loops_state.loop,
-    **exact_loops_graphs.loop,
-    **exact_loops_loaders.loop,
-    **exact_loops_people.loop,
-}
+LOOPS: dict[str, Loop] = {}
+
+
+def loop(function: Loop) -> Loop:
+    LOOPS[function.__name__] = function
+    return function
+
+
+@loop
+def base(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+
+
+# Blocks: how they begin, follow each other and are left.
+
+
+@loop
+def short_loaders(run: Run) -> None:
+    """No batch, one batch, two batches."""
+    for start, stop in ((0, 0), (0, 1), (1, 3)):
+        with run.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(run.loader(start, stop)), start):
+                run.train(step, batch)
+        run.record_raw(f"after {stop}")
+
+
+@loop
+def epochs(run: Run) -> None:
+    """Two blocks with two loaders one after the other, and one look-ahead of which loops take a part."""
+    count = itertools.count()
+    for block in range(2):
+        with run.enable() as comm:
+            for epoch in range(2):
+                for batch in comm.lookahead(run.loader(block, block + 3)):
+                    run.train(next(count), batch)
+                run.record_raw(f"after epoch {block}.{epoch}")
+            batches = run.loader() if run.mode == "plain" else comm.lookahead(run.loader())
+            for _ in range(2):
+                for batch in itertools.islice(batches, 3):
+                    run.train(next(count), batch)
+        run.record_raw(f"after block {block}")
+
+
+@loop
+def left_early(run: Run) -> None:
+    """By break; the block's end completes everything. Training goes on with the batch that was fetched ahead."""
+    rest = iter(run.loader())
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(rest)):
+            run.train(step, batch)
+            if step == 3:
+                break
+    run.record_raw("after the block")
+    if comm.unconsumed is not None:
+        rest = itertools.chain([comm.unconsumed], rest)
+    count = 0
+    for step, batch in enumerate(rest, 4):
+        run.train(step, batch)
+        count += 1
+    assert count == run.steps - 4
+
+
+@loop
+def exceptions(run: Run) -> None:
+    """Of the user, of backward on all ranks, of the loader: each leaves the block unchanged, and nothing undone."""
+
+    def refuse(_: torch.Tensor) -> None:
+        raise KeyError("in backward")
+
+    def fails(run: Run, step: int, batch: Batch) -> None:
+        run.train(step, batch)
+        if step % 10 == 3:
+            raise KeyError("the user's own")
+
+    def fails_in_backward(run: Run, step: int, batch: Batch) -> None:
+        loss = run.loss(step, batch)
+        if step % 10 == 3:
+            loss.register_hook(refuse)
+        loss.backward()
+
+    def failing_loader() -> Iterator[Batch]:
+        yield from run.loader(0, 3)
+        raise KeyError("disk")
+
+    def block(number: int, train: Callable[[Run, int, Batch], None], loader: Iterable[Batch]) -> None:
+        with run.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(loader), 10 * number):
+                train(run, step, batch)
+
+    of_user, of_backward = (fails, run.loader()), (fails_in_backward, run.loader())
+    of_loader = Run.train, failing_loader()
+    for number, how in enumerate([of_user, of_backward, of_loader]):
+        with pytest.raises(KeyError, match=["the user's own", "in backward", "disk"][number]):
+            block(number, *how)
+        run.record_raw(f"after {number}")
+        run.train(10 * number + 9, run.loader(9, 10)[0])
+
+
+@loop
+def second_model(run: Run) -> None:
+    """Two models, each in a block of its own, nested, on the same batches."""
+    other = build_again(run)
+    with run.enable() as comm, other.enable() as also:
+        ahead = zip(comm.lookahead(run.loader()), also.lookahead(other.loader(1, run.steps + 1)), strict=True)
+        for step, (mine, theirs) in enumerate(ahead):
+            run.train(step, mine)
+            other.train(step, theirs)
+    run.record("other", raw_state(other.model, other.optimizer))
+
+
+# Loaders: several, none, and such as draw random numbers.
+
+
+@loop
+def without_lookahead(run: Run) -> None:
+    with run.enable():
+        for step, batch in enumerate(run.loader()):
+            run.train(step, batch)
+
+
+@loop
+def evaluation_while_the_training_loop_waits(run: Run) -> None:
+    """Each has a look-ahead of its own."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step % 3 == 1:
+                with torch.no_grad():
+                    for i, other in enumerate(comm.lookahead(run.loader(40, 43))):
+                        run.record(f"evaluated {step} {i}", run.model(other))
+
+
+@loop
+def two_loaders_in_turn(run: Run) -> None:
+    with run.enable() as comm:
+        one, other = (iter(comm.lookahead(run.loader(start, start + 12))) for start in (0, 20))
+        for step in range(14):
+            run.train(step, next(other if step % 3 == 2 else one))
+
+
+@loop
+def microbatches_in_one_lookahead(run: Run) -> None:
+    """Three batches are pulled together. They have a backward each before the one step, or one for all."""
+    run.options["calls"] = 3
+    with run.enable() as comm:
+        for step, three in enumerate(comm.lookahead(zip(*[iter(run.loader(0, 15))] * 3, strict=True))):
+            run.optimizer.zero_grad()
+            losses = []
+            for number, batch in enumerate(three):
+                losses.append(run.loss(f"{step} {number}", batch) / 3)
+                if step % 2:
+                    losses.pop().backward()
+            if losses:
+                sum(losses).backward()  # type: ignore[union-attr]
+            run.optimizer.step()
+
+
+@loop
+def drawing_on_one_rank(run: Run) -> None:
+    """Its loader and the training step draw from the same random numbers."""
+
+    def drawn() -> Iterator[Batch]:
+        for batch in run.loader():
+            batch.weight = torch.rand(len(batch.weight))
+            yield batch
+
+    _train_with_dropout(run, drawn() if run.rank == 0 else run.loader())
+
+
+@loop
+def dropout(run: Run) -> None:
+    """Only the training step draws."""
+    _train_with_dropout(run, run.loader())
+
+
+def _train_with_dropout(run: Run, loader: Any) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(loader)):
+            run.set_rate(step)
+            run.optimizer.zero_grad()
+            (run.loss(step, batch) * torch.rand(())).backward()
+            run.optimizer.step()
+
+
+# The state is read, and the model evaluated, in mid-run.
+
+
+@loop
+def state_dict_everywhere(run: Run) -> None:
+    """Of model and optimizer, between any two parts of a step."""
+
+    def look(part: str, step: int) -> None:
+        if step in (2, 3, 6):
+            run.record(f"model, {part} {step}", run.model.state_dict())
+            run.record(f"optimizer, {part} {step}", run.optimizer.state_dict())
+            run.record_raw(f"raw, {part} {step}")
+
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.set_rate(step)
+            run.optimizer.zero_grad()
+            loss = run.loss(step, batch)
+            look("between forward and backward", step)
+            loss.backward()
+            look("between backward and step", step)
+            run.optimizer.step()
+            look("after", step)
+
+
+@loop
+def optimizer_state_dict_first(run: Run) -> None:
+    """The fused optimizer's state aliases memory of the lookups: it must be complete when it is asked first.
+
+    What the user puts into that state stays, in the block and after it.
+    """
+    parts = _parts(run.model.fused_optimizer)
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step == 2:
+                run.record("optimizer", run.optimizer.state_dict())
+                run.record("model", run.model.state_dict())
+            if step == 4:
+                run.record("fused", run.model.fused_optimizer.state_dict())
+            if step == 5:
+                run.record("sharded module", run.model.module.embeddings.state_dict())
+            if step == 6:
+                run.record("inner", run.model.module.state_dict())
+                for part in parts:
+                    part.state["put there by the user"] = {"step": torch.tensor(step)}
+    run.record("put there", [part.state.pop("put there by the user") for part in parts])  # TorchRec cannot save it
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """The optimizers that others are combined of."""
+    combined = getattr(optimizer, "optimizers", None)
+    return [optimizer] if combined is None else [each for _, part in combined for each in _parts(part)]
+
+
+@loop
+def evaluation(run: Run) -> None:
+    """Of the batch about to be trained on, of the one just trained on, of other data; with gradients, too."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step == 3:
+                with torch.no_grad():
+                    run.record("before", run.model(batch))
+            run.train(step, batch)
+            run.model.eval()
+            if step in (1, 2, 5):
+                with torch.no_grad():
+                    for number, other in enumerate([batch, *run.loader(70, 72)]):
+                        run.record(f"eval {step}.{number}", run.model(other))
+            if step == 6:
+                run.record("with gradients", run.model(batch))
+            run.model.train()
+
+
+@loop
+def read_by_another_thread(run: Run) -> None:
+    """As an asynchronous checkpoint does: all the time, while the training thread goes on."""
+    run.set_rate(0)  # adds an entry to the optimizer's state, which nobody may read meanwhile
+    with run.enable() as comm:
+        stop = _again_and_again(comm.flush, run.model.state_dict, run.model.fused_optimizer.state_dict)
+        try:
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                run.train(step, batch)
+        finally:
+            stop()
+
+
+def _again_and_again(*actions: Callable[[], Any]) -> Callable[[], None]:
+    """Do them in a thread of their own until the returned function is called, which raises what they raised."""
+    over, errors = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                for action in actions:
+                    action()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join(PATIENCE_S)
+        if thread.is_alive() or errors:
+            raise RuntimeError("the thread that reads has not ended") from (errors[0] if errors else None)
+
+    return stop
+
+
+# What people put around a step.
+
+
+@loop
+def accumulation(run: Run) -> None:
+    """Dense gradients add up over three batches; the tables are updated in every backward."""
+    with run.enable() as comm:
+        run.optimizer.zero_grad()
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            (run.loss(step, batch) / 3).backward()
+            if step % 3 == 2:
+                run.set_rate(step)
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+
+
+@loop
+def without_backward(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step in (2, 5, 6):
+                run.loss(step, batch)
+            else:
+                run.train(step, batch)
+
+
+@loop
+def two_steps_in_three_without_forward(run: Run) -> None:
+    """Updates may still be under way when rows of a batch two or three steps later are asked for."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step % 3 == 0:
+                run.train(step, batch)
+
+
+@loop
+def next_before_backward(run: Run) -> None:
+    """The loop asks for a batch while the one before is between forward and backward."""
+    with run.enable() as comm:
+        batches = iter(comm.lookahead(run.loader()))
+        batch = next(batches, None)
+        step = 0
+        while batch is not None:
+            run.optimizer.zero_grad()
+            loss = run.loss(step, batch)
+            batch = next(batches, None)
+            loss.backward()
+            run.optimizer.step()
+            step += 1
+
+
+@loop
+def scaled_losses(run: Run) -> None:
+    """A GradScaler, which skips the steps of dense weights whose gradients overflow; tables have been updated then."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    dense = dict(run.optimizer.optimizers)["dense"]
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.optimizer.zero_grad()
+            loss = run.loss(step, batch)
+            scaler.scale(loss).backward()
+            if step % 3 == 1:
+                next(run.model.parameters()).grad.fill_(torch.inf)
+            scaler.step(dense)
+            scaler.update()
+            run.record(f"scale {step}", scaler.get_scale())
+
+
+@loop
+def clipped_by_norms_of_tables(run: Run) -> None:
+    """Gradients of dense weights are clipped to a share of the norm of what the tables hold after backward."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.optimizer.zero_grad()
+            run.loss(step, batch).backward()
+            norm = sum(float(part.norm()) for part in _tensors(flat(run.model.state_dict())))
+            dense = [each for each in run.model.parameters() if each.grad is not None]
+            run.record(f"norm {step}", torch.nn.utils.clip_grad_norm_(dense, 0.001 * norm))
+            run.optimizer.step()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [part for each in parts for part in _tensors(each)]
+
+
+@loop
+def unused_parameters_found(run: Run) -> None:
+    """DDP looks for the parameters that a step did not use."""
+    other = new_run(run.rank, run.size, run.config.but(finds_unused=True), run.mode, run.options)
+    with other.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(other.loader())):
+            if step % 3 == 2:
+                batch.extra["unused"] = ("s0",)
+            other.train(step, batch)
+    _record_all(run, other)
+
+
+@loop
+def dense_weights_sharded(run: Run) -> None:
+    """FSDP2 has a part of the dense weights; DDP none."""
+    other = new_run(run.rank, run.size, run.config.but(data_parallel=False), run.mode, run.options)
+    hidden = other.model.module.hidden
+    fully_shard(hidden, mesh=init_device_mesh("cpu", (run.size,)))
+    optimizer = torch.optim.SGD(hidden.parameters(), lr=RATE)
+    other.train(90, other.loader(90, 91)[0])  # FSDP2 registers its own hooks in the first forward
+    with other.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(other.loader())):
+            other.train(step, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+    _record_all(run, other)
+
+
+def _record_all(run: Run, other: Run) -> None:
+    run.log.update(other.log)
+    run.record("other", other.model.state_dict())
+    run.reports += other.reports
+
+
+@loop
+def dense_part_compiled(run: Run) -> None:
+    torch._dynamo.reset()
+    run.model.module.hidden.compile(backend="eager")
+    base(run)

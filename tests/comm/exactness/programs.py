@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from exact import Loop, Run
-from exact_loops_state import copied
 from exact_model import AGAIN, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -34,13 +33,15 @@ class Operation:
     n: int
 
     def __repr__(self) -> str:
-        return f"Op({self.name!r}, {self.n})"
+        return f"{self.name}:{self.n}"
 
 
-WARM_UP = [  # until features are known, steps run plainly
-    Operation("train_next", 0),
-    Operation("train_next", 0),
-]
+def operations_of(text: str) -> list[Operation]:
+    """Words such as "train_next" and "state:2", which say name and `n`."""
+    return [Operation(name, int(n or 0)) for name, _, n in (word.partition(":") for word in text.split())]
+
+
+WARM_UP = operations_of("train_next train_next")  # until features are known, steps run plainly
 
 
 class Player:
@@ -319,6 +320,13 @@ class _Refused(Exception):
 
 def _refuse(_: torch.Tensor) -> None:
     raise _Refused
+
+
+def copied(state: Any) -> Any:
+    """A copy in which sharded tensors stay sharded."""
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    return state.clone() if isinstance(state, torch.Tensor) or hasattr(state, "local_shards") else state
 
 
 def play(operations: list[Operation]) -> Loop:

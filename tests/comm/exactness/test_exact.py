@@ -1,100 +1,76 @@
 """Exactness: whatever a user can look at is, to the bit, what the same loop gives without fscomm."""
 
-from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import pytest
-from device_thread import compare_in_one_thread
-from exact import compare
-from exact_configs import CONFIGS
-from exact_loops import LOOPS
-from exact_model import Config, Table
+import torch
+from exact import compare, differences, flat, plain, raw_state
+from exact_configs import CONFIGS, configs
+from exact_loops import LOOPS, base
+from exact_model import Config, Table, build
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import World, shared_world
 
-from fscomm.plan import group_plan
 from fscomm.plan.sharding_group import GroupLayout
 
-PARTLY_PLAIN = {  # steps of these run plainly, and the report says so
-    "microbatches",
-    "zipped_loaders",
-    "drawing",
-    "drawing_on_one_rank",
-    "evaluation_of_the_batch",
-    "flush",
-    "load_state_dict",
-    "module_alone",
-    "other_features",
-    "recomputed_after_its_update",
-    "same_batch_twice",
-    "two_forwards_one_backward",
-    "without_lookahead",
-}
-SKIPPING = {"skipped_module", "two_steps_in_three_without_forward", "without_forward"}
-NOT_CALLED = "its forward was not called"
+TRANSPORTS = ("gloo", "copy-engine", "host-staged")
 
-
-def check(size: int, config: Config, loop: str) -> None:
-    """Nothing differs, and nothing runs plainly that could be served."""
-    for rank, (found, said) in enumerate(shared_world(size).run(compare, config, LOOPS[loop])):
-        where, reasons = f"rank {rank} of {size}, {loop}", list(said["fallbacks"].values())
-        assert found == [], where
-        if loop in SKIPPING:
-            assert reasons, where
-            assert all(reason.endswith(NOT_CALLED) for reason in reasons), (where, reasons)
-        elif loop not in PARTLY_PLAIN:
-            assert not reasons, (where, reasons)
-
-
-def at_any(names: Iterable[str], cheap: Callable[[str], Collection[int]]) -> list[Any]:
-    """(name, size) for each and 1 to 4 ranks; long but for the `cheap` sizes of a name."""
-    return [
-        pytest.param(name, size, marks=() if size in cheap(name) else pytest.mark.long)
-        for name in names
-        for size in (1, 2, 3, 4)
-    ]
-
-
-CHEAP = {  # one model per kind of sharding, of precision on the way, of bags, of kernels
-    "several": (1, 2),
-    **dict.fromkeys(
-        (
-            "row rowwise",  # under a static graph
-            "half and full",
-            "two rates",
-            "shared kjt",
-            "frozen",
-            "dedup and half",
-            "bf16",
-            "counters",
-            "pooled mixed",
-            "pooled hosts",
-            "pooled row weighted mean",
-            "pooled called twice",
-            "quantised scaled",
-            "quantised in groups, bags",
-            "quantised sums scaled",
-        ),
-        (2,),
-    ),
+PARTLY_PLAIN = {  # loop -> why some of its steps run plainly, as the report says
+    "drawing_on_one_rank": "rng='own'",
+    "evaluation": "more often for one batch",
+    "without_lookahead": "use comm.lookahead",
+    "two_steps_in_three_without_forward": "its forward was not called",
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), at_any((name for name in CONFIGS if name != "loops"), lambda name: CHEAP.get(name, ()))
-)
-def test_models(name: str, size: int) -> None:
-    check(size, CONFIGS[name], "base")
+def compared(
+    rank: int, size: int, config: Config, loop: str, options: dict[str, Any], chunk_rows: int | None = None
+) -> tuple[list[str], dict[str, Any]]:
+    """chunk_rows: the most that travel at once."""
+    with mock.patch.object(GroupLayout, "chunk_rows", chunk_rows) if chunk_rows else nullcontext():
+        return compare(rank, size, config, LOOPS[loop], "fscomm", options)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["pooled hosts", "pooled host weighted mean", "pooled grid mean"])
-def test_three_hosts_of_three_ranks(name: str) -> None:
-    """Sums of three depend on their order, and a division by three and three is not one by nine."""
-    with World(9) as world:
-        for found, said in world.run(compare, CONFIGS[name].but(host=3, max_batch=16), LOOPS["base"]):
-            assert found == []
-            assert not said["fallbacks"]
+def check(
+    world: World, config: Config, loop: str, chunk_rows: int | None = None, *, transport: str = "gloo", **options: Any
+) -> list[dict[str, Any]]:
+    """Nothing differs. Returns what fscomm said of itself on every rank."""
+    answers = world.run(compared, config, loop, {"transport": transport, **options}, chunk_rows)
+    for rank, (found, said) in enumerate(answers):
+        assert found == [], f"rank {rank} of {world.size}, {loop}"
+        assert said["report"]["transport"] == transport  # not plainly, because the warm-up had failed
+    return [said for _, said in answers]
+
+
+MODELS = [  # one for each kind of sharding, of precision on the way, of bags, of kernels; each transport, and chunks
+    ("several", 1, "gloo", None),
+    ("several", 2, "copy-engine", None),
+    ("odd tables", 2, "gloo", None),
+    ("one KJT", 2, "host-staged", 3),
+    ("half output", 2, "gloo", None),
+    ("bf16", 2, "gloo", None),
+    ("counters", 2, "gloo", None),
+    ("pooled mixed", 2, "host-staged", None),
+    ("pooled hosts", 2, "gloo", 2),
+    ("pooled weighted", 3, "gloo", None),  # sums of three depend on their order
+    ("pooled called twice", 2, "copy-engine", None),
+    ("quantised", 2, "gloo", None),
+    ("quantised sums", 2, "gloo", None),
+    ("quantised in groups", 2, "gloo", None),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "transport", "chunk_rows"), MODELS, ids=[f"{m[0]}-{m[1]}" for m in MODELS])
+def test_models(name: str, size: int, transport: str, chunk_rows: int | None) -> None:
+    """All forwards but those of the first step are served."""
+    config = CONFIGS[name]
+    for said in check(shared_world(size), config, "base", chunk_rows, transport=transport):
+        assert said["fallbacks"] == {}
+        for forwards in said["report"]["forwards"].values():
+            assert forwards["served"] == config.calls * (config.steps - 1)
 
 
 SMALL = CONFIGS["loops"].but(
@@ -105,44 +81,76 @@ SMALL = CONFIGS["loops"].but(
 )
 
 
+def check_loop(size: int, config: Config, loop: str) -> None:
+    """Nothing runs plainly that could be served."""
+    for said in check(shared_world(size), config, loop):
+        for reason in said["fallbacks"].values():
+            assert loop in PARTLY_PLAIN
+            assert PARTLY_PLAIN[loop] in reason
+        assert bool(said["fallbacks"]) == (loop in PARTLY_PLAIN)
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops(loop: str) -> None:
-    check(2, SMALL, loop)
+    check_loop(2, SMALL, loop)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops_with_several_sharding_groups_in_a_module(loop: str, size: int) -> None:
-    check(size, CONFIGS["loops"], loop)
+    check_loop(size, CONFIGS["loops"], loop)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("loop", LOOPS)
-def test_loops_with_backward_in_one_thread(loop: str) -> None:
-    for found, _ in shared_world(2).run(compare_in_one_thread, CONFIGS["loops"], LOOPS[loop]):
-        assert found == []
+@pytest.mark.timeout(7200)
+@given(
+    size=st.integers(1, 4),
+    config=configs(),
+    loop=st.sampled_from(sorted(LOOPS)),
+    transport=st.sampled_from(TRANSPORTS),
+    per_host=st.sampled_from([1, 2]),
+    chunk_rows=st.sampled_from([None, None, 2, 3]),
+)
+def test_many_random_models_and_loops(
+    size: int, config: Config, loop: str, transport: str, per_host: int, chunk_rows: int | None
+) -> None:
+    per_host = per_host if size % 2 == 0 else 1
+    check(shared_world(size), config, loop, chunk_rows, transport=transport, ranks_per_host=per_host)
 
 
-def chunked(rank: int, size: int, config: Config) -> tuple[list[str], int]:
-    """With three rows a chunk; what differs, and the most chunks that anything was cut into."""
-    most = 0
-    cut = group_plan.cut
-
-    def counted(*args: Any) -> Any:
-        nonlocal most
-        made = cut(*args)
-        most = max(most, len(made.exclusive))
-        return made
-
-    with mock.patch.object(GroupLayout, "chunk_rows", 3), mock.patch.object(group_plan, "cut", counted):
-        found, said = compare(rank, size, config, LOOPS["base"])
-    assert said["fallbacks"] == {}
-    return found, most
+PASSED_ON = {"exclusive rows, in host", "collision rows, in host"}
 
 
-@pytest.mark.parametrize("name", ["several", pytest.param("long", marks=pytest.mark.long)])
-def test_rows_in_many_chunks(name: str) -> None:
-    for found, most in shared_world(2).run(chunked, CONFIGS[name]):
-        assert found == []
-        assert most > 2
+@pytest.mark.long
+def test_hosts_of_three_ranks() -> None:
+    """A division by three and three is not one by nine. Rows come to a host once, and are passed on there."""
+    with World(9) as world:
+        check(world, CONFIGS["pooled hosts"].but(host=3, max_batch=16), "base")
+        for said in check(world, CONFIGS["several"], "base", ranks_per_host=3):
+            moved = [by_kind for step in said["report"]["steps"] for by_kind in step["bytes"].values()]
+            assert {kind for of_step in moved for kind in PASSED_ON if of_step[kind]["sent"]} == PASSED_ON
+
+
+def changes(rank: int, size: int, config: Config) -> tuple[set[str], set[str]]:
+    """Names of the tables' parts, and of those that training changed."""
+    model, optimizer = build(config, size)
+    start = flat(raw_state(model, optimizer))
+    end = plain(rank, size, config, base)["end"]
+    touched = {line.split(":")[0] for line in differences(start, end)}
+    tables = {f"/{name}/{part}" for name in start if "weights" in name for part in range(len(start[name]))}
+    return tables, tables & touched
+
+
+def test_training_changes_every_table_and_one_bit_is_a_difference() -> None:
+    """Otherwise the other tests here would show nothing."""
+    for tables, changed in shared_world(2).run(changes, CONFIGS["several"]):
+        assert tables
+        assert changed == tables
+    here = {"a": [torch.zeros(3), {"b": torch.ones(2, dtype=torch.float16)}], "c": 1.0}
+    there = flat(here)
+    assert differences(here, there) == []
+    there["a"][1]["b"].view(torch.int16)[1] += 1
+    assert differences(here, there) == ["/a/1/b: 1 of 2 differ, by up to 0.000977"]
+    assert differences({"c": 1}, {"c": 1.0}) == ["/c: 1 against 1.0"]
+    assert differences({"c": 1}, {}) == ["/c: on one side only"]

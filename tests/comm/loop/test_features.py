@@ -1,7 +1,8 @@
-"""Finding a module's features in a batch of any structure, and knowing them again."""
+"""Finding a module's features in a batch of any structure, knowing them again, and reading them from later batches."""
 
 import dataclasses
 from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from fscomm.loop.feature_finder import TRIES, FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot, find, read, same, walk
+from fscomm.tables.torchrec.binding import make_features
 
 Pair = namedtuple("Pair", ["label", "sparse"])
 
@@ -119,24 +122,14 @@ def test_too_deep_and_too_wide_end():
     assert find([[] for _ in range(20_000)] + [last], last) is None
 
 
-def test_cycles_end():
-    batch: dict[str, Any] = {"x": kjt()}
-    batch["self"] = batch
-    batch["list"] = [batch, [batch]]
-    assert [str(path) for path, _ in walk(batch)] == ["batch['x']"]
-    thing = SimpleNamespace(x=kjt())
-    thing.back = thing
-    assert [str(path) for path, _ in walk(thing)] == ["batch.x"]
-
-
-def test_a_kjt_in_two_places_is_found_in_both():
-    features = kjt()
-    assert [str(path) for path, _ in walk({"a": features, "b": [features]})] == ["batch['a']", "batch['b'][0]"]
-
-
-def test_nearest_first_and_not_inside_a_kjt():
+def test_cycles_end_and_the_nearest_comes_first():
     near, far = kjt(1), kjt(2)
-    assert [k for _, k in walk({"a": [[far]], "b": near})] == [near, far]
+    batch: dict[str, Any] = {"a": [[far]], "x": near, "again": [near]}
+    batch["list"] = [batch, [batch]]
+    thing = SimpleNamespace(inside=batch)
+    thing.back = batch["self"] = thing
+    assert [str(path) for path, _ in walk(batch)] == ["batch['x']", "batch['again'][0]", "batch['a'][0][0]"]
+    assert [k for _, k in walk(thing)] == [near, near, far]
 
 
 def test_same_object_before_same_tensors_before_equal_contents():
@@ -150,27 +143,21 @@ def test_same_object_before_same_tensors_before_equal_contents():
     assert str(find([kjt(5), equal], features)) == "batch[1]"
 
 
-def test_features_built_anew_are_found_by_contents():
-    features = KeyedJaggedTensor(keys=["a"], values=torch.tensor([4, 5]), offsets=torch.tensor([0, 0, 2]))
-    anew = KeyedJaggedTensor(keys=["a"], values=torch.tensor([4, 5]), lengths=torch.tensor([0, 2]))
-    assert str(find({"x": features}, anew)) == "batch['x']"
+def of(keys: str = "ab", values: Any = (1, 2, 3), lengths: Any = (1, 0, 2, 0), **more: Any) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(list(keys), torch.tensor(values), lengths=torch.tensor(lengths), **more)
 
 
 WEIGHTS = torch.tensor([0.5, 1.0, 1.5])
 DIFFERENT = {
-    "values": lambda: kjt(9),
-    "weights": lambda: kjt(weights=WEIGHTS),
-    "lengths": lambda: KeyedJaggedTensor(["a", "b"], kjt().values(), lengths=torch.tensor([0, 1, 2, 0]), stride=2),
-    "keys": lambda: KeyedJaggedTensor(["a", "c"], kjt().values(), lengths=kjt().lengths(), stride=2),
-    "order of keys": lambda: KeyedJaggedTensor(["b", "a"], kjt().values(), lengths=kjt().lengths(), stride=2),
-    "stride": lambda: KeyedJaggedTensor(["a"], kjt().values(), lengths=kjt().lengths(), stride=4),
+    "values": lambda: of(values=(9, 2, 3)),
+    "weights": lambda: of(weights=WEIGHTS),
+    "lengths": lambda: of(lengths=(0, 1, 2, 0)),
+    "keys": lambda: of("ac"),
+    "order of keys": lambda: of("ba"),
+    "stride": lambda: of("a", stride=4),
     "type of values": lambda: KeyedJaggedTensor(["a", "b"], kjt().values().int(), lengths=kjt().lengths(), stride=2),
-    "strides per key": lambda: KeyedJaggedTensor(
-        ["a", "b"], kjt().values(), lengths=kjt().lengths(), stride_per_key_per_rank=[[1], [3]]
-    ),
-    "number of values": lambda: KeyedJaggedTensor(
-        ["a", "b"], torch.tensor([1, 2]), lengths=torch.tensor([1, 0, 1, 0]), stride=2
-    ),
+    "strides per key": lambda: of(stride_per_key_per_rank=[[1], [3]]),
+    "number of values": lambda: of(values=(1, 2), lengths=(1, 0, 1, 0)),
     "device": lambda: kjt().to(torch.device("meta")),
 }
 
@@ -185,24 +172,20 @@ def test_one_difference_is_enough(what):
     assert not Snapshot(other).matches(ours)
 
 
-def test_weights_are_compared():
-    ours = kjt(weights=WEIGHTS.clone())
-    assert same(ours, kjt(weights=WEIGHTS.clone()))
-    assert not same(ours, kjt(weights=WEIGHTS + 1))
-    assert not Snapshot(ours).matches(kjt(weights=WEIGHTS + 1))
-
-
 @given(data=st.data(), stride=st.integers(0, 4), keys=st.lists(st.sampled_from("abcd"), unique=True, max_size=3))
 def test_equal_contents_are_the_same(data, stride, keys):
+    """Until one value, or one weight, is another."""
     count = stride * len(keys)
     lengths = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), dtype=torch.int64)
     values = torch.arange(int(lengths.sum()))
-    ours = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, stride=stride)
+    weights = values.float() if data.draw(st.booleans()) else None
+    ours = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, stride=stride, weights=weights)
     assert same(ours, copied(ours))
     assert Snapshot(ours).matches(copied(ours))
     if len(values):
         changed = copied(ours)
-        changed.values()[data.draw(st.integers(0, len(values) - 1))] = -1
+        part = changed.values() if weights is None or data.draw(st.booleans()) else changed.weights()
+        part[data.draw(st.integers(0, len(values) - 1))] = -1
         assert not same(ours, changed)
         assert not Snapshot(ours).matches(changed)
 
@@ -225,36 +208,17 @@ def test_a_path_that_is_gone(batch, message):
         read(batch, path)
 
 
-def test_a_snapshot_knows_its_features_again():
-    features = kjt(weights=WEIGHTS.clone())
-    snapshot = Snapshot(features)
-    assert snapshot.matches(features)
-    assert snapshot.matches(copied(features))
-    assert snapshot.matches(features)
-
-
 @pytest.mark.parametrize("part", ["values", "lengths", "weights"])
 def test_a_snapshot_notices_what_is_written_in_place(part):
     features = kjt(weights=WEIGHTS.clone())
     before = copied(features)
     snapshot = Snapshot(features)
-    getattr(features, part)().add_(1)
+    for _ in range(2):
+        assert snapshot.matches(features)
+        assert snapshot.matches(before)
+    getattr(features, part)()[1:].add_(1)  # a view of it
     assert not snapshot.matches(features)
     assert not snapshot.matches(before), "what was announced no longer exists to compare with"
-
-
-def test_a_snapshot_notices_a_view_written_in_place():
-    features = kjt()
-    snapshot = Snapshot(features)
-    features.values()[1:].fill_(0)
-    assert not snapshot.matches(features)
-
-
-def test_a_snapshot_notices_replaced_tensors():
-    features = kjt()
-    snapshot = Snapshot(features)
-    features._values = torch.tensor([9, 9, 9])
-    assert not snapshot.matches(features)
 
 
 def test_inference_tensors():
@@ -262,3 +226,158 @@ def test_inference_tensors():
         features = kjt()
     assert Snapshot(features).matches(features)
     assert str(find([features], features)) == "batch[0]"
+
+
+# Which part of a batch belongs to which module: learned once, read from every later batch, given up with a reason.
+
+
+def weighted(features: Any) -> str | None:
+    return "it has weights" if features.weights_or_none() is not None else None
+
+
+def finder(
+    *names: str, problem: Callable[[Any], str | None] = weighted, **given: Callable[[Any], Any]
+) -> FeatureFinder:
+    return FeatureFinder(names or ("user", "item"), given, problem=problem, make=make_features)
+
+
+def test_learned_once_by_module_and_read_from_later_batches() -> None:
+    found = finder()
+    batch = {"x": kjt(1), "y": [kjt(5)]}
+    assert found.read(batch) == ([None, None], [None, None])
+    assert found.learn(1, batch, batch["x"]) is None
+    assert found.learn(1, batch, batch["y"][0]) is None
+    assert found.read(batch) == ([None, batch["x"]], [None, None])
+    assert found.learn(0, batch, kjt(5)) is None  # another object with the same contents
+    later = {"x": kjt(7), "y": [kjt(8)]}
+    assert found.read(later) == ([later["y"][0], later["x"]], [None, None])
+    assert found.explicit == frozenset()
+
+
+def test_told_by_the_user() -> None:
+    """Then there is nothing to learn. An error of the user's function is the user's."""
+    found = finder(item=lambda batch: batch["z"])
+    assert found.explicit == frozenset([1])
+    batch = {"x": kjt(1), "z": kjt(2)}
+    assert found.read(batch) == ([None, batch["z"]], [None, None])
+    assert found.learn(1, batch, kjt(9)) is None
+    assert found.read(batch) == ([None, batch["z"]], [None, None])
+    with pytest.raises(KeyError, match="z"):
+        found.read({})
+    for names, readers, modules in (["a"], {"c": kjt, "b": kjt}, "a"), ([], {"b": kjt, "c": kjt}, "none"):
+        with pytest.raises(ValueError, match=f"features= names b, c, but the modules served are {modules}"):
+            FeatureFinder(names, readers, problem=weighted, make=make_features)
+
+
+def test_not_in_the_batch() -> None:
+    """The reason gives the line to add; after a few batches nothing more is tried."""
+    found, late = finder("user"), finder("user")
+    batch = {"x": kjt(1), "y": kjt(5)}
+    for _ in range(TRIES):
+        why = found.learn(0, batch, kjt(3))
+        assert why is not None
+        assert "were not found in the batch (dict)" in why
+        assert "features={'user': lambda batch: ...}" in why
+        assert "with keys a" in why
+    assert found.learn(0, batch, batch["x"]) == why
+    assert found.read(batch) == ([None], [why])
+    assert late.learn(0, batch, kjt(3)) is not None
+    assert late.learn(0, batch, batch["x"]) is None, "found in a later batch"
+
+
+def built(keys: list[str], *parts: tuple[list[int], list[int]]) -> KeyedJaggedTensor:
+    """A KJT from (values, lengths) for each key."""
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.tensor([value for values, _ in parts for value in values]),
+        lengths=torch.tensor([length for _, lengths in parts for length in lengths]),
+    )
+
+
+def of_two_kjts(first: int) -> tuple[Any, KeyedJaggedTensor]:
+    history = built(["h", "unused"], ([first, 2, 3], [1, 2]), ([9], [0, 1]))
+    batch = SimpleNamespace(history=history, ads=[built(["x"], ([first + 5, 6], [1, 1]))])
+    return batch, built(["x", "h"], ([first + 5, 6], [1, 1]), ([first, 2, 3], [1, 2]))
+
+
+def of_rows(first: int) -> tuple[Any, KeyedJaggedTensor]:
+    """A batch that is a list, as of a torch DataLoader; the model makes an int32 KJT of it."""
+    ids = torch.arange(first, first + 6)
+    lengths = torch.full((3,), 2, dtype=torch.int32)
+    return [torch.rand(3, 2), ids.view(3, 2), ids + 100], KeyedJaggedTensor(["item"], ids.int(), lengths=lengths)
+
+
+def of_lengths(first: int) -> tuple[Any, KeyedJaggedTensor]:
+    ids = [first, first + 1, first + 2]
+    return [torch.tensor([2, 0, 1]), torch.tensor(ids), torch.tensor(ids) + 100], built(["item"], (ids, [2, 0, 1]))
+
+
+def of_offsets(first: int) -> tuple[Any, KeyedJaggedTensor]:
+    batch = {"ids": torch.tensor([first, 8, 9]), "offsets": torch.tensor([0, 1, 1, 3])}
+    return batch, built(["a"], ([first, 8, 9], [1, 0, 2]))
+
+
+def of_two_that_look_alike(first: int) -> tuple[Any, KeyedJaggedTensor]:
+    """They are told apart by the second batch."""
+    batch = {"one": built(["p"], ([1], [1])), "two": built(["q"], ([first], [1]))}
+    return batch, built(["item"], ([first], [1]))
+
+
+def of_weights(first: int) -> tuple[Any, KeyedJaggedTensor]:
+    """They travel with their key."""
+    weights = torch.tensor([0.5, 2.0])
+    x, y = (
+        KeyedJaggedTensor(
+            ["a"], of("a", (first, 2), (1, 1)).values(), weights=weights * scale, lengths=torch.tensor([1, 1])
+        )
+        for scale in (1, 2)
+    )
+    return {"x": x, "y": y}, KeyedJaggedTensor(["b"], y.values(), lengths=y.lengths(), weights=weights * 2)
+
+
+RECIPES = [of_two_kjts, of_rows, of_lengths, of_offsets, of_two_that_look_alike, of_weights]
+
+
+@pytest.mark.parametrize("pair", RECIPES)
+def test_a_kjt_that_the_model_builds_is_built_of_the_same_parts(pair: Callable[[int], Any]) -> None:
+    found = finder("user", problem=lambda _: None)
+    for first in (1, 6):
+        assert found.learn(0, *pair(first)) is None
+    for first in (30, 50):
+        batch, wanted = pair(first)
+        (read,), (why,) = found.read(batch)
+        assert why is None
+        assert same(read, wanted)
+
+
+def test_a_batch_with_other_sizes_is_not_read() -> None:
+    found = finder("user")
+    batch = {"ids": torch.tensor([[1, 2], [3, 4]]), "more": built(["b"], ([8, 9], [1, 1]))}
+    assert found.learn(0, batch, built(["a", "b"], ([1, 2, 3, 4], [2, 2]), ([8, 9], [1, 1]))) is None
+    (read,), (why,) = found.read(batch | {"ids": torch.tensor([[1, 2]])})
+    assert read is None
+    assert "they are of [1, 2] samples" in str(why)
+
+
+def test_a_batch_of_another_structure() -> None:
+    """Only this batch of this module has none; the next one is read as ever."""
+    found = finder()
+    batch = {"x": kjt(1), "y": kjt(5)}
+    for m, name in enumerate(("x", "y")):
+        found.learn(m, batch, batch[name])
+    later = {"y": kjt(6)}
+    read, why = found.read(later)
+    assert read == [None, later["y"]]
+    assert "batch['x']" in str(why[0])
+    assert why[1] is None
+    assert found.learn(0, later, kjt(1)) is None
+    assert found.read(batch) == ([batch["x"], batch["y"]], [None, None])
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_batch_whose_features_cannot_be_prefetched(told: bool) -> None:
+    batch = {"x": kjt(1)}
+    found = finder("user", **({"user": lambda batch: batch["x"]} if told else {}))
+    found.learn(0, batch, batch["x"])
+    assert found.read({"x": kjt(2, weights=torch.ones(2))}) == ([None], ["it has weights"])
+    assert found.read(batch) == ([batch["x"]], [None])

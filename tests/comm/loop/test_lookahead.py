@@ -1,308 +1,389 @@
-"""One batch ahead: order of events, errors, loops left and started again, loaders that do not behave."""
+"""One batch ahead: what a loop sees is what its loader gives, in any loop, with any loader, and on the device."""
 
-import copy
+import dataclasses
 import itertools
+import random
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lookaheads import META, Flaky, Loader, Told, ahead
+from lookahead_parts import META, Event, Flaky, Loader, Told, ahead, seen
+from torch.utils.data import DataLoader, DistributedSampler
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fscomm.loop.lookahead import to_device
 from fsranks.errors import PeerError
 
+END = object()
 
-def test_order_of_events():
+
+def events_of(items: list[Any]) -> list[Event]:
+    """What a listener is told of one loop over `items`, batches and errors.
+
+    The first batch is handed out before the second one is pulled, each later one when the next was pulled.
+    """
+
+    def told(item: Any) -> Event:
+        return ("end",) if item is END else ("fail", str(item)) if isinstance(item, OSError) else ("announce", item)
+
+    events: list[Event] = []
+    first, pulled = True, False
+    for item, following in itertools.pairwise([*items, END, END]):
+        if not pulled:
+            events.append(told(item))
+        pulled = isinstance(item, str) and not first
+        if isinstance(item, str):
+            events += [("end",) if first else told(following), ("hold", item)]
+            first = False
+    return [*events, ("finish",)]
+
+
+@given(kinds=st.lists(st.booleans(), max_size=7))
+def test_a_loop_sees_what_the_loader_gives_and_the_listener_hears_of_it_a_batch_before(kinds: list[bool]) -> None:
+    items = [f"batch {i}" if kind else OSError(f"file {i}") for i, kind in enumerate(kinds)]
     told = Told()
-    batches = ahead(["a", "b", "c"], told)
-    it = iter(batches)
+    batches = ahead(Flaky(*items), told)
     assert told.events == []
-    assert next(it) == "a"
-    assert told.events == [("announce", "a"), ("announce", "b"), ("hold", "a")]
-    assert next(it) == "b"
-    assert told.events[3:] == [("announce", "c"), ("hold", "b")]
-    assert next(it) == "c"
-    assert told.events[5:] == [("end",), ("hold", "c")]
-    for _ in range(2):
-        with pytest.raises(StopIteration):
-            next(it)
-    assert told.events[7:] == [("finish",), ("finish",)]
+    assert [each if isinstance(each, str) else each[0] for each in seen(batches)] == [str(item) for item in items]
+    assert told.events == events_of(items)
+    with pytest.raises(StopIteration):
+        next(batches)
     assert batches.unconsumed is None
 
 
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=3))
-def test_batches_are_those_of_the_loader(sizes):
-    sources = [[f"{n}.{i}" for i in range(size)] for n, size in enumerate(sizes)]
-    for source in sources:
-        told = Told()
+def test_every_loop_is_an_epoch_of_the_loader(sizes: list[int]) -> None:
+    for size in sizes:
+        told, source = Told(), [str(i) for i in range(size)]
         batches = ahead(source, told)
         for _ in range(3):
             assert list(batches) == source
-        assert [event[1] for event in told.events if event[0] == "hold"] == source * 3
-        assert told.events.count(("end",)) == 3
+        assert told.of("hold") == told.of("announce") == source * 3
+        assert len(batches) == size
 
 
-def test_empty_loader():
-    told = Told()
-    assert list(ahead([], told)) == []
-    assert told.events == [("end",), ("finish",)]
-
-
-def test_a_loader_of_one():
-    told = Told()
-    assert list(ahead(["a"], told)) == ["a"]
-    assert told.events == [("announce", "a"), ("end",), ("hold", "a"), ("finish",)]
-
-
-def test_next_without_iter_starts_the_first_epoch_only():
-    batches = ahead(["a", "b"])
-    assert [next(batches), next(batches)] == ["a", "b"]
-    for _ in range(2):
-        with pytest.raises(StopIteration):
-            next(batches)
-    assert list(batches) == ["a", "b"]
-
-
-def test_length_is_the_loader_s():
-    assert len(ahead([1, 2, 3])) == 3
-    assert list(ahead(x for x in "ab")) == ["a", "b"]
+def test_length_and_other_attributes_are_the_loader_s() -> None:
     with pytest.raises(TypeError, match="has no len"):
         len(ahead(x for x in "ab"))
-
-
-def test_other_attributes_are_the_loader_s():
-    sampler = torch.utils.data.DistributedSampler(list(range(8)), num_replicas=2, rank=0, seed=1)
-    loader = torch.utils.data.DataLoader(list(range(8)), batch_size=2, sampler=sampler)
+    sampler = DistributedSampler(list(range(8)), num_replicas=2, rank=0, seed=1)
+    loader = DataLoader(list(range(8)), batch_size=2, sampler=sampler)
     batches = ahead(loader)
     assert (batches.sampler, batches.dataset, batches.batch_size) == (sampler, loader.dataset, 2)
     for epoch in range(2):
         batches.sampler.set_epoch(epoch)
         assert torch.equal(torch.cat(list(batches)), torch.cat(list(loader)))
-        assert sampler.epoch == epoch
     with pytest.raises(AttributeError, match="neither the lookahead nor its DataLoader has an attribute 'smapler'"):
         batches.smapler  # noqa: B018
     assert not hasattr(batches, "_iterator"), "only what is public"
-    assert copy.copy(batches).batch_size == 2
-    batches.close()
-    assert batches.sampler is sampler
 
 
-def test_a_loop_left_early_and_started_again_is_the_loader_s():
+# Loops that are left, and started again.
+
+
+def test_a_loop_left_early_and_started_again_is_the_loader_s() -> None:
     loader, told = Loader(4), Told()
     batches = ahead(loader, told)
-    assert next(iter(batches)) == "0.0"
-    assert batches.unconsumed == "0.1"
+    assert list(itertools.islice(batches, 2)) == ["0.0", "0.1"]
+    assert batches.unconsumed == "0.2"
     loader.at = 0
     told.events.clear()
     assert list(batches) == ["0.0", "0.1", "0.2", "0.3"]
     assert told.events[0] == ("end",), "the batch that was announced is given up"
+    assert loader.events[2:5] == [("pulled", 2), ("closed",), ("pulled", 0)]
     assert batches.unconsumed is None
 
 
-def test_one_iterator_in_two_loops_goes_on():
-    batches = ahead(Loader(5))
-    it = iter(batches)
+def test_one_iterator_in_two_loops_goes_on() -> None:
+    it = iter(ahead(Loader(5)))
     assert list(itertools.islice(it, 2)) == ["0.0", "0.1"]
-    assert batches.unconsumed == "0.2"
     assert list(it) == ["0.2", "0.3", "0.4"]
 
 
 @pytest.mark.parametrize("make", [iter, lambda source: (x for x in source), lambda source: map(str, source)])
-def test_an_iterator_left_early_loses_nothing(make):
+def test_an_iterator_left_early_loses_nothing(make: Callable[[list[str]], Iterator[str]]) -> None:
     told = Told()
     batches = ahead(make(["a", "b", "c", "d"]), told)
     for batch in batches:
         if batch == "b":
             break
+    told.events.clear()
     assert batches.unconsumed == "c"
     assert list(batches) == ["c", "d"]
     assert list(batches) == []
-    assert told.events.index(("end",)) > told.events.index(("announce", "d")), "no batch was given up"
-
-
-def test_what_is_unconsumed_after_close_continues_the_loader():
-    source = iter("abcd")
-    batches = ahead(source)
-    assert next(batches) == "a"
-    batches.close()
-    assert batches.unconsumed == "b"
-    assert list(itertools.chain([batches.unconsumed], source)) == ["b", "c", "d"]
+    assert told.events[0] == ("announce", "d"), "no batch was given up"
 
 
 class StartsOver:
-    def __init__(self, source):
+    def __init__(self, source: str) -> None:
         self._source = source
 
-    def __iter__(self):
+    def __iter__(self) -> "StartsOver":
         self._it = iter(self._source)
         return self
 
-    def __next__(self):
+    def __next__(self) -> str:
         return next(self._it)
 
 
-def test_a_loader_that_returns_itself_and_starts_over():
+def test_a_loader_that_returns_itself_and_starts_over() -> None:
     batches = ahead(StartsOver("abc"))
-    assert list(batches) == list("abc")
-    assert list(batches) == list("abc")
+    for _ in range(2):
+        assert list(batches) == list("abc")
     it = iter(batches)
     assert next(it) == "a"
     with pytest.raises(RuntimeError, match=r"StartsOver.__iter__ returns itself.*keep `it = iter\(lookahead\)`"):
         next(iter(batches))
     assert list(it) == ["b", "c"]
-    assert list(batches) == list("abc")
 
 
-def test_an_older_loop_cannot_go_on():
+def test_an_older_loop_cannot_go_on() -> None:
     batches = ahead(["a", "b", "c"])
-    older = iter(batches)
-    assert next(older) == "a"
-    newer = iter(batches)
-    assert next(newer) == "a"
+    older, newer = iter(batches), iter(batches)
     with pytest.raises(RuntimeError, match="a newer one was started"):
         next(older)
-    assert list(newer) == ["b", "c"]
+    assert list(newer) == ["a", "b", "c"]
 
 
-def test_an_error_comes_after_the_batch_before_it():
+def test_one_look_ahead_inside_another() -> None:
+    """What the outer one had fetched ahead is announced again."""
     told = Told()
-    it = iter(ahead(Loader(9, fails={2: OSError("disk")}), told))
-    assert next(it) == "0.0"
-    assert next(it) == "0.1"
-    assert told.events[-2:] == [("fail", "disk"), ("hold", "0.1")]
-    with pytest.raises(OSError, match="disk") as caught:
-        next(it)
-    assert "_batches" in [entry.name for entry in caught.traceback], "the loader's own frames are shown"
-    with pytest.raises(StopIteration):
-        next(it)
+    outer, inner = ahead(["a", "b", "c", "d"], told), ahead(["x", "y"], told)
+    it = iter(outer)
+    assert [next(it), next(it)] == ["a", "b"]
+    assert list(inner) == ["x", "y"]
+    told.events.clear()
+    assert next(it) == "c"
+    assert told.events == [("announce", "c"), ("announce", "d"), ("hold", "c")]
+    assert list(it) == ["d"]
 
 
-def test_an_error_on_the_first_batch_is_raised_at_once():
-    told = Told()
-    with pytest.raises(OSError, match="disk"):
-        next(ahead(Loader(2, fails={0: OSError("disk")}), told))
-    assert told.events == [("fail", "disk")]
-
-
-def test_an_error_on_the_second_batch_comes_after_the_first():
-    told = Told()
-    batches = ahead(Loader(2, fails={1: OSError("disk")}), told)
-    assert next(batches) == "0.0"
-    assert told.events == [("announce", "0.0"), ("fail", "disk"), ("hold", "0.0")]
-    with pytest.raises(OSError, match="disk"):
-        next(batches)
-
-
-def test_a_loader_that_goes_on_after_an_error():
-    told = Told()
-    batches = ahead(Flaky("a", "b", OSError("one file"), "c", OSError("x"), OSError("y"), "d"), told)
-    got = []
-    while True:
-        try:
-            got.append(next(batches))
-        except OSError as error:
-            got.append(str(error))
-        except StopIteration:
-            break
-    assert got == ["a", "b", "one file", "c", "x", "y", "d"]
-    assert [event[1] for event in told.events if event[0] == "announce"] == list("abcd")
-    assert [event[1] for event in told.events if event[0] == "hold"] == list("abcd")
-
-
-def test_a_pending_error_is_not_lost_with_its_loop():
-    def source():
-        yield "a"
-        raise OSError("disk")
-
-    batches = ahead(source())
-    assert next(iter(batches)) == "a"
-    with pytest.raises(OSError, match="disk"):
-        list(batches)
-
-
-def test_an_interrupt_is_raised_at_once_and_loses_nothing():
-    told = Told()
-    batches = ahead(Flaky("a", "b", KeyboardInterrupt(), "c"), told)
-    assert next(batches) == "a"
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    assert batches.unconsumed == "b"
-    assert told.events[-1] == ("hold", "a")
-    assert list(batches._epoch) == ["b", "c"]
-
-
-def test_a_lost_rank_is_raised_at_once():
-    """Not after another step, in which all would wait for that rank again."""
-    told = Told()
-    batches = ahead(Loader(9, fails={1: PeerError("rank 1 is gone")}), told)
-    with pytest.raises(PeerError, match="rank 1 is gone"):
-        next(batches)
-    assert told.events[-1] == ("fail", "rank 1 is gone")
-    assert batches.unconsumed == "0.0"
-
-
-def test_what_the_listener_raises_is_raised_at_once():
-    told = Told(fails_at=("announce", "c"))
-    batches = ahead("abcd", told)
-    assert next(batches) == "a"
-    with pytest.raises(ConnectionError, match="rank 1"):
-        next(batches)
-    assert batches.unconsumed == "b"
-    with pytest.raises(ConnectionError):
-        next(ahead("abcd", Told(fails_at=("hold", "a"))))
-
-
-def reused(buffer: dict, count: int):
-    for n in range(count):
-        buffer["x"] = n
-        yield buffer
-
-
-@pytest.mark.parametrize("device", [None, META])
-def test_the_same_object_twice_in_a_row(device):
-    told = Told()
-    batches = ahead(reused({}, 5), told, device)
-    with pytest.raises(ValueError, match=r"same dict object twice in a row.*copy\.copy"):
-        next(batches)
-    assert [event[0] for event in told.events] == ["announce"]
-
-
-def test_the_same_object_later_on():
-    a, b = {"x": 1}, {"x": 2}
-    batches = ahead([a, b, a, b, b])
-    assert [next(batches) for _ in range(3)] == [a, b, a]
-    with pytest.raises(ValueError, match="same dict object"):
-        next(batches)
-
-
-def test_equal_batches_are_no_reuse():
-    assert len(list(ahead([{"x": 1} for _ in range(4)]))) == 4
-    first = {"x": 1}
-    batches = ahead([first])
-    assert [*batches, *batches] == [first, first], "the last of an epoch may be the first of the next"
-
-
-def test_close_ends_the_iterator_but_not_the_user_s():
-    loader = Loader(5)
-    batches = ahead(loader)
+def test_close_ends_the_iterator_but_not_the_user_s() -> None:
+    loader, source = Loader(5), iter("abcd")
+    batches, of_iterator = ahead(loader), ahead(source)
     it = iter(batches)
-    next(it)
-    assert loader.events[-1] == ("pulled", 1)
-    batches.close()
-    batches.close()
+    assert [next(it), next(it)] == ["0.0", "0.1"]
+    assert [next(of_iterator), next(of_iterator)] == ["a", "b"]
+    for each in (batches, batches, of_iterator):
+        each.close()
     assert loader.events[-1] == ("closed",)
     for use in (lambda: next(batches), lambda: iter(batches), lambda: next(it)):
         with pytest.raises(RuntimeError, match=r"fscomm.enable` block"):
             use()
-    assert batches.unconsumed == "0.1"
-    never = ahead([1])
-    never.close()
-    assert never.unconsumed is None
+    assert batches.unconsumed == "0.2"
+    assert [of_iterator.unconsumed, *source] == ["c", "d"]
 
 
-def test_a_new_epoch_closes_the_one_left():
-    loader = Loader(5)
-    batches = ahead(loader)
-    next(iter(batches))
-    next(iter(batches))
-    assert loader.events == [("pulled", 0), ("pulled", 1), ("closed",), ("pulled", 2), ("pulled", 3)]
+# Errors, and batches that are one object.
+
+
+def test_a_pending_error_is_not_lost_with_its_loop() -> None:
+    def source() -> Iterator[str]:
+        yield from ("a", "b")
+        raise OSError("disk")
+
+    batches = ahead(source())
+    assert list(itertools.islice(batches, 2)) == ["a", "b"]
+    with pytest.raises(OSError, match="disk") as caught:
+        list(batches)
+    assert "source" in [entry.name for entry in caught.traceback], "the loader's own frames are shown"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("ctrl-c"), PeerError("rank 1 is gone")])
+def test_an_interrupt_and_a_lost_rank_are_raised_at_once_and_lose_nothing(error: BaseException) -> None:
+    """Not after another step, in which all would wait for that rank again."""
+    told = Told()
+    batches = ahead(Flaky("a", "b", error, "c"), told)
+    it = iter(batches)
+    assert next(it) == "a"
+    with pytest.raises(type(error)):
+        next(it)
+    assert told.of("fail") == ([str(error)] if isinstance(error, Exception) else [])
+    assert batches.unconsumed == "b"
+    assert list(it) == ["b", "c"]
+
+
+@pytest.mark.parametrize(("fails_at", "draws"), [(("announce", "c"), False), (("hold", "b"), True)])
+def test_what_the_listener_raises_is_raised_at_once_and_the_batch_is_kept(fails_at: Event, draws: bool) -> None:
+    told = Told(fails_at=fails_at, draws=draws)
+    batches = ahead("abc", told)
+    it = iter(batches)
+    assert next(it) == "a"
+    with pytest.raises(ConnectionError, match="rank 1"):
+        next(it)
+    told.fails_at = None
+    assert batches.unconsumed == "b"
+    assert next(it) == "b"
+
+
+@pytest.mark.parametrize("device", [None, META])
+def test_the_same_object_twice_in_a_row(device: torch.device | None) -> None:
+    a, b = {"x": 1}, {"x": 2}
+    told = Told()
+    batches = ahead([a, b, a, b, b], told, device)
+    assert len([next(batches) for _ in range(3)]) == 3
+    with pytest.raises(ValueError, match=r"same dict object twice in a row.*copy\.copy"):
+        next(batches)
+    assert len(told.of("announce")) == 4
+    assert len(list(ahead([{"x": 1} for _ in range(4)]))) == 4, "equal batches are no reuse"
+    once = ahead([a])
+    assert [*once, *once] == [a, a], "the last of an epoch may be the first of the next"
+
+
+# Random numbers that loader and training draw.
+
+DRAWS: dict[str | None, Callable[[], Any]] = {
+    None: lambda: None,
+    "torch": lambda: float(torch.rand(())),
+    "numpy": lambda: float(np.random.random()),
+    "python": random.random,
+}
+
+
+def drawing(kind: str | None) -> Iterator[Any]:
+    yield from ([i, DRAWS[kind]()] for i in range(6))
+
+
+def played(batches: Iterator[Any], user: str | None) -> list[Any]:
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    return seen(batches, DRAWS[user])
+
+
+def early(told: Told) -> list[bool]:
+    """For every batch handed out: whether another one was announced before."""
+    kinds = [kind for kind, *_ in told.events if kind in ("announce", "hold")]
+    return [kinds[:i].count("announce") - kinds[:i].count("hold") > 1 for i, kind in enumerate(kinds) if kind == "hold"]
+
+
+@pytest.mark.parametrize("user", DRAWS)
+@pytest.mark.parametrize("loader", DRAWS)
+def test_all_draw_what_they_draw_in_the_plain_loop(loader: str | None, user: str | None) -> None:
+    told = Told()
+    assert played(ahead(drawing(loader), told), user) == played(drawing(loader), user)
+    both = loader is not None and user is not None
+    assert early(told) == [False] + [not both] * 4 + [False]
+
+
+def test_a_rank_that_draws_holds_all_ranks_back() -> None:
+    told = Told(draws=True)  # another rank said so
+    assert list(ahead(["a", "b", "c"], told)) == ["a", "b", "c"]
+    assert early(told) == [False] * 3
+
+
+def test_a_loader_that_begins_to_draw_later_is_told() -> None:
+    def loader() -> Iterator[float]:
+        yield from (0.0, 1.0, 2.0)
+        yield float(torch.rand(()))
+
+    told = Told()
+    played(ahead(loader(), told), "torch")
+    assert told.events.count(("drew early",)) == 1
+
+
+def test_an_epoch_s_first_batch_is_pulled_in_its_turn() -> None:
+    """A shuffled DataLoader draws with the first batch of an epoch; that is not early in any epoch."""
+    told = Told()
+    batches = ahead(DataLoader(list(range(5)), shuffle=True), told)
+    for _ in range(3):
+        played(iter(batches), "torch")
+    assert early(told) == [False, True, True, True, False] + [True, True, True, True, False] * 2
+    assert ("drew early",) not in told.events
+
+
+def test_a_stream_of_its_own() -> None:
+    """The training step draws as if the loader drew nothing; the loader, as if the step drew nothing."""
+    told = Told()
+    found = played(ahead(drawing("torch"), told, rng="own"), "torch")
+    assert [drawn for _, drawn in found] == [drawn for _, drawn in played(drawing(None), "torch")]
+    assert [batch for batch, _ in found] == [batch for batch, _ in played(drawing("torch"), None)]
+    assert early(told) == [False] + [True] * 4 + [False]
+    with pytest.raises(ValueError, match="rng must be 'shared' or 'own', got 'mine'"):
+        ahead([], rng="mine")
+
+
+# Batches move to the device.
+
+Named = namedtuple("Named", ["x", "label"])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    name: str
+
+
+@dataclasses.dataclass
+class Late:
+    x: torch.Tensor
+    late: Any = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass
+class OwnTo:
+    x: torch.Tensor
+    non_blocking: bool = False
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "OwnTo":
+        return OwnTo(self.x.to(device), non_blocking)
+
+
+class PlainTo:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> "PlainTo":
+        return PlainTo(self.x.to(device))
+
+
+class InPlace(PlainTo):
+    """Its `to` returns nothing."""
+
+    def to(self, device: torch.device) -> None:  # type: ignore[override]
+        self.x = self.x.to(device)
+
+
+def test_batches_of_any_structure_move_whole() -> None:
+    one, keys = torch.ones(2), ["a"]
+    counts: dict[str, torch.Tensor] = defaultdict(lambda: one, x=one)
+    kjt = KeyedJaggedTensor(keys, torch.tensor([1]), lengths=torch.tensor([1]))
+    with_x = [Named(one, "l"), Frozen(one, "n"), Late(one), OwnTo(one), PlainTo(one), InPlace(one)]
+    batch = {
+        "tensor": one,
+        "tuple": (one, [one, 3, None]),
+        "kjt": kjt,
+        "all": with_x,
+        "of": OrderedDict(x=one, c=counts),
+    }
+    moved = to_device(batch, META)
+    found = [moved["tensor"], moved["tuple"][0], moved["tuple"][1][0], moved["kjt"].values(), moved["kjt"].lengths()]
+    found += [moved["of"]["x"], moved["of"]["c"]["x"], *(each.x for each in moved["all"])]
+    assert {tensor.device for tensor in found} == {META}
+    assert moved["tuple"][1][1:] == [3, None]
+    assert list(map(type, moved["all"])) == list(map(type, with_x))
+    assert (moved["all"][0].label, moved["all"][1].name, moved["all"][3].non_blocking) == ("l", "n", True)
+    assert not hasattr(moved["all"][2], "late")
+    assert (type(moved["of"]), type(moved["of"]["c"])) == (OrderedDict, defaultdict)
+    assert moved["all"][-1] is with_x[-1], "it moved in place"
+    assert {one.device, with_x[0].x.device, counts["x"].device} == {torch.device("cpu")}
+    for value in (None, 3, "text", Frozen, MappingProxyType({"x": one}), object()):
+        assert to_device(value, META) is value
+    assert to_device(batch, None) is batch
+
+
+def test_batches_are_announced_on_the_device_and_an_error_of_moving_is_the_loader_s() -> None:
+    class Stuck:
+        def to(self, device: torch.device) -> None:
+            raise OSError("out of memory")
+
+    told = Told()
+    (batch, _), error = seen(ahead([{"x": torch.ones(2)}, Stuck()], told, META))
+    assert batch["x"].device == META
+    assert told.of("announce")[0] is told.of("hold")[0] is batch
+    assert told.of("fail") == [error] == ["out of memory"]

@@ -49,11 +49,16 @@ class Plain:
         pass
 
 
-def pipeline(run: Run) -> Any:
-    model = WithLoss(run)
+def pipeline(run: Run, model: WithLoss, **options: Any) -> Any:
+    """options: the model that it is given has no loss then, and `custom_model_fwd` has."""
     if run.mode == "plain":
         return Plain(model, run.optimizer)
-    made: TrainPipelineFreeScale[Batch] = TrainPipelineFreeScale(model, run.optimizer, CPU, timeout_s=PATIENCE_S)
+    if options:
+        made = TrainPipelineFreeScale[Batch](
+            run.model, run.optimizer, CPU, timeout_s=PATIENCE_S, custom_model_fwd=model, **options
+        )
+    else:
+        made = TrainPipelineFreeScale[Batch](model, run.optimizer, CPU, timeout_s=PATIENCE_S)
     run.reports.append(made.comm)
     return made
 
@@ -71,8 +76,19 @@ def steps(run: Run, pipe: Any, batches: Iterator[Batch], name: str) -> int:
         step += 1
 
 
-def to_the_end(run: Run) -> None:
-    pipe = pipeline(run)
+def by_the_arguments_of_torchrec(run: Run) -> None:
+    """As loops for TrainPipelineSparseDist make it; the model's forward is another function."""
+    pipe = pipeline(
+        run,
+        WithLoss(run),
+        execute_all_batches=True,
+        apply_jit=False,
+        pipeline_postproc=True,
+        enqueue_batch_after_forward=True,
+        transport="gloo",
+        strict=True,
+        calls=run.config.calls,
+    )
     batches = iter(run.loader())
     assert steps(run, pipe, batches, "output") == run.steps
     with pytest.raises(StopIteration):
@@ -83,7 +99,7 @@ def to_the_end(run: Run) -> None:
 
 
 def epochs(run: Run) -> None:
-    pipe = pipeline(run)
+    pipe = pipeline(run, WithLoss(run))
     for epoch, stop in enumerate([3, 0, 1]):
         assert steps(run, pipe, iter(run.loader(0, stop)), f"epoch {epoch}") == stop
         run.record_raw(f"after epoch {epoch}")
@@ -91,7 +107,7 @@ def epochs(run: Run) -> None:
 
 
 def left_early(run: Run) -> None:
-    pipe = pipeline(run)
+    pipe = pipeline(run, WithLoss(run))
     batches = iter(run.loader())
     for step in range(3):
         run.record(f"output {step}", pipe.progress(batches))
@@ -107,38 +123,33 @@ def left_early(run: Run) -> None:
 
 
 def eval_between(run: Run) -> None:
-    pipe = pipeline(run)
+    model = WithLoss(run)
+    pipe = pipeline(run, model)
     batches = iter(run.loader())
     for step in range(run.steps):
-        pipe_model = pipe._model
-        pipe_model.train(step % 3 != 1)
+        model.train(step % 3 != 1)
         run.record(f"output {step}", pipe.progress(batches).detach())
-        pipe_model.train()
     pipe.close()
 
 
 def another_iterator(run: Run) -> None:
     """Given before the first has ended: nothing of either is lost."""
-    pipe = pipeline(run)
+    pipe = pipeline(run, WithLoss(run))
     first, second = iter(run.loader(0, 5)), iter(run.loader(5, 8))
     for step in range(2):
         run.record(f"output {step}", pipe.progress(first))
-    if run.mode == "fscomm":
-        run.record("output 2", pipe.progress(second))
-        rest = second
-    else:
-        run.record("output 2", pipe.progress(first))
-        rest = second
-    assert steps(run, pipe, rest, "rest") == 3
+    run.record("output 2", pipe.progress(second if run.mode == "fscomm" else first))
+    assert steps(run, pipe, second, "rest") == 3
     assert len(list(first)) == 2
     pipe.close()
 
 
-@pytest.mark.parametrize("loop", [to_the_end, epochs, left_early, eval_between, another_iterator])
+@pytest.mark.parametrize("loop", [by_the_arguments_of_torchrec, epochs, left_early, eval_between, another_iterator])
 def test_bitwise(loop: Callable[[Run], None]) -> None:
     for found, said in shared_world(2).run(compare, CONFIGS["loops"], loop):
         assert found == []
         assert said["fallbacks"] == {}
+        assert loop is not by_the_arguments_of_torchrec or said["report"]["transport"] == "gloo"
 
 
 def raising(rank: int, size: int) -> list[str]:
@@ -178,41 +189,6 @@ def unsharded(rank: int, size: int) -> None:
 
 def test_a_model_without_sharded_modules() -> None:
     shared_world(2).run(unsharded)
-
-
-def by_the_arguments_of_torchrec(run: Run) -> None:
-    """As loops for TrainPipelineSparseDist make it; the model's forward is another function."""
-    model = WithLoss(run)
-    if run.mode == "plain":
-        pipe: Any = Plain(model, run.optimizer)
-    else:
-        pipe = TrainPipelineFreeScale(
-            run.model,
-            run.optimizer,
-            CPU,
-            execute_all_batches=True,
-            apply_jit=False,
-            pipeline_postproc=True,
-            custom_model_fwd=model,
-            enqueue_batch_after_forward=True,
-            transport="gloo",
-            strict=True,
-            calls=run.config.calls,
-            timeout_s=PATIENCE_S,
-        )
-        run.reports.append(pipe.comm)
-    steps(run, pipe, iter(run.loader()), "output")
-    pipe.close()
-
-
-@pytest.mark.parametrize("name", ["loops", pytest.param("called twice", marks=pytest.mark.long)])
-def test_it_takes_the_arguments_of_torchrec_s_pipeline(name: str) -> None:
-    config = CONFIGS[name]
-    for found, said in shared_world(2).run(compare, config, by_the_arguments_of_torchrec):
-        assert found == []
-        assert said["report"]["transport"] == "gloo"
-        forwards = sum(each["served"] for each in said["report"]["forwards"].values())
-        assert forwards == 2 * config.calls * (config.steps - 1)
 
 
 @pytest.mark.parametrize("option", [{"execute_all_batches": False}, {"apply_jit": True}])

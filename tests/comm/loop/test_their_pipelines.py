@@ -123,14 +123,11 @@ def strict(rank: int, size: int, loop: str) -> None:
         LOOPS[loop](run)
 
 
+def test_strict_refuses_by_name() -> None:
+    shared_world(2).run(strict, "made_inside")
+
+
 def test_after_a_pipeline_was_detached_all_is_served_again() -> None:
     for found, said in shared_world(2).run(compare, CONFIG, detached):
         assert found == []
         assert said["fallbacks"] == {}
-
-
-@pytest.mark.parametrize(
-    "loop", ["made_inside", *(pytest.param(name, marks=pytest.mark.long) for name in ("made_before", "made_in_a_loop"))]
-)
-def test_strict_refuses_by_name(loop: str) -> None:
-    shared_world(2).run(strict, loop)

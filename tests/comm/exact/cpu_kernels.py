@@ -1,7 +1,7 @@
-"""Optimizers whose kernels fbgemm has for CUDA only, for the CPU, in torch: every row by itself, as the kernels do.
+"""What fbgemm has for CUDA only, for the CPU, in torch: index dedup, and Adam, LAMB and their row-wise forms.
 
-Sums over columns and over the gradients of a row are added one after the other, so that a row's result does not depend
-on which other rows are updated with it.
+Every row is updated by itself, as the kernels do: sums over columns and over the gradients of a row are added one after
+the other, so that a row's result does not depend on which other rows are updated with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,50 +18,68 @@ from fbgemm_gpu.split_embedding_codegen_lookup_invokers import (
 )
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from torch import library as operators
 from torchrec.distributed import batched_embedding_kernel
+
+
+def jagged_unique_indices(
+    hash_size_cumsum: torch.Tensor, hash_size_offset: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each table's ids once: lengths [F * B], offsets [F * B + 1], unique ids, and which of them each id is.
+
+    hash_size_cumsum: [F + 1] where a feature's ids begin, counted over all tables; features of one table share that.
+    hash_size_offset: [F + 1] how many features there are up to a table's first one. offsets: [F * B + 1]. As fbgemm's
+    CUDA kernel does, unique ids of a table are sorted, and spread over its features' samples as evenly as they go.
+    """
+    features = len(hash_size_offset) - 1
+    samples = (len(offsets) - 1) // features
+    of_feature = torch.repeat_interleave(torch.arange(features), offsets[::samples].diff())
+    table_start = hash_size_cumsum[:-1]
+    unique, reverse = torch.unique(indices + table_start[of_feature], sorted=True, return_inverse=True)
+    lengths = torch.zeros(features * samples, dtype=torch.int64)
+    values = unique.clone()
+    first = 0
+    while first < features:
+        last = first + 1
+        while last < features and hash_size_offset[last + 1] == hash_size_offset[last]:
+            last += 1
+        low, high = int(hash_size_cumsum[first]), int(hash_size_cumsum[last])
+        inside = (unique >= low) & (unique < high)
+        values[inside] -= low
+        places = (last - first) * samples
+        each, rest = divmod(int(inside.sum()), places)
+        lengths[first * samples : last * samples] = each
+        lengths[first * samples : first * samples + rest] += 1
+        first = last
+    return lengths, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), values, reverse
+
 
 Rows = torch.Tensor  # [n, columns], or [n, 1] of a state that has one number per row
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """Of one of the optimizers; per_row: its second moment has one number per row; trust: the ratio of LAMB."""
+
     rate: float
     number: int
     options: Any  # fbgemm's OptimizerArgs
+    per_row: bool
+    trust: bool
 
-
-Update = Callable[[Rows, Rows, list[Rows], Step], None]  # writes the rows and their states
-
-
-def _adam(gradient: Rows, first: Rows, second: Rows, step: Step, *, per_row: bool) -> Rows:
-    """Moves both moments on; the corrected first one over the root of the second."""
-    options = step.options
-    squared = gradient * gradient
-    if per_row:
-        squared = _over_columns(squared) / gradient.shape[1]
-    first.mul_(options.beta1).add_(gradient * (1 - options.beta1))
-    second.mul_(options.beta2).add_(squared * (1 - options.beta2))
-    corrected = (second / (1 - options.beta2**step.number)).sqrt() + options.eps
-    return first / (1 - options.beta1**step.number) / corrected
-
-
-def adam(rows: Rows, gradient: Rows, states: list[Rows], step: Step, *, per_row: bool = False) -> None:
-    direction = _adam(gradient, *states, step, per_row=per_row) + rows * step.options.weight_decay
-    rows.sub_(direction * step.rate)
-
-
-def lamb(rows: Rows, gradient: Rows, states: list[Rows], step: Step, *, per_row: bool = False) -> None:
-    direction = _adam(gradient, *states, step, per_row=per_row) + rows * step.options.weight_decay
-    trust = _over_columns(rows * rows).sqrt() / _over_columns(direction * direction).sqrt()
-    rows.sub_(direction * trust.nan_to_num(1.0) * step.rate)
-
-
-def partial_rowwise_adam(rows: Rows, gradient: Rows, states: list[Rows], step: Step) -> None:
-    adam(rows, gradient, states, step, per_row=True)
-
-
-def partial_rowwise_lamb(rows: Rows, gradient: Rows, states: list[Rows], step: Step) -> None:
-    lamb(rows, gradient, states, step, per_row=True)
+    def update(self, rows: Rows, gradient: Rows, first: Rows, second: Rows) -> None:
+        """Writes the rows and both moments."""
+        options, squared = self.options, gradient * gradient
+        if self.per_row:
+            squared = _over_columns(squared) / gradient.shape[1]
+        first.mul_(options.beta1).add_(gradient * (1 - options.beta1))
+        second.mul_(options.beta2).add_(squared * (1 - options.beta2))
+        corrected = (second / (1 - options.beta2**self.number)).sqrt() + options.eps
+        direction = first / (1 - options.beta1**self.number) / corrected + rows * options.weight_decay
+        if self.trust:
+            ratio = _over_columns(rows * rows).sqrt() / _over_columns(direction * direction).sqrt()
+            direction = direction * ratio.nan_to_num(1.0)
+        rows.sub_(direction * self.rate)
 
 
 def _over_columns(values: Rows) -> Rows:
@@ -71,13 +89,12 @@ def _over_columns(values: Rows) -> Rows:
     return total
 
 
-ON_CPU: dict[EmbOptimType, tuple[Any, Update]] = {
-    EmbOptimType.ADAM: (lookup_adam, adam),
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: (lookup_partial_rowwise_adam, partial_rowwise_adam),
-    EmbOptimType.LAMB: (lookup_lamb, lamb),
-    EmbOptimType.PARTIAL_ROWWISE_LAMB: (lookup_partial_rowwise_lamb, partial_rowwise_lamb),
+ON_CPU = {  # fbgemm's look-up, per_row, trust
+    EmbOptimType.ADAM: (lookup_adam, False, False),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: (lookup_partial_rowwise_adam, True, False),
+    EmbOptimType.LAMB: (lookup_lamb, False, True),
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: (lookup_partial_rowwise_lamb, True, True),
 }
-_SECOND_PER_ROW = (EmbOptimType.PARTIAL_ROWWISE_ADAM, EmbOptimType.PARTIAL_ROWWISE_LAMB)
 
 
 class KernelOnCpu(fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
@@ -93,16 +110,15 @@ class KernelOnCpu(fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
             return
         for name in [name for name in vars(self) | self._buffers if name.startswith("momentum2_")]:
             delattr(self, name)
-        state = fbgemm.construct_split_state(
-            list(embedding_specs), rowwise=optimizer in _SECOND_PER_ROW, cacheable=False
-        )
+        _, per_row, _ = ON_CPU[optimizer]
+        state = fbgemm.construct_split_state(list(embedding_specs), rowwise=per_row, cacheable=False)
         self._apply_split(state, prefix="momentum2", dtype=torch.float32)  # type: ignore[arg-type]
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _: torch.Tensor, common: Any, step: Step, moments: list[Any], update: Update) -> torch.Tensor:
-        ctx.held = (common, step, moments, update)
+    def forward(ctx: Any, _: torch.Tensor, common: Any, step: Step, moments: list[Any]) -> torch.Tensor:
+        ctx.held = (common, step, moments)
         samples = (len(common.offsets) - 1) // (len(common.D_offsets) - 1)
         nobag = common.pooling_mode == PoolingMode.NONE.value
         found = []
@@ -117,7 +133,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:
-        common, step, moments, update = ctx.held
+        common, step, moments = ctx.held
         (gradient,) = (each.float() for each in gradients)
         if step.options.gradient_clipping:
             gradient = gradient.clamp(-step.options.max_gradient, step.options.max_gradient)
@@ -147,12 +163,12 @@ class _Lookup(torch.autograd.Function):
                 per_row = moment.host.numel() < common.host_weights.numel()
                 held.append(_places(unique, int(moment.offsets[number]), 1 if per_row else width))
             states = [moment.host[where] for moment, where in zip(moments, held, strict=True)]
-            update(rows, summed, states, step)
+            step.update(rows, summed, *states)
             with torch.no_grad():
                 common.host_weights[at] = rows.to(common.host_weights.dtype)
                 for moment, where, state in zip(moments, held, states, strict=True):
                     moment.host[where] = state
-        return (None,) * 5
+        return (None,) * 4
 
 
 def _run_backward(self: Any, gradient: torch.Tensor) -> None:
@@ -183,15 +199,16 @@ def _features(common: Any) -> Any:
         yield _places(ids, int(common.weights_offsets[number]), width), ids, weights, shares, sample
 
 
-def _invoke_by(update: Update) -> Callable[..., torch.Tensor]:
+def _invoke_by(per_row: bool, trust: bool) -> Callable[..., torch.Tensor]:
     def invoke(common: Any, options: Any, momentum1: Any, momentum2: Any, iter: int, **_: Any) -> torch.Tensor:
-        step = Step(float(common.learning_rate_tensor), iter, options)
+        step = Step(float(common.learning_rate_tensor), iter, options, per_row, trust)
         placeholder = torch.zeros(1, requires_grad=True)
-        return _Lookup.apply(placeholder, common, step, [momentum1, momentum2], update)  # type: ignore[no-any-return,no-untyped-call]
+        return _Lookup.apply(placeholder, common, step, [momentum1, momentum2])  # type: ignore[no-any-return,no-untyped-call]
 
     return invoke
 
 
-for _of, _update in ON_CPU.values():
-    _of.invoke = _invoke_by(_update)
+operators.impl("fbgemm::jagged_unique_indices", "CPU", jagged_unique_indices)
+for _of, *_kind in ON_CPU.values():
+    _of.invoke = _invoke_by(*_kind)
 batched_embedding_kernel.SplitTableBatchedEmbeddingBagsCodegen = KernelOnCpu  # type: ignore[misc]

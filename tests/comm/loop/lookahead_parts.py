@@ -1,5 +1,6 @@
 """Loaders and a listener for tests of the look-ahead."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -7,17 +8,28 @@ import torch
 from fscomm.loop.lookahead import Lookahead
 
 META = torch.device("meta")  # another device that every machine has
+Event = tuple[Any, ...]
 
 
 class Told:
-    """A listener that keeps what it was told, in one list with what the loader did."""
+    """A listener that keeps what it was told, in one list with what the loader did.
 
-    def __init__(self, events: list | None = None, fails_at: tuple | None = None) -> None:
+    fails_at: it raises at this event. draws: whether a rank says that loader and training draw from the same numbers;
+    None: as this rank says.
+    """
+
+    def __init__(
+        self, events: list[Event] | None = None, *, fails_at: Event | None = None, draws: bool | None = None
+    ) -> None:
         self.events = [] if events is None else events
-        self._fails_at = fails_at
+        self.fails_at = fails_at
+        self._of_ranks = draws
         self._active: Any = None
         self._draws = False
         self._open = 0  # announced and not handed out
+
+    def of(self, kind: str) -> list[Any]:
+        return [event[1] for event in self.events if event[0] == kind]
 
     def resume(self, epoch: Any) -> bool:
         resumed, self._active = self._active is not epoch, epoch
@@ -31,7 +43,7 @@ class Told:
         self._tell("announce", batch)
 
     def draws(self) -> bool:
-        return self._draws
+        return self._draws if self._of_ranks is None else self._of_ranks
 
     def drew_early(self) -> None:
         self.events.append(("drew early",))
@@ -52,19 +64,16 @@ class Told:
 
     def _tell(self, what: str, batch: Any) -> None:
         self.events.append((what, batch))
-        if self.events[-1] == self._fails_at:
+        if self.events[-1] == self.fails_at:
             raise ConnectionError("rank 1 is gone")
 
 
 class Loader:
-    """Batches 0 .. count - 1 of every epoch as strings, with a state that counts them, and errors where asked for."""
+    """Batches 0 .. count - 1 of every epoch as strings, with a state that counts them. It notes what it does."""
 
-    def __init__(
-        self, count: int, *, fails: dict[int, BaseException] | None = None, events: list | None = None
-    ) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
-        self.fails = dict(fails or {})
-        self.events = [] if events is None else events
+        self.events: list[Event] = []
         self.at = 0
         self.epoch = 0
         self._inner = {"at": 0}
@@ -72,16 +81,14 @@ class Loader:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         if self.at >= self.count:
             self.epoch, self.at = self.epoch + 1, 0
         return self._batches()
 
-    def _batches(self):
+    def _batches(self) -> Iterator[str]:
         try:
             while self.at < self.count:
-                if self.at in self.fails:
-                    raise self.fails.pop(self.at)
                 self.at += 1
                 self._inner["at"] = self.at
                 self.events.append(("pulled", self.at - 1))
@@ -89,10 +96,10 @@ class Loader:
         finally:
             self.events.append(("closed",))
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "inner": self._inner}  # the inner dict is written to later
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.at = state["epoch"], state["inner"]["at"]
         self._inner = dict(state["inner"])
 
@@ -103,20 +110,27 @@ class Flaky:
     def __init__(self, *items: Any) -> None:
         self._items = iter(items)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Any:
         item = next(self._items)
         if isinstance(item, BaseException):
             raise item
         return item
 
 
-def ahead(
-    loader: Any, listener: Told | None = None, device: torch.device | None = None, *, knows: bool = True, **options: Any
-) -> Lookahead:
-    """A look-ahead that `knows` already that batches may be pulled early, as from the second batch on."""
-    made = Lookahead(loader, listener=listener or Told(), device=device, **options)
-    made._draws.early = True if knows else None
-    return made
+def ahead(loader: Any, listener: Told | None = None, device: torch.device | None = None, **options: Any) -> Any:
+    return Lookahead(loader, listener=listener or Told(), device=device, **options)
+
+
+def seen(batches: Any, then: Callable[[], Any] = lambda: None) -> list[Any]:
+    """What a loop sees until the end, errors too, each with what the training step drew."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append((next(batches), then()))
+        except OSError as error:
+            found.append(str(error))
+        except StopIteration:
+            return found
