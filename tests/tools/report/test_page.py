@@ -4,20 +4,21 @@ import page_documents as documents
 import pytest
 from page_browser import CHROMIUM, Browser
 
+from freescale_tools.report.blocks import Plot
 from freescale_tools.report.page import write_page
 from freescale_tools.report.theme import DARK, MUTED
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: install Debian's package `chromium`")
 
 PAGES = {
-    "profile": documents.profile,
+    "hostile": documents.hostile,
     "collisions": documents.collisions_result,
     "simulate": documents.simulate_result,
     "quick": documents.quick,
     "one file": documents.tiny,
     "no events": documents.no_events,
 }
-PLOTS = {"profile": 24, "collisions": 5, "simulate": 5, "quick": 1, "one file": 2, "no events": 1}
+PLOTS = {"collisions": 5, "simulate": 5, "quick": 1, "one file": 2, "no events": 1}
 INK_OF_TICKS = "getComputedStyle(document.querySelector('.drawing .xtick text')).fill"
 WIDTHS = "[...document.querySelectorAll('.drawing')].map(d => d.querySelector('.main-svg').getAttribute('width'))"
 AS_WIDE_AS_THERE_IS = (
@@ -38,7 +39,6 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     for name, document in PAGES.items():
         write_page(documents.page(document()), folder / f"{name}.html")
-    write_page(documents.page(documents.tiny() | {"recommended": documents.recommended()}), folder / "settings.html")
     return folder
 
 
@@ -59,24 +59,20 @@ def rgb(color):
     return "rgb({}, {}, {})".format(*(int(color[place : place + 2], 16) for place in (1, 3, 5)))
 
 
-@pytest.mark.parametrize(
-    "name", ["profile", *(pytest.param(name, marks=pytest.mark.long) for name in PAGES if name != "profile")]
-)
-def test_every_plot_draws_without_complaint_or_network(browser, pages, tmp_path, name):
-    browser.open(pages / f"{name}.html")
-    assert assert_all_drawn(browser) == PLOTS[name]
+def assert_small(browser, folder):
     assert [url for url in browser.requested() if not url.startswith(("file:", "data:"))] == []
     assert browser.ask("document.documentElement.scrollWidth") == 1280
     resources = browser.ask("[...document.querySelectorAll('[src], link[href]')].map(e => e.src || e.href)")
     assert [url for url in resources if not url.startswith("data:")] == []
-    browser.picture(tmp_path / "page.jpg", scale=0.25)
-    assert 2_000 < (tmp_path / "page.jpg").stat().st_size < 100_000
+    browser.picture(folder / "page.jpg", scale=0.25)
+    assert 2_000 < (folder / "page.jpg").stat().st_size < 100_000
 
 
-def test_names_and_reasons_are_no_markup(browser, tmp_path):
-    write_page(documents.page(documents.hostile()), tmp_path / "page.html")
-    browser.open(tmp_path / "page.html")
-    assert_all_drawn(browser)
+def test_a_profile_draws_without_complaint_or_network_and_its_names_are_no_markup(browser, pages, tmp_path):
+    browser.open(pages / "hostile.html")
+    sections = documents.page(documents.hostile()).sections
+    assert assert_all_drawn(browser) == sum(isinstance(block, Plot) for one in sections for block in one.blocks) > 20
+    assert_small(browser, tmp_path)
     assert browser.ask("window.stolen === undefined")
     assert browser.ask("document.querySelectorAll('main b, header b').length") == 0
     assert browser.ask("document.querySelector('.subtitle').textContent") == documents.HOSTILE
@@ -87,6 +83,15 @@ def test_names_and_reasons_are_no_markup(browser, tmp_path):
     assert "%{" not in labels
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", PLOTS)
+def test_every_plot_draws_without_complaint_or_network(browser, pages, tmp_path, name):
+    browser.open(pages / f"{name}.html")
+    assert assert_all_drawn(browser) == PLOTS[name]
+    assert_small(browser, tmp_path)
+
+
+@pytest.mark.long
 def test_a_script_that_got_in_does_not_run_and_nothing_may_be_fetched(browser, pages):
     browser.open(pages / "one file.html")
     browser.ask(
@@ -98,6 +103,7 @@ def test_a_script_that_got_in_does_not_run_and_nothing_may_be_fetched(browser, p
     assert not any(url.startswith("http") for url in browser.requested())
 
 
+@pytest.mark.long
 def test_plots_follow_the_scheme_of_the_reader(browser, pages):
     browser.open(pages / "quick.html", dark=True)
     background = browser.ask("getComputedStyle(document.body).backgroundColor")
@@ -147,8 +153,8 @@ def test_while_printing_plots_keep_to_the_paper(browser, pages):
 
 @pytest.mark.long
 def test_a_narrow_window_shows_everything_and_plots_follow_the_window(browser, pages):
-    browser.open(pages / "profile.html", width=360)
-    assert assert_all_drawn(browser) == PLOTS["profile"]
+    browser.open(pages / "hostile.html", width=360)
+    assert_all_drawn(browser)
     assert browser.ask("document.documentElement.scrollWidth") == 360
     assert browser.ask(AS_WIDE_AS_THERE_IS)
     browser.call("Emulation.setDeviceMetricsOverride", width=700, height=900, deviceScaleFactor=1, mobile=False)
@@ -158,7 +164,7 @@ def test_a_narrow_window_shows_everything_and_plots_follow_the_window(browser, p
 
 @pytest.mark.long
 def test_on_a_phone_tables_scroll_inside_their_own_box(browser, pages):
-    for name in ("profile", "collisions", "simulate"):
+    for name in ("hostile", "collisions", "simulate"):
         browser.open(pages / f"{name}.html", width=390)
         browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true })")
         assert browser.ask("document.documentElement.scrollWidth") == 390
@@ -168,16 +174,17 @@ def test_on_a_phone_tables_scroll_inside_their_own_box(browser, pages):
 
 @pytest.mark.long
 def test_the_settings_can_be_copied_with_and_without_a_clipboard(browser, pages):
-    browser.open(pages / "settings.html")
+    browser.open(pages / "hostile.html")
     browser.ask("document.addEventListener('copy', () => { window.copied = getSelection().toString() })")
     for clipboard in ("{ writeText: async (text) => { window.copied = text } }", "undefined"):
         browser.ask("document.querySelector('button.copy').textContent = 'Copy'; window.copied = ''")
         browser.ask(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard}, configurable: true }})")
         browser.ask("document.querySelector('button.copy').click()", gesture=True)
         browser.until("document.querySelector('button.copy').textContent === 'Copied'")
-        assert browser.ask("window.copied").strip() == documents.recommended()["code"].strip()
+        assert browser.ask("window.copied").strip() == documents.profile()["recommended"]["code"].strip()
 
 
+@pytest.mark.long
 def test_a_click_on_a_name_hides_what_it_stands_for(browser, pages):
     browser.open(pages / "collisions.html")
     lines = "document.querySelector('.drawing').querySelectorAll('.scatterlayer .trace').length"
