@@ -20,10 +20,6 @@ MODELS = [
 ]
 
 
-def model_id(model):
-    return repr(model)
-
-
 @given(lengths_of)
 def test_polynomial_is_the_formula(length):
     model = Polynomial(linear=7, quadratic=3, candidate=11)
@@ -36,7 +32,7 @@ def test_polynomial_is_the_formula(length):
     assert found.tolist() == expected
 
 
-@pytest.mark.parametrize("model", MODELS, ids=model_id)
+@pytest.mark.parametrize("model", MODELS, ids=repr)
 @given(lengths_of)
 def test_models_grow_with_length_and_sum_over_sequences(model, length):
     length = np.sort(length)
@@ -45,13 +41,10 @@ def test_models_grow_with_length_and_sum_over_sequences(model, length):
     assert (cost >= 0).all()
     assert (np.diff(cost) >= 0).all()
     assert (cost[length == 0] == 0).all()
-    assert model({"a": length, "b": length}).tolist() == (2 * cost).tolist()
-
-
-@pytest.mark.parametrize("model", MODELS, ids=model_id)
-def test_type_of_lengths_does_not_matter(model):
-    length = [0, 1, 5, 180, 21_000]
-    assert len({model({"uih": np.array(length, kind)}).tobytes() for kind in (np.int32, np.int64, np.uint32)}) == 1
+    assert model({"a": length.astype(np.int32), "b": length}).tolist() == (2 * cost).tolist()
+    if isinstance(model, Power):
+        assert model({"uih": length, "candidates": length}).tolist() == cost.tolist()
+    assert eval(repr(model)) == model
 
 
 @given(length=st.integers(1, 2**20), alpha=st.integers(1, 12).map(lambda k: k / 4))
@@ -62,23 +55,6 @@ def test_power_is_exact_to_rounding(length, alpha):
     fourth = Fraction(length) ** int(4 * alpha) * unit**4
     slack = Fraction(1, 2) + Fraction(cost, 2**48)
     assert (cost - slack) ** 4 <= fourth <= (cost + slack) ** 4
-
-
-def test_power_golden():
-    """The last bit must not depend on the machine."""
-    found = Power(alpha=1.7)({"uih": np.array([1, 2, 180, 8192, 21_000])})
-    assert found.tolist() == [8192, 26616, 55891571, 36824843098, 182452388999]
-
-
-def test_power_ignores_candidates():
-    length = np.array([3, 4])
-    model = Power(alpha=1.5)
-    assert model({"uih": length, "candidates": length}).tolist() == model({"uih": length}).tolist()
-
-
-def test_repr_tells_everything():
-    for model in MODELS:
-        assert eval(repr(model)) == model
 
 
 @pytest.mark.parametrize(
@@ -100,7 +76,7 @@ def test_bad_models(make, error, match):
         make()
 
 
-@pytest.mark.parametrize("model", [Polynomial(), Power(alpha=1.5)], ids=model_id)
+@pytest.mark.parametrize("model", [Polynomial(), Power(alpha=1.5)], ids=repr)
 def test_bad_lengths(model):
     with pytest.raises(ValueError, match="at least one sequence"):
         model({})
@@ -122,11 +98,6 @@ def test_overflow_is_refused():
     assert Polynomial()({"uih": np.full(100_000, 2**21)}).sum() > 0
 
 
-def test_no_samples():
-    for model in MODELS:
-        assert model({"uih": np.array([], np.int64)}).shape == (0,)
-
-
 def steps(count, seed=0):
     rng = np.random.default_rng(seed)
     return [
@@ -143,9 +114,7 @@ def time_of(step, linear, quadratic, candidate):
     return linear * events.sum() + quadratic * (events**2).sum() + candidate * step["candidates"].sum()
 
 
-@pytest.mark.parametrize(
-    ("linear", "quadratic", "candidate"), [(2e-6, 1e-9, 3e-5), (0.0, 1e-9, 0.0), (2e-6, 0.0, 0.0), (1e-6, 1e-8, 1e-6)]
-)
+@pytest.mark.parametrize(("linear", "quadratic", "candidate"), [(2e-6, 1e-9, 3e-5), (0.0, 1e-9, 0.0), (2e-6, 0.0, 0.0)])
 def test_fit_recovers_what_made_the_times(linear, quadratic, candidate):
     measured = steps(60)
     model = fit(measured, [0.05 + time_of(step, linear, quadratic, candidate) for step in measured])
@@ -159,18 +128,16 @@ def test_fit_recovers_what_made_the_times(linear, quadratic, candidate):
 
 
 def test_fit_is_never_negative_under_noise():
+    """Of plain arrays too."""
     measured = steps(40)
     rng = np.random.default_rng(1)
-    model = fit(measured, [time_of(step, 2e-6, 0.0, 0.0) * rng.normal(1, 0.05) for step in measured])
+    model = fit(
+        [step["uih"] for step in measured], [time_of(step, 2e-6, 0.0, 0.0) * rng.normal(1, 0.05) for step in measured]
+    )
     assert min(model.linear, model.quadratic, model.candidate) >= 0
-    error = [time_of(s, model.linear, model.quadratic, model.candidate) / time_of(s, 1, 0, 0) for s in measured]
+    assert model.candidate == 0
+    error = [time_of(s, model.linear, model.quadratic, 0) / time_of(s, 1, 0, 0) for s in measured]
     assert np.std(error) / np.mean(error) < 0.05
-
-
-def test_fit_of_plain_arrays():
-    measured = steps(10)
-    seconds = [time_of(step, 2e-6, 1e-9, 0.0) for step in measured]
-    assert fit([step["uih"] for step in measured], seconds).candidate == 0
 
 
 @pytest.mark.parametrize(
@@ -180,14 +147,10 @@ def test_fit_of_plain_arrays():
         ([float("nan")] * 10, "finite"),
         ([-1.0] * 10, "finite"),
         ([1.0] * 10, "do not grow"),
+        ([1.0, 2.0, 3.0], "3 measured steps"),
     ],
-    ids=["count", "nan", "negative", "constant"],
+    ids=["count", "nan", "negative", "constant", "few"],
 )
 def test_fit_refuses(seconds, match):
     with pytest.raises(ValueError, match=match):
-        fit(steps(10), seconds)
-
-
-def test_fit_needs_several_steps():
-    with pytest.raises(ValueError, match="3 measured steps"):
-        fit(steps(3), [1.0, 2.0, 3.0])
+        fit(steps(3 if len(seconds) == 3 else 10), seconds)

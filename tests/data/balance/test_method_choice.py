@@ -5,21 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
-from samples import SPEC, lengths_of, table_of
-from torch import nn
-from worlds import shared_world
 
-from fsdata.balance.exchange import GlobalBatch, StatusWord, StepExchange, step_exchange
+from fsdata.balance.exchange import GlobalBatch, StatusWord
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import pack
-from fsdata.embedding_balance.hooks import EmbeddingBalance
 from fsdata.errors import StateError
-from fsranks.rank_context import resolve
 
 SAMPLES = 32
-NOTHING = ((-1, 0), (-1, 0))
 
 
 def decided(moving: list[int], computing: list[int]) -> tuple[bool | None, int]:
@@ -32,23 +25,26 @@ def decided(moving: list[int], computing: list[int]) -> tuple[bool | None, int]:
     return choice.sparing, steps
 
 
-@pytest.mark.parametrize(("moving", "sparing"), [(99, False), (100, False), (101, True)])
-def test_more_than_a_tenth_of_the_compute_time_is_too_much(moving: int, sparing: bool) -> None:
-    assert decided([moving] * 20, [1000] * 20) == (sparing, 11)
-
-
-def test_steps_in_which_kernels_are_loaded_and_single_late_ones_do_not_count() -> None:
-    assert decided([10**9] * 3 + [50] * 20, [1000] * 30) == (False, 11)
-    assert decided([0] * 3 + [50, 50, 10**9, 50, 10**9, 50, 50, 10**9], [1000] * 30) == (False, 11)
-    assert decided([101] * 30, [10**9] * 2 + [1000] * 30) == (True, 11)
+@pytest.mark.parametrize(
+    ("moving", "computing", "sparing"),
+    [
+        ([100] * 20, [1000] * 20, False),
+        ([101] * 20, [1000] * 20, True),  # more than a tenth is too much
+        ([10**9] * 3 + [50] * 20, [1000] * 30, False),  # kernels are loaded
+        ([0] * 3 + [50, 50, 10**9, 50, 10**9, 50, 50, 10**9], [1000] * 30, False),  # single late steps
+        ([101] * 30, [10**9] * 2 + [1000] * 30, True),
+    ],
+)
+def test_what_decides(moving: list[int], computing: list[int], sparing: bool) -> None:
+    assert decided(moving, computing) == (sparing, 11)
 
 
 def test_without_reports_all_ranks_raise() -> None:
     choice = MethodChoice()
     for _ in range(64):
-        choice.observe([5, 5], NOTHING)
+        choice.observe([5, 5], ((-1, 0), (-1, 0)))
     with pytest.raises(ValueError, match=r"compute time of 0 steps of 65: 8 are needed. Call loader.report_step"):
-        choice.observe([5, 5], NOTHING)
+        choice.observe([5, 5], ((-1, 0), (-1, 0)))
 
 
 def test_a_decision_is_kept_over_a_restart() -> None:
@@ -125,46 +121,7 @@ def test_where_moving_is_quick_nothing_changes() -> None:
     assert default.state_dict() is None
 
 
-class SlowClock:
-    """In the place of `time`: moving seems to take a seventh of a second."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def perf_counter_ns(self) -> int:
-        self.now += 150_000_000
-        return self.now
-
-
-def slow_network(rank: int, world_size: int) -> tuple[list[float], dict]:
-    """Share of tokens moved in each step; only rank 1 sees that they are long under way."""
-    exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
-    planner = StepPlanner(Balance("auto"), world_size)
-    moved = []
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 1:
-            patch.setattr(step_exchange, "time", SlowClock())
-        for number in range(16):
-            table = table_of(number, rank, 16, lengths_of(number, rank, 16))
-            step = exchange.step(table, SPEC, planner, StatusWord(epoch=0, step=number))
-            exchange.report(1.0, step.number)
-            moved.append(step.moved)
-    exchange.close()
-    return moved, planner.state_dict() or {}
-
-
-def test_all_ranks_change_over_in_the_same_step() -> None:
-    answers = shared_world(3).run(slow_network)
-    assert all(answer == answers[0] for answer in answers)
-    moved, state = answers[0]
-    assert state["choice"]["sparing"] is True
-    assert min(moved[:8]) > 0.4
-    assert max(moved[12:]) < 0.4
-
-
-def test_auto_needs_a_loader_and_nodes_of_equal_size() -> None:
+def test_auto_needs_nodes_of_equal_size() -> None:
     assert "method='auto'" in repr(Balance("auto", max_tokens=9, ranks_per_node=2))
-    with pytest.raises(ValueError, match="need the compute times that a loader is told"):
-        EmbeddingBalance(nn.Identity(), nn.Identity(), balance=Balance("auto"))
     with pytest.raises(ValueError, match="ranks_per_node=3 does not divide the 4 ranks"):
         StepPlanner(Balance("auto", ranks_per_node=3), 4)

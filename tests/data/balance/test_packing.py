@@ -1,7 +1,5 @@
 """pack: what every plan promises, the caps, the six methods, and bad arguments."""
 
-import zlib
-
 import numpy as np
 import pytest
 import torch
@@ -40,40 +38,36 @@ def check(plan: Plan, cost, num_ranks):
     assert ((plan.rank >= 0) & (plan.rank < num_ranks)).all()
     assert plan.counts.tolist() == [int((plan.rank == r).sum()) for r in range(num_ranks)]
     assert plan.load.tolist() == [sum(cost[plan.rank == r].tolist()) for r in range(num_ranks)]
-    assert plan.lower_bound <= plan.straggler + 1e-12
+    assert plan.lower_bound <= plan.straggler + 1e-9
     assert 0 <= plan.straggler <= 1 - 1 / num_ranks + 1e-12
 
 
 @pytest.mark.parametrize("method", METHODS)
 @given(cost=costs, num_ranks=st.integers(1, 9), data=st.data())
 def test_every_plan(method, cost, num_ranks, data):
+    """Counts, caps and figures of a plan are what they are said to be, whatever the integers are held in."""
     home = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=len(cost), max_size=len(cost)))
     tokens = data.draw(st.lists(st.integers(0, 99), min_size=len(cost), max_size=len(cost)))
-    plan = pack(cost, num_ranks, method=method, tokens=tokens, **options(method, len(cost), num_ranks, home))
+    speed = data.draw(st.none() | st.lists(st.floats(0.5, 2.0), min_size=num_ranks, max_size=num_ranks))
+    given = {"method": method, "tokens": tokens, **options(method, len(cost), num_ranks, home)}
+    given["speed"] = speed if method in SPEEDY else None
+    if method == "vbs":
+        given["min_count"] = data.draw(st.none() | st.integers(0, len(cost) // num_ranks))
+        given["max_count"] = data.draw(st.none() | st.integers(-(-len(cost) // num_ranks), len(cost) + 1))
+    plan = pack(cost, num_ranks, **given)
     check(plan, cost, num_ranks)
     if method in EQUAL:
         assert plan.counts.max() - plan.counts.min() <= 1
-    elif len(cost) >= num_ranks:
-        assert plan.counts.min() >= 1
+    else:
+        least, most = given.get("min_count"), given.get("max_count")
+        assert plan.counts.min() >= (min(1, len(cost) // num_ranks) if least is None else least)
+        assert plan.counts.max() <= (len(cost) if most is None else max(most, 1))
     left = sum(t for t, r, h in zip(tokens, plan.rank.tolist(), home, strict=True) if r != h)
     assert plan.moved == pytest.approx(left / sum(tokens) if sum(tokens) else 0.0)
-    largest = max(plan.load.tolist())
-    assert plan.straggler == pytest.approx(1 - sum(cost) / num_ranks / largest if largest else 0.0, abs=1e-12)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@given(cost=costs, num_ranks=st.integers(1, 9))
-def test_integer_type_and_container_do_not_matter(method, cost, num_ranks):
-    kinds = (
-        cost,
-        np.array(cost, np.int32),
-        np.array(cost, np.int64),
-        np.array(cost, np.uint64),
-        torch.tensor(cost).long(),
-    )
-    plans = [pack(kind, num_ranks, method=method, **options(method, len(cost), num_ranks)) for kind in kinds]
-    assert len({plan.rank.tobytes() for plan in plans}) == 1
-    assert len({(plan.straggler, plan.lower_bound, plan.moved) for plan in plans}) == 1
+    took = plan.load / np.array(given["speed"] or [1] * num_ranks)
+    assert plan.straggler == pytest.approx(1 - took.mean() / took.max() if took.max() else 0.0, abs=1e-9)
+    for kind in (np.array(cost, np.int32), np.array(cost, np.uint64), torch.tensor(cost).long()):
+        assert pack(kind, num_ranks, **given).rank.tobytes() == plan.rank.tobytes()
 
 
 @given(cost=costs, num_ranks=st.integers(1, 9))
@@ -81,13 +75,6 @@ def test_swaps_are_never_worse_than_zigzag(cost, num_ranks):
     plain = pack(cost, num_ranks, method="fbs")
     assert pack(cost, num_ranks).load.max() <= plain.load.max()
     assert pack(cost, num_ranks, method="vbs").load.max() <= plain.load.max()
-
-
-def test_nodes_that_are_even_may_be_worse_for_their_ranks():
-    """Two sixes cannot stand on the ranks of one node beside others, though the nodes are even then."""
-    cost, home = [1, 1, 6, 0, 1, 1, 1, 5, 0, 6], np.arange(10) % 6
-    plan = pack(cost, 6, method="hierarchical", home=home, ranks_per_node=3)
-    assert plan.load.max() == 6
 
 
 @given(cost=costs, num_ranks=st.integers(1, 9), data=st.data())
@@ -105,18 +92,6 @@ def test_lower_bound_holds_for_the_best_plan_there_is(cost, num_ranks):
         best = reference.largest_load(cost, num_ranks, least=least, most=most)
         floor = 1 - sum(cost) / num_ranks / best if best else 0.0
         assert pack(cost, num_ranks, method=method).lower_bound <= floor + 1e-12
-
-
-@given(cost=st.lists(st.integers(0, 30), max_size=6), speed=st.lists(st.integers(1, 5), min_size=1, max_size=3))
-def test_lower_bound_holds_with_speeds_for_every_plan(cost, speed):
-    bound = pack(cost, len(speed), method="vbs", min_count=0, speed=speed).lower_bound
-    for code in range(len(speed) ** len(cost)):
-        time = [0.0] * len(speed)
-        for i, c in enumerate(cost):
-            rank = code // len(speed) ** i % len(speed)
-            time[rank] += c / speed[rank]
-        straggler = 1 - sum(time) / len(time) / max(time) if max(time) else 0.0
-        assert bound <= straggler + 1e-9
 
 
 @pytest.mark.parametrize("method", CAPPED)
@@ -141,41 +116,8 @@ def test_token_cap_is_kept_or_refused(method, data, num_ranks, per_rank):
     assert np.bincount(plan.rank, tokens, num_ranks).max() <= cap
 
 
-@given(data=st.data(), cost=costs, num_ranks=st.integers(1, 6))
-def test_count_limits_are_kept(data, cost, num_ranks):
-    low = data.draw(st.integers(0, len(cost) // num_ranks))
-    high = data.draw(st.integers(-(-len(cost) // num_ranks), len(cost) + 1))
-    plan = pack(cost, num_ranks, method="vbs", min_count=low, max_count=high)
-    check(plan, cost, num_ranks)
-    assert low <= plan.counts.min()
-    assert plan.counts.max() <= high
-
-
-@pytest.mark.parametrize("method", SPEEDY)
-@given(cost=costs, speed=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8))
-def test_speed_keeps_every_promise(method, cost, speed):
-    plan = pack(cost, len(speed), method=method, speed=speed, **options(method, len(cost), len(speed)))
-    assert plan.counts.sum() == len(cost)
-    assert plan.load.sum() == sum(cost)
-    assert plan.lower_bound <= plan.straggler + 1e-9
-    took = plan.load / np.array(speed)
-    assert plan.straggler == pytest.approx(1 - took.mean() / took.max() if took.max() else 0.0, abs=1e-9)
-
-
-@pytest.mark.parametrize("method", SPEEDY)
-def test_speed_gives_shares_in_proportion(method):
-    _, cost = lognormal(8)
-    speed = [1, 1, 1, 1, 1 / 1.5, 1, 1, 1.2]
-    plan = pack(cost, 8, method=method, speed=speed, **options(method, cost.size, 8))
-    wanted = np.array(speed) / sum(speed) * cost.sum()
-    assert np.abs(plan.load / wanted - 1).max() < (0.05 if method == "vbs-contiguous" else 0.002)
-    if method in EQUAL:
-        assert set(plan.counts.tolist()) == {128}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_lognormal_figures(seed):
-    length, cost = lognormal(64, seed)
+def test_lognormal_figures():
+    length, cost = lognormal(64)
     home = np.repeat(np.arange(64), 128)
     assert pack(cost, 64).straggler <= 1e-4
     assert pack(cost, 64, method="fbs").straggler > 0.02
@@ -188,15 +130,6 @@ def test_lognormal_figures(seed):
     nodes = pack(cost, 64, method="hierarchical", home=home, tokens=length, ranks_per_node=8)
     assert nodes.straggler <= 2e-3
     assert length[nodes.rank // 8 != home // 8].sum() <= 0.015 * length.sum()
-
-
-@pytest.mark.parametrize("method", ["repair", "hierarchical"])
-def test_uneven_homes_are_evened_out(method):
-    _, cost = lognormal(8, per_rank=16)
-    home = np.sort(np.random.default_rng(3).choice(8, cost.size, p=[0.4, 0.3, 0.2, 0.1, 0, 0, 0, 0]))
-    plan = pack(cost, 8, method=method, home=home, **({"ranks_per_node": 2} if method == "hierarchical" else {}))
-    assert plan.counts.tolist() == [16] * 8
-    assert plan.straggler < 0.02
 
 
 @given(st.lists(st.integers(0, 5), max_size=60))
@@ -213,31 +146,13 @@ def test_evening_out_moves_no_more_than_it_must(home):
     assert (rank // 2 != home // 2).sum() == np.maximum(nodes - held, 0).sum()
 
 
-def test_repair_leaves_an_even_batch_alone():
-    home = np.repeat(np.arange(4), 8)
-    assert pack([5] * 32, 4, method="repair", home=home).rank.tolist() == home.tolist()
-
-
 def test_tolerance_buys_fewer_moves():
     length, cost = lognormal(16)
     home = np.repeat(np.arange(16), 128)
     moved = [pack(cost, 16, method="repair", home=home, tokens=length, tolerance=t).moved for t in (1e-4, 1e-2, 0.5)]
     assert moved[0] > moved[1] > moved[2] == 0
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("cost", "num_ranks"),
-    [([], 4), ([0] * 10, 4), ([7] * 64, 8), ([10**15] + [1] * 63, 8), ([3, 2, 1], 8), ([5], 1), ([2**62], 3)],
-    ids=["empty", "free", "equal", "giant", "fewer-than-ranks", "single", "huge"],
-)
-def test_corner_cases(method, cost, num_ranks):
-    plan = pack(cost, num_ranks, method=method, **options(method, len(cost), num_ranks))
-    check(plan, cost, num_ranks)
-    if len(set(cost)) == 1 and len(cost) % num_ranks == 0:
-        assert plan.straggler == plan.lower_bound == 0
-    if len(cost) in (1, 3) and method != "vbs-contiguous":
-        assert plan.counts.max() == 1
+    even = np.repeat(np.arange(4), 8)
+    assert pack([5] * 32, 4, method="repair", home=even).rank.tolist() == even.tolist()
 
 
 def test_giant_sample_is_reported_by_the_lower_bound():
@@ -246,41 +161,11 @@ def test_giant_sample_is_reported_by_the_lower_bound():
     assert plan.straggler == plan.lower_bound
 
 
-@pytest.mark.parametrize("method", EQUAL)
-def test_permuting_nothing_but_ties_changes_nothing_in_the_loads(method):
-    cost = [4, 4, 4, 4, 9, 9, 1, 1]
-    plan = pack(cost, 2, method=method, **options(method, 8, 2))
-    assert sorted(plan.load.tolist()) == [18, 18]
-
-
-GOLDEN = {
-    "fbs": 4141902517,
-    "fbs+swap": 4112216156,
-    "vbs": 2526504984,
-    "vbs-contiguous": 2495540079,
-    "repair": 2094392216,
-    "hierarchical": 3252285991,
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_golden_plan(method):
-    """A plan must not change with machine, version or number type: ranks of one job plan alone."""
-    length = np.array([i * 7919 % 1009 for i in range(1024)])
-    speed = None if method == "fbs" else [1.0, 1.3] * 8
-    plan = pack(length * length, 16, method=method, tokens=length, speed=speed, **options(method, 1024, 16))
-    assert zlib.crc32(plan.rank.astype("<i4").tobytes()) == GOLDEN[method]
-
-
-def test_moved_counts_samples_without_tokens():
+def test_a_small_plan():
     plan = pack([4, 3, 2, 1], 2, method="fbs", home=[0, 0, 0, 0])
     assert plan.rank.tolist() == [0, 1, 1, 0]
-    assert plan.moved == 0.5
+    assert plan.moved == 0.5  # samples, where there are no tokens
     assert pack([4, 3, 2, 1], 2).moved is None
-
-
-def test_plans_are_read_only():
-    plan = pack([4, 3, 2, 1], 2)
     with pytest.raises(ValueError, match="read-only"):
         plan.rank[0] = 1
     with pytest.raises(AttributeError):
@@ -307,17 +192,19 @@ def test_plans_are_read_only():
         ({"max_tokens": 9}, "max_tokens=9 needs tokens"),
         ({"max_tokens": 8, "tokens": [9, 1, 1, 1]}, "max_tokens=8 is below the longest sample, 9 tokens.*max_length"),
         ({"max_tokens": 9, "tokens": [9, 9, 9, 9]}, "holds 18 of 36 tokens \\(longest sample 9\\).*mean of 18"),
-        ({"max_tokens": 11, "tokens": [9, 9, 2, 2][:4], "speed": [1, -1]}, "speed=.*positive"),
+        ({"max_tokens": 11, "tokens": [9, 9, 2, 2], "speed": [1, -1]}, "speed=.*positive"),
         ({"speed": [1, 2, 3]}, "speed has shape \\(3,\\)"),
         ({"speed": [1, float("nan")]}, "positive finite"),
         ({"tolerance": 1.0}, "tolerance=1.0"),
         ({"method": "vbs", "min_count": 3}, "4 samples cannot be dealt to 2 ranks with 3 to 4 each"),
         ({"method": "vbs", "min_count": 2, "max_count": 1}, "min_count <= max_count"),
+        ({"num_ranks": 0}, "num_ranks=0"),
+        ({"num_ranks": True}, "num_ranks=True"),
     ],
 )
 def test_bad_arguments(call, match):
     with pytest.raises(ValueError, match=match):
-        pack([4, 3, 2, 1], 2, **call)
+        pack([4, 3, 2, 1], **{"num_ranks": 2, **call})
 
 
 def test_equal_counts_that_cannot_meet_the_cap_say_what_does():
@@ -331,13 +218,7 @@ def test_equal_counts_that_cannot_meet_the_cap_say_what_does():
     assert pack([6, 2, 2, 2], 2, method="vbs", tokens=[6, 2, 2, 2], max_tokens=6).counts.tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("num_ranks", [0, -1, 2.0, True, None])
-def test_bad_num_ranks(num_ranks):
-    with pytest.raises(ValueError, match="num_ranks"):
-        pack([1, 2], num_ranks)
-
-
-@pytest.mark.parametrize("cost", [[1.5, 2.0], [True, False], ["a", "b"], np.array([1, 2], np.float32)])
+@pytest.mark.parametrize("cost", [[1.5, 2.0], [True, False], ["a", "b"]])
 def test_costs_must_be_integers(cost):
     with pytest.raises(TypeError, match="cost has dtype"):
         pack(cost, 2)

@@ -1,7 +1,6 @@
 """Every packing kernel gives what its plain Python reference gives."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,20 +92,3 @@ def test_improve(case):
     assert np.array_equal(rows.load, _deal.sums(found, int64(cost), rules.target.size))
     assert np.array_equal(rows.used, _deal.sums(found, int64(tokens), rules.target.size))
     assert rows.size.tolist() == np.bincount(found, minlength=rules.target.size).tolist()
-
-
-def test_paper_formula_covers_every_position_once():
-    for num_ranks in range(1, 9):
-        for n in range(60):
-            counts = np.bincount(reference.zigzag(range(n), num_ranks), minlength=num_ranks)
-            assert counts.sum() == n
-            assert counts.max() - counts.min() <= 1
-
-
-@pytest.mark.parametrize("width", [0, 1])
-def test_improve_leaves_hopeless_rows_alone(width):
-    cost = int64([7] * width)
-    rank = np.zeros(width, np.int32)
-    target = np.full(2, 3.5)
-    rows = _swap.fill_rows(_sort.descending(cost), rank, cost, cost, 2)
-    assert _swap.improve(rows, _swap.Rules(target, target, NO_CAP, 0, 0, 24), rank, cost, 2) == 0

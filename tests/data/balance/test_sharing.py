@@ -1,14 +1,11 @@
 """Groups of samples that share a history."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import Balance, Polynomial
-from fsdata.balance import options
 from fsdata.balance.exchange.status_word import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
@@ -58,15 +55,21 @@ def test_histories_that_only_touch_are_apart() -> None:
     assert sharing_groups(np.array([5, 0, 3]), np.array([2, 3, 2]), np.zeros(3, np.int64), 1).tolist() == [2, 0, 1]
 
 
+def global_batch(place: np.ndarray, home: np.ndarray, tokens: int = 10) -> GlobalBatch:
+    """Samples that see `tokens` events each, from `place` on."""
+    statuses = (StatusWord(epoch=0, step=0),) * 2
+    lengths = {"uih": np.full(len(place), tokens)}
+    return GlobalBatch(number=0, lengths=lengths, places={"uih": place}, home=home, statuses=statuses)
+
+
 def test_groups_that_do_not_fit_under_the_cap_are_taken_apart() -> None:
-    """8 samples of one history, 2 ranks, 4 samples a rank at most: a group of 5 would not fit."""
-    planner = StepPlanner(Balance(cost=Polynomial(), max_tokens=40), 2)
-    cost, tokens, home = np.full(8, 1), np.full(8, 10), np.repeat([0, 1], 4)
-    with mock.patch.object(options, "sharing_groups") as groups:
-        groups.return_value = np.array([0] * 5 + [1] * 3)
-        plan, rows, _ = planner._pack(cost, tokens, home, None, (np.zeros(8, np.int64), tokens))
-    assert rows is None
-    assert plan.counts.tolist() == [4, 4]
+    """The first 8 samples have one history and cost next to nothing: a group of 80 tokens, above the cap."""
+    place = np.concatenate([np.zeros(8, np.int64), [100, 200]])
+    planner = StepPlanner(Balance(cost=lambda _: np.array([1] * 8 + [1000] * 2), max_tokens=50), 2)
+    plan = planner(global_batch(place, np.repeat([0, 1], 5)))
+    assert np.bincount(plan.rank).tolist() == [5, 5]
+    together = StepPlanner(Balance(cost=lambda _: np.array([1] * 8 + [1000] * 2), max_tokens=90), 2)
+    assert len(set(together(global_batch(place, np.repeat([0, 1], 5))).rank[:8].tolist())) == 1
 
 
 @given(
@@ -83,19 +86,6 @@ def test_events_that_several_samples_of_an_owner_see(spans: list[tuple[int, int,
     assert events_shared(place, length, owner, 4).tolist() == wanted
 
 
-def test_events_that_samples_share_are_paid_once() -> None:
-    """Rank 0 has 8 samples of one history, rank 1 as many of 8 histories. Without `shared` they cost the same."""
-    place = np.concatenate([np.zeros(8, np.int64), 100 * np.arange(1, 9)])
-    length, home = np.full(16, 10), np.repeat([0, 1], 8)
-    for cost, before in ((Polynomial(linear=5), [400, 400]), (Polynomial(linear=0, quadratic=0, shared=5), [50, 400])):
-        planner = StepPlanner(Balance(cost=cost), 2)
-        linear = np.full(16, 50)
-        assert planner._sums(home, 2, linear, (place, length)).tolist() == before
-        plan, _, _ = planner._pack(linear, length, home, None, (place, length))
-        load = planner._sums(plan.rank, 2, linear, (place, length))
-        assert load.max() <= (450 if before[0] == 50 else 800) // 2 + 50
-
-
 def test_only_models_with_shared_show_it() -> None:
     """The text of a cost model stands in states and profiles."""
     assert repr(Polynomial()) == "Polynomial(linear=2000, quadratic=1, candidate=0)"
@@ -108,14 +98,8 @@ def test_only_models_with_shared_show_it() -> None:
 def test_straggler_shares_count_shared_events_once(method: str) -> None:
     """At first 8 samples of one history on rank 0, 8 of others on rank 1. Both shares count alike, in every method."""
     place = np.concatenate([np.zeros(8, np.int64), 100 * np.arange(1, 9)])
-    batch = GlobalBatch(
-        number=0,
-        lengths={"uih": np.full(16, 10)},
-        places={"uih": place},
-        home=np.repeat([0, 1], 8),
-        statuses=(StatusWord(epoch=0, step=0),) * 2,
-    )
-    found = StepPlanner(Balance(method, cost=Polynomial(linear=0, quadratic=0, shared=5)), 2)(batch)
+    planner = StepPlanner(Balance(method, cost=Polynomial(linear=0, quadratic=0, shared=5)), 2)
+    found = planner(global_batch(place, np.repeat([0, 1], 8)))
     load = [5 * 10 * len(set(place[found.rank == rank].tolist())) for rank in range(2)]
     assert found.straggler_before == pytest.approx(1 - 225 / 400)
     assert found.straggler_after == pytest.approx(1 - sum(load) / 2 / max(load))

@@ -29,6 +29,13 @@ def rows_of(stream, shuffle):
     return found
 
 
+def streams_of(progress, shuffle):
+    options = {"shuffle": shuffle, "shuffle_window": 2, "seed": 3}
+    first = progress.segment.streams(progress.first_world_size, **options)
+    left = progress.streams(first, len(progress.positions))
+    return [stream.after(at) for stream, at in zip(left, progress.positions, strict=True)]
+
+
 @given(
     extensions=st.lists(st.lists(st.integers(1, 9), max_size=9), min_size=1, max_size=5),
     worlds=st.lists(st.integers(1, 4), min_size=5, max_size=5),
@@ -37,46 +44,21 @@ def rows_of(stream, shuffle):
 )
 def test_every_row_comes_once(extensions, worlds, batch, shuffle):
     """Stretches of any size on any number of ranks; in each as many global batches as there are."""
-    wanted, came, first = [], [], 0
+    wanted, came, first, left = [], [], 0, []
     progress = Progress.start(0, worlds[0])
-    last = None
-    for number, (units, world_size) in enumerate(zip(extensions, worlds, strict=False)):
-        options = {"shuffle": shuffle, "shuffle_window": 2, "seed": 3}
-
-        def streams(of, options=options):
-            first = of.segment.streams(of.first_world_size, **options)
-            left = of.streams(first, len(of.positions))
-            return [stream.after(at) for stream, at in zip(left, of.positions, strict=True)]
-
-        rest = rest_of([]) if last is None else rest_of(last)
-        progress = progress.on(world_size).extended(segment(number, first, rest, units), world_size)
-        again = from_state(json.loads(json.dumps(to_state(progress, {}))), {})
-        found, found_again = streams(progress), streams(again)
-        assert [rows_of(each, shuffle) for each in found] == [rows_of(each, shuffle) for each in found_again]
+    for number, (units, size) in enumerate(zip(extensions, worlds, strict=False)):
+        progress = progress.on(size).extended(segment(number, first, rest_of(left), units), size)
+        found = streams_of(progress, shuffle)
+        again = streams_of(from_state(json.loads(json.dumps(to_state(progress, {}))), {}), shuffle)
+        assert [rows_of(each, shuffle) for each in found] == [rows_of(each, shuffle) for each in again]
         sizes = [stream.rows for stream in found]
         assert max(sizes) - min(sizes) <= 1
-        steps = min(sizes) // batch
-        for stream in found:
-            came += rows_of(stream, shuffle)[: steps * batch]
-        half = steps // 2 * batch  # the job ends and goes on with another number of ranks
-        progress = Progress(epoch=0, step=0, history=(), positions=(half,) * world_size, segment=progress.segment).on(
-            worlds[-1 - number]
-        )
-        moved = streams(progress)
-        sizes = [stream.rows for stream in moved]
-        assert sum(sizes) == sum(len(rows_of(s, shuffle)) for s in found) - half * world_size
-        came = came[: len(came) - steps * batch * world_size]
-        for stream in found:
-            came += rows_of(stream, shuffle)[:half]
-        more = min(sizes) // batch * batch
-        for stream in moved:
-            came += rows_of(stream, shuffle)[:more]
-        last = [stream.after(more) for stream in moved]
+        taken = min(sizes) // batch * batch
+        came += [row for stream in found for row in rows_of(stream, shuffle)[:taken]]
+        left = [stream.after(taken) for stream in found]
         wanted += [(first + unit, row) for unit, count in enumerate(units) for row in range(count)]
         first += len(units)
-    for stream in last:
-        came += rows_of(stream, shuffle)
-    assert len(came) == len(set(came))
+    came += [row for stream in left for row in rows_of(stream, shuffle)]
     assert sorted(came) == sorted(wanted)
 
 

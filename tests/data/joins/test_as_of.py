@@ -1,24 +1,45 @@
 """Histories as of the time of a row: what a loader gives, against a search through all events in plain Python."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from as_of_data import SCHEMA, STORED, Data, read, samples, source
-from hypothesis import given
+from as_of_data import SCHEMA, STORED, Data, samples, source
+from hypothesis import example, given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
+from rank_loaders import read_and_go_on
+from test_share import SHARED, check_rows, expanded
 from worlds import shared_world
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.balance.exchange.record import RecordSpec
 from fsdata.errors import DataError, SchemaError
 
 OPTIONS = [{}, {"known": True}, {"inclusive": True}, {"known": True, "inclusive": True}]
+
+
+def read_all(
+    rank: int, size: int, folders: list[Path], stored: Path | None, options: dict[str, Any], share: bool, **given: Any
+) -> tuple:
+    """What this rank computes by row, and how many samples came from others. Every third state goes on.
+
+    Rows of `stored` have their lists with them.
+    """
+    found, moved = {}, 0
+    sources = [source(each, **options) for each in folders] + ([ParquetSource(str(stored))] if stored else [])
+    given = {"batch_size": 5, "timeout_s": PATIENCE_S, "num_threads": 1, **given}
+    schema = SHARED if share else SCHEMA
+    for batch in read_and_go_on(lambda: FreeScaleDataLoader(sources, schema, **given), every=3)[0]:
+        found |= expanded(batch) if share else dict(samples(batch))
+        moved += int((batch.origin[:, 0] != rank).sum())
+        if share:
+            check_rows(batch)
+    return found, moved
 
 
 @given(
@@ -26,140 +47,76 @@ OPTIONS = [{}, {"known": True}, {"inclusive": True}, {"known": True, "inclusive"
     stored=st.sampled_from(STORED),
     options=st.sampled_from(OPTIONS),
     bucketed=st.sampled_from([None, 1, 5]),
+    share=st.booleans(),
     shuffle=st.booleans(),
     batch_size=st.integers(1, 50),
 )
+@example(seed=3, stored="int32", options={}, bucketed=None, share=True, shuffle=False, batch_size=50)
 def test_every_row_sees_what_had_happened(
-    tmp_path_factory: pytest.TempPathFactory,
-    seed: int,
-    stored: str,
-    options: dict,
-    bucketed: int | None,
-    shuffle: bool,
-    batch_size: int,
-) -> None:
+    tmp_path_factory: pytest.TempPathFactory, seed: int, stored: str, options: dict, bucketed: int | None, share: bool,
+    shuffle: bool, batch_size: int,
+) -> None:  # fmt: skip
     folder, data = tmp_path_factory.mktemp("as_of"), Data.drawn(seed, stored=stored)
     data.write(folder)
-    found = read(folder, options | {"bucketed": bucketed}, shuffle=shuffle, batch_size=batch_size)
+    found, _ = read_all(
+        0, 1, [folder], None, options | {"bucketed": bucketed}, share, shuffle=shuffle, batch_size=batch_size
+    )
     assert found == data.expected(**options)
 
 
-def read_balanced(rank: int, size: int, folder: Path, options: dict[str, Any], shuffle: bool) -> tuple[dict, int]:
-    """What this rank computes, and how many samples came from others."""
-    found, moved = {}, 0
-    given = {"batch_size": 6, "shuffle": shuffle, "timeout_s": PATIENCE_S, "num_threads": 1}
-    with FreeScaleDataLoader(
-        source(folder, **options), SCHEMA, balance=Balance(timeout_s=PATIENCE_S), **given
-    ) as loader:
-        for batch in loader:
-            found |= dict(samples(batch))
-            moved += int((batch.origin[:, 0] != rank).sum())
-    return found, moved
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "plain")
-def test_balanced_ranks_gather_histories_where_they_are_computed(tmp_path: Path, size: int, options: dict) -> None:
+@pytest.mark.parametrize(
+    ("size", "options", "share"),
+    [
+        (2, {}, False),
+        (3, {"known": True, "inclusive": True}, True),
+        pytest.param(3, {"known": True, "bucketed": 4}, False, marks=pytest.mark.long),
+        pytest.param(2, {"inclusive": True, "bucketed": 4}, True, marks=pytest.mark.long),
+    ],
+)
+def test_balanced_ranks_gather_histories_where_they_are_computed(
+    tmp_path: Path, size: int, options: dict, share: bool
+) -> None:
     data = Data.drawn(3, requests=70, users=12)
     data.write(tmp_path, files=3)
-    for shuffle in (False, True):
-        answers = shared_world(size).run(read_balanced, tmp_path, options, shuffle)
-        assert sum(moved for _, moved in answers) > 10
-        assert {row: lists for found, _ in answers for row, lists in found.items()} == data.expected(**options)
+    given = {"shuffle": True, "balance": Balance()}
+    answers = shared_world(size).run(partial(read_all, **given), [tmp_path], None, options, share)
+    assert sum(moved for _, moved in answers) > 10
+    found = {row: lists for of_rank, _ in answers for row, lists in of_rank.items()}
+    assert found == data.expected(**{name: options[name] for name in options if name != "bucketed"})
 
 
-def test_a_moved_sample_takes_no_history_with_it(tmp_path: Path) -> None:
-    Data.drawn(1).write(tmp_path)
-    with FreeScaleDataLoader(source(tmp_path), SCHEMA, batch_size=4) as loader:
-        spec = RecordSpec.of_layout(loader._data.layout)
-    short, long = np.zeros((2, 1), np.int64), np.full((2, 1), 10_000)
-    assert spec.record_bytes(short).tolist() == spec.record_bytes(long).tolist()
-
-
-def read_two_sources(rank: int, size: int, folder: Path) -> dict:
-    """One of the sources has its histories in the rows: then values travel."""
-    stored = ParquetSource(str(folder / "stored.parquet"))
-    found = {}
-    options = {"batch_size": 5, "balance": Balance(timeout_s=PATIENCE_S), "timeout_s": PATIENCE_S, "num_threads": 1}
-    with FreeScaleDataLoader([source(folder), stored], SCHEMA, **options) as loader:
-        for batch in loader:
-            found |= dict(samples(batch))
-    return found
-
-
-def test_a_source_with_histories_beside_one_with_lists_in_its_rows(tmp_path: Path) -> None:
-    data = Data.drawn(5, requests=30)
-    data.write(tmp_path)
-    lists = {row + 1000: each for row, each in data.expected().items()}
+def test_sources_with_histories_beside_each_other_and_beside_lists(tmp_path: Path) -> None:
+    """Rows that come from another rank get the events of their own source, whatever stands beside them."""
+    one, two = (Data.drawn(seed, requests=30, users=20) for seed in (5, 6))
+    two = replace(two, requests=[(row + 100, user, at) for row, user, at in two.requests])
+    one.write(tmp_path / "one")
+    two.write(tmp_path / "two")
+    lists = {row + 1000: each for row, each in one.expected().items()}
     columns = {name: [each[name] for each in lists.values()] for name in ("item", "price", "bought", "stars", "next")}
     rows = list(lists)
     pq.write_table(pa.table({"row": rows, "user": rows, **columns}), tmp_path / "stored.parquet", row_group_size=4)
-    found = {}
-    for of_rank in shared_world(2).run(read_two_sources, tmp_path):
-        found |= of_rank
-    assert found == data.expected() | lists
+    folders = [tmp_path / "one", tmp_path / "two"]
+    given = {"mix": "weighted", "balance": Balance()}
+    answers = shared_world(2).run(partial(read_all, **given), folders, tmp_path / "stored.parquet", {}, False)
+    assert sum(moved for _, moved in answers) > 10
+    found = {row: of for of_rank, _ in answers for row, of in of_rank.items()}
+    assert found == one.expected() | two.expected() | lists
 
 
 def test_rows_of_one_bucket_come_together_where_rows_are_shuffled(tmp_path: Path) -> None:
     """All rows are one window; buckets are stretches of events in the order of users, so users come in that order."""
-    Data.drawn(2, requests=60).write(tmp_path)
+    data = Data.drawn(2, requests=60)
+    data.write(tmp_path)
     orders = []
     for bucketed in (None, 1000):
         with FreeScaleDataLoader(
             source(tmp_path, bucketed=bucketed), SCHEMA, batch_size=7, shuffle=True, shuffle_window=99, num_threads=1
         ) as loader:
-            table = loader._data.sources[0].histories.groups["uih"]
-            has = dict(zip(table.keys.tolist(), (np.diff(table.offsets) > 0).tolist(), strict=True))
             batches = [batch.features[name].values().tolist() for batch in loader for name in ("user", "row")]
-        users = [user for of in batches[::2] for user in of if has.get(user)]
+        users = [user for of in batches[::2] for user in of if data.histories.get(user)]
         orders.append([row for of in batches[1::2] for row in of])
         assert (users == sorted(users)) == (bucketed is not None)
     assert sorted(orders[0]) == sorted(orders[1])
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [(2, 3), pytest.param(3, 1, marks=pytest.mark.long), pytest.param(1, 2, marks=pytest.mark.long)],
-)
-def test_other_ranks_go_on_with_rows_in_buckets(tmp_path: Path, before: int, after: int) -> None:
-    data = Data.drawn(5, requests=90)
-    data.write(tmp_path, files=3)
-    given = {"batch_size": 4, "shuffle": True, "shuffle_window": 3, "num_threads": 1}
-    seen, state = [], {}
-
-    def steps(rank: int, size: int, most: int | None) -> dict:
-        with FreeScaleDataLoader(source(tmp_path, bucketed=4), SCHEMA, rank=rank, world_size=size, **given) as loader:
-            if state:
-                loader.load_state_dict(state)
-            for _, batch in zip(range(99 if most is None else most), loader, strict=False):
-                seen.extend(samples(batch))
-            return loader.state_dict()
-
-    found = [steps(rank, before, 3) for rank in range(before)]
-    state |= found[0]
-    for rank in range(after):
-        steps(rank, after, None)
-    assert len(seen) == 90
-    assert dict(seen) == data.expected()
-
-
-@pytest.mark.parametrize("bucketed", [None, 3])
-def test_a_saved_state_goes_on_with_the_next_row(tmp_path: Path, bucketed: int | None) -> None:
-    Data.drawn(2, requests=60).write(tmp_path)
-    given = {"batch_size": 7, "shuffle": True, "num_threads": 1}
-
-    def batches(loader: FreeScaleDataLoader) -> list[list[tuple[int, dict]]]:
-        return [list(samples(batch)) for batch in loader]
-
-    with FreeScaleDataLoader(source(tmp_path, bucketed=bucketed), SCHEMA, **given) as loader:
-        whole = batches(loader)
-        loader.set_epoch(0)
-        steps = iter(loader)
-        first = [list(samples(next(steps))) for _ in range(3)]
-        state = loader.state_dict()
-    with FreeScaleDataLoader(source(tmp_path, bucketed=bucketed), SCHEMA, **given) as loader:
-        loader.load_state_dict(state)
-        assert first + batches(loader) == whole
 
 
 def test_histories_are_part_of_what_a_state_belongs_to(tmp_path: Path) -> None:
@@ -206,32 +163,18 @@ def items(tmp_path: Path, of: dict[str, Any], schema: Schema | None = None, **op
         return found
 
 
-def test_a_small_table(tmp_path: Path) -> None:
-    assert items(tmp_path, small(tmp_path)) == [[3], [1, 2]]
-
-
 @pytest.mark.parametrize("known", [False, True])
 def test_times_of_events_may_be_fields(tmp_path: Path, known: bool) -> None:
     of = small(tmp_path, seen=pa.array([[19, 20], [9]], pa.list_(pa.int32()))) | {"fields": ("item", "time", "seen")}
     schema = Schema(sequences=(Sequence("uih", ("item", "time", "seen")),))
-    join = AsOf(
-        ParquetSource(tmp_path / "histories.parquet", columns={"user": "uid"}),
-        known_at="seen" if known else None,
-        **of,
-    )
-    with FreeScaleDataLoader(
-        ParquetSource(tmp_path / "requests.parquet", join=join), schema, batch_size=2, num_threads=1
-    ) as loader:
+    histories = ParquetSource(tmp_path / "histories.parquet", columns={"user": "uid"})
+    join = AsOf(histories, known_at="seen" if known else None, **of)
+    requests = ParquetSource(tmp_path / "requests.parquet", join=join)
+    with FreeScaleDataLoader(requests, schema, batch_size=2, num_threads=1) as loader:
         (batch,) = loader
-    lists = {name: batch.features[name].values().tolist() for name in of["fields"]}
     whole = {"item": [3, 1, 2], "time": [9, 5, 19], "seen": [9, 19, 20]}
-    assert lists == ({name: values[:2] for name, values in whole.items()} if known else whole)
-
-
-def test_times_of_events_are_no_floats(tmp_path: Path) -> None:
-    schema = Schema(sequences=(Sequence("uih", ("item",), floats=("time",)),), context=("row",))
-    with pytest.raises(SchemaError, match="'time' is a time of events, in int64, and one of the floats"):
-        items(tmp_path, small(tmp_path) | {"fields": ("item", "time")}, schema)
+    for name, values in whole.items():
+        assert batch.features[name].values().tolist() == (values[:2] if known else values)
 
 
 def test_timestamps_of_different_precision_are_compared(tmp_path: Path) -> None:
@@ -275,25 +218,15 @@ def test_timestamps_of_different_precision_are_compared(tmp_path: Path) -> None:
             r"at is about 1700000000500 and time .* about 1600000000. They seem to count different units",
         ),
     ],
-    ids=[
-        "unsorted",
-        "ragged",
-        "key twice",
-        "null key",
-        "null time",
-        "null item",
-        "null time of a row",
-        "text key",
-        "one item per key",
-        "one time per key",
-        "timestamps and integers",
-        "time zones",
-        "milliseconds and seconds",
-    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_what_cannot_be_a_history_is_refused(tmp_path: Path, columns: dict, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         items(tmp_path, small(tmp_path, **columns))
+
+
+WITH_ACTION = Schema(sequences=(Sequence("uih", ("item", "action")),), context=("row",))
+WITH_TIMES = Schema(sequences=(Sequence("uih", ("item",), floats=("time",)),), context=("row",))
 
 
 @pytest.mark.parametrize(
@@ -309,41 +242,29 @@ def test_what_cannot_be_a_history_is_refused(tmp_path: Path, columns: dict, erro
         ({"where": "time > 3"}, "polars expression"),
         ({"where": pl.col("item").mean() > 3}, "cannot be used"),
         ({"fields": ("item", "row")}, r"row are not: use a Join"),
+        ({"fields": ("item",), "schema": WITH_ACTION}, "some fields of the sequence 'uih' and not action"),
+        ({"fields": ("item", "time"), "schema": WITH_TIMES}, "'time' is a time of events, in int64, and one of the fl"),
         ({"fields": ("item", "other")}, "fields that the schema does not have: other"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict, text: str) -> None:
-    of = small(tmp_path)
+    of = small(tmp_path, action=[[1, 2], [3]]) | options
     with pytest.raises(SchemaError, match=text):
-        items(tmp_path, of | options)
+        items(tmp_path, of, of.pop("schema", None))
 
 
-def test_a_sequence_comes_from_one_table(tmp_path: Path) -> None:
-    of = small(tmp_path, action=[[1, 2], [3]])
-    schema = Schema(sequences=(Sequence("uih", ("item", "action")),), context=("row",))
-    with pytest.raises(SchemaError, match="some fields of the sequence 'uih' and not action"):
-        items(tmp_path, of, schema)
-
-
-@pytest.mark.parametrize(("nulls", "found"), [({}, [[], [1, 2]]), ({"item": "drop"}, [[1, 2]])])
-def test_a_key_without_a_history(tmp_path: Path, nulls: dict, found: list) -> None:
-    assert items(tmp_path, small(tmp_path, user=[7, 2]), nulls=nulls) == found
-
-
-def test_a_key_without_a_history_can_be_an_error(tmp_path: Path) -> None:
+def test_a_key_without_a_history(tmp_path: Path) -> None:
+    assert items(tmp_path, small(tmp_path)) == [[3], [1, 2]]
+    assert items(tmp_path, small(tmp_path, user=[7, 2])) == [[], [1, 2]]
+    assert items(tmp_path, small(tmp_path, user=[7, 2]), nulls={"item": "drop"}) == [[1, 2]]
     with pytest.raises(DataError, match=r"row 0: user 7 is not in the .*histories"):
         items(tmp_path, small(tmp_path, user=[7, 2]), nulls={"item": "error"})
 
 
 def test_a_table_without_rows(tmp_path: Path) -> None:
-    of = small(
-        tmp_path,
-        uid=pa.array([], pa.int64()),
-        item=pa.array([], pa.list_(pa.int32())),
-        time=pa.array([], pa.list_(pa.int64())),
-    )
-    assert items(tmp_path, of) == [[], []]
+    lists = {"item": pa.array([], pa.list_(pa.int32())), "time": pa.array([], pa.list_(pa.int64()))}
+    assert items(tmp_path, small(tmp_path, uid=pa.array([], pa.int64()), **lists)) == [[], []]
 
 
 def test_where_may_read_lists_that_no_field_needs(tmp_path: Path) -> None:

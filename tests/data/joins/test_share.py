@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from as_of_data import POOL, SCHEMA, UIH, Data, samples, source
+from as_of_data import POOL, UIH, Data, source
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -41,22 +41,6 @@ def along(batch: Any, field: str) -> Jagged:
     return batch.jagged[field] if field == "price" else batch.labels[field]
 
 
-def read(
-    rank: int, size: int, folder: Path, options: dict[str, Any], schema: Schema, **loading: Any
-) -> tuple[dict[int, Any], list[int]]:
-    """Every sample, and how many events of the first sequence each batch holds."""
-    balance = Balance(timeout_s=PATIENCE_S) if size > 1 else None
-    given = {"batch_size": 9, "num_threads": 1, "timeout_s": PATIENCE_S, "balance": balance, **loading}
-    found: dict[int, Any] = {}
-    events = []
-    with FreeScaleDataLoader(source(folder, **options), schema, **given) as loader:
-        for batch in loader:
-            found |= expanded(batch) if batch.shared else dict(samples(batch))
-            events.append(len(batch.features["item"].values()))
-            check_rows(batch)
-    return found, events
-
-
 def check_rows(batch: Any) -> None:
     """All fields of a sequence have the same lengths, and only the first rows have events."""
     for field, group in FIELDS.items():
@@ -71,59 +55,10 @@ def check_rows(batch: Any) -> None:
             assert torch.equal(starts[has], batch.shared[group].offset[has])
 
 
-@given(
-    seed=st.integers(0, 2**32),
-    stored=st.sampled_from(["int8", "int32", "int64", "uint16"]),
-    options=st.sampled_from([{}, {"known": True}, {"inclusive": True}]),
-    batch_size=st.integers(1, 50),
-    max_length=st.sampled_from([1, 4, None]),
-)
-def test_samples_are_those_without_sharing(
-    tmp_path_factory: pytest.TempPathFactory,
-    seed: int,
-    stored: str,
-    options: dict[str, Any],
-    batch_size: int,
-    max_length: int | None,
-) -> None:
-    folder, data = tmp_path_factory.mktemp("share"), Data.drawn(seed, stored=stored)
-    data.write(folder)
-    uih = {name: getattr(UIH, name) for name in ("fields", "floats")} | {"max_length": max_length}
-    plain = Schema(sequences=(Sequence("uih", **uih), POOL), context=("row", "user"))
-    merged = Schema(sequences=(shared(UIH, max_length=max_length), shared(POOL)), context=("row", "user"))
-    one, events = read(0, 1, folder, options, plain, batch_size=batch_size)
-    other, fewer = read(0, 1, folder, options, merged, batch_size=batch_size)
-    assert other == one
-    assert all(few <= many for few, many in zip(fewer, events, strict=True))
-    if max_length is None and batch_size == 50 and not options:
-        assert sum(fewer) < sum(events)
-
-
-@pytest.mark.parametrize(
-    ("size", "known"),
-    [
-        (2, False),
-        (3, True),
-        pytest.param(2, True, marks=pytest.mark.long),
-        pytest.param(3, False, marks=pytest.mark.long),
-    ],
-)
-def test_on_several_ranks(tmp_path: Path, size: int, known: bool) -> None:
-    data = Data.drawn(8, requests=80)
-    data.write(tmp_path)
-    answers = shared_world(size).run(read, tmp_path, {"known": known}, SHARED)
-    assert {row: lists for found, _ in answers for row, lists in found.items()} == data.expected(known=known)
-
-
 def count_events(rank: int, size: int, folder: Path, method: str) -> tuple[int, list[float]]:
     """Events that the batches of this rank hold, and the straggler share of each step."""
     events, stragglers = 0, []
-    options = {
-        "batch_size": 60,
-        "num_threads": 1,
-        "timeout_s": PATIENCE_S,
-        "balance": Balance(method, timeout_s=PATIENCE_S),
-    }
+    options = {"batch_size": 60, "num_threads": 1, "balance": Balance(method, timeout_s=PATIENCE_S)}
     with FreeScaleDataLoader(source(folder), SHARED, **options) as loader:
         for batch in loader:
             events += len(batch.features["item"].values())
@@ -173,7 +108,7 @@ def batch_of(tmp_path: Path) -> Any:
         return next(iter(loader))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_an_event_is_the_sum_over_its_samples(tmp_path: Path, dtype: torch.dtype) -> None:
     batch = batch_of(tmp_path)
     where, events = batch.shared["uih"], len(batch.features["item"].values())
@@ -189,12 +124,6 @@ def test_the_gradient_of_an_event_is_the_sum_over_its_samples(tmp_path: Path, dt
     for row, weight in zip(index.tolist(), weights, strict=True):
         expected[row] += weight
     assert torch.equal(values.grad, expected)
-
-
-def test_it_can_be_differentiated_by_numbers(tmp_path: Path) -> None:
-    where = batch_of(tmp_path).shared["uih"]
-    values = torch.randn(int((where.offset + where.length).max()), dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda each: expand(each, where), values)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -213,14 +142,3 @@ def test_only_histories_that_are_stored_once_are_shared(tmp_path: Path) -> None:
         FreeScaleDataLoader(ParquetSource(str(tmp_path / "requests"), join=join), other, batch_size=4)
     with pytest.raises(SchemaError, match="share names one key"):
         Sequence("uih", ("item",), share=("user",))  # type: ignore[arg-type]
-
-
-def test_a_state_belongs_to_the_way_samples_share(tmp_path: Path) -> None:
-    Data.drawn(0).write(tmp_path)
-    with FreeScaleDataLoader(source(tmp_path), SCHEMA, batch_size=4) as loader:
-        state = loader.state_dict()
-    with (
-        FreeScaleDataLoader(source(tmp_path), SHARED, batch_size=4) as loader,
-        pytest.raises(ValueError, match="schema"),
-    ):
-        loader.load_state_dict(state)

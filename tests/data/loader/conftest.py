@@ -1,7 +1,10 @@
-"""The files that the tests of the loader on several ranks read."""
+"""The files that the tests of the loader read."""
 
 import histories
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from rank_loaders import MARK, request_id
 from sets import two_sources
 
 
@@ -9,6 +12,21 @@ from sets import two_sources
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sets")
     two_sources(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def id_folder(tmp_path_factory):
+    """The files of `sets`, with ids of every row that follow from its number."""
+    folder = tmp_path_factory.mktemp("ids")
+    two_sources(folder)
+    for path in sorted(folder.glob("*/*.parquet")):
+        table, group = pq.read_table(path), pq.ParquetFile(path).metadata.row_group(0).num_rows
+        rows = table["row"].to_pylist()
+        table = table.append_column("request_id", pa.array(map(request_id, rows)).dictionary_encode())
+        table = table.append_column("number", pa.array([MARK + row for row in rows]))
+        table = table.append_column("other", pa.array([str(row) for row in rows], pa.large_string()))
+        pq.write_table(table, path, row_group_size=group)
     return folder
 
 

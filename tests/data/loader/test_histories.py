@@ -7,9 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from histories import RECENT, ROWS, SCHEMA, UIH, expected, loader_on, samples_of
+from rank_loaders import read_and_go_on
 from sets import same
+from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
+from fscomm.loop.kjt_paths import find, walk
 from fsdata import (
     Balance,
     DataError,
@@ -20,15 +23,13 @@ from fsdata import (
     SchemaError,
     Sequence,
     global_mean,
-    sources_from_toml,
 )
 
 COST = Polynomial(linear=1, quadratic=1)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_event_keeps_its_labels(history_folder, shuffle):
-    with loader_on(history_folder, shuffle=shuffle, shuffle_window=2) as loader:
+def test_every_event_keeps_its_labels(history_folder):
+    with loader_on(history_folder, shuffle=True, shuffle_window=2) as loader:
         batches = list(loader)
     samples = [sample for batch in batches for sample in samples_of(batch)]
     assert samples == [expected(sample["row"]) for sample in samples]
@@ -45,12 +46,14 @@ NUMBERS = (pa.int8(), pa.uint16(), pa.int32(), pa.int64(), pa.uint64(), pa.bool_
 FLOATS = (pa.float16(), pa.float32(), pa.float64(), pa.decimal128(21, 1))
 
 
-@pytest.mark.parametrize("kind", [*NUMBERS, *FLOATS], ids=str)
-@pytest.mark.parametrize("wrap", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large", "2"])
+KINDS = [*((kind, pa.list_) for kind in (*NUMBERS, *FLOATS)), (pa.int32(), pa.large_list), (pa.int64(), "fixed")]
+
+
+@pytest.mark.parametrize(("kind", "wrap"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_any_numeric_type(tmp_path, kind, wrap):
-    made = pa.array([[0, 1], [1, 1]]).cast(wrap(kind)) if kind != pa.float16() else None
-    if made is None:
-        made = pa.array([np.float16([0, 1]), np.float16([1, 1])], wrap(kind))
+    rows = [np.float16([0, 1]), np.float16([1, 1])] if kind == pa.float16() else [[0, 1], [1, 1]]
+    of_lists = pa.list_(kind, 2) if wrap == "fixed" else wrap(kind)
+    made = pa.array(rows, of_lists) if kind == pa.float16() else pa.array(rows).cast(of_lists)
     pq.write_table(pa.table({"item": [[1, 2], [3, 4]], "y": made}), tmp_path / "a.parquet")
     roles = [("labels", torch.float32)] + ([("id_labels", torch.int64)] if kind in NUMBERS else [])
     for role, dtype in roles:
@@ -61,7 +64,7 @@ def test_any_numeric_type(tmp_path, kind, wrap):
         assert [row.tolist() for row in batch.labels["y"]] == [[0, 1], [1, 1]]
 
 
-def test_floats_are_no_id_labels(tmp_path):
+def test_what_is_no_label_along_a_sequence(tmp_path):
     pq.write_table(pa.table({"item": [[1]], "y": [[0.5]]}), tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match=r"y: column 'y' is list<element: double>: ids are integers"):
         loader_on(tmp_path, Schema(sequences=(Sequence("uih", ("item",), id_labels=("y",)),)))
@@ -70,55 +73,32 @@ def test_floats_are_no_id_labels(tmp_path):
 
 
 def balanced(rank, world_size, folder, options):
-    """(rows of all batches, the sums that global_mean gives) of one rank; every batch is compared."""
+    """(rows of all batches, the sums that global_mean gives, states) of one rank; every batch is compared."""
+    batches, states = read_and_go_on(lambda: loader_on(folder, **options), every=3)
     read, sums = [], []
-    with loader_on(folder, **options) as loader:
-        for batch in loader:
-            samples = samples_of(batch)
-            assert samples == [expected(sample["row"]) for sample in samples]
-            read.append([sample["row"] for sample in samples])
-            weighted = batch.labels["watched"].values.double() * batch.labels["weight"].values
-            sums.append([global_mean(weighted, batch, over=over).item() for over in ("watched", "uih")])
-            assert batch.stats.global_items["liked"] == batch.stats.global_items["recent"]
-    return read, sums
+    for batch in batches:
+        samples = samples_of(batch)
+        assert samples == [expected(sample["row"]) for sample in samples]
+        read.append([sample["row"] for sample in samples])
+        weighted = batch.labels["watched"].values.double() * batch.labels["weight"].values
+        sums.append([global_mean(weighted, batch, over=over).item() for over in ("watched", "uih")])
+        assert batch.stats.global_items["liked"] == batch.stats.global_items["recent"]
+    return read, sums, states
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("method", ["fbs+swap", "vbs", "repair"])
-def test_balancing_moves_labels_with_their_events(history_folder, world_size, method):
-    options = {"balance": Balance(method, cost=COST), "shuffle": True, "shuffle_window": 2}
-    by_rank = shared_world(world_size).run(balanced, history_folder, options)
-    assert sorted(row for read, _ in by_rank for step in read for row in step) == [*range(ROWS)]
+def test_balancing_moves_labels_with_their_events_and_goes_on_to_the_bit(history_folder):
+    options = {"balance": Balance("vbs", cost=COST), "shuffle": True, "shuffle_window": 2}
+    by_rank = shared_world(3).run(balanced, history_folder, options)
+    assert sorted(row for read, _, _ in by_rank for step in read for row in step) == [*range(ROWS)]
+    assert all(states == by_rank[0][2] for _, _, states in by_rank)
     for step in range(len(by_rank[0][0])):
-        rows = [row for read, _ in by_rank for row in read[step]]
+        rows = [row for read, _, _ in by_rank for row in read[step]]
         watched = np.concatenate([expected(row)["watched"] for row in rows])
         weight = np.concatenate([expected(row)["weight"] for row in rows])
         mean = (watched * weight).sum() / max(len(watched), 1)
         for over in (0, 1):
-            averaged = sum(sums[step][over] for _, sums in by_rank) / world_size
+            averaged = sum(sums[step][over] for _, sums, _ in by_rank) / 3
             assert averaged == pytest.approx(mean, rel=1e-12)
-
-
-def resumed(rank, world_size, folder, options):
-    states, batches = [], []
-    with loader_on(folder, **options) as loader:
-        for batch in loader:
-            batches.append(batch)
-            states.append(loader.state_dict())
-    for at in (0, 2):
-        with loader_on(folder, **options) as again:
-            again.load_state_dict(states[at])
-            rest = list(again)
-        assert len(rest) == len(batches) - at - 1
-        assert all(map(same, rest, batches[at + 1 :]))
-    return states
-
-
-def test_resumed_batches_are_the_same_to_the_bit(history_folder):
-    options = {"balance": Balance(cost=COST), "shuffle": True, "shuffle_window": 2}
-    one, two = shared_world(2).run(resumed, history_folder, options)
-    assert one == two
-    resumed(0, 1, history_folder, {"shuffle": True})
 
 
 def test_saved_states_know_labels_along_a_sequence_and_no_others():
@@ -127,6 +107,7 @@ def test_saved_states_know_labels_along_a_sequence_and_no_others():
     assert repr(RECENT).endswith("max_length=3, keep='first', labels=('liked',), nested=('shops',))")
     labelled = Sequence("uih", ("item",), id_labels=("next_item",))
     assert repr(labelled).endswith("max_length=None, keep='last', id_labels=('next_item',))")
+    assert repr(Sequence("uih", ("item",), share="user")).endswith("keep='last', share='user')")
     assert eval(repr(SCHEMA)) == SCHEMA
 
 
@@ -174,26 +155,45 @@ def test_nulls_follow_the_policy_of_the_label(tmp_path):
 
 
 def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
-    pq.write_table(histories.table_of(range(6), without=("watched",)), tmp_path / "a.parquet")
-    sources = [ParquetSource(str(tmp_path), defaults={"watched": 0.5}), ParquetSource(str(history_folder))]
+    pq.write_table(histories.table_of(range(6), without=("watched", "click")), tmp_path / "a.parquet")
+    defaults = {"watched": 0.5, "click": 0.25}
+    sources = [ParquetSource(str(tmp_path), defaults=defaults), ParquetSource(str(history_folder))]
     with loader_on(history_folder, sources=sources) as loader:
         samples = [sample for batch in loader for sample in samples_of(batch)]
-    assert all(sample["watched"] == [0.5] * len(sample["item"]) for sample in samples[:6])
+    for sample in samples[:6]:
+        assert sample["watched"] == [0.5] * len(sample["item"])
+        assert sample["click"] == [0.25] * len(sample["candidate"])
     assert samples[6:] == [expected(row) for row in range(ROWS)]
 
 
-def test_names_are_unique_and_labels_need_events():
-    with pytest.raises(SchemaError, match="used twice: item"):
-        Schema(sequences=(Sequence("uih", ("item",), labels=("item",)),))
-    with pytest.raises(SchemaError, match="used twice: click"):
-        Schema(sequences=(Sequence("uih", ("item",), labels=("click",)),), labels=("click",))
-    with pytest.raises(SchemaError, match="'uih' has no fields"):
-        Sequence("uih", labels=("watched",))
-    with pytest.raises(SchemaError, match=r"labels=\.\.\.\) takes a tuple of names, got the string 'watched'"):
-        Sequence("uih", ("item",), labels="watched")
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("item",)),)), "used twice: item"),
+        (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("y",)),), labels=("y",)), "used twice: y"),
+        (lambda: Schema(sequences=(Sequence("uih", ("item", "tags"), nested=("tags",)),)), "used twice: tags"),
+        (
+            lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("tags",)), Sequence("tags", ("tag",)))),
+            "a nested field and a sequence are both called tags",
+        ),
+        (
+            lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("candidates",)),)),
+            "a nested field and a sequence are both called candidates",
+        ),
+        (lambda: Sequence("uih", labels=("watched",)), "'uih' has no fields"),
+        (lambda: Sequence("uih", nested=("tags",)), "'uih' has no fields"),
+        (
+            lambda: Sequence("uih", ("item",), labels="watched"),
+            r"labels=\.\.\.\) takes a tuple of names, got the string",
+        ),
+    ],
+)
+def test_names_are_unique_and_labels_need_events(make, match):
+    with pytest.raises(SchemaError, match=match):
+        make()
 
 
-def test_schema_files(history_folder, tmp_path):
+def test_schema_files(tmp_path):
     (tmp_path / "job.toml").write_text(
         """
         [schema]
@@ -204,13 +204,98 @@ def test_schema_files(history_folder, tmp_path):
         max_length = 5
         labels = ["watched"]
         id_labels = ["next_item"]
-        [[sources]]
-        paths = "."
+        nested = ["categories"]
+        [schema.candidates]
+        fields = ["candidate"]
+        nested = ["shops"]
         """
     )
     schema = Schema.from_toml(tmp_path / "job.toml")
-    assert schema.sequences == (
-        Sequence("uih", ("item",), max_length=5, labels=("watched",), id_labels=("next_item",)),
-    )
-    (source,) = sources_from_toml(tmp_path / "job.toml")
-    assert source.path_list == (str(tmp_path / "."),)
+    labels = {"labels": ("watched",), "id_labels": ("next_item",)}
+    assert schema.sequences == (Sequence("uih", ("item",), max_length=5, **labels, nested=("categories",)),)
+    assert schema.candidates == Sequence("candidates", ("candidate",), nested=("shops",))
+
+
+def test_nested_ids_of_a_batch_without_events(tmp_path):
+    pq.write_table(histories.table_of(range(0, 8, 4)), tmp_path / "a.parquet")
+    with loader_on(tmp_path) as loader:
+        (batch,) = loader
+    assert batch.nested["uih"].stride() == 0
+    assert batch.nested["uih"].keys() == ["categories", "tags"]
+    assert [sample["categories"] for sample in samples_of(batch)] == [[], []]
+
+
+class Seen:
+    """A cost model that notes what it is given."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def __call__(self, lengths):
+        self.lengths.append(lengths)
+        return lengths["uih"]
+
+    def __repr__(self):
+        return "Seen()"
+
+
+def test_ids_are_tokens_and_cost_models_see_events_alone(history_folder):
+    cost = Seen()
+    balance = Balance("vbs", cost=cost, max_tokens=45)  # the events alone would fit
+    with loader_on(history_folder, balance=balance) as loader:
+        steps = []
+        for batch in loader:
+            items = batch.stats.global_items
+            names = ("uih", "recent", "candidates", "categories", "tags", "shops")
+            assert sum(items[name] for name in names) <= 45
+            assert items["tags"] == batch.nested["uih"]["tags"].values().numel()
+            steps.append((batch.stats.carried, len(batch)))
+    assert sum(rows for _, rows in steps) == ROWS
+    assert any(carried for carried, _ in steps)
+    assert all(set(lengths) == {"uih", "recent", "candidates"} for lengths in cost.lengths)
+
+
+def test_a_batch_moves_as_a_whole_and_a_lookahead_finds_them(history_folder):
+    with loader_on(history_folder) as loader:
+        batch = next(iter(loader))
+    assert same(batch.to("cpu"), batch)
+    moved = batch.to("meta")
+    assert {moved.nested[name].values().device.type for name in ("uih", "recent")} == {"meta"}
+    assert {str(path) for path, _ in walk(batch)} == {"batch.features", "batch.nested['uih']", "batch.nested['recent']"}
+    assert str(find(batch, batch.nested["recent"])) == "batch.nested['recent']"
+
+
+def test_nested_ids_of_candidates(tmp_path):
+    made = {"candidate": [[1, 2], [], [3]], "shops": [[[5, 6], []], [], [[7]]]}
+    pq.write_table(pa.table(made), tmp_path / "a.parquet")
+    schema = Schema(candidates=Sequence("candidates", ("candidate",), nested=("shops",)))
+    with loader_on(tmp_path, schema) as loader:
+        (batch,) = loader
+    assert batch.nested["candidates"].values().tolist() == [5, 6, 7]
+    assert batch.nested["candidates"].lengths().tolist() == [2, 0, 1]
+    assert batch.features.lengths().tolist() == [2, 0, 1]
+
+
+def test_keyed_jagged_tensors_are_those_that_torchrec_makes(history_folder):
+    """The sizes and offsets by key with which they are made, and what follows from them."""
+    with loader_on(history_folder, batch_size=9) as loader:
+        batch = next(iter(loader))
+    for kjt in (batch.features, *batch.nested.values()):
+        again = KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=kjt.lengths(), stride=kjt.stride())
+        assert kjt.length_per_key_or_none() == again.length_per_key()
+        assert kjt.offset_per_key_or_none() == again.offset_per_key()
+        keys = list(range(len(kjt.keys())))
+        pairs = [(kjt.permute(keys[::-1]), again.permute(keys[::-1]))]
+        pairs += list(zip(kjt.split([1, len(keys) - 1]), again.split([1, len(keys) - 1]), strict=True))
+        for one, other in pairs:
+            assert one.keys() == other.keys()
+            assert torch.equal(one.values(), other.values())
+            assert torch.equal(one.lengths(), other.lengths())
+
+
+def test_fields_of_a_sequence_share_their_offsets(history_folder):
+    with loader_on(history_folder) as loader:
+        batch = next(iter(loader))
+    for each in (batch, batch.to("meta")):
+        assert each.jagged["price"].offsets is each.labels["next_item"].offsets is each.labels["watched"].offsets
+        assert each.jagged["price"].offsets is not each.labels["liked"].offsets

@@ -1,67 +1,21 @@
-"""The loader on several ranks with `balance`: what moves, what autotune learns, and how long a step may take."""
+"""The loader on several ranks with `balance`: what it does without histories, with `max_tokens`, and for how long."""
 
 import sys
 
+import numpy as np
 import polars as pl
 import pytest
 from patience import PATIENCE_S
-from rank_loaders import ALL, COST, loader_on, rows_of, threads_left
-from sets import expected, samples_of
+from rank_loaders import COST, loader_on, rows_of
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError, Schema, Sequence, rebalance
-from fsdata.balance.exchange import StepExchange
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence, rebalance
+from fsdata.balance.exchange import GlobalBatch, StatusWord, StepExchange
+from fsdata.balance.options import StepPlanner
+from fsdata.balance.packing import OverCapError, pack
 
 ONE_HOT = Schema(context=("row", "country"), dense=("age",))
 CANDIDATES = Schema(candidates=Sequence("candidates", ("candidate",)), context=("row",))
-
-
-def read_balanced(rank, world_size, folder, options):
-    want = expected(folder)
-    seen, shares = [], []
-    with loader_on(folder, balance=Balance("fbs+swap", cost=COST, timeout_s=PATIENCE_S), **options) as loader:
-        for batch in loader:
-            samples = samples_of(batch)
-            assert all(sample == want[sample["row"]] for sample in samples)
-            assert batch.stats.straggler_after <= batch.stats.straggler_before
-            seen.append(([sample["row"] for sample in samples], batch.origin.tolist()))
-            shares.append(batch.stats.samples)
-    assert threads_left() == [], threads_left()
-    return seen, shares
-
-
-def read_plain(rank, world_size, folder, options):
-    with loader_on(folder, **options) as loader:
-        return [rows_of(batch) for batch in loader]
-
-
-WAYS = [{}, {"shuffle": True, "mix": "weighted"}, {"mix": "time", "prefetch": 0}]
-
-
-@pytest.mark.parametrize(
-    ("options", "world_size"),
-    [
-        *zip(WAYS, (2, 3, 2), strict=True),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in zip(WAYS, (3, 2, 3), strict=True)),
-    ],
-)
-def test_balance_moves_samples_inside_a_global_batch_and_nowhere_else(folder, world_size, options):
-    world = shared_world(world_size)
-    plain = world.run(read_plain, folder, options)
-    balanced = world.run(read_balanced, folder, options)
-    steps = len(plain[0])
-    for step in range(steps):
-        before = {
-            (rank, row): plain[rank][step][row] for rank in range(world_size) for row in range(len(plain[rank][step]))
-        }
-        after = {}
-        for rank in range(world_size):
-            rows, origin = balanced[rank][0][step]
-            after.update({tuple(context): row for context, row in zip(origin, rows, strict=True)})
-        assert after == before
-        counts = [balanced[rank][1][step] for rank in range(world_size)]
-        assert max(counts) - min(counts) <= 1
-    assert sorted(row for rank in plain for step in rank for row in step) == ALL
 
 
 def read_one_hot(rank, world_size, folder, method, schema):
@@ -70,43 +24,14 @@ def read_one_hot(rank, world_size, folder, method, schema):
         return [(batch.stats.samples, batch.features["row"].values().tolist()) for batch in loader]
 
 
-@pytest.mark.parametrize("method", ["fbs+swap", "vbs", "repair"])
-@pytest.mark.parametrize("schema", [ONE_HOT, CANDIDATES], ids=["scalars", "candidates"])
+@pytest.mark.parametrize(
+    ("method", "schema"), [("vbs", ONE_HOT), ("repair", CANDIDATES)], ids=["scalars", "candidates"]
+)
 def test_without_sequences_ranks_get_equal_numbers(folder, method, schema):
     by_rank = shared_world(2).run(read_one_hot, folder, method, schema)
     assert sorted(row for steps in by_rank for _, rows in steps for row in rows) == list(range(40))
     if schema is ONE_HOT:
         assert [counts for steps in by_rank for counts, _ in steps] == [4] * 10
-
-
-def tune(rank, world_size, folder):
-    balance = Balance("fbs+swap", cost=COST, autotune=True)
-    with loader_on(folder, balance=balance, batch_size=2) as loader:
-        tunings = []
-        for _ in range(3):
-            for batch in loader:
-                cost = sum(len(sample["item"]) for sample in samples_of(batch)) + 1
-                loader.report_step(cost * (1.5 if rank == 0 else 1.0) / 1000)
-                tunings.append(loader.state_dict()["tuning"]["speed"])
-    return tunings
-
-
-def test_autotune_learns_the_same_speeds_on_every_rank(folder):
-    one, two = shared_world(2).run(tune, folder)
-    assert one == two
-    assert one[-1][0] < one[-1][1]
-
-
-def silent(rank, world_size, folder):
-    with loader_on(folder, balance=Balance(autotune=True), batch_size=1) as loader:
-        epochs = (batch for _ in range(3) for batch in loader)
-        with pytest.raises((ValueError, PeerError), match="report_step"):
-            list(epochs)
-    return True
-
-
-def test_autotune_without_reports_is_an_error(folder):
-    assert shared_world(2).run(silent, folder) == [True, True]
 
 
 def limits_of_steps(rank, world_size, folder):
@@ -123,10 +48,92 @@ def limits_of_steps(rank, world_size, folder):
         for balance in (Balance(), Balance(timeout_s=602)):
             loader_on(folder, balance=balance, timeout_s=601).close()
             rebalance([], lengths="x", balance=balance, timeout_s=603).close()
-        dropping = ParquetSource(str(folder / "own"), filter=pl.col("row") > 3)
-        loader_on(folder, sources=dropping, timeout_s=601).close()
     return limits
 
 
 def test_the_limit_of_a_step_is_balances_else_the_loaders(folder):
-    assert shared_world(2).run(limits_of_steps, folder) == [[601, 603, 602, 602, 601]] * 2
+    assert shared_world(2).run(limits_of_steps, folder) == [[601, 603, 602, 602]] * 2
+
+
+SOME = [row for row in range(40) if row < 22 or row % 5 == 0]
+
+
+def some_of(folder):
+    return ParquetSource(folder / "own", filter=pl.col("row").is_in(SOME))
+
+
+def global_batch(tokens, home):
+    statuses = (StatusWord(epoch=0, step=3),) * (max(home) + 1)
+    return GlobalBatch(number=0, lengths={"uih": np.array(tokens)}, home=np.array(home), statuses=statuses)
+
+
+@pytest.mark.parametrize("method", ["fbs+swap", "vbs", "repair", "hierarchical"])
+def test_as_many_rows_as_fit_take_part(method):
+    rng = np.random.default_rng(0)
+    tokens, home = rng.integers(1, 40, 50), np.sort(rng.integers(0, 4, 50))
+    balance = Balance(
+        method, max_tokens=int(tokens.sum() * 0.2), ranks_per_node=2 if method == "hierarchical" else None
+    )
+    found = StepPlanner(balance, 4, carry=True)(global_batch(tokens, home))
+    row = np.concatenate([np.arange(count) for count in np.bincount(home)])
+    assert np.bincount(found.rank, tokens[row < found.rows]).max() <= balance.max_tokens
+    options = {"method": method, "max_tokens": balance.max_tokens, "ranks_per_node": balance.ranks_per_node}
+    more = row <= found.rows
+    with pytest.raises(OverCapError):
+        pack(balance.cost({"uih": tokens[more]}), 4, home=home[more], tokens=tokens[more], **options)
+
+
+def test_what_cannot_be_carried_is_an_error_that_says_so():
+    batch = global_batch([5, 5, 5, 5], [0, 0, 1, 1])
+    with pytest.raises(
+        ValueError, match=r"raise max_tokens.*Only FreeScaleDataLoader\(balance=...\) can carry rows over"
+    ):
+        StepPlanner(Balance(max_tokens=9), 2)(batch)
+    assert StepPlanner(Balance(max_tokens=9), 2, carry=True)(batch).rows == 1
+    with pytest.raises(ValueError, match="max_tokens=4 is below the longest sample of this step: 5 elements, row 0 of"):
+        StepPlanner(Balance(max_tokens=4), 2, carry=True)(batch)
+
+
+def tuned(rank, world_size, folder):
+    balance = Balance("fbs+swap", cost=COST, max_tokens=19, autotune=True)
+    states, carried = [], 0
+    with loader_on(folder, balance=balance, sources=some_of(folder), prefetch=0) as loader:
+        for _ in range(3):
+            for batch in loader:
+                loader.report_step(1.5 if rank == 0 else 1.0)
+                states.append(loader.state_dict())
+                carried += batch.stats.carried
+    return states, carried
+
+
+def test_speeds_are_learned_where_rows_are_carried(folder):
+    (one, carried), (two, _) = shared_world(2).run(tuned, folder)
+    assert one == two
+    assert carried
+    assert one[-1]["tuning"]["speed"][0] < one[-1]["tuning"]["speed"][1]
+
+
+def leave_while_carrying(rank, world_size, folder, places):
+    """The rows of all steps, then of as many as `places` say, after which the loop is left."""
+    orders = []
+    options = {"balance": Balance("fbs+swap", cost=COST, max_tokens=12), "shuffle": True, "prefetch": 0}
+    with loader_on(folder, some_of(folder), **options) as loader:
+        for steps in (100, *places):
+            loader.set_epoch(0)
+            seen = []
+            for batch in loader:
+                seen.append(rows_of(batch))
+                if len(seen) == steps:
+                    break
+            orders.append(seen)
+    return orders
+
+
+def test_leaving_the_loop_while_rows_are_carried(folder):
+    """Also after the steps that end the reading."""
+    places = range(1, 14, 4)
+    by_rank = shared_world(2).run(leave_while_carrying, folder, places)
+    assert len(by_rank[0][0]) > 5
+    for whole, *parts in by_rank:
+        assert parts == [whole[:steps] for steps in places]
+    assert sorted(row for orders in by_rank for rows in orders[0] for row in rows) == SOME

@@ -1,9 +1,6 @@
 """`loader.stats()`: what a loader says of its own work."""
 
-import itertools
 import json
-from types import SimpleNamespace
-from unittest import mock
 
 import polars as pl
 import pytest
@@ -11,8 +8,6 @@ from patience import PATIENCE_S, until
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema
-from fsdata.decode.opened_source import OpenSource
-from fsdata.steps import timing
 from fsdata.steps.timing import Timing
 
 SCHEMA = Schema(context=("row",))
@@ -25,28 +20,15 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_time_is_counted_where_it_is_spent(folder, monkeypatch):
-    """The clock goes on by 1 s whenever a row group is read, and by 1 us whenever it is asked."""
-    read, row_groups, asked = OpenSource.read, [], itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: len(row_groups) + next(asked) / 1e6)
-
-    def slow(*arguments):
-        row_groups.append(arguments)
-        return read(*arguments)
-
-    monkeypatch.setattr(timing, "time", clock)
-    with (
-        mock.patch.object(OpenSource, "read", slow),
-        FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=10, num_threads=1, prefetch=0) as loader,
-    ):
+def test_what_a_loader_says_of_its_work(folder):
+    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=10, num_threads=1, prefetch=0) as loader:
         nothing = dict.fromkeys(("batches", "waiting", "dropped", "retries", "skipped"), 0)
         remote = {"bytes": 0, "unplanned_reads": 0, "read_ahead_peak_bytes": 0}
         assert loader.stats() == {**nothing, "remote": remote, "seconds": {}}
-        rows = sum(len(batch) for batch in loader)
+        assert sum(len(batch) for batch in loader) == 60
         found = loader.stats()
-    assert (rows, found["batches"]) == (60, 6)
+    assert found["batches"] == 6
     assert set(found["seconds"]) == {"decode", "wait_for_decoding", "assemble", "wait"}
-    assert found["seconds"]["decode"] == pytest.approx(6, abs=0.01)
     assert found["seconds"]["wait"] >= found["seconds"]["wait_for_decoding"] > 0
     assert json.loads(json.dumps(found)) == found
 
@@ -62,14 +44,8 @@ def test_batches_that_wait_are_counted(folder):
 
 
 def balanced(rank, size, folder):
-    with FreeScaleDataLoader(
-        ParquetSource(folder),
-        SCHEMA,
-        batch_size=5,
-        num_threads=1,
-        timeout_s=PATIENCE_S,
-        balance=Balance(timeout_s=PATIENCE_S),
-    ) as loader:
+    balance = Balance(timeout_s=PATIENCE_S)
+    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=5, num_threads=1, balance=balance) as loader:
         batches = len(list(loader))
         return batches, loader.stats()
 

@@ -1,7 +1,7 @@
 """The plan of an epoch: every row once, even quotas, the same on every machine, resumable on other ranks."""
 
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import deal_reference
 import numpy as np
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.order import deal
+from fsdata.order.progress import Progress
 
 units = st.lists(st.integers(0, 40), min_size=0, max_size=12)
 ranks = st.integers(1, 5)
@@ -25,24 +26,17 @@ def rows_of(stream, *, shuffle, seed, epoch):
     return out
 
 
-@given(units, ranks, st.booleans(), st.integers(1, 4), st.integers(0, 3))
-def test_every_row_goes_to_exactly_one_rank(unit_rows, world_size, shuffle, size, epoch):
-    streams = deal.epoch_streams(
-        unit_rows, world_size=world_size, shuffle=shuffle, shuffle_window=size, seed=3, epoch=epoch
-    )
-    seen = Counter(row for stream in streams for row in rows_of(stream, shuffle=shuffle, seed=3, epoch=epoch))
-    assert seen == Counter((unit, row) for unit, rows in enumerate(unit_rows) for row in range(rows))
-    assert [stream.rows for stream in streams] == deal.quotas(sum(unit_rows), world_size).tolist()
-
-
 @given(units, ranks, ranks, st.booleans(), st.data())
 def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, after, shuffle, data):
     streams = deal.epoch_streams(unit_rows, world_size=before, shuffle=shuffle, shuffle_window=2, seed=0, epoch=1)
+    assert [stream.rows for stream in streams] == deal.quotas(sum(unit_rows), before).tolist()
     positions = [data.draw(st.integers(0, stream.rows)) for stream in streams]
     again = deal.deal_again(streams, positions, after)
     seen = Counter()
     for stream, position in zip(streams, positions, strict=True):
-        seen.update(rows_of(stream, shuffle=shuffle, seed=0, epoch=1)[:position])
+        rows = rows_of(stream, shuffle=shuffle, seed=0, epoch=1)
+        assert rows_of(stream.after(position), shuffle=shuffle, seed=0, epoch=1) == rows[position:]
+        seen.update(rows[:position])
     for stream in again:
         seen.update(rows_of(stream, shuffle=shuffle, seed=0, epoch=1))
     assert seen == Counter((unit, row) for unit, rows in enumerate(unit_rows) for row in range(rows))
@@ -50,18 +44,11 @@ def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, aft
     assert [stream.rows for stream in again] == deal.quotas(left, after).tolist()
 
 
-@given(units, st.integers(0, 300), st.booleans())
-def test_rest_is_the_suffix(unit_rows, position, shuffle):
-    (stream,) = deal.epoch_streams(unit_rows, world_size=1, shuffle=shuffle, shuffle_window=3, seed=5, epoch=0)
-    whole = rows_of(stream, shuffle=shuffle, seed=5, epoch=0)
-    assert rows_of(stream.after(position), shuffle=shuffle, seed=5, epoch=0) == whole[position:]
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_equal_units_are_dealt_round_robin(world_size):
-    streams = deal.epoch_streams([10] * 12, world_size=world_size, shuffle=False, shuffle_window=4, seed=0, epoch=0)
-    for rank, stream in enumerate(streams):
-        assert [window.pieces[0].unit for window in stream] == list(range(rank, 12, world_size))
+def test_equal_units_are_dealt_round_robin():
+    streams = deal.epoch_streams([10] * 12, world_size=3, shuffle=False, shuffle_window=4, seed=0, epoch=0)
+    assert [[window.pieces[0].unit for window in stream] for stream in streams] == [
+        list(range(r, 12, 3)) for r in (0, 1, 2)
+    ]
 
 
 def test_ranks_stay_at_the_same_place_when_units_differ():
@@ -69,16 +56,6 @@ def test_ranks_stay_at_the_same_place_when_units_differ():
     streams = deal.epoch_streams(rows, world_size=2, shuffle=False, shuffle_window=4, seed=0, epoch=0)
     cut = sum(window.pieces[0].rows != rows[window.pieces[0].unit] for stream in streams for window in stream)
     assert cut <= 2
-
-
-def test_golden_order():
-    """The order of an epoch is part of the contract: saved states point into it."""
-    assert deal.permutation(8, 7, 0, 0).tolist() == [4, 3, 6, 2, 1, 0, 5, 7]
-    streams = deal.epoch_streams([3, 4, 2, 5], world_size=2, shuffle=True, shuffle_window=2, seed=7, epoch=1)
-    assert [rows_of(stream, shuffle=True, seed=7, epoch=1) for stream in streams] == [
-        [(1, 0), (1, 2), (2, 0), (1, 1), (2, 1), (1, 3), (0, 2)],
-        [(0, 1), (3, 0), (3, 4), (3, 3), (3, 1), (3, 2), (0, 0)],
-    ]
 
 
 def windows(stream):
@@ -125,3 +102,16 @@ def test_epochs_and_seeds_differ():
     orders = {tuple(deal.permutation(50, seed, epoch, 0)) for seed in range(5) for epoch in range(5)}
     assert len(orders) == 25
     assert all(sorted(order) == list(np.arange(50)) for order in orders)
+
+
+def test_every_change_of_the_number_of_ranks_is_remembered() -> None:
+    of_two = replace(Progress.start(0, 2), positions=(3, 4))
+    of_three = replace(of_two.on(3), positions=(1, 0, 2))
+    again = of_three.on(2)
+    assert (again.history, again.positions) == (((3, 4), (1, 0, 2)), (0, 0))
+    assert again.first_world_size == 2
+    assert of_three.on(3) is of_three
+
+
+def test_a_change_before_the_first_row_leaves_nothing_behind() -> None:
+    assert Progress.start(0, 2).on(3) == Progress.start(0, 3)

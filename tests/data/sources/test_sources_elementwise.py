@@ -93,25 +93,9 @@ def test_whatever_is_let_through_gives_row_by_row_what_it_gives_at_once():
         A.is_in(pl.col("b")),
         A.is_in(A.implode()),
         A.replace(pl.col("b"), 1),
-        A.mean(),
         A - A.mean(),
-        A.shift(),
         A.over("b"),
-        A.rank(),
-        A.shuffle(seed=1),
-        A.cum_sum(),
-        A.forward_fill(),
-        A.fill_null(strategy="mean"),
         A.cast(pl.Categorical),
-        A.first(),
-        A.sort(),
-        A.unique(),
-        A.rolling_sum(2),
-        A.search_sorted(1),
-        NAME.str.to_datetime(),
-        NAME.str.join(),
-        LIST.explode(),
-        LIST.list.sample(1),
         LIST.list.eval(pl.element().shuffle()),
         LIST.list.eval(pl.element().unique()),
         LIST.list.eval(pl.element().map_batches(lambda series: series)),
@@ -129,29 +113,20 @@ def test_whatever_is_let_through_gives_row_by_row_what_it_gives_at_once():
     ids=lambda expression: str(expression)[:60],
 )
 def test_refused(expression):
+    """Beside what `calls` tries."""
     with pytest.raises(SchemaError, match=r"^here"):
         expressions.checked(expression, "here")
 
 
-def test_lists_in_lists():
-    expression = pl.col("n").list.eval(pl.element().list.eval(pl.element() * 2))
-    expressions.checked(expression, "here")
-    frame = pl.DataFrame({"n": [[[1, 2], []], [[1, 2], []], [], None, [None, [3, None]]]})
-    found = results(expression, frame)
-    assert found[0].equals(pl.concat(found[1:]), null_equal=True)
-
-
-@pytest.mark.parametrize("count", [400, 20_000])
-def test_deep_and_large_expressions_are_refused(count):
+def test_deep_and_large_expressions_are_refused():
     expression = A
-    for _ in range(count):
+    for _ in range(20_000):
         expression = expression + 1
     with pytest.raises(SchemaError, match="deep"):
         expressions.checked(expression, "here")
-    if count < 1_000:
-        flat = pl.coalesce(*(A + number for number in range(4_000)))
-        with pytest.raises(SchemaError, match="more than 10000 parts"):
-            expressions.checked(flat, "here")
+    flat = pl.coalesce(*(A + number for number in range(4_000)))
+    with pytest.raises(SchemaError, match="more than 10000 parts"):
+        expressions.checked(flat, "here")
 
 
 def test_a_python_function_that_cannot_be_written_down_is_refused():

@@ -84,7 +84,6 @@ def test_a_source_with_everything(tmp_path):
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { expr = 'x' } }", r"sources\[0\]\.columns\.a is a name"),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 0 } }", "positive integer, got 0"),
         ("[[sources]]\npaths = 'a'\n[[sources.join]]\npaths = 'b'", r"sources\[0\]\.join\[0\] needs on and fields"),
-        ("[[sources]]\npaths = ''", r"sources\[0\]\.paths: paths are strings, got ''"),
         ('[[sources]]\npaths = "a\\u0000b"', r"sources\[0\]: paths='.*a\\x00b': no path contains such"),
         ("[[sources]]\npaths = 'a'\ncolumns = 3", r"sources\[0\]\.columns is a table, got 3"),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = [1] }", r"sources\[0\]: columns=\{'a': ...\} takes a column name"),
@@ -93,7 +92,6 @@ def test_a_source_with_everything(tmp_path):
             r"sources\[0\]\.columns\.a: SQL is a string, got 3",
         ),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 3, buckets = 2 } }", r"columns\.a: hash must be the name"),
-        ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = true } }", "positive integer, got True"),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 2, list = 1 } }", "list must be true or"),
         ("[[sources]]\npaths = 'a'\nfilter = 3", r"sources\[0\]\.filter: SQL is a string, got 3"),
         ("[[sources]]\npaths = 'a'\njoin = 3", r"sources\[0\]\.join is a list of tables, got 3"),
@@ -116,7 +114,6 @@ def test_documents_that_make_no_sense(tmp_path, text, message):
     [
         ("schema = 3", r"no \[schema\] table"),
         ("[schema]\nnope = 3", "schema has no option nope; there are sequences, candidates"),
-        ("[schema]\nsequences = 3", "schema.sequences is a list of tables, got 3"),
         ("[schema]\nsequences = [3]", r"schema.sequences\[0\] is a table, got 3"),
         ("[schema]\nsequences = [{}]", r"schema.sequences\[0\] needs a name"),
         (
@@ -139,8 +136,8 @@ def test_schemas_that_make_no_sense(tmp_path, text, message):
         Schema.from_toml(tmp_path / "job.toml")
 
 
-@pytest.mark.parametrize("read", [Schema.from_toml, sources_from_toml])
-def test_files_that_are_no_text(tmp_path, read):
+def test_files_that_are_no_text(tmp_path):
     (tmp_path / "job.toml").write_bytes(b"\xff\xfe[schema]")
-    with pytest.raises(SchemaError, match=r"job\.toml: not valid TOML"):
-        read(tmp_path / "job.toml")
+    for read in (Schema.from_toml, sources_from_toml):
+        with pytest.raises(SchemaError, match=r"job\.toml: not valid TOML"):
+            read(tmp_path / "job.toml")

@@ -1,6 +1,5 @@
 """`Schema(explode="candidates")`: every candidate of a row is a sample of its own."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from patience import PATIENCE_S
+from rank_loaders import read_and_go_on
 from worlds import shared_world
 
 from fsdata import (
@@ -28,55 +28,44 @@ from fsdata.balance.exchange.status_word import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
 
-ROWS = 50
+CANDIDATES = Sequence("candidates", ("candidate",), floats=("price",), id_labels=("kind",))
 
 
-def rows(seed: int = 0) -> list[dict[str, Any]]:
-    """Rows with 0 to 5 candidates, a label and a class for each, and a history."""
+def write(folder: Path, seed: int) -> list[dict[str, Any]]:
+    """50 rows with 0 to 5 candidates, labels and prices along them, and a history."""
     random = np.random.default_rng(seed)
-    found = []
-    for number in range(ROWS):
+    table = []
+    for number in range(50):
         count, length = random.integers(0, 6), random.integers(0, 9)
-        found.append(
+        table.append(
             {
                 "row": number,
                 "user": int(random.integers(0, 4)),
                 "at": int(random.integers(0, 30)),
                 "age": float(number) / 2,
-                "bought": float(number % 2),
                 "item": random.integers(0, 100, length).tolist(),
                 "candidate": random.integers(0, 100, count).tolist(),
                 "price": random.random(count).astype(np.float32).tolist(),
-                "click": random.integers(0, 2, count).tolist(),
+                "click": random.integers(0, 2, count).astype(float).tolist(),
                 "kind": random.integers(0, 9, count).tolist(),
             }
         )
-    return found
-
-
-def write(folder: Path, table: list[dict[str, Any]]) -> None:
-    types = {name: pa.int64() for name in ("row", "user", "at")} | {name: pa.float32() for name in ("age", "bought")}
-    types |= {name: pa.list_(pa.int64()) for name in ("item", "candidate", "kind")}
-    types |= {name: pa.list_(pa.float32()) for name in ("price", "click")}
-    columns = {name: pa.array([row[name] for row in table], kind) for name, kind in types.items()}
+    kinds = {"price": pa.list_(pa.float32()), "click": pa.list_(pa.float32())}
+    kinds |= {name: pa.list_(pa.int64()) for name in ("item", "candidate", "kind")}
+    columns = {name: pa.array([row[name] for row in table], kinds.get(name)) for name in table[0]}
     pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=8)
+    return table
 
 
-def schema(**options: Any) -> Schema:
-    share = options.pop("share", None)
-    return Schema(
-        sequences=(Sequence("uih", ("item",), share=share),),
-        candidates=Sequence("candidates", ("candidate",), floats=("price",), id_labels=("kind",)),
-        context=("row",),
-        dense=("age",),
-        labels=("bought", "click"),
-        **({"explode": "candidates"} | options),
-    )
+def schema(share: str | None = None, explode: str | None = "candidates") -> Schema:
+    uih = Sequence("uih", ("item",), share=share)
+    fields = {"context": ("row",), "dense": ("age",), "labels": ("click",)}
+    return Schema(sequences=(uih,), candidates=CANDIDATES, **fields, explode=explode)
 
 
 def wanted(table: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [
-        (row["row"], row["age"], row["bought"], row["item"], *of)
+        (row["row"], row["age"], row["item"], *of)
         for row in table
         for of in zip(row["candidate"], row["price"], row["click"], row["kind"], strict=True)
     ]
@@ -89,34 +78,24 @@ def samples(batch: Any) -> list[tuple[Any, ...]]:
         items, lengths = expand(items, shared), shared.length
     assert features["candidate"].lengths().eq(1).all()
     assert batch.jagged["price"].lengths.eq(1).all()
-    return list(
-        zip(
-            features["row"].values().tolist(),
-            batch.dense[:, 0].tolist(),
-            batch.labels["bought"].tolist(),
-            [part.tolist() for part in items.split(lengths.tolist())],
-            features["candidate"].values().tolist(),
-            batch.jagged["price"].values.tolist(),
-            batch.labels["click"].tolist(),
-            batch.labels["kind"].tolist(),
-            strict=True,
-        )
-    )
+    of_samples = (batch.dense[:, 0], features["candidate"].values(), batch.jagged["price"].values)
+    age, candidate, price = (each.tolist() for each in of_samples)
+    histories = [part.tolist() for part in items.split(lengths.tolist())]
+    labels = (batch.labels["click"].tolist(), batch.labels["kind"].tolist())
+    return list(zip(features["row"].values().tolist(), age, histories, candidate, price, *labels, strict=True))
 
 
-def read(rank: int, size: int, folder: Path, given: Schema, **loading: Any) -> list[dict[str, Any]]:
+def read(rank: int, size: int, folder: Path, given: Schema, balance: Balance | None) -> list[dict[str, Any]]:
     """What each batch holds and says of itself."""
-    options = {"batch_size": 7, "num_threads": 1, "timeout_s": PATIENCE_S, "uneven": "empty", **loading}
+    options = {"batch_size": 7, "num_threads": 1, "timeout_s": PATIENCE_S, "uneven": "empty", "balance": balance}
     found = []
     with FreeScaleDataLoader(ParquetSource(folder / "rows.parquet"), given, **options) as loader:
         for batch in loader:
-            assert batch.labels["kind"].dtype == torch.int64
             found.append(
                 {
                     "samples": samples(batch),
-                    "stats": (batch.stats.samples, batch.stats.global_samples),
-                    "items": batch.stats.global_items,
-                    "origin": batch.origin.tolist(),
+                    "stats": batch.stats,
+                    "rows": {row for _, row in batch.origin.tolist()},
                     "ones": float(global_mean(torch.ones(len(batch)), batch)),
                     "events": len(batch.features["item"].values()),
                 }
@@ -126,83 +105,63 @@ def read(rank: int, size: int, folder: Path, given: Schema, **loading: Any) -> l
 
 @pytest.mark.parametrize("share", [None, "row"])
 def test_every_candidate_is_a_sample(tmp_path: Path, share: str | None) -> None:
-    table = rows()
-    write(tmp_path, table)
-    batches = read(0, 1, tmp_path, schema(share=share))
+    table = write(tmp_path, 0)
+    batches = read(0, 1, tmp_path, schema(share), None)
     assert [sample for batch in batches for sample in batch["samples"]] == wanted(table)
     for batch in batches:
-        count = len(batch["samples"])
-        assert batch["stats"] == (count, count)
-        events = sum(len(sample[3]) for sample in batch["samples"])
-        assert batch["items"]["uih"] == events
-        assert batch["items"]["candidates"] == batch["items"]["kind"] == count
-        of_rows = {sample[0]: len(sample[3]) for sample in batch["samples"]}
+        count, stats = len(batch["samples"]), batch["stats"]
+        assert (stats.samples, stats.global_samples) == (count, count)
+        events = sum(len(sample[2]) for sample in batch["samples"])
+        assert stats.global_items["uih"] == events
+        assert stats.global_items["candidates"] == stats.global_items["kind"] == count
+        of_rows = {sample[0]: len(sample[2]) for sample in batch["samples"]}
         assert batch["events"] == (events if share is None else sum(of_rows.values()))
-        numbers = [row for _, row in batch["origin"]]
-        assert len(set(numbers)) == len(of_rows) <= 7
+        assert len(batch["rows"]) == len(of_rows) <= 7
     assert len([row for row in table if row["candidate"]]) > 7 * (len(batches) - 1)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(
-    "balance", [None, Balance(timeout_s=PATIENCE_S), Balance(timeout_s=PATIENCE_S, max_tokens=150)]
-)
-def test_on_several_ranks(tmp_path: Path, size: int, balance: Balance | None) -> None:
-    table = rows(1)
-    write(tmp_path, table)
-    share = "row" if size == 2 else None
-    answers = shared_world(size).run(partial(read, balance=balance), tmp_path, schema(share=share))
-    assert sorted(sample for batches in answers for batch in batches for sample in batch["samples"]) == sorted(
-        wanted(table)
-    )
+@pytest.mark.parametrize(("size", "balance", "share"), [(2, None, "row"), (3, Balance(max_tokens=150), None)])
+def test_on_several_ranks(tmp_path: Path, size: int, balance: Balance | None, share: str | None) -> None:
+    table = write(tmp_path, 1)
+    answers = shared_world(size).run(read, tmp_path, schema(share), balance)
+    seen = [sample for batches in answers for batch in batches for sample in batch["samples"]]
+    assert sorted(seen) == sorted(wanted(table))
     for step in zip(*answers, strict=True):
         total = sum(len(batch["samples"]) for batch in step)
-        assert {batch["stats"][1] for batch in step} == {total}
+        assert {batch["stats"].global_samples for batch in step} == {total}
         assert sum(batch["ones"] for batch in step) == pytest.approx(size)
         if balance is not None:
-            events = sum(len(sample[3]) for batch in step for sample in batch["samples"])
-            assert all(batch["items"]["uih"] == events for batch in step)
-            assert all(batch["items"]["candidates"] == total for batch in step)
-            if balance.max_tokens is not None:
-                assert all(sum(len(each[3]) + 1 for each in batch["samples"]) <= 150 for batch in step)
+            events = sum(len(sample[2]) for batch in step for sample in batch["samples"])
+            of_all = [batch["stats"].global_items for batch in step]
+            assert all((items["uih"], items["candidates"]) == (events, total) for items in of_all)
+            assert all(sum(len(each[2]) + 1 for each in batch["samples"]) <= 150 for batch in step)
 
 
 def test_a_saved_state_goes_on_with_the_next_row(tmp_path: Path) -> None:
-    table = rows(2)
-    write(tmp_path, table)
+    table = write(tmp_path, 2)
     source = ParquetSource(tmp_path / "rows.parquet")
-    with FreeScaleDataLoader(source, schema(), batch_size=5, num_threads=1) as loader:
-        steps = iter(loader)
-        seen = [sample for _ in range(3) for sample in samples(next(steps))]
-        state = loader.state_dict()
-    with FreeScaleDataLoader(source, schema(), batch_size=5, num_threads=1) as loader:
-        loader.load_state_dict(state)
-        seen += [sample for batch in loader for sample in samples(batch)]
-    assert seen == wanted(table)
+    batches, states = read_and_go_on(
+        lambda: FreeScaleDataLoader(source, schema(), batch_size=5, num_threads=1), every=4
+    )
+    assert [sample for batch in batches for sample in samples(batch)] == wanted(table)
     with (
         FreeScaleDataLoader(source, schema(explode=None), batch_size=5, num_threads=1) as other,
         pytest.raises(ValueError, match="schema"),
     ):
-        other.load_state_dict(state)
+        other.load_state_dict(states[1])
 
 
 def test_samples_of_one_request_share_a_history_as_of_its_time(tmp_path: Path) -> None:
-    table = rows(3)
-    write(tmp_path, table)
+    table = write(tmp_path, 3)
     times, users = np.sort(np.random.default_rng(3).integers(0, 30, (3, 12))), [0, 1, 2]
     seen = [[100 * user + event for event in range(12)] for user in users]
     histories = {"user": users, "time": times.tolist(), "seen": seen}
     pq.write_table(pa.table(histories), tmp_path / "histories.parquet")
     join = AsOf(ParquetSource(tmp_path / "histories.parquet"), on="user", at="at", time="time", fields=("seen",))
-    given = Schema(
-        sequences=(Sequence("uih", ("seen",), share="user"),),
-        candidates=Sequence("candidates", ("candidate",)),
-        context=("row",),
-        explode="candidates",
-    )
-    with FreeScaleDataLoader(
-        ParquetSource(tmp_path / "rows.parquet", join=join), given, batch_size=ROWS, num_threads=1
-    ) as loader:
+    uih, candidates = Sequence("uih", ("seen",), share="user"), Sequence("candidates", ("candidate",))
+    given = Schema(sequences=(uih,), candidates=candidates, context=("row",), explode="candidates")
+    source = ParquetSource(tmp_path / "rows.parquet", join=join)
+    with FreeScaleDataLoader(source, given, batch_size=50, num_threads=1) as loader:
         (batch,) = loader
     shared = batch.shared["uih"]
     parts = expand(batch.features["seen"].values(), shared).split(shared.length.tolist())
@@ -218,27 +177,29 @@ def test_samples_of_one_request_share_a_history_as_of_its_time(tmp_path: Path) -
     assert shared.saved == sum(map(len, expected)) - len(batch.features["seen"].values())
 
 
-def planned(model: Polynomial, place: np.ndarray | None = None) -> list[int]:
+def share_before(model: Polynomial, place: list[int] | None = None) -> float | None:
+    """The planned straggler share of ranks of two rows each; the first row has three candidates, the others one."""
     batch = GlobalBatch(
         number=0,
-        lengths={"uih": np.array([10, 4]), "candidates": np.array([3, 1])},
-        places={} if place is None else {"uih": place},
-        home=np.array([0, 1]),
+        lengths={"uih": np.array([10, 4, 5, 5]), "candidates": np.array([3, 1, 1, 1])},
+        places={} if place is None else {"uih": np.array(place)},
+        home=np.array([0, 0, 1, 1]),
         statuses=(StatusWord(epoch=0, step=0),) * 2,
     )
-    planner = StepPlanner(Balance(cost=model), 2, exploded="candidates")
-    shared = None if place is None else (place, batch.lengths["uih"])
-    assert planner._tokens(batch).tolist() == [33, 5]
-    return planner._cost(batch, shared).tolist()
+    return StepPlanner(Balance("fbs", cost=model), 2, exploded="candidates")(batch).straggler_before
 
 
 def test_a_row_costs_what_its_samples_cost() -> None:
-    assert planned(Polynomial(linear=2, quadratic=1, candidate=5)) == [3 * (20 + 100 + 5), 8 + 16 + 5]
+    def share(one: int, other: int) -> float:
+        return pytest.approx(1 - (one + other) / 2 / max(one, other))
+
+    costs = [3 * (20 + 100 + 5), 8 + 16 + 5, 10 + 25 + 5, 10 + 25 + 5]
+    assert share_before(Polynomial(linear=2, quadratic=1, candidate=5)) == share(sum(costs[:2]), sum(costs[2:]))
     once = Polynomial(linear=0, quadratic=0, shared=7)
-    assert planned(once) == [3 * 70, 28]
-    assert planned(once, np.array([0, 50])) == [70, 28]
+    assert share_before(once) == share(3 * 70 + 28, 35 + 35)
+    assert share_before(once, [0, 50, 60, 70]) == share(70 + 28, 35 + 35)
     with pytest.raises(ValueError, match=r"up to 3 candidates, each a sample, could sum to more than 2\*\*62"):
-        planned(Polynomial(linear=1 << 57, quadratic=0))
+        share_before(Polynomial(linear=1 << 56, quadratic=0))
 
 
 def test_what_cannot_be_exploded_is_refused() -> None:

@@ -61,13 +61,3 @@ def test_a_time_column_is_read_once(sources, shared_from):
             by_another, rows, _ = read(sources, "seen")
             with by_another:
                 assert rows == 2 * expected(sources, "seen")
-
-
-def test_rows_that_a_filter_or_a_limit_leaves_out(sources):
-    some = [ParquetSource(each.path_list[0], filter=pl.col("size") > 1, skip=40, limit=300) for each in sources]
-    frame = pl.concat([pl.read_parquet(each.path_list[0]).slice(40, 300) for each in sources])
-    wanted = frame.with_row_index().sort("at", "index", maintain_order=True).filter(pl.col("size") > 1)["row"].to_list()
-    with mock.patch.object(times, "SHARED_FROM", 1):
-        loader, rows, _ = read(some)
-        with loader:
-            assert rows == 2 * wanted

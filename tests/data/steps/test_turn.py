@@ -1,15 +1,22 @@
-"""One iterator of a loader at a time, in the process that its threads belong to."""
+"""One iterator of a loader at a time, in the process that its threads belong to; what signals do to it."""
 
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
+from pathlib import Path
 
 import pytest
+import sets
 import torch
 from patience import PATIENCE_S
-from sets import SCHEMA, samples_of, two_sources
+from rank_loaders import threads_end
+from sets import SCHEMA, samples_of, two_sources, write
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError
 from fsdata.balance.rebalance.rebalance import rebalance
 
 
@@ -44,43 +51,23 @@ def fork_with_a_loader(rank, world_size, folder):
     }
     found = {}
     for kind, make in makes.items():
-        for way in ("iter", "next", "unused"):
+        for way in ("iter", "next"):
             with make() as loader:
                 iterator = iter(loader)
-                if way != "unused":
-                    next(iterator)
+                next(iterator)
                 found[kind, way] = use_in_a_child(iterator, loader, way), sum(1 for _ in iterator)
     return found
 
 
 def test_a_loader_used_before_a_fork_raises_in_the_child(tmp_path):
     (found,) = shared_world(1).run(fork_with_a_loader, tmp_path)
-    assert [more for _, more in found.values()] == [15, 15, 16] * 2
-    assert found["loader", "unused"][0] == "read"  # it had no thread yet
-    for kind in ("loader", "rebalance"):
-        for way in ("iter", "next"):
-            assert "this loader was used in process " in found[kind, way][0]
-            assert "Make the loader in the process that iterates it" in found[kind, way][0]
+    for said, more in found.values():
+        assert more == 15
+        assert "this loader was used in process " in said
+        assert "Make the loader in the process that iterates it" in said
 
 
 TOOK_OVER = r"this iterator has ended: another iter\(\) of the same loader took over"
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_second_iterator_ends_the_first(tmp_path, prefetch):
-    with FreeScaleDataLoader(two_sources(tmp_path), SCHEMA, batch_size=4, prefetch=prefetch) as loader:
-        first = iter(loader)
-        next(first)
-        second = iter(loader)
-        rows = [sample["row"] for sample in samples_of(next(second))]
-        with pytest.raises(RuntimeError, match=TOOK_OVER):
-            next(first)
-        rows += [sample["row"] for batch in second for sample in samples_of(batch)]
-        assert sorted(rows) == [*range(40), *range(100, 123)]
-        begun, later = iter(loader), iter(loader)  # neither has a thread yet
-        next(later)
-        with pytest.raises(RuntimeError, match=TOOK_OVER):
-            next(begun)
 
 
 def test_a_second_iterator_of_rebalance_ends_the_first():
@@ -108,3 +95,55 @@ def iterate_twice(rank, world_size, folder):
 def test_two_iterators_never_share_an_exchange(tmp_path):
     two_sources(tmp_path)
     assert shared_world(2).run(iterate_twice, tmp_path) == [(5, 0), (5, 0)]
+
+
+def interrupted(rank, world_size, folder):
+    def train(loader):
+        for batch in loader:
+            if rank == 1 and batch.stats.step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+                threading.Event().wait(PATIENCE_S)
+            assert len(samples_of(batch)) == 1
+
+    loader = FreeScaleDataLoader(
+        ParquetSource(str(folder / "own")), SCHEMA, batch_size=1, balance=Balance(timeout_s=PATIENCE_S)
+    )
+    with pytest.raises(KeyboardInterrupt if rank == 1 else PeerError) as caught, loader:
+        train(loader)
+    threads_end()
+    return str(caught.value)
+
+
+def test_ctrl_c_on_one_rank_is_named_on_the_others(tmp_path):
+    two_sources(tmp_path)
+    texts = shared_world(2).run(interrupted, tmp_path)
+    assert "rank 1" in texts[0]
+
+
+SCRIPT = """
+import os, sys, threading
+sys.path.insert(0, {tests!r})
+import sets
+from sets import SCHEMA
+from fsdata import FreeScaleDataLoader, ParquetSource
+with FreeScaleDataLoader(ParquetSource({data!r}), SCHEMA, batch_size=2, prefetch=3, shuffle=True) as loader:
+    for batch in loader:
+        print("batch", flush=True)
+        threading.Event().wait()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_process(tmp_path, number):
+    write(tmp_path / "set", 200)
+    script = textwrap.dedent(SCRIPT).format(tests=str(Path(sets.__file__).parent), data=str(tmp_path / "set"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "batch\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == -number
+    if number == signal.SIGINT:
+        assert errors.strip().splitlines()[-1] == "KeyboardInterrupt"

@@ -1,0 +1,155 @@
+"""What ranks say to each other: numbers and bytes in one exchange, lengths, status words, and records of samples."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import SPEC, lengths_of, table_of
+
+from fsdata.balance.exchange import RecordSpec, StatusWord
+from fsdata.balance.exchange.fitted_gather import FittedGather
+from fsdata.balance.exchange.status_word import PROTOCOL, check, decode, encode
+from fsdata.balance.exchange.step_exchange import decode_lengths, encode_lengths
+from fsdata.balance.exchange.transfer import check_lengths
+from fsdata.decode.row_layout import layout_of
+from fsdata.errors import DataError, MismatchError
+from fsdata.schema import Schema, Sequence
+
+
+class Ranks:
+    """A control group whose ranks are threads, and the bytes of every gather."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = Barrier(size)
+        self.said: dict[int, np.ndarray] = {}
+        self.asked: list[int] = []
+
+    def run(self, case: Callable[..., Any]) -> list[Any]:
+        size = self.barrier.parties
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(lambda rank: case(rank, _Group(self, rank)), range(size)))
+
+
+class _Group:
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self.ranks, self.rank = ranks, rank
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        self.ranks.said[self.rank] = mine
+        if self.rank == 0:
+            self.ranks.asked.append(mine.nbytes)
+        self.ranks.barrier.wait()
+        found = np.stack([self.ranks.said[rank] for rank in sorted(self.ranks.said)])
+        self.ranks.barrier.wait()
+        return found
+
+
+SIZES = [[0, 0, 0], [5, 0, 9], [9, 64, 1], [65, 64, 0], [128, 3, 128], [0, 0, 0], [3000, 0, 1], *[[0] * 3] * 17]
+
+
+def test_what_does_not_fit_takes_a_second_exchange_and_room_is_given_back() -> None:
+    ranks = Ranks(3)
+
+    def gather(rank: int, group: Any) -> None:
+        fitted = FittedGather(group)
+        for number, sizes in enumerate(SIZES):
+            words, texts = fitted.gather(np.array([10 * rank, number]), bytes([rank + 1]) * sizes[rank])
+            assert words.tolist() == [[10 * other, number] for other in range(3)]
+            assert texts == [bytes([other + 1]) * size for other, size in enumerate(sizes)]
+
+    ranks.run(gather)
+    head = 24
+    seconds = {1: 9, 3: 65, 6: 3000}  # call -> bytes of the second exchange
+    first = [0, 0, 64, 64, 128, 128, 128] + [3008] * 16 + [0]
+    wanted = [[head + room, *([seconds[call]] if call in seconds else [])] for call, room in enumerate(first)]
+    assert ranks.asked == [size for of_call in wanted for size in of_call]
+
+
+def test_sizes_that_cannot_be_are_refused_before_memory_is_taken() -> None:
+    """Rank 1 is in another call: the number where others have their size is none."""
+
+    def impossible(rank: int, group: Any) -> None:
+        if rank == 1:
+            group.all_gather(np.array([-5, 3], np.int64).view(np.uint8))
+        else:
+            with pytest.raises(MismatchError, match=r"ranks say that they have \[0, -5, 0\] bytes"):
+                FittedGather(group).gather(np.array([3]))
+
+    Ranks(3).run(impossible)
+
+
+@pytest.mark.parametrize("longest", [9, 300, 70_000, 2**33])
+def test_lengths_of_any_size_arrive(longest: int) -> None:
+    lengths = [np.array([[0, longest], [3, longest // 2]]), np.zeros((2, 0), np.int64), np.array([[1], [2]])]
+    longests = [int(each.max(initial=0)) for each in lengths]
+    statuses = tuple(
+        StatusWord(epoch=0, step=0, rows=each.shape[1], longest=most)
+        for each, most in zip(lengths, longests, strict=True)
+    )
+    texts = [encode_lengths(each, most) for each, most in zip(lengths, longests, strict=True)]
+    found = decode_lengths(statuses, texts, 2)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, np.concatenate(lengths, axis=1))
+
+
+def test_a_layout_becomes_a_record() -> None:
+    schema = Schema(
+        sequences=(Sequence("uih", fields=("item",), floats=("price",)),),
+        candidates=Sequence("candidates", fields=("shown",)),
+        context=("user",),
+        dense=("age", "hour", "day"),
+        labels=("click", "bought"),
+    )
+    spec = RecordSpec.of_layout(layout_of(schema, frozenset({"click"})))
+    assert spec.groups == ("uih", "candidates")
+    lengths = np.array([[0, 3], [0, 2]])
+    by_name = dict(zip(spec.names, spec.field_lengths(lengths).tolist(), strict=True))
+    assert by_name == {
+        "user": [1, 1],
+        "item": [0, 3],
+        "shown": [0, 2],
+        "price": [0, 3],
+        "dense": [3, 3],
+        "click": [0, 2],
+        "bought": [1, 1],
+    }
+    assert spec.record_bytes(lengths).tolist() == [8 + 12 + 4, 8 + 24 + 16 + 12 + 12 + 8 + 4 + 4]
+    assert np.array_equal(spec.group_lengths(spec.field_lengths(lengths)), lengths)
+    stored = RecordSpec.of_layout(layout_of(schema, frozenset({"click"}), as_of=("uih",)))
+    short, long = (stored.record_bytes(np.array([[events], [2]])).tolist() for events in (0, 10_000))
+    assert short == long  # a sample takes no history that is stored once with it
+
+
+def test_bad_specs_and_tables_are_refused() -> None:
+    kind = {"group": np.array([-1, -1]), "width": np.array([1, 1]), "groups": (), "group_field": np.empty(0, np.int64)}
+    with pytest.raises(ValueError, match="falling alignment"):
+        RecordSpec(names=("a", "b"), itemsize=np.array([4, 8]), **kind)
+    with pytest.raises(ValueError, match="disagree"):
+        RecordSpec(names=("a",), itemsize=np.array([4, 8]), **kind)
+    table = table_of(0, 0, 4, lengths_of(0, 0, 4))
+    table.length[5, 3] = 7
+    with pytest.raises(DataError, match="field 'dense' of row 3 has 7 elements, its group or width asks for 3"):
+        check_lengths(table, SPEC)
+
+
+def test_status_words_keep_everything() -> None:
+    flags = {"ended": True, "left": True, "failed": True}
+    times = {"compute_ns": 2**50, "compute_step": 9, "moving_ns": 2**51}
+    status = StatusWord(epoch=3, step=2**40, position=5, rows=7, longest=2**33, **flags, **times)
+    plain = StatusWord(epoch=3, step=2**40)
+    words = np.stack([encode(status, 8, 77), encode(plain, 8, 77)])
+    assert decode(words) == (status, plain)
+    check(words)
+    words[0, 2] = 78  # believed, if it had not left
+    check(words)
+    words[:, 6] = 0
+    with pytest.raises(MismatchError, match="fields of a sample"):
+        check(words)
+    words[0, 2] = 0  # a rank that has seen no data
+    check(words)
+    words[0, 0] = PROTOCOL + 1
+    with pytest.raises(MismatchError, match="different fsdata versions"):
+        check(words)
