@@ -69,11 +69,12 @@ class InMemory:
 
 
 class FakeSms:
-    """A device whose SMs are held by saying so."""
+    """A device whose SMs are held by saying so; `seen`: whether they were, when the ranks told each other."""
 
     def __init__(self, *, holds: bool = True, copies: bool = True, fails: str = "") -> None:
         self.holds, self.copies, self.fails = holds, copies, fails
         self.held = False
+        self.seen: list[bool] = []
 
     @contextlib.contextmanager
     def hold_all_sms(self) -> Iterator[None]:
@@ -108,21 +109,21 @@ def verdicts(
     *,
     bound_s: float = PATIENCE_S,
     change: Callable[[InMemory], object] = lambda transport: None,
-    tell: Callable[[int, Board, str], list[str]] = lambda rank, board, text: board.exchange(rank, text),
 ) -> list[str | None]:
     """Of all ranks; without `devices` rows alone are looked at."""
     board, found = Board(size), {}
 
     def run(rank: int) -> None:
-        transport = InMemory(board, rank)
+        transport, device = InMemory(board, rank), devices and devices[rank]
         change(transport)
-        found[rank] = check(
-            transport,
-            Host(),
-            gather=lambda text: tell(rank, board, text),
-            engagement=devices and devices[rank],
-            bound_s=bound_s,
-        )
+
+        def gather(text: str) -> list[str]:
+            texts = board.exchange(rank, text)
+            if device is not None:
+                device.seen.append(device.held)
+            return texts
+
+        found[rank] = check(transport, Host(), gather=gather, engagement=device, bound_s=bound_s)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -233,7 +234,7 @@ def test_what_proves_nothing_does_not_pass(device: FakeSms, words: str, small_pi
 
 def test_all_hold_until_all_are_through(small_pieces: None) -> None:
     """Rank 0 is through at once, rank 1 late: what rank 0 still has to send must find its SMs held."""
-    devices, seen = sms(2), {0: [], 1: []}
+    devices = sms(2)
 
     class Slow(Done):
         asked = 0
@@ -242,18 +243,13 @@ def test_all_hold_until_all_are_through(small_pieces: None) -> None:
             self.asked += 1
             return self.asked > 100
 
-    def tell(rank: int, board: Board, text: str) -> list[str]:
-        texts = board.exchange(rank, text)
-        seen[rank].append(devices[rank].held)
-        return texts
-
     def change(transport: InMemory) -> None:
         if transport.rank == 1:
             transport.handle = lambda handle: Slow()
 
-    assert verdicts(2, devices, change=change, tell=tell) == [None] * 2
-    # After the rows alone; after all hold; after all moved; at the end.
-    assert seen == {rank: [False, True, True, False] for rank in (0, 1)}
+    assert verdicts(2, devices, change=change) == [None] * 2
+    for device in devices.values():
+        assert device.seen == [False, True, True, False]  # after the rows alone, all hold, all moved, at the end
 
 
 def test_errors_and_verdicts_elsewhere_are_heard() -> None:
