@@ -10,7 +10,7 @@ from worlds import World
 
 from fscomm.device import Cuda
 from fscomm.transports.opening import open_transport
-from fscomm.transports.selftest import Multiprocessors, check
+from fscomm.transports.selftest import BOUND_S, Multiprocessors, check
 from fsranks.rank_context import resolve
 
 pytestmark = [
@@ -80,18 +80,6 @@ def gather(text):
     return texts
 
 
-def warm_up(rank, world_size, name):
-    """Both ranks on one GPU, each with all its multiprocessors held: they take turns on them."""
-    where = torch.device("cuda", 0)
-    device = Cuda(where)
-    device.enter()
-    transport = open_transport(name, resolve(), device, timeout_s=LIMIT_S, verify=True)
-    try:
-        return check(transport, device, gather=gather)
-    finally:
-        transport.close("the test is over")
-
-
 class ByKernel:
     """A transport whose handles wait for one more kernel: a fall-back as it would be."""
 
@@ -120,32 +108,32 @@ class AfterKernel:
         self.handle.wait()
 
 
-def fall_back(rank, world_size):
+def warm_up(rank, world_size, name, falls_back=None):
+    """Both ranks on one GPU, each with all its multiprocessors held: they take turns on them."""
     where = torch.device("cuda", 0)
     device = Cuda(where)
     device.enter()
-    inner = open_transport("host-staged", resolve(), device, timeout_s=LIMIT_S, verify=True)
+    inner = open_transport(name, resolve(), device, timeout_s=LIMIT_S, verify=True)
     try:
-        transport = ByKernel(inner, Multiprocessors(where)) if rank == 1 else inner
-        return check(transport, device, gather=gather, bound_s=5.0)
+        transport = ByKernel(inner, Multiprocessors(where)) if rank == falls_back else inner
+        return check(transport, device, gather=gather, bound_s=BOUND_S if falls_back is None else 5.0)
     finally:
         inner.close("the test is over")
 
 
-@pytest.mark.parametrize("name", ["host-staged", "host-staged:shared-memory"])
-def test_rows_pass_through_the_host_without_sms(name):
+needs_bindings = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs cuda-bindings")
+
+
+@pytest.mark.parametrize(
+    "name", ["host-staged", "host-staged:shared-memory", pytest.param("copy-engine", marks=needs_bindings)]
+)
+def test_rows_pass_without_sms(name):
     with World(2) as world:
         assert world.run(warm_up, name, timeout_s=150) == [None, None]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs cuda-bindings")
-def test_rows_pass_by_copy_engines_without_sms():
-    with World(2) as world:
-        assert world.run(warm_up, "copy-engine", timeout_s=150) == [None, None]
-
-
 def test_a_fall_back_to_kernels_is_caught_on_hardware():
     with World(2) as world:
-        answers = world.run(fall_back, timeout_s=150)
+        answers = world.run(warm_up, "host-staged", 1, timeout_s=150)
     assert answers[0] == answers[1]
     assert answers[0].startswith("on rank 1: with every SM held by a kernel")
