@@ -105,25 +105,18 @@ def _saved(made: FreeScaleDataLoader) -> State:
     return json.loads(json.dumps(made.state_dict()))
 
 
-def whole(found: dict[str, Any], name: str, size: str, point: str) -> State:
-    """A state as the loader saved it."""
-    return {**found[name]["states"][size][point], "fingerprint": found[name]["fingerprint"]}
-
-
 def continuations(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What new loaders on 1, 2 and 3 ranks give after `states`, which may come from a file."""
     result: dict[str, Any] = {}
     for name in RESUMED:
+        states, fingerprint = found[name]["states"], found[name]["fingerprint"]
+        # Starts differ only in the number of ranks: one of them is enough.
+        points = [(size, point) for size in states for point in states[size] if size == "1" or point != "start"]
         for after in SIZES:
             for rank in range(after):
                 with loader(folder, rank, after, **ORDERS[name]) as made:
-                    for before, point in _points(found[name]["states"]):
-                        made.load_state_dict(whole(found, name, before, point))
+                    for before, point in points:
+                        made.load_state_dict({**states[before][point], "fingerprint": fingerprint})
                         where = f"{name}, saved on {before} ranks, {point}, loaded on {after}"
                         result.setdefault(where, []).append(digest.rest(made))
     return result
-
-
-def _points(states: dict[str, Any]) -> list[tuple[str, str]]:
-    """All but the starts, which differ only in the number of ranks; one of them is enough."""
-    return [(size, point) for size in states for point in states[size] if size == "1" or point != "start"]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from freescale_tools.collisions.batch_order import in_file_order, streaks
@@ -123,6 +123,9 @@ def test_any_ids(tmp_path, far, statistics):
     st.integers(1, 5),
     st.integers(1, 9),
 )
+@example([[7], [7], [8], [8], [7], [7]], 2, 1, 6, 6)  # what no batch before had is not shared
+@example([[1], [], [], [], [1], []], 2, 1, 6, 6)
+@example([[1], [2], [3], [4], [9], [1], [2], [3]], 1, 2, 6, 4)  # ranks read row groups of their own
 def test_as_sets_say(tmp_path_factory, histories, batch_size, ranks, limit, group):
     """In file order on one rank, and dealt to several as a loader does."""
     path = write(tmp_path_factory.mktemp("sets") / "a.parquet", histories, group=group)
