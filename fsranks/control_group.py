@@ -60,6 +60,7 @@ class ControlGroup:
         self._diagnosis_s = diagnosis_s
         self._lock = threading.Lock()
         self._busy = threading.Lock()
+        self._made, self._last_s = 0, 0.0  # exchanges, and how long the last one took
         self._posted = False
         self._reason: str | None = None  # why the group is over; only the first one is kept
         self._store = network.store("group", timeout_s)
@@ -173,7 +174,9 @@ class ControlGroup:
         start = self.clock.now()
         try:
             with self._busy:
-                return exchange(gloo)
+                result = exchange(gloo)
+                self._made, self._last_s = self._made + 1, self.clock.now() - start
+                return result
         except RuntimeError as error:
             reason = self._reason or f"{self.blame(self.clock.now() - start)}. gloo said: {brief(error)}"
             raise PeerError(f"exchange {self.number} between the ranks failed on rank {self.rank}: {reason}") from error
@@ -181,7 +184,8 @@ class ControlGroup:
     def _diagnose(self, waited_s: float) -> str:
         """In words, why an exchange failed here after `waited_s`. Asks the other ranks; all of them do so now."""
         end = self.clock.now() + self._diagnosis_s
-        self._post(Note(reason="", waited_s=waited_s))
+        mine = Note(reason="", waited_s=waited_s, number=self._made, before_s=self._last_s)
+        self._post(mine)
         left_s = max(end - self.clock.now(), 0)
         early_s = left_s / 3 if self.rank == 0 else left_s * 2 / 3  # rank 0 answers before the others give it up
         early = json.loads(self._store.hear("note/", self.rank, self.world_size, json.dumps, early_s))
@@ -191,7 +195,7 @@ class ControlGroup:
             with contextlib.suppress(StoreLost):  # rank 0 hosts it, was faster, and has ended
                 late = self._store.wait(keys, max(end - self.clock.now(), 0))
                 notes |= {keys[key]: Note(**json.loads(text)) for key, text in late.items()}
-        notes[self.rank] = Note(reason="", waited_s=waited_s)
+        notes[self.rank] = mine
         with contextlib.suppress(StoreLost):
             asking = [rank for rank, note in notes.items() if not note.reason]
             self._store.part(self.rank, asking, max(end - self.clock.now(), 0))

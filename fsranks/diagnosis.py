@@ -15,10 +15,14 @@ class Note:
     Attributes:
         reason: why it gave up the group; empty if it knows no more than that the exchange failed.
         waited_s: how long it had waited in the exchange.
+        number: how many exchanges it had made before, and before_s: how long it had waited in the last of those. Where
+            a rank comes just before the limit, the exchange ends on some ranks, and the next one fails there.
     """
 
     reason: str
     waited_s: float
+    number: int = 0
+    before_s: float = 0.0
 
 
 def diagnose(
@@ -53,8 +57,10 @@ def diagnose(
         return f"{name_ranks(silent)} {within}: dead or stopped. {_REMEDY}"
     if missing:
         return f"{name_ranks(missing)} {within}: busy or blocked, not stopped. {_REMEDY}"
-    longest = max(note.waited_s for note in notes.values())
-    late = [peer for peer, note in sorted(notes.items()) if note.waited_s < limit_s / 2]
+    first = min(note.number for note in notes.values())
+    waited = {peer: note.waited_s if note.number == first else note.before_s for peer, note in sorted(notes.items())}
+    longest = max(waited.values())
+    late = [peer for peer, of_peer in waited.items() if of_peer < limit_s / 2]
     if longest >= 0.9 * limit_s and late:
         return f"{name_ranks(late)} came after the others had waited {longest:.1f} s. {_REMEDY}"
     return "the connections broke although all ranks are alive"

@@ -21,6 +21,7 @@ from fsdata.errors import MismatchError, PeerError
 from fsranks.job_store import DIAGNOSIS_S
 
 IN_MAKE_TEST = 200
+SIZES = (2, 3, 4, 5, 9)  # from 9 on, messages are passed on in rounds
 KINDS = ("none", "kill", "kill", "stop", "stop", "late", "too late", "raise", "leave")
 TELLING_S = 2.0  # at most, until all have heard of a mistake
 AT_MOST_S = 2 * LIMIT_S + DIAGNOSIS_S + 1.0  # until a lost rank is named: one exchange may end without it, not two
@@ -96,7 +97,7 @@ def named(error: Exception) -> set[int]:
 
 def play(seed: int) -> str:
     """One job; what became of it. Raises AssertionError if a promise is broken."""
-    program, size = PROGRAMS[seed % len(PROGRAMS)], 2 + seed // len(PROGRAMS) % 4
+    program, size = PROGRAMS[seed % len(PROGRAMS)], SIZES[seed // len(PROGRAMS) % len(SIZES)]
     fault, ranks = fault_of(seed, size), Ranks(size, seed)
     job = Job(
         ranks,

@@ -36,6 +36,12 @@ def test_the_ranks_that_are_the_reason_are_named(
     assert sentence(notes, gone, active).startswith(expected)
 
 
+def test_an_exchange_that_ended_on_some_ranks_counts_as_the_one_that_failed_on_others() -> None:
+    """Rank 1 came just before the limit: ranks 1 and 2 fail in the next exchange."""
+    notes = waited(1000, 0, 5, 999) | {1: Note("", 0, 1, 2), 2: Note("", 5, 1, 995)}
+    assert sentence(notes).startswith("rank 1 came after the others had waited 1000.0 s.")
+
+
 def test_reasons_of_other_ranks_come_before_everything_else() -> None:
     notes = waited(2, None, 2, 2) | {2: Note("left", 0), 3: Note("was told to stop", 0)}
     assert sentence(notes, gone=(1,)) == "rank 2 left; rank 3 was told to stop"

@@ -3,17 +3,12 @@
 import datetime
 import threading
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE_S
-from worlds import shared_world
 
 from fsranks import gathering
-from fsranks.control_group import ControlGroup
-from fsranks.errors import PeerError
-from fsranks.rank_context import resolve
 
 LIMIT = datetime.timedelta(seconds=PATIENCE_S)
 
@@ -81,46 +76,3 @@ def test_few_ranks_and_small_messages_go_at_once_the_others_in_few_rounds(
     gloo = Counted()
     gathering.way(world_size, size)(gloo, 0, world_size, message(0, size))
     assert gloo.sent == messages
-
-
-def gather_in_control_group(rank: int, world_size: int, few: int) -> list[list[list[float]]]:
-    """Any dtype and shape, in either way."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "_DIRECT_RANKS", few)
-        group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
-        found = [group.all_gather(np.array([[rank, 2]], dtype)).tolist() for dtype in (np.int64, np.float32, np.uint8)]
-        assert group.all_gather(np.empty((0, 2))).shape == (world_size, 0, 2)
-        assert group.all_gather(np.array(rank)).tolist() == list(range(world_size))
-        group.close("done")
-    return found
-
-
-@pytest.mark.parametrize("few", [0, 8], ids=["doubling", "direct"])
-def test_a_group_gathers_arrays(few: int) -> None:
-    expected = [[[rank, 2]] for rank in range(3)]
-    assert shared_world(3).run(gather_in_control_group, few) == [[expected] * 3] * 3
-
-
-def leave_while_doubling(rank: int, world_size: int, leaving: int) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "_DIRECT_RANKS", 0)
-        group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
-        group.all_gather(np.zeros(1))
-        dist.barrier()
-        if rank == leaving:
-            group.close("left for lunch")
-            return ""
-        with pytest.raises(PeerError) as caught:
-            group.all_gather(np.zeros(1))
-        group.close("done")
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "leaving"), [(3, 2), *(pytest.param(4, rank, marks=pytest.mark.long) for rank in (0, 3))]
-)
-def test_a_rank_that_leaves_while_others_double_is_named_by_all(world_size: int, leaving: int) -> None:
-    said = shared_world(world_size).run(leave_while_doubling, leaving)
-    assert [f"rank {leaving} left for lunch" in text for text in said] == [
-        rank != leaving for rank in range(world_size)
-    ]
