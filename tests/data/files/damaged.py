@@ -137,7 +137,8 @@ def page_bytes(raw: bytes, rng: random.Random) -> bytes:
         varint = thrift.varint(max(rng.choice(ENDS) + rng.choice([-1, 0, 1]), 0) << 1 | rng.randrange(2))
         varint = rng.choice([varint, b"\xff" * rng.choice([5, 9, 10, 20]) + b"\1", b"\x80" * 9 + b"\1"])
         giant = varint + body[at + rng.choice([0, 1, len(varint)]) :]
-        new = rng.choice([bits(body[at:end], rng) + body[end:], splice(body[at:], rng), giant])
+        flipped = bits(body[at:end], rng) + body[end:]
+        new = rng.choice([flipped, flipped, flipped, splice(body[at:], rng), giant])
         return _resized(header, body[:at] + new)
 
     return _with_page(raw, rng, change)
@@ -185,7 +186,7 @@ def page_order(raw: bytes, rng: random.Random) -> bytes:
 
 
 OF_FILES = (bits, footer_bits, splice, splice, footer_numbers, footer_numbers, statistics)
-OF_PAGES = (page_headers, page_headers, page_bytes, page_bytes, page_values, page_values, page_order)
+OF_PAGES = (page_headers, page_headers, *(page_bytes,) * 5, page_values, page_values, page_order)
 
 
 def wrong_number(struct: Struct, rng: random.Random) -> None:
