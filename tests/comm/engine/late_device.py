@@ -13,20 +13,6 @@ from fscomm.device import Host
 from fscomm.transports import staged
 
 
-class Eager(Host):
-    """The CPU, which runs work at once; counts what is staged."""
-
-    def __init__(self) -> None:
-        self.staged: list[int] = []
-
-    def issue(self, work: Callable[[], Any]) -> None:
-        work()
-
-    def staging(self, like: torch.Tensor) -> torch.Tensor:
-        self.staged.append(like.nbytes)
-        return torch.full_like(like, 99)
-
-
 class Stream:
     """Work in order; entered, the calling thread's work goes here."""
 
@@ -49,11 +35,10 @@ class Stream:
             self.work[self.begun - 1]()
 
 
-class Late(Eager):
+class Late(Host):
     """A mark is done once it was asked for twice."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.own = threading.local()
         self.read: set[int] = set()
         self._asked: set[tuple[Stream, int]] = set()
@@ -69,6 +54,9 @@ class Late(Eager):
 
     def stream(self) -> Stream:
         return Stream(self)
+
+    def staging(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(like, 99)
 
     def mark(self) -> tuple[Stream, int]:
         return self.current(), len(self.current().work)
@@ -96,7 +84,7 @@ class Late(Eager):
 class Later:
     """A tensor whose copies a device is given."""
 
-    def __init__(self, device: Eager, tensor: torch.Tensor) -> None:
+    def __init__(self, device: Late, tensor: torch.Tensor) -> None:
         self._device, self._tensor = device, tensor
 
     def copy_(self, source: "Later", *, non_blocking: bool) -> None:
@@ -104,7 +92,7 @@ class Later:
         self._device.issue(lambda: self._tensor.copy_(source._tensor))
 
 
-def copied_by(device: Eager) -> Callable[..., Iterator[tuple[Later, Later]]]:
+def copied_by(device: Late) -> Callable[..., Iterator[tuple[Later, Later]]]:
     """What takes the place of `staged._pairs`."""
     pairs = staged._pairs
 

@@ -1,194 +1,183 @@
-"""Workers on a device that runs late: every hand-over between threads must be ordered there, not only on the host.
+"""What waits for what. On a device every hand-over between threads must be ordered there, not only on the host.
 
-No GPU takes part: the device is one of vector clocks (`clocks.Clocks`). The engine runs on it as it would on CUDA, and
-every place where one thread uses what another made asks whether the two are ordered. Accesses to tables are held to
+No GPU takes part: the device of workers is one of vector clocks (`clocks.Clocks`). The engine runs on it as on CUDA,
+and every place where one thread uses what another made asks whether the two are ordered. Accesses to tables are held to
 the law of `fscomm/engine/table_order.py` by `table_law.watch`.
 """
 
-import weakref
-from collections import Counter
-from collections.abc import Callable
+import threading
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from clocks import Clocks, Moment
-from exact import compare
+from exact import compare, new_run
 from exact_configs import CONFIGS
+from exact_kinds import TWO, without_gradients
 from exact_loops import LOOPS
-from exact_model import build
+from exact_model import Config, build
 from patience import PATIENCE_S
 from table_law import watch
 from worlds import shared_world
 
 import fscomm
-from fscomm.device import Device, Host
-from fscomm.engine import engine
+from fscomm.device import Cuda
 from fscomm.engine.updates import Updates
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
-from fscomm.exchange.worker import Worker
-from fscomm.tables.gradient_tap import GradientTap
 
 
-class Stamps:
-    """What was made when, and what was used too early."""
+class Stamped(Clocks):
+    """Notes what was made when, and what was used too early."""
 
-    def __init__(self, device: Clocks) -> None:
-        self.device = device
+    def __init__(self) -> None:
+        super().__init__()
         self.made: dict[tuple[Any, ...], Moment] = {}
         self.early: list[str] = []
-        self.asked: Counter[str] = Counter()
+        self.asked: set[str] = set()
+        self.fetched: list[tuple[Any, Any, bool]] = []  # buffer, index of the rows, class
 
     def make(self, *what: Any) -> None:
-        self.made[what] = self.device.now()
+        self.made[what] = self.now()
 
     def use(self, by: str, *what: Any) -> None:
-        self.asked[f"{what[0]} by {by}"] += 1
-        if not self.made[what].is_before(self.device.now()):
+        self.asked.add(f"{what[0]} by {by}")
+        if not self.made[what].is_before(self.now()):
             self.early.append(f"{by} used {what}")
 
+    def reads(self, *tensors: Any) -> None:
+        """A forward is about to use what was fetched; memory that is not named here may be given away."""
+        read = {id(tensor) for tensor in tensors}
+        for buffer, index, collision in list(self.fetched):
+            if id(buffer) in read:
+                self.use("forward", "rows", id(buffer), collision)
+                if id(index) not in read:
+                    self.early.append("forward does not name where rows go")
 
-def watched(patch: pytest.MonkeyPatch, stamps: Stamps) -> None:
+
+def watched(patch: pytest.MonkeyPatch, device: Stamped) -> None:
     """Let the engine's parts say what they make and ask before they use."""
-    run, send_rows, update = IdExchange.run, RowExchange.send_rows, RowExchange.update
-    take, run_served, tap = Updates.take_gradient, engine.Engine._run_served, GradientTap.apply
-    stepping: list[Any] = []
+    run, send_rows = IdExchange.run, RowExchange.send_rows
+    update, take = RowExchange.update, Updates.take_gradient
 
     def run_ids(self: Any, number: int, before: Any, *rest: Any) -> Any:
         ids = run(self, number, before, *rest)
-        stamps.make("plan", number)
+        device.make("plan", number)
         if before is not None:
-            stamps.make("way back", before.number)
+            device.make("way back", before.number)
         return ids
 
     def send(self: Any, ids: Any, groups: Any, *, collision: bool) -> None:
-        stamps.use("rows", "plan", ids.number)
+        device.use("rows", "plan", ids.number)
         send_rows(self, ids, groups, collision=collision)
-        stamps.make("rows", ids.number, collision)
+        for ahead in map(ids.ahead, groups):
+            device.make("rows", id(ahead.buffer), collision)
+            device.fetched.append((ahead.buffer, ahead.merge.index, collision))
 
     def apply(self: Any, gradients: Any, *rest: Any, collision: bool) -> None:
-        stamps.use("update", "way back", gradients.number)
-        stamps.use("update", "gradient", gradients.number)
+        device.use("update", "way back", gradients.number)
+        device.use("update", "gradient", gradients.number)
         update(self, gradients, *rest, collision=collision)
 
     def take_gradient(self: Any, step: Any, group: int, gradient: Any) -> None:
-        stamps.make("gradient", step.number)
+        device.make("gradient", step.number)
         take(self, step, group, gradient)
 
-    def served(self: Any, m: int, step: Any, mode: Any) -> Any:
-        stepping.append(step)
-        found = run_served(self, m, step, mode)
-        stepping.clear()
-        return found
-
-    def tapped(*given: Any) -> Any:
-        for step in stepping:
-            for collision in (False, True):
-                stamps.use("forward", "rows", step.number, collision)
-            ahead = [step.ids.ahead(g) for g in step.hypers]
-            fetched = {id(tensor) for of_group in ahead for tensor in (of_group.buffer, of_group.merge.index)}
-            assert fetched <= stamps.device.read, "memory may be given away"
-        return tap(*given)
-
-    for owner, name, function in (
-        (IdExchange, "run", run_ids),
-        (RowExchange, "send_rows", send),
-        (RowExchange, "update", apply),
-        (Updates, "take_gradient", take_gradient),
-        (engine.Engine, "_run_served", served),
-        (GradientTap, "apply", tapped),
-    ):
-        patch.setattr(owner, name, function)
+    patch.setattr(IdExchange, "run", run_ids)
+    patch.setattr(RowExchange, "send_rows", send)
+    patch.setattr(RowExchange, "update", apply)
+    patch.setattr(Updates, "take_gradient", take_gradient)
 
 
-def raced(rank: int, size: int, config: Any, loop: Any, forget: str) -> tuple[list[str], list[str], dict[str, int]]:
-    """What differs from the plain run, what was used too early, and how often it was asked."""
-    device = Clocks()
-    stamps = Stamps(device)
+def raced(rank: int, size: int, loop: Any, forget: bool) -> tuple[list[str], list[str], set[str]]:
+    """What differs from the plain run, what was used too early, and what was asked. forget: nothing waits."""
+    device = Stamped()
     with pytest.MonkeyPatch.context() as patch:
         seen = watch(patch, device)
-        watched(patch, stamps)
+        watched(patch, device)
         if forget:
-            patch.setattr(device, forget, lambda mark: None)
-        found, _ = compare(rank, size, config, loop)
-    return found, stamps.early + seen.broken(), dict(stamps.asked)
+            patch.setattr(device, "after", lambda mark: None)
+        found, _ = compare(rank, size, CONFIGS["row"].but(steps=5), loop)
+    return found, device.early + seen.broken(), device.asked
 
 
-ASKED = {
-    "plan by rows",
-    "way back by update",
-    "gradient by update",
-    "rows by forward",
-}
+LONG = pytest.param("state_dict_everywhere", marks=pytest.mark.long)
 
 
-OTHER_LOOPS = ["without_backward", "left_early", "state_dict_everywhere"]
-
-
-@pytest.mark.parametrize(
-    "loop", ["accumulation", *(pytest.param(loop, marks=pytest.mark.long) for loop in OTHER_LOOPS)]
-)
+@pytest.mark.parametrize("loop", ["accumulation", LONG])
 def test_every_hand_over_between_threads_is_ordered_on_the_device(loop: str) -> None:
-    for found, early, asked in shared_world(2).run(raced, CONFIGS["row"], LOOPS[loop], ""):
+    for found, early, asked in shared_world(2).run(raced, LOOPS[loop], False):
         assert (found, early) == ([], [])
-        assert set(asked) >= ASKED
+        assert asked >= {"plan by rows", "way back by update", "gradient by update", "rows by forward"}
 
 
 def test_hand_overs_without_marks_are_noticed() -> None:
-    for _, early, _ in shared_world(2).run(raced, CONFIGS["row"], LOOPS["base"], "after"):
+    for _, early, _ in shared_world(2).run(raced, LOOPS["base"], True):
         assert {each.split(" used ")[0] for each in early} >= {"rows", "update", "forward"}
         assert any("is not before" in each for each in early)
 
 
-def test_work_runs_behind_its_submitter_and_before_who_takes_the_result() -> None:
-    device = Clocks()
-    worker = Worker("test", pytest.fail, device=device, limit_s=PATIENCE_S)
-    device.clock["mine"] = 7
-    pending = worker.submit(lambda: device.clock.copy())
-    seen = pending.result(PATIENCE_S)
-    worker.close()
-    assert seen["mine"] == 7
-    assert device.clock["fscomm test"] == pending.mark.clock["fscomm test"] == 1
+def looked_up_beside(rank: int, size: int) -> bool:
+    """Whether module b, which is not trained, gave its rows while a pending update of module a was under way."""
+    config = Config(modules=TWO, static_graph=False, builder=without_gradients, steps=5)
+    run = new_run(rank, size, config, "fscomm")
+    may_update = threading.Event()
+    gave_up: list[bool] = []
+    update = RowExchange.update
+
+    def held(self: RowExchange, *args: Any, collision: bool) -> None:
+        if not collision:
+            gave_up.append(not may_update.wait(PATIENCE_S))
+        update(self, *args, collision=collision)
+
+    may_update.set()
+    with pytest.MonkeyPatch.context() as patch, run.enable() as comm:
+        patch.setattr(RowExchange, "update", held)
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step == 4:
+                may_update.clear()
+            run.train(step, batch)
+            if step == 4:
+                with torch.no_grad():
+                    dict(run.model.module.embeddings["b"](batch.ids["b"]).items())
+                may_update.set()
+    return bool(gave_up) and not any(gave_up)
 
 
-class Payload:
-    """Something that a weak reference can point to."""
+def test_a_module_waits_for_updates_of_its_own() -> None:
+    assert shared_world(2).run(looked_up_beside) == [True, True]
 
 
-def test_work_under_way_keeps_what_it_uses() -> None:
-    device = Clocks()
-    worker = Worker("test", pytest.fail, device=device, limit_s=PATIENCE_S)
+def collision_behind_exclusive(rank: int, size: int) -> list[int]:
+    """Exclusive work waits for the wire, collision work waits for that, and more collision work could go at once."""
+    model, _ = build(CONFIGS["row"], size)
+    done: list[int] = []
+    begun = threading.Event()
+    with fscomm.enable(model, timeout_s=PATIENCE_S) as comm:
+        assert comm._engine is not None
+        connections = comm._engine._connections
 
-    def submitted() -> tuple[Any, weakref.ref[Payload]]:
-        held = Payload()
+        def exclusive() -> None:
+            begun.wait(PATIENCE_S)
+            connections.wire_gate.wait()
+            done.append(1)
 
-        def work(held: Payload = held) -> None:
-            del held
-
-        pending = worker.submit(work)
-        pending.result(PATIENCE_S)
-        return pending.mark, weakref.ref(held)
-
-    mark, held = submitted()
-    worker.submit(lambda: None).result(PATIENCE_S)
-    assert held() is not None
-    device.wait(mark, PATIENCE_S)
-    worker.submit(lambda: None).result(PATIENCE_S)
-    worker.submit(lambda: None).result(PATIENCE_S)
-    assert held() is None
-    worker.close()
+        first = connections.submit("exclusive", exclusive)
+        second = connections.submit_collision(lambda: done.append(2), after=[first], expecting=lambda: False)
+        third = connections.submit_collision(lambda: done.append(3), after=[], expecting=lambda: False)
+        begun.set()
+        try:
+            third.result(PATIENCE_S)
+        finally:
+            connections.wire_gate.stop()
+        second.result()
+    return done
 
 
-def test_closing_waits_for_the_device() -> None:
-    device = Clocks()
-    worker = Worker("test", pytest.fail, device=device, limit_s=PATIENCE_S)
-    marks = []
-    for _ in range(3):
-        pending = worker.submit(lambda: None)
-        pending.result(PATIENCE_S)
-        marks.append(pending.mark)
-    worker.close()
-    assert [mark in device.waited for mark in marks] == [True] * 3
+def test_the_wire_is_not_kept_for_what_waits_for_the_wire() -> None:
+    assert shared_world(2).run(collision_behind_exclusive) == [[1, 2, 3]] * 2
 
 
 def not_on_a_gpu(rank: int, size: int) -> dict[str, str]:
@@ -206,12 +195,50 @@ def test_tables_elsewhere_than_the_transport_is_for_run_plainly() -> None:
         assert said["embeddings.a"].startswith("there is no transport for these rows (transport='nccl'). not nccl:")
 
 
-def _is_device(make: Callable[[], Device]) -> Device:
-    return make()
+# What CUDA's side of `fscomm.device` asks of torch, on torch without a GPU.
+
+WHERE = torch.device("cuda", 0)
 
 
-def test_the_devices_keep_to_the_protocol() -> None:
-    """Checked by mypy; the CPU needs no marks."""
-    host = _is_device(Host)
-    assert host.mark() is None
-    assert host.is_done(None)
+class Mark:
+    """An event that is done when it was asked for so often."""
+
+    def __init__(self, asks: float) -> None:
+        self.asks = asks
+
+    def query(self) -> bool:
+        self.asks -= 1
+        return self.asks <= 0
+
+
+def test_waiting_ends_when_the_device_is_done_and_at_the_latest_at_the_limit() -> None:
+    device = Cuda(WHERE)
+    device.wait(Mark(1), 0.0)
+    device.wait(Mark(20), 60.0)
+    with pytest.raises(TimeoutError, match=r"cuda:0 did not come to the end .* within 0.05 s.*raise timeout_s"):
+        device.wait(Mark(float("inf")), 0.05)
+
+
+@pytest.mark.parametrize("use", [lambda device: device.mark(), lambda device: device.after(Mark(1))])
+def test_a_stream_whose_work_goes_into_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch, use: Any) -> None:
+    issued: list[str] = []
+    stream = SimpleNamespace(record_event=lambda: issued.append("record"), wait_event=lambda _: issued.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+        use(Cuda(WHERE))
+    assert issued == []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    use(Cuda(WHERE))
+    assert len(issued) == 1
+
+
+def test_an_event_that_may_not_be_asked_for_during_a_capture_says_so() -> None:
+    mark = Mark(1)
+    for said, told in (
+        ("operation not permitted when stream is capturing", "a CUDA graph is being captured"),
+        ("an illegal memory access was encountered", "illegal memory access"),
+    ):
+        mark.query = Mock(side_effect=RuntimeError(f"CUDA error: {said}"))  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match=told):
+            Cuda(WHERE).is_done(mark)

@@ -5,22 +5,27 @@ Ranks that are late, killed or stopped: `tests/realtime/test_late_or_lost_in_a_b
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from exact import Run, build_again, compare, new_run
+from exact import Run, build_again, new_run
 from exact_kinds import TWO
 from exact_model import Batch, Config
 from patience import PATIENCE_S, until
-from worlds import World, shared_world
+from worlds import shared_world
 
 import fscomm
+from fscomm.errors import PeerError
 from fsdata import rebalance
 
 CONFIG = Config(modules=TWO, static_graph=False)
 ALONE = CONFIG.but(data_parallel=False)  # without DDP, whose own exchange would hang first
 ODD = 1  # the rank that does something else
+STEP = 3  # where it does
 
 
 def heard(rank: int, size: int, config: Config, loop: Callable[[Run], None], *, stays: str = "") -> tuple[str, str]:
@@ -42,120 +47,46 @@ def heard(rank: int, size: int, config: Config, loop: Callable[[Run], None], *, 
     return said
 
 
-def loader_ends_early(run: Run) -> None:
-    with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader(0, 4 if run.rank == ODD else 6))):
-            run.train(step, batch)
+def differs(what: str, run: Run) -> None:
+    """The odd rank does `what` at step `STEP`."""
 
-
-def loader_raises(run: Run) -> None:
     def load() -> Iterator[Batch]:
-        yield from run.loader(0, 3)
-        if run.rank == ODD:
-            raise OSError("bad disk")
-        yield from run.loader(3, 6)
+        for step, batch in enumerate(run.loader()):
+            if run.rank == ODD and step == STEP and what == "loader ends":
+                return
+            if run.rank == ODD and step == STEP and what == "loader raises":
+                raise OSError("bad disk")
+            yield batch
 
     with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
         for step, batch in enumerate(comm.lookahead(load())):
-            run.train(step, batch)
-
-
-def loop_raises(run: Run) -> None:
-    with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            if run.rank == ODD and step == 3:
-                raise KeyError("out of cheese")
-            run.train(step, batch)
-
-
-def loop_raises_in_forward(run: Run) -> None:
-    with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.optimizer.zero_grad()
-            loss = run.loss(step, batch)
-            if run.rank == ODD and step == 3:
-                raise KeyError("out of cheese")
-            loss.backward()
-            run.optimizer.step()
-
-
-def leaves_early(run: Run) -> None:
-    with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.train(step, batch)
-            if run.rank == ODD and step == 3:
+            now = what if run.rank == ODD and step == STEP else ""
+            if now == "leaves":
                 break
-
-
-def skips_backward(run: Run) -> None:
-    with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            if run.rank == ODD and step == 3:
-                run.loss(step, batch)
-            else:
-                run.train(step, batch)
-
-
-def skips_forward(run: Run) -> None:
-    with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            if run.rank == ODD and step == 3:
+            if now == "skips forward":
                 continue
-            run.train(step, batch)
+            loss = run.loss(step, batch)
+            if now == "raises":
+                raise KeyError("out of cheese")
+            if now != "skips backward":
+                loss.backward()
 
 
-def evaluates_alone(run: Run) -> None:
-    """An eval forward is a collective of TorchRec's own; here one rank makes another training forward instead."""
-    with fscomm.enable(run.model, timeout_s=PATIENCE_S) as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.train(step, batch)
-            if run.rank == ODD and step == 3:
-                run.train(30, batch)
-
-
-# (loop, the odd rank hears, the others hear, words that all others' messages hold)
-CASES: list[tuple[Callable[[Run], None], str, str, str]] = [
-    (loader_ends_early, "MismatchError", "MismatchError", "rank 1 ended at batch 4"),
-    (loader_raises, "OSError", "MismatchError", "rank 1 failed at batch 3"),
-    (loop_raises, "KeyError", "PeerError", "rank 1"),
-    (loop_raises_in_forward, "KeyError", "PeerError", "rank 1"),
-    (leaves_early, "", "PeerError", "rank 1"),
-    (skips_backward, "MismatchError", "MismatchError", "by rank is"),
-    (skips_forward, "MismatchError", "MismatchError", "by rank is"),
-    (evaluates_alone, "MismatchError", "MismatchError", "step by rank is"),
-]
-
-
-FORMS_OF_OTHERS = (loop_raises_in_forward, skips_backward)
-PARAMS = [
-    pytest.param(*case, id=case[0].__name__, marks=[pytest.mark.long] * (case[0] in FORMS_OF_OTHERS)) for case in CASES
-]
-
-
-@pytest.mark.parametrize(("loop", "odd", "others", "words"), PARAMS)
-def test_all_raise_and_name_the_rank(loop: Callable[[Run], None], odd: str, others: str, words: str) -> None:
-    check(shared_world(3), loop, odd, others, words)
-
-
-def check(world: World, loop: Callable[[Run], None], odd: str, others: str, words: str) -> None:
-    for rank, (kind, text) in enumerate(world.run(heard, ALONE, loop)):
+@pytest.mark.parametrize(
+    ("what", "odd", "others", "words"),  # the odd rank hears, the others hear, words that all others' messages hold
+    [
+        ("loader ends", "MismatchError", "MismatchError", "rank 1 ended at batch 3"),
+        ("loader raises", "OSError", "MismatchError", "rank 1 failed at batch 3"),
+        ("raises", "KeyError", "PeerError", "rank 1"),
+        ("leaves", "", "PeerError", "rank 1"),
+        ("skips backward", "MismatchError", "MismatchError", "backward passes by rank is"),
+        ("skips forward", "MismatchError", "MismatchError", "step by rank is"),
+    ],
+)
+def test_all_raise_and_name_the_rank(what: str, odd: str, others: str, words: str) -> None:
+    for rank, (kind, text) in enumerate(shared_world(3).run(heard, ALONE, partial(differs, what))):
         assert kind == (odd if rank == ODD else others), (rank, kind, text)
         assert rank == ODD or words in text
-
-
-def falls_back(run: Run) -> None:
-    """One rank's model gets other ids than were announced, so all run that step plainly."""
-    strange = run.loader(50, 60)
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.train(step, strange[step] if step in (2, 5) and run.rank == ODD else batch)
-
-
-@pytest.mark.long
-def test_one_rank_falls_back_and_all_agree() -> None:
-    for found, said in shared_world(3).run(compare, CONFIG, falls_back):
-        assert found == []
-        assert said["fallbacks"].keys() == {"embeddings.a", "embeddings.b"}
 
 
 def cost(batch: Batch) -> torch.Tensor:
@@ -185,3 +116,36 @@ def test_two_groups_ddp_and_redistribution_together() -> None:
     done = shared_world(2).run(two_groups, 5)
     assert len(set(done)) == 1
     assert done[0] >= 4
+
+
+def interrupted(rank: int, size: int, together: bool) -> list[str]:
+    """What a rank is told that Ctrl-C stopped after its backward pass; the other one stands still before its own."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    left = f"left {together}"
+    run = new_run(rank, size, ALONE, "fscomm")
+    try:
+        with fscomm.enable(run.model, timeout_s=2 * PATIENCE_S) as comm:
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                run.optimizer.zero_grad()
+                loss = run.loss(step, batch)
+                if step == STEP and rank != ODD and not together:
+                    store.wait([left], timedelta(seconds=PATIENCE_S))  # fails if the other rank waits for this one
+                loss.backward()
+                if step == STEP:
+                    raise KeyboardInterrupt
+                run.optimizer.step()
+    except (KeyboardInterrupt, PeerError) as error:
+        if rank == ODD:
+            store.set(left, "yes")
+        return list(getattr(error, "__notes__", []))
+    return []
+
+
+def test_ctrl_c_does_not_wait_for_a_rank_that_stands_still() -> None:
+    notes = shared_world(2).run(interrupted, False)[ODD]
+    assert "pending updates" in notes[0]
+    assert "Ctrl-C" in notes[0]
+
+
+def test_after_ctrl_c_updates_are_completed_where_all_ranks_come_to_them() -> None:
+    assert shared_world(2).run(interrupted, True) == [[], []]

@@ -18,7 +18,6 @@ from worlds import shared_world
 import fscomm
 from fscomm import comm
 from fscomm.exchange import connections
-from fscomm.tables.binding import Binding
 from fscomm.tables.torchrec import torchrec_library
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
@@ -27,22 +26,8 @@ ODD = 1
 PLACES = {  # where it fails, and in which call
     "tables": (torchrec_library, "bind", 1),
     "workers": (connections, "Worker", 2),
-    "proxies": (Binding, "proxies", 2),
     "flush points": (comm, "install", 2),
 }
-
-
-def failing(owner: Any, name: str, call: int) -> Any:
-    real, calls = getattr(owner, name), 0
-
-    def replaced(*args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise OSError("no descriptors left")
-        return real(*args, **options)
-
-    return mock.patch.object(owner, name, replaced)
 
 
 def enter(
@@ -54,7 +39,10 @@ def enter(
         pass  # what a first block leaves in a process, such as connections of torch, is not counted
     before = attachments(model, optimizer)
     threads, groups, files = set(threading.enumerate()), set(_world.pg_map), len(os.listdir("/proc/self/fd"))
-    with failing(*where) if rank == ODD else contextlib.nullcontext():
+    owner, name, call = where
+    works = [getattr(owner, name)] * (call - 1)
+    failing = mock.patch.object(owner, name, side_effect=Failing(*works))
+    with failing if rank == ODD else contextlib.nullcontext():
         try:
             fscomm.enable(model, timeout_s=timeout_s).__enter__()
             said = ""
@@ -67,6 +55,18 @@ def enter(
     if (more := len(os.listdir("/proc/self/fd")) - files) > 0:
         left.append(f"{more} descriptors")
     return said, left, compare(rank, size, CONFIG, base)[0] if goes_on else []
+
+
+class Failing:
+    """Calls what it is given, one after the other, then fails."""
+
+    def __init__(self, *works: Any) -> None:
+        self._works = list(works)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if not self._works:
+            raise OSError("no descriptors left")
+        return self._works.pop(0)(*args, **options)
 
 
 def entered(rank: int, size: int, place: str) -> tuple[str, list[str], list[str]]:

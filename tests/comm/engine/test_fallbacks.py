@@ -8,6 +8,7 @@ are lookups in host memory there.
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,11 +17,11 @@ import exact_kinds
 import pytest
 import torch
 from device_thread import compare_in_one_thread
-from exact import Run, compare
+from exact import Run, compare, lookups
 from exact_configs import CONFIGS
 from exact_kinds import BESIDE, SERVED, TWO, varying
 from exact_loops import LOOPS
-from exact_model import Config, build
+from exact_model import Batch, Config, build
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     CounterBasedRegularizationDefinition,
@@ -38,38 +39,19 @@ CONFIG = Config(modules=TWO, static_graph=False, even=True, steps=5)
 TRAINED: list[tuple[str, dict[str, str]]] = [
     ("checkpointed", {"embeddings.b": "checkpointing"}),
     ("used_twice", {"embeddings.b": "more often for one batch"}),
-    ("ids_made", {"embeddings.b": "not found in the batch"}),
+    ("ids_made", {"embeddings.b": "not found in the batch (Batch)"}),
     ("converted", {}),
-    ("uvm", {"embeddings.b": "kernel fused_uvm_caching"}),
-    ("managed", {"embeddings.b": "ShardedManagedCollisionEmbeddingCollection"}),
-    ("tracked", {"embeddings.b": "tracker"}),
     ("tracked_on_rank_1", {"embeddings.b": "on rank 1 a tracker follows"}),
     ("pooled", {"bag": "it got other features than the batch holds"}),
     ("hooked", {}),
     ("without_gradients", {}),
 ]
+IN_ONE_THREAD = pytest.param(compare_in_one_thread, marks=pytest.mark.long)
 
 
-REASON_IS_KNOWN_AT_ONCE = ("uvm", "managed", "tracked")  # `test_the_reason_is_reported` asks for it
-OF_BAD_USE = ("ids_made",)  # `test_features_that_are_nowhere`
-PARAMS = [
-    pytest.param(*each, id=each[0], marks=[pytest.mark.long] * (each[0] in REASON_IS_KNOWN_AT_ONCE + OF_BAD_USE))
-    for each in TRAINED
-]
-
-
-@pytest.mark.parametrize(("kind", "reasons"), PARAMS)
-def test_plain_beside_served(kind: str, reasons: dict[str, str]) -> None:
-    check_plain_beside_served(compare, kind, reasons)
-
-
-@pytest.mark.long
+@pytest.mark.parametrize("comparing", [compare, IN_ONE_THREAD])
 @pytest.mark.parametrize(("kind", "reasons"), TRAINED, ids=[kind for kind, _ in TRAINED])
-def test_plain_beside_served_with_one_thread_of_the_device(kind: str, reasons: dict[str, str]) -> None:
-    check_plain_beside_served(compare_in_one_thread, kind, reasons)
-
-
-def check_plain_beside_served(comparing: Callable[..., Any], kind: str, reasons: dict[str, str]) -> None:
+def test_plain_beside_served(kind: str, reasons: dict[str, str], comparing: Callable[..., Any]) -> None:
     config = CONFIG.but(builder=getattr(exact_kinds, kind))
     if kind == "pooled":
         config = config.but(modules={"a": (SERVED,)})
@@ -78,6 +60,13 @@ def check_plain_beside_served(comparing: Callable[..., Any], kind: str, reasons:
         assert said["fallbacks"].keys() == reasons.keys()
         for module, reason in reasons.items():
             assert reason in said["fallbacks"][module]
+    if kind == "ids_made":
+        assert "features={'embeddings.b': lambda batch: ...}" in said["fallbacks"]["embeddings.b"]
+    if kind == "used_twice":  # the line is of the user's code, not of torch or TorchRec
+        file, line = re.findall(r"called at (\w+\.py):(\d+)", said["fallbacks"]["embeddings.b"])[0]
+        assert file == "exact_kinds.py"
+        source = Path(exact_kinds.__file__).read_text().splitlines()
+        assert 'self.embeddings["b"](other)' in source[int(line) - 1]
 
 
 def with_calls(run: Run) -> None:
@@ -89,53 +78,48 @@ def with_calls(run: Run) -> None:
             run.record(f"calls of hooks {name}", module.calls)
 
 
-def vary(run: Run, chosen: Callable[[int], bool]) -> None:
-    """At the chosen steps module b gets features whose batch sizes vary (VBE)."""
+def varies(run: Run, where: str) -> None:
+    """At two steps module b gets features whose batch sizes vary (VBE), on all ranks or on one."""
     batches = run.loader()
-    for step, batch in enumerate(batches):
-        if chosen(step):
-            batch.ids["b"] = varying(batch.ids["b"])
+    for step in (2, 3):
+        if where == "everywhere" or run.rank == 1:
+            batches[step].ids["b"] = varying(batches[step].ids["b"])
+    train_all(run, batches)
+
+
+def train_all(run: Run, batches: list[Batch]) -> None:
     with run.enable() as comm:
         for step, batch in enumerate(comm.lookahead(batches)):
             run.train(step, batch)
 
 
-def always_vary(run: Run) -> None:
-    vary(run, lambda _: True)
-
-
-def sometimes_vary(run: Run) -> None:
-    vary(run, lambda step: step in (2, 3))
-
-
-def vary_first(run: Run) -> None:
-    vary(run, lambda step: step == 0)
-
-
-def vary_on_one_rank(run: Run) -> None:
-    vary(run, lambda step: step in (2, 3) and run.rank == 1)
-
-
-OTHER_STEPS = [pytest.param(loop, marks=pytest.mark.long) for loop in (always_vary, vary_first)]
-
-
-@pytest.mark.parametrize("loop", [sometimes_vary, vary_on_one_rank, *OTHER_STEPS])
-def test_batch_sizes_that_vary_by_feature(loop: Callable[[Run], None]) -> None:
+@pytest.mark.parametrize("where", ["everywhere", "on rank 1"])
+def test_batch_sizes_that_vary_by_feature(where: str) -> None:
+    loop = partial(varies, where=where)
     for rank, (found, said) in enumerate(shared_world(2).run(compare, CONFIG.but(even=False), loop)):
         assert found == []
-        elsewhere = rank == 0 and loop is vary_on_one_rank
         assert said["fallbacks"].keys() == {"embeddings.b"}
-        assert ("another rank" if elsewhere else "(VBE)") in said["fallbacks"]["embeddings.b"]
+        why = "another rank" if rank == 0 and where != "everywhere" else "(VBE)"
+        assert why in said["fallbacks"]["embeddings.b"]
 
 
-def test_a_reason_names_the_line_that_called_the_module() -> None:
-    """Of the user's code, not of torch or TorchRec."""
-    config = CONFIG.but(builder=exact_kinds.used_twice)
-    source = Path(exact_kinds.__file__).read_text().splitlines()
-    for _, said in shared_world(2).run(compare, config, LOOPS["base"]):
-        file, line = re.findall(r"called at (\w+\.py):(\d+)", said["fallbacks"]["embeddings.b"])[0]
-        assert file == "exact_kinds.py"
-        assert 'self.embeddings["b"](other)' in source[int(line) - 1]
+def strays(run: Run) -> None:
+    """At one step rank 1 gives module b an id that its table does not have. TorchRec's kernel reads row 0 for it."""
+    batches = run.loader()
+    if run.rank == 1:
+        ids = batches[2].ids["b"].values()
+        assert len(ids)
+        ids[0] = BESIDE.rows + 7
+    train_all(run, batches)
+
+
+def test_a_module_that_gets_an_id_outside_its_table_runs_plainly_on_all_ranks() -> None:
+    for found, said in shared_world(2).run(compare, CONFIG, strays):
+        assert found == []
+        assert said["fallbacks"].keys() == {"embeddings.b"}
+        assert "step 2: an id lies outside its table" in said["fallbacks"]["embeddings.b"]
+        forwards = said["report"]["forwards"]
+        assert forwards["embeddings.a"]["served"] == forwards["embeddings.b"]["served"] + 1
 
 
 ONE = replace(BESIDE, features=("s0",))
@@ -149,23 +133,23 @@ GLOBAL_DECAY = {
 }
 PARTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum"),)}
 ON_HOSTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum", sharding="host"),)}
-ASKED: list[tuple[str, int, Config, str]] = [
-    ("uvm", 2, CONFIG, "kernel fused_uvm_caching"),
-    ("managed", 2, CONFIG, "ShardedManagedCollisionEmbeddingCollection"),
-    ("tracked", 2, CONFIG, "tracker"),
-    ("dense_kernel", 2, CONFIG, "kernel dense"),
-    ("data_parallel", 2, CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
-    ("compiled", 2, CONFIG, "compiled"),
-    ("two_dimensional", 2, CONFIG, "2D"),
-    ("in_groups", 2, CONFIG.but(quantised=("int8", "fp32")), "groups of 32 numbers, which do not cut 8 columns"),
-    ("in_four_bits", 2, CONFIG.but(quantised=("mx4", "fp32")), "never measured here (MX4)"),
-    ("in_parts", 2, CONFIG.but(modules=PARTS, quantised=("int8", "int8")), "added up as INT8"),
-    ("on_hosts", 2, CONFIG.but(modules=ON_HOSTS, quantised=("fp16", "fp16")), "quantised twice"),
-    ("half_given", 2, CONFIG.but(quantised=("fp16", "fp16"), half_output=True), "communication of torch.float16 rows"),
-    ("ensemble", 2, CONFIG, "ENSEMBLE_ROWWISE_ADAGRAD"),
-    ("half_state", 2, CONFIG, "rounded at random"),
-    ("counters", 2, CONFIG.but(fused=LARGEST_COUNTER), "compared with the largest one"),
-    ("global_decay", 2, CONFIG.but(fused=GLOBAL_DECAY), "global weight decay"),
+ASKED: list[tuple[str, Config, str]] = [
+    ("uvm", CONFIG, "kernel fused_uvm_caching"),
+    ("managed", CONFIG, "ShardedManagedCollisionEmbeddingCollection"),
+    ("tracked", CONFIG, "tracker"),
+    ("dense_kernel", CONFIG, "kernel dense"),
+    ("data_parallel", CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
+    ("compiled", CONFIG, "compiled"),
+    ("two_dimensional", CONFIG, "2D"),
+    ("in_groups", CONFIG.but(quantised=("int8", "fp32")), "groups of 32 numbers, which do not cut 8 columns"),
+    ("in_four_bits", CONFIG.but(quantised=("mx4", "fp32")), "never measured here (MX4)"),
+    ("in_parts", CONFIG.but(modules=PARTS, quantised=("int8", "int8")), "added up as INT8"),
+    ("on_hosts", CONFIG.but(modules=ON_HOSTS, quantised=("fp16", "fp16")), "quantised twice"),
+    ("half_given", CONFIG.but(quantised=("fp16", "fp16"), half_output=True), "communication of torch.float16 rows"),
+    ("ensemble", CONFIG, "ENSEMBLE_ROWWISE_ADAGRAD"),
+    ("half_state", CONFIG, "rounded at random"),
+    ("counters", CONFIG.but(fused=LARGEST_COUNTER), "compared with the largest one"),
+    ("global_decay", CONFIG.but(fused=GLOBAL_DECAY), "global weight decay"),
 ]
 
 
@@ -178,58 +162,32 @@ def ask(rank: int, size: int, config: Config) -> dict[str, str]:
     return dict(comm.report().fallbacks)
 
 
-@pytest.mark.parametrize(("kind", "size", "config", "reason"), ASKED, ids=[each[0] for each in ASKED])
-def test_the_reason_is_reported(kind: str, size: int, config: Config, reason: str) -> None:
-    config = config.but(builder=getattr(exact_kinds, kind, None))
-    for fallbacks in shared_world(size).run(ask, config):
+@pytest.mark.parametrize(("kind", "config", "reason"), ASKED, ids=[each[0] for each in ASKED])
+def test_the_reason_is_reported(kind: str, config: Config, reason: str) -> None:
+    for fallbacks in shared_world(2).run(ask, config.but(builder=getattr(exact_kinds, kind, None))):
         assert reason in fallbacks["embeddings.b"]
 
 
-def served_alone(rank: int, size: int) -> Any:
-    model, _ = build(CONFIG, size)
-    with fscomm.enable(model, strict=True) as comm:
-        pass
-    return dict(comm.report().fallbacks)
-
-
-def test_nothing_to_report() -> None:
-    assert shared_world(2).run(served_alone) == [{}, {}]
-
-
-def rounded(rank: int, size: int) -> list[str | None]:
-    """What is said of module b on CPU and, if its tables were there, on CUDA, by the precision of its rows."""
-    model, _ = build(CONFIG, size)
-    module = model.module.embeddings["b"]
-    said = []
-    for device in ("cpu", "cuda"):
-        for precision in (SparseType.FP32, SparseType.FP16, SparseType.BF16):
-            for lookup in module._lookups:
-                for kernel in lookup._emb_modules:
-                    kernel.emb_module.weights_precision = precision
-            with mock.patch.object(servable, "where", return_value=torch.device(device)):
-                said.append(servable.problem_here(module))
-    return said
-
-
-def on_cuda(rank: int, size: int) -> str | None:
-    """What would be said of a mean of table-wise bags if its tables were on CUDA."""
-    model, _ = build(CONFIGS["pooled table mean"], size)
-    module = model.module.embeddings["a"]
-    assert servable.problem_here(module) is None
-    with mock.patch.object(servable, "where", return_value=torch.device("cuda")):
+def of_tables_on(device: str, module: Any) -> str | None:
+    """What would be said of the module if its tables were on that device."""
+    with mock.patch.object(servable, "where", return_value=torch.device(device)):
         return servable.problem_here(module)
 
 
-def test_means_on_cuda_wait_for_a_measurement() -> None:
-    why = shared_world(1).run(on_cuda)[0]
-    assert why is not None
-    assert "never measured" in why
+def on_cuda(rank: int, size: int) -> None:
+    model, _ = build(CONFIGS["pooled table mean"], size)
+    module = model.module.embeddings["a"]
+    assert of_tables_on("cpu", module) is None
+    assert "never measured" in (of_tables_on("cuda", module) or "")
+    model, _ = build(CONFIG, size)
+    module = model.module.embeddings["b"]
+    assert of_tables_on("cuda", module) is None
+    for precision in (SparseType.FP16, SparseType.BF16):
+        for _, _, kernel in lookups(model):
+            kernel.weights_precision = precision
+        assert of_tables_on("cpu", module) is None
+        assert "stochastically" in (of_tables_on("cuda", module) or "")
 
 
-def test_rounding_by_chance_does_not_repeat() -> None:
-    *on_cpu, fp32, fp16, bf16 = shared_world(1).run(rounded)[0]
-    assert on_cpu == [None] * 3
-    assert fp32 is None
-    assert fp16 is not None
-    assert "stochastically" in fp16
-    assert bf16 == fp16
+def test_rounding_by_chance_and_means_are_not_served_on_cuda() -> None:
+    shared_world(1).run(on_cuda)

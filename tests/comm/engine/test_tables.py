@@ -3,7 +3,6 @@
 The plain side is the kernel as TorchRec makes it: one forward and one backward over all rows of a step.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +21,7 @@ DIM = 8
 ROWS = (11, 6)  # of the two tables of a kernel
 FEATURES = (0, 0, 1)  # the table of each
 OPTIMIZERS = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
-PRECISIONS = [SparseType.FP32, SparseType.FP16]
 Ids = list[Tensor]  # by feature
-
-every_kernel = pytest.mark.parametrize(
-    ("optimizer", "precision"),
-    [(optimizer, precision) for optimizer in OPTIMIZERS for precision in PRECISIONS],
-    ids=lambda value: value.name.lower(),
-)
 
 
 def kernel(optimizer: EmbOptimType = EmbOptimType.EXACT_ADAGRAD, precision: SparseType = SparseType.FP32) -> Any:
@@ -86,6 +78,12 @@ def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper
     assert torch.equal(received, before)
 
 
+def looking_up(ids: Ids) -> Lookup:
+    """All rows, the last one first."""
+    index = torch.arange(sum(map(len, ids))).flip(0)
+    return Lookup(ids=torch.cat(ids), offsets=offsets_of(ids), index=index, splits=[])
+
+
 def tables_of(*kernels: Any, divide_by: Sequence[int] = ()) -> Tables:
     codecs = as_they_are(torch.float32, DIM)
     return Tables(list(kernels), dim=DIM, codecs=codecs, divide_by=divide_by, where=torch.device("cpu"))
@@ -106,112 +104,35 @@ def assert_same(a: Any, b: Any) -> None:
         assert torch.equal(tensor, other[name]), name
 
 
-@every_kernel
-@pytest.mark.parametrize("first", [0, 1], ids=["even rows first", "odd rows first"])
-def test_updates_on_disjoint_rows_are_the_plain_update(
-    optimizer: EmbOptimType, precision: SparseType, first: int
-) -> None:
-    """By two shadows, as two workers have them, over several steps."""
-    plain, served = kernel(optimizer, precision), kernel(optimizer, precision)
-    workers = [tables_of(served), tables_of(served)]
-    before = state(served)
-    for step in range(4):
-        ids = draw(step)
-        gradients = gradients_of(ids, 100 + step)
-        plain_update(plain, ids, gradients)
-        hypers = [take_hyper(served)]
-        masks = halves(ids)
-        for worker in (first, 1 - first):
-            update(workers[worker], chosen(ids, masks[worker]), chosen(gradients, masks[worker]), hypers)
-    assert_same(plain, served)
-    assert not torch.equal(state(served)["weights_host"], before["weights_host"])
-
-
-@every_kernel
+@pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.FP16], ids=lambda value: value.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda value: value.name)
 def test_a_late_update_uses_rate_counter_and_arguments_of_its_step(
     optimizer: EmbOptimType, precision: SparseType
 ) -> None:
-    """Odd rows of a step are updated after the next step's forward and optimizer step."""
+    """By two shadows, as two workers have them: odd rows of a step after the next step's forward and optimizer step."""
     plain, served = kernel(optimizer, precision), kernel(optimizer, precision)
-    tables = tables_of(served)
+    at_once, late = tables_of(served), tables_of(served)
+    before = state(served)
     pending: list[Any] = []
     for step, (rate, eps) in enumerate([(0.1, 1e-3), (0.5, 0.2), (0.02, 0.7)]):
         for each in (plain, served):
             each.set_learning_rate(rate)
             each.optimizer_args = each.optimizer_args._replace(eps=eps)
+        arguments = served.optimizer_args
         ids = draw(step)
         gradients = gradients_of(ids, 100 + step)
         plain_update(plain, ids, gradients)
         hypers = [take_hyper(served)]
         even, odd = halves(ids)
-        for late in pending:
-            update(tables, *late)
-        update(tables, chosen(ids, even), chosen(gradients, even), hypers)
+        for each in pending:
+            update(late, *each)
+        update(at_once, chosen(ids, even), chosen(gradients, even), hypers)
         pending = [(chosen(ids, odd), chosen(gradients, odd), hypers)]
-    for late in pending:
-        update(tables, *late)
+        assert served.optimizer_args is arguments, "those of the kernel are the user's"
+    for each in pending:
+        update(late, *each)
     assert_same(plain, served)
-
-
-@every_kernel
-def test_the_kernel_itself_is_left_alone(
-    optimizer: EmbOptimType, precision: SparseType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its counter, rate and arguments are the user's; the shadow's are those it was told."""
-    served = kernel(optimizer, precision)
-    hyper = take_hyper(served)
-    tables = tables_of(served)
-    for _ in range(3):
-        take_hyper(served)
-    served.set_learning_rate(7.0)
-    before, arguments = state(served), served.optimizer_args
-    calls = []
-    forward = type(served).forward
-
-    def watched(self: Any, *args: Any, **options: Any) -> Tensor:
-        result = forward(self, *args, **options)
-        calls.append((self is served, float(self.learning_rate_tensor), int(self.iter_cpu), self.optimizer_args))
-        return result
-
-    monkeypatch.setattr(type(served), "forward", watched)
-    ids = draw(1)
-    update(tables, ids, gradients_of(ids, 2), [hyper])
-    counted = optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD  # the only one of them that counts
-    told = hyper.iteration if counted else hyper.iteration - 1
-    assert calls == [(False, pytest.approx(0.1), told, hyper.arguments)]
-    after = state(served)
-    for name in before.keys() - {"weights_host", "momentum1_host"}:
-        assert torch.equal(before[name], after[name]), name
-    assert served.optimizer_args is arguments
-    assert not torch.equal(before["weights_host"], after["weights_host"])
-
-
-@every_kernel
-def test_taking_the_hyper_state_counts_as_one_forward(optimizer: EmbOptimType, precision: SparseType) -> None:
-    plain, served = kernel(optimizer, precision), kernel(optimizer, precision)
-    for step in range(3):
-        for each in (plain, served):
-            each.set_learning_rate(0.5 + step)
-        ids = draw(step)
-        plain(torch.cat(ids), offsets_of(ids))
-        hyper = take_hyper(served)
-        assert hyper.iteration == int(plain.iter_cpu)
-        assert hyper.learning_rate == 0.5 + step
-        assert hyper.arguments == plain.optimizer_args
-    assert_same(plain, served)
-
-
-@every_kernel
-def test_rows_are_those_of_the_kernel(optimizer: EmbOptimType, precision: SparseType) -> None:
-    served = kernel(optimizer, precision)
-    before = state(served)
-    ids = [torch.tensor([4, 0]), torch.empty(0, dtype=torch.int64), torch.tensor([5])]
-    index = torch.tensor([2, 0, 0, 1])
-    rows = tables_of(served).lookup(Lookup(ids=torch.cat(ids), offsets=offsets_of(ids), index=index, splits=[]))
-    first, second = served.split_embedding_weights()
-    assert torch.equal(rows, torch.stack([second[5], first[4], first[4], first[0]]).float())
-    assert not rows.requires_grad
-    assert all(torch.equal(before[name], tensor) for name, tensor in state(served).items())
+    assert not torch.equal(state(served)["weights_host"], before["weights_host"])
 
 
 def test_several_kernels_side_by_side() -> None:
@@ -230,11 +151,8 @@ def test_several_kernels_side_by_side() -> None:
     for a, b in zip(plain, served, strict=True):
         assert_same(a, b)
     ids = [*draw(5), *draw(6)]
-    everything = Lookup(
-        ids=torch.cat(ids), offsets=offsets_of(ids), index=torch.arange(sum(map(len, ids))).flip(0), splits=[]
-    )
     rows = [of(torch.cat(part), offsets_of(part)) for of, part in zip(plain, (ids[:3], ids[3:]), strict=True)]
-    assert torch.equal(tables.lookup(everything), torch.cat(rows).flip(0))
+    assert torch.equal(tables.lookup(looking_up(ids)), torch.cat(rows).flip(0))
 
 
 @pytest.mark.parametrize("divide_by", [(3, 1), (3, 3)])
@@ -248,37 +166,20 @@ def test_gradients_are_divided_by_the_ranks_where_torchrec_does(divide_by: tuple
     assert torch.equal(state(plain)["weights_host"], state(served)["weights_host"])
 
 
-def test_a_replaced_weights_tensor_is_noticed() -> None:
+@pytest.mark.parametrize("name", ["weights_host", "momentum1_host"])
+def test_replaced_memory_is_noticed(name: str) -> None:
     """By updates and look-ups; what it replaced is not written any more."""
     plain, served = kernel(), kernel()
     tables = tables_of(served)
     ids = draw(1)
     update(tables, ids, gradients_of(ids, 2), [take_hyper(served)])
     plain_update(plain, ids, gradients_of(ids, 2))
-    old = served.weights_host
-    for each in (plain, served):
-        each.weights_host = torch.nn.Parameter(each.weights_host.detach() * 2)
-    kept = old.detach().clone()
-    everything = Lookup(ids=torch.cat(ids), offsets=offsets_of(ids), index=torch.arange(sum(map(len, ids))), splits=[])
-    assert torch.equal(tables.lookup(everything), plain(torch.cat(ids), offsets_of(ids)))
-    update(tables, ids, gradients_of(ids, 3), [take_hyper(served)])
-    plain_update(plain, ids, gradients_of(ids, 3))
-    assert torch.equal(plain.weights_host, served.weights_host)
-    assert torch.equal(plain.momentum1_host, served.momentum1_host)
-    assert torch.equal(old, kept)
-
-
-def test_a_replaced_optimizer_state_is_noticed() -> None:
-    """What it replaced is not written any more."""
-    plain, served = kernel(), kernel()
-    tables = tables_of(served)
-    ids = draw(1)
-    update(tables, ids, gradients_of(ids, 2), [take_hyper(served)])
-    plain_update(plain, ids, gradients_of(ids, 2))
-    old = served.momentum1_host
+    old = getattr(served, name)
     kept = old.detach().clone()
     for each in (plain, served):
-        each.momentum1_host = torch.nn.Parameter(each.momentum1_host.detach() * 2 + 1)
+        setattr(each, name, torch.nn.Parameter(getattr(each, name).detach() * 2 + 1))
+    assert torch.equal(tables.lookup(looking_up(ids)), plain(torch.cat(ids), offsets_of(ids)).flip(0))
+    take_hyper(served)
     update(tables, ids, gradients_of(ids, 3), [take_hyper(served)])
     plain_update(plain, ids, gradients_of(ids, 3))
     assert_same(plain, served)
@@ -289,15 +190,10 @@ def test_without_rows_no_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> No
     served = kernel()
     tables = tables_of(served)
     hyper = take_hyper(served)
-    before = copy.deepcopy(state(served))
     monkeypatch.setattr(type(served), "forward", lambda *_, **__: pytest.fail("called"))
     nothing = [torch.empty(0, dtype=torch.int64)] * len(FEATURES)
     update(tables, nothing, [torch.empty(0, DIM)] * len(FEATURES), [hyper])
-    empty = Lookup(
-        ids=torch.cat(nothing), offsets=offsets_of(nothing), index=torch.empty(0, dtype=torch.int64), splits=[]
-    )
-    rows = tables.lookup(empty)
+    rows = tables.lookup(looking_up(nothing))
     assert (rows.shape, rows.dtype) == ((0, DIM), torch.float32)
-    assert all(torch.equal(before[name], tensor) for name, tensor in state(served).items())
-    none = Lookup(ids=empty.ids, offsets=torch.zeros(1, dtype=torch.int64), index=empty.index, splits=[])
+    none = Lookup(ids=nothing[0], offsets=torch.zeros(1, dtype=torch.int64), index=nothing[0], splits=[])
     assert tables_of().lookup(none).shape == (0, DIM)

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from fscomm.exchange.step import GroupAhead
 from fscomm.plan import routes
-from fscomm.plan.routes import Apply, Lookup, Merge, Request, SendGradients
+from fscomm.plan.group_plan import WayBack
+from fscomm.plan.routes import Apply, Lookup, Request, SendGradients
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
 from fscomm.plan.ways import PassOn
 
@@ -216,35 +218,29 @@ def look_up(shape: Shape, owner: int, lookup: Lookup) -> torch.Tensor:
     return as_ids(found)[lookup.index]
 
 
-def check_forward(
-    shape: Shape,
-    asked: Asked,
-    shared: set[int],
-    lookups: tuple[list[Lookup], list[Lookup]],
-    merges: list[Merge],
-    passed: tuple[list[PassOn], list[PassOn]] | None = None,
-) -> None:
-    """The exclusive and collision `lookups` [W], moved and merged, give every local output its row, each sent once.
-
-    passed: of both classes, what ranks pass on inside their host; then a row goes to each other host once.
-    """
-    exclusive, collision = ([look_up(shape, owner, lookup) for owner, lookup in enumerate(of)] for of in lookups)
-    early = exchange(
-        exclusive, [of.splits for of in lookups[0]], [merge.exclusive for merge in merges], shape.chunk_rows
-    )
-    late = exchange(collision, [of.splits for of in lookups[1]], [merge.collision for merge in merges], None)
-    if passed is not None:
-        check_hosts(shape, early, late)
-        early = pass_on(shape, early, passed[0])
-        late = pass_on(shape, late, passed[1])
-    for rank, merge in enumerate(merges):
-        assert (len(early[rank]), len(late[rank])) == (merge.exclusive_total, merge.collision_total)
-        assert set(late[rank].tolist()) <= shared
-        assert shared.isdisjoint(early[rank].tolist())
-        rows = torch.cat([early[rank], late[rank]])
+def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[GroupAhead]) -> None:
+    """What is fetched gives every local output its row. Each row is sent once to a rank; to a host, in two levels."""
+    two_levels = 1 < shape.ranks_per_host < shape.world_size
+    both = []
+    for kind, limit in (("exclusive", shape.chunk_rows), ("collision", None)):
+        lookups = [getattr(group, kind) for group in groups]
+        rows = [look_up(shape, owner, lookup) for owner, lookup in enumerate(lookups)]
+        coming = [getattr(group.merge, kind) for group in groups]
+        both.append(exchange(rows, [lookup.splits for lookup in lookups], coming, limit))
+    if two_levels:
+        check_hosts(shape, *both)
+        passed = [group.exclusive_passed for group in groups], [group.collision_passed for group in groups]
+        both = [pass_on(shape, *of_class) for of_class in zip(both, passed, strict=True)]
+    for rank, (group, early, late) in enumerate(zip(groups, *both, strict=True)):
+        assert (len(early), len(late)) == (group.merge.exclusive_total, group.merge.collision_total)
+        assert group.buffer.shape == (len(early) + len(late), 3)
+        assert set(late.tolist()) <= shared
+        assert shared.isdisjoint(early.tolist())
+        rows = torch.cat([early, late])
         wanted = codes_of(shape, asked, rank)
-        assert rows[merge.index].tolist() == local_order(asked, rank, wanted)
+        assert rows[group.merge.index].tolist() == local_order(asked, rank, wanted)
         assert sorted(rows.tolist()) == sorted(set(wanted)), "a row travels twice, or nobody asked for it"
+        assert group.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
 
 
 def check_hosts(shape: Shape, early: list[torch.Tensor], late: list[torch.Tensor]) -> None:
@@ -267,15 +263,23 @@ def pass_on(shape: Shape, rows: list[torch.Tensor], passed: list[PassOn]) -> lis
     return [torch.cat(both) for both in zip(rows, came, strict=True)]
 
 
-def check_backward(
+def check_gradients(shape: Shape, asked: Asked, shared: set[int], backs: Sequence[WayBack]) -> None:
+    """Gradients of both classes reach their rows in TorchRec's order."""
+    both = {"collision": (shared, None), "exclusive": (used(shape, asked) - shared, shape.chunk_rows)}
+    for kind, (rows, limit) in both.items():
+        sends, applies = ([getattr(back, f"{kind}_{what}") for back in backs] for what in ("send", "apply"))
+        check_updates(shape, asked, rows, sends, applies, limit)
+
+
+def check_updates(
     shape: Shape,
     asked: Asked,
-    shared: set[int],
+    chosen: set[int],
     sends: list[SendGradients],
     applies: list[Apply],
     limit: int | None,
 ) -> None:
-    """Gradients of the occurrences on the rows `shared` reach these rows in TorchRec's order."""
+    """Those of the occurrences on the rows `chosen`, and no others."""
     names = []
     for rank, send in enumerate(sends):
         local = as_ids([gradient_name(rank, i) for i in range(len(flat(asked.ids[rank])))])
@@ -294,4 +298,4 @@ def check_backward(
         for f, (table, of_feature) in enumerate(zip(tables_of(shape.runs[owner]), expected, strict=True)):
             rows = [code(owner, table, row) for row in ids[ends[f] : ends[f + 1]]]
             given = list(zip(rows, came[ends[f] : ends[f + 1]], strict=True))
-            assert given == [(row, name) for row, name in of_feature if row in shared]
+            assert given == [(row, name) for row, name in of_feature if row in chosen]

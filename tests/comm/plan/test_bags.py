@@ -201,66 +201,52 @@ def test_vectors_reach_the_outputs(found: World, share: float) -> None:
 
 @given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_gradients_reach_the_rows(found: World, share: float) -> None:
-    """Every row once with the gradient of every bag that holds it, and shared rows with the collision class."""
+    """As autograd has it; those of shared rows with the collision class."""
     shared = drawn_shared(found, share)
     ways: list[WayBack] = planned(found, shared, back=True)
     gradients = [
         torch.randint(-9, 10, (request.samples * bags.row_strips(layout), DIM)).float()
         for request, layout in zip(found.requests, found.layouts, strict=True)
     ]
+    added = [[torch.zeros_like(table) for table in tables] for tables in found.tables]
     kept = None
-    updates: list[list[Update]] = [[] for _ in found.layouts]
     for kind in ("collision", "exclusive"):
         sends, applies = ([getattr(way, f"{kind}_{what}") for way in ways] for what in ("send", "apply"))
         sent = [gradient[send.index] for gradient, send in zip(gradients, sends, strict=True)]
         received = exchange(sent, [each.splits for each in sends], [each.splits for each in applies], None)
         for rank, (apply, came) in enumerate(zip(applies, received, strict=True)):
             before = kept[rank] if kept is not None else came[:0]
-            layout = found.layouts[rank]
-            now = applied(layout, apply, torch.cat([before, came, torch.zeros(1, DIM)]))
-            updates[rank] += now
+            updated = add(found.layouts[rank], apply, torch.cat([before, came, torch.zeros(1, DIM)]), added[rank])
             rows = found.served[rank].rows
             tables = np.searchsorted(rows.ends, np.arange(len(rows)), side="right")
             allowed = zip(tables.tolist(), rows.ids.tolist(), shared[rank] == (kind == "collision"), strict=True)
-            of_class = {(table, row) for table, row, here in allowed if here}
-            assert {(tables_of(layout)[f], row) for f, row, _ in now} <= of_class
+            assert updated <= {(table, row) for table, row, here in allowed if here}
         kept = received
-    for rank, of_rank in enumerate(updates):
-        assert sorted(map(str, of_rank)) == sorted(map(str, wanted(found, rank, gradients)))
+    for rank, tables in enumerate(found.tables):
+        for table, sums in zip(tables, added[rank], strict=True):
+            table.requires_grad_()
+            table.grad = torch.zeros_like(sums)
+    for rank, (request, gradient) in enumerate(zip(found.requests, gradients, strict=True)):
+        if request.samples:
+            (expected(found, rank) * gradient.view(request.samples, -1)).sum().backward()
+    for rank, tables in enumerate(found.tables):
+        assert all(torch.equal(table.grad, sums) for table, sums in zip(tables, added[rank], strict=True))
 
 
-Update = tuple[int, int, list[float]]  # feature, id, vector
-
-
-def applied(layout: GroupLayout, apply: Any, came: torch.Tensor) -> list[Update]:
+def add(layout: GroupLayout, apply: Any, came: torch.Tensor, tables: list[torch.Tensor]) -> set[tuple[int, int]]:
+    """Add gradients to the rows of `tables` as a kernel does; which (table, row) were reached."""
     widths = layout.pooling.strips[layout.rank]
     samples = samples_of(apply, len(widths))
-    vectors = came[apply.index].view(samples, sum(widths) * DIM) if samples else came[:0]
     starts = torch.tensor([0, *widths]).cumsum(0) * DIM
-    return [
-        (f, row, vectors[b, starts[f] : starts[f + 1]].tolist())
-        for f in range(len(widths))
-        for b in range(samples)
-        for row in apply.ids[apply.offsets[f * samples + b] : apply.offsets[f * samples + b + 1]].tolist()
-    ]
-
-
-def wanted(found: World, owner: int, gradients: list[torch.Tensor]) -> list[Update]:
-    layout = found.layouts[owner]
-    strips = layout.pooling.strips
-    before = sum(map(sum, strips[: owner - owner % layout.pooling.owners : layout.pooling.owners]))
-    first = sum(map(len, strips[:owner]))
-    result = []
-    for rank, gradient in enumerate(gradients):
-        samples = found.requests[rank].samples
-        vectors = gradient.view(samples, -1) if samples else gradient
-        start = before * DIM
-        for f, width in enumerate(strips[owner]):
-            for b in range(samples):
-                for row in found.ids[rank][(first + f) * samples + b].tolist():
-                    result.append((f, row, vectors[b, start : start + width * DIM].tolist()))
-            start += width * DIM
-    return result
+    reached = set()
+    for f, table in enumerate(tables_of(layout)):
+        for b in range(samples):
+            vector = came[apply.index].view(samples, -1)[b, starts[f] : starts[f + 1]]
+            here = slice(int(apply.offsets[f * samples + b]), int(apply.offsets[f * samples + b + 1]))
+            weights = torch.ones(here.stop - here.start) if apply.weights is None else apply.weights[here]
+            tables[table].index_add_(0, apply.ids[here], weights[:, None] * vector)
+            reached |= {(table, row) for row in apply.ids[here].tolist()}
+    return reached
 
 
 def test_equal_bags_of_one_id_travel_once() -> None:

@@ -65,18 +65,6 @@ def test_a_chunk_is_what_a_rank_sends_to_all_others_and_has_a_row_at_least() -> 
     assert deferred([2, 1], 3, 1).exclusive == [[0, 0], [1, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("ranks", [2, 1024])
-def test_the_number_of_exchanges_depends_on_bytes_and_not_on_ranks_or_skew(ranks: int) -> None:
-    """1 GiB of rows of 512 bytes from a rank, 16 MiB in an exchange; once as even as can be, once to one peer."""
-    rows, step = (1 << 30) // 512, (16 << 20) // 512
-    even = [rows // ranks] * ranks
-    skewed = [rows - (ranks - 1) * 20, *[20] * (ranks - 1)]
-    for counts in (even, skewed):
-        cut = deferred(counts, sum(counts), step)
-        assert len(cut.exclusive) == 64
-        assert max(map(sum, cut.exclusive)) <= step + ranks
-
-
 def test_what_nothing_waits_for_stays_in_one_piece() -> None:
     cut = ways.cut(np.ones(16, np.bool_), np.array([7, 9]), 1, 1)
     assert cut.places.tolist() == list(range(16))
@@ -122,34 +110,7 @@ def test_a_row_takes_one_bit(rows: int, size: int) -> None:
     assert row_masks.sizes(1, [np.array([rows])], 1).tolist() == [size]
 
 
-def carriers(asking: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    out = np.empty(len(ids), np.int32)
-    wire_kernels.carriers(asking, ids, out)
-    return out
-
-
 def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:
-    found = carriers(np.ones((8000, 8), np.bool_), np.arange(8000))
+    found = np.empty(8000, np.int32)
+    wire_kernels.carriers(np.ones((8000, 8), np.bool_), np.arange(8000), found)
     assert np.bincount(found).tolist() == [1000] * 8
-
-
-@given(per_host=st.integers(2, 9), seed=SEEDS)
-def test_who_passes_a_row_on_asks_for_it_itself(per_host: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    asking = random.random((50, per_host)) < 0.3
-    asking[np.arange(50), random.integers(0, per_host, 50)] = True  # nobody is told of rows that nobody asks for
-    found = carriers(asking, random.integers(-3, 1 << 50, 50))
-    assert asking[np.arange(50), found].all()
-
-
-@given(hosts=st.integers(1, 4), per_host=st.integers(1, 5), rows=st.integers(1, 9), seed=SEEDS)
-def test_owners_know_which_ranks_of_a_host_ask_for_a_row(hosts: int, per_host: int, rows: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    asked = random.random((hosts, per_host, rows)) < 0.5
-    numbers = [np.flatnonzero(of_rank) for of_host in asked for of_rank in of_host]
-    out = np.empty((sum(map(len, numbers)), per_host), np.bool_)
-    wire_kernels.asking(
-        np.concatenate(numbers).astype(np.int32), np.array(list(map(len, numbers))), np.zeros(rows, np.uint64), out
-    )
-    expected = [asked[rank // per_host, :, row] for rank, of_rank in enumerate(numbers) for row in of_rank]
-    assert out.tolist() == [each.tolist() for each in expected]

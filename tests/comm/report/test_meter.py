@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fscomm.meter.clocks import StreamClock
 from fscomm.meter.intervals import KINDS, BubbleReport, Pass, StepTimes, Timeline, Wait, align, attribute
 from fscomm.meter.meter import BubbleMeter
 from fscomm.report.recorder import Recorder
@@ -288,34 +287,26 @@ class PlayedEvent:
         return float(np.float32(later.at_ms - self.at_ms))
 
 
-@pytest.fixture
-def on_cuda(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def test_on_cuda_time_is_that_of_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours later still exact. Steps are read when the stream has passed them."""
+    device = torch.device("cuda:3")
     monkeypatch.setattr(torch.cuda, "Event", PlayedEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: setattr(PlayedEvent, "done", True))
-    return torch.device("cuda:3")
 
-
-def test_on_cuda_time_is_that_of_the_compute_stream(on_cuda: torch.device) -> None:
-    clock = StreamClock(on_cuda)
-    start = clock.seconds([clock.mark()])[0]
-    for step in range(1, 200):
-        PlayedEvent.now_ms += 123_456.0  # two minutes a step
-        begin = clock.mark()
-        PlayedEvent.now_ms += 0.001
-        seconds = clock.seconds([begin, clock.mark()])
-        assert seconds[1] - seconds[0] == pytest.approx(1e-6, abs=1e-9), "hours later still exact"
-        assert seconds[0] - start == pytest.approx(123.456 * step + 1e-6 * (step - 1))
-
-
-def test_steps_of_a_stream_are_read_when_it_has_passed_them(on_cuda: torch.device) -> None:
     class OnCuda(nn.Module):
         def parameters(self, recurse: bool = True) -> Iterator[Any]:
-            return iter([SimpleNamespace(is_cuda=True, device=on_cuda)])
+            return iter([SimpleNamespace(is_cuda=True, device=device)])
 
-    meter = BubbleMeter(OnCuda())
-    PlayedEvent.done = False
-    with meter:
-        for _ in meter.watch(range(3)):
-            PlayedEvent.now_ms += 2.0
-    assert [step.compute for step in meter.report().steps] == pytest.approx([0.002] * 3)
+    def slow() -> Iterator[int]:
+        for step in range(200):
+            PlayedEvent.now_ms += 123_456.0 if step < 100 else 0.0
+            yield step
+
+    monkeypatch.setattr(PlayedEvent, "done", False)
+    with BubbleMeter(OnCuda()) as meter:
+        for _ in meter.watch(slow()):
+            PlayedEvent.now_ms += 0.001
+    steps = meter.report().steps
+    assert [step.data for step in steps] == pytest.approx([123.456] * 100 + [0.0] * 100)
+    assert [step.compute for step in steps[100:]] == pytest.approx([1e-6] * 100, abs=1e-9)

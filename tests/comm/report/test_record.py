@@ -1,13 +1,11 @@
 """What the recorder adds up, with a clock that the test turns; and the trace of it, in the Trace Event Format."""
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S
 from test_meter import Clock
 
 from fscomm.report.recorder import Recorder
@@ -21,23 +19,16 @@ def clock() -> Clock:
 
 
 class Worker:
-    """A span that another thread opens and closes when told."""
+    """A span that another thread opens, and closes when told."""
 
     def __init__(self, recorder: Recorder, kind: str, step: int) -> None:
-        self._go, self._opened = threading.Event(), threading.Event()
-
-        def run() -> None:
-            with recorder.span(kind, step=step):
-                self._opened.set()
-                self._go.wait(PATIENCE_S)
-
-        self._thread = threading.Thread(target=run, name="exclusive")
-        self._thread.start()
-        self._opened.wait(PATIENCE_S)
+        self._thread = ThreadPoolExecutor(1)
+        self._span = recorder.span(kind, step=step)
+        self._thread.submit(self._span.__enter__).result()
 
     def close(self) -> None:
-        self._go.set()
-        self._thread.join()
+        self._thread.submit(self._span.__exit__, None, None, None).result()
+        self._thread.shutdown()
 
 
 def test_work_on_a_worker_is_hidden_but_for_the_time_that_the_training_thread_waits(clock: Clock) -> None:
