@@ -18,6 +18,7 @@ from host_cuda import HERE, NAME, Setup, called, driver_for, failing, on_host_cu
 from patience import PATIENCE_S, until
 from transport_jobs import AllToAll, open_by
 
+from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring import cuda_driver
 from fscomm.transports.ring.cuda_api import Cuda, CudaError
 from fscomm.transports.ring.cuda_driver import CudaDriver
@@ -267,6 +268,11 @@ def refused(rank: int, world_size: int) -> list[str]:
                 said.append(str(error))
         gc.collect()
         assert (memory_files(), shim().shim_mapped()) == before, call
+    handshake = Handshake(resolve(), verify=True, timeout_s=PATIENCE_S)
+    failing_here = failing("cuInit", OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext()
+    with failing_here, pytest.raises(PeerError, match=r"^on rank 1: CudaError: cuInit on CUDA device 0"):
+        CudaDriver(handshake, torch.device("cpu", 0), current_stream=lambda: 0)
+    handshake.group.close("done")
     shim().shim_alias(4096 if rank == 1 else 0)
     with pytest.raises(PeerError, match=r"^on rank 1: CudaError: CUDA device 0 reaches host memory at other addresses"):
         host_cuda.open_ring(resolve(), PATIENCE_S)
