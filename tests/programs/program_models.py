@@ -1,20 +1,27 @@
-"""Models of the kinds that others train, small and in our words: from a batch to (loss, logits)."""
+"""Programs of the kinds that others train, small and in our words: models from a batch to (loss, logits), and loaders.
+
+One set of impressions is read by the FreeScale DataLoader or by torch's, as batches of a program's own kind.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from program_data import ACTIONS, ASKED, CATEGORIES, DENSE, ITEMS, KEYS, ONE_HOT, USERS, Inputs
+from patience import PATIENCE_S
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
-    KeyedTensor,
 )
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -27,8 +34,93 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-WIDTH = 8
-META = torch.device("meta")
+from fsdata import Batch, FreeScaleDataLoader, Jagged, ParquetSource, Schema
+from fsdata import Sequence as Events
+
+ITEMS, ACTIONS, USERS, CATEGORIES = 2_000, 16, 500, 300
+ONE_HOT = tuple(f"c{number}" for number in range(26))
+DENSE = tuple(f"d{number}" for number in range(4))
+ASKED = 3  # candidates of a sample
+SAMPLES, STEPS, WIDTH = 16, 22, 8
+SCHEMA = Schema(
+    sequences=[Events("history", fields=("item", "action"), max_length=40)],
+    candidates=Events("candidates", fields=("candidate",)),
+    context=("user", *ONE_HOT),
+    dense=DENSE,
+    labels=("clicked", "bought"),
+)
+
+
+def write(folder: Path, ranks: int) -> None:
+    """Popular ids occur more often; histories have log-normal lengths."""
+    rows = SAMPLES * STEPS * ranks
+    draw = np.random.default_rng(ranks)
+
+    def skewed(most: int, count: int) -> np.ndarray:
+        return (most * draw.random(count) ** 3).astype(np.int64)
+
+    def lists(lengths: np.ndarray, values: np.ndarray) -> pa.Array:
+        return pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), pa.array(values))
+
+    lengths = np.clip(draw.lognormal(2, 1, rows), 1, 40).astype(np.int64)
+    asked = np.full(rows, ASKED)
+    columns = {
+        "item": lists(lengths, skewed(ITEMS, int(lengths.sum()))),
+        "action": lists(lengths, draw.integers(0, ACTIONS, lengths.sum())),
+        "candidate": lists(asked, skewed(ITEMS, rows * ASKED)),
+        "clicked": lists(asked, draw.integers(0, 2, rows * ASKED).astype(np.float32)),
+        "bought": draw.integers(0, 2, rows).astype(np.float32),
+        "user": draw.integers(0, USERS, rows),
+        **{name: skewed(CATEGORIES, rows) for name in ONE_HOT},
+        **{name: draw.random(rows).astype(np.float32) for name in DENSE},
+    }
+    pq.write_table(pa.table(columns), folder / "impressions.parquet", row_group_size=SAMPLES)
+
+
+@dataclass
+class Inputs:
+    """What the programs train on.
+
+    ids: all keys. dense: [B, 4]. clicked: [B * ASKED] of the candidates. bought: [B].
+    """
+
+    ids: KeyedJaggedTensor
+    dense: Tensor
+    clicked: Tensor
+    bought: Tensor
+
+
+def by_freescale(folder: str, rank: int, size: int, adapt: Callable[[Inputs], Any]) -> Any:
+    """A loader of all batches of one epoch, each given to `adapt` in the thread that makes it."""
+    del rank, size  # it finds them itself
+
+    def inputs(batch: Batch) -> Any:
+        clicked, bought = batch.labels["clicked"], batch.labels["bought"]
+        assert isinstance(clicked, Jagged)
+        assert isinstance(bought, Tensor)
+        return adapt(Inputs(batch.features, batch.dense, clicked.values, bought))
+
+    return FreeScaleDataLoader(
+        ParquetSource(folder), SCHEMA, batch_size=SAMPLES, shuffle=True, adapt=inputs, timeout_s=PATIENCE_S
+    )
+
+
+def by_torch(folder: str, rank: int, size: int, adapt: Callable[[Inputs], Any]) -> Any:
+    """Torch's own loader, with a collate function such as people write them."""
+
+    def collate(rows: list[dict[str, Any]]) -> Any:
+        lists = [[row[key] if isinstance(row[key], list) else [row[key]] for row in rows] for key in SCHEMA.keys]
+        ids = KeyedJaggedTensor(
+            keys=list(SCHEMA.keys),
+            values=torch.tensor([value for of_key in lists for ids in of_key for value in ids]),
+            lengths=torch.tensor([len(ids) for of_key in lists for ids in of_key]),
+        )
+        dense = torch.tensor([[row[name] for name in DENSE] for row in rows])
+        clicked = torch.tensor([value for row in rows for value in row["clicked"]])
+        return adapt(Inputs(ids, dense, clicked, torch.tensor([row["bought"] for row in rows])))
+
+    rows = pq.read_table(folder).to_pylist()[rank::size]
+    return DataLoader(rows, batch_size=SAMPLES, collate_fn=collate)
 
 
 def rows_of(**tables: tuple[int, Sequence[str]]) -> EmbeddingCollection:
@@ -37,21 +129,21 @@ def rows_of(**tables: tuple[int, Sequence[str]]) -> EmbeddingCollection:
         EmbeddingConfig(name=f"of_{name}", num_embeddings=rows, embedding_dim=WIDTH, feature_names=list(features))
         for name, (rows, features) in tables.items()
     ]
-    return EmbeddingCollection(tables=configs, device=META)
+    return EmbeddingCollection(tables=configs, device=torch.device("meta"))
 
 
-def bags_of(pooling: PoolingType = PoolingType.SUM, **tables: tuple[int, Sequence[str]]) -> EmbeddingBagCollection:
+def bags_of(pooling: PoolingType, **tables: tuple[int, Sequence[str]]) -> EmbeddingBagCollection:
     configs = [
         EmbeddingBagConfig(
             name=f"of_{name}", num_embeddings=rows, embedding_dim=WIDTH, feature_names=list(features), pooling=pooling
         )
         for name, (rows, features) in tables.items()
     ]
-    return EmbeddingBagCollection(tables=configs, device=META)
+    return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
 
 
 def picked(ids: KeyedJaggedTensor, *keys: str) -> KeyedJaggedTensor:
-    return ids.permute([KEYS.index(key) for key in keys])
+    return ids.permute([SCHEMA.keys.index(key) for key in keys])
 
 
 def attended(events: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
@@ -64,16 +156,15 @@ def attended(events: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
 
 
 class Program(nn.Module):
-    """A model with its collections in `embeddings`. The rest of it stands in a module of its own, as where TorchRec's
-    pipelines trace a model: they do not look into that."""
+    """A model with its collections in `embeddings`."""
 
-    batch_class: type = Inputs
     optimizers: tuple[tuple[type[torch.optim.Optimizer], float], ...] = ((RowWiseAdagrad, 0.05),)
+    adapt: Callable[[Inputs], Any] = staticmethod(lambda inputs: inputs)
 
-    def __init__(self, rest: nn.Module, **collections: EmbeddingCollection | EmbeddingBagCollection) -> None:
+    def __init__(self, inputs: int, outputs: int, **collections: EmbeddingCollection | EmbeddingBagCollection) -> None:
         super().__init__()
         self.embeddings = nn.ModuleDict(collections)
-        self.rest = rest
+        self.last = nn.Linear(inputs, outputs)
 
 
 class Hstu(Program):
@@ -81,7 +172,7 @@ class Hstu(Program):
 
     def __init__(self) -> None:
         tables = rows_of(items=(ITEMS, ["item", "candidate"]), actions=(ACTIONS, ["action"]))
-        super().__init__(HstuRest(), all=tables)
+        super().__init__(WIDTH, WIDTH, all=tables)
 
     def forward(self, batch: Inputs) -> tuple[Tensor, Tensor]:
         history, candidates = picked(batch.ids, "action", "item"), picked(batch.ids, "candidate")
@@ -90,149 +181,69 @@ class Hstu(Program):
             values=torch.cat([history.values(), candidates.values()]),
             lengths=torch.cat([history.lengths(), candidates.lengths()]),
         )
-        return self.rest(batch, self.embeddings["all"](merged))
-
-
-class HstuRest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, batch: Inputs, found: Any) -> tuple[Tensor, Tensor]:
+        found = self.embeddings["all"](merged)
         asked = found["candidate"].values()
-        events = found["item"].values() + found["action"].values()
-        read = attended(events, found["item"].lengths(), asked)
-        logits = (self.mix(read) * asked).sum(1)
+        read = attended(found["item"].values() + found["action"].values(), found["item"].lengths(), asked)
+        logits = (self.last(read) * asked).sum(1)
         return F.binary_cross_entropy_with_logits(logits, batch.clicked), logits.detach()
 
 
 class Listed(Program):
     """Its batch is a bare list; it predicts what was done with each item of a history."""
 
-    batch_class = list
+    adapt = staticmethod(lambda inputs: list(vars(inputs).values()))
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(WIDTH, ACTIONS), all=rows_of(items=(ITEMS, ["item"])))
+        super().__init__(WIDTH, ACTIONS, all=rows_of(items=(ITEMS, ["item"])))
 
     def forward(self, batch: list[Any]) -> tuple[Tensor, Tensor]:
         ids, _, _, _ = batch
         found = self.embeddings["all"](picked(ids, "item"))["item"]
-        logits = self.rest(found.values())
+        logits = self.last(found.values())
         return F.cross_entropy(logits, ids["action"].values()), logits.detach()
-
-
-class TwoTower(Program):
-    """Pooled towers; the other samples' items are the negatives."""
-
-    def __init__(self) -> None:
-        bags = bags_of(PoolingType.MEAN, items=(ITEMS, ["item", "candidate"]), users=(USERS, ["user"]))
-        super().__init__(TwoTowerRest(), all=bags)
-
-    def forward(self, batch: Inputs) -> tuple[Tensor, Tensor]:
-        return self.rest(batch, self.embeddings["all"](batch.ids))
-
-
-class TwoTowerRest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.user = nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, batch: Inputs, pooled: KeyedTensor) -> tuple[Tensor, Tensor]:
-        found = pooled.to_dict()
-        user = self.user(torch.cat([found["item"], found["user"]], dim=1))
-        scores = F.normalize(user) @ F.normalize(found["candidate"]).T / 0.1
-        return F.cross_entropy(scores, torch.arange(len(batch.bought))), scores.detach()
 
 
 class Dlrm(Program):
     """26 one-hot features and dense ones, all pairs of them."""
 
     def __init__(self) -> None:
-        super().__init__(DlrmRest(), all=bags_of(**{name: (CATEGORIES, [name]) for name in ONE_HOT}))
+        bags = bags_of(PoolingType.SUM, **{name: (CATEGORIES, [name]) for name in ONE_HOT})
+        super().__init__(27 * 27, 1, all=bags)
+        self.dense = nn.Linear(len(DENSE), WIDTH)
 
     def forward(self, batch: Inputs) -> tuple[Tensor, Tensor]:
-        return self.rest(batch, self.embeddings["all"](batch.ids))
-
-
-class DlrmRest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Linear(len(DENSE), WIDTH)
-        self.over = nn.Linear(27 * 27, 1)
-
-    def forward(self, batch: Inputs, pooled: KeyedTensor) -> tuple[Tensor, Tensor]:
-        found = pooled.to_dict()
+        found = self.embeddings["all"](batch.ids).to_dict()
         vectors = torch.stack([self.dense(batch.dense), *(found[name] for name in ONE_HOT)], dim=1)
-        logits = self.over((vectors @ vectors.transpose(1, 2)).flatten(1)).squeeze(1)
+        logits = self.last((vectors @ vectors.transpose(1, 2)).flatten(1)).squeeze(1)
         return F.binary_cross_entropy_with_logits(logits, batch.bought), logits.detach()
 
 
-class Din(Program):
-    """Candidates attend to the history; what is known of the user is pooled: two kinds of collections."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            DinRest(),
-            sequence=rows_of(items=(ITEMS, ["item", "candidate"])),
-            pooled=bags_of(users=(USERS, ["user"]), first=(CATEGORIES, ["c0"]), second=(CATEGORIES, ["c1"])),
-        )
-
-    def forward(self, batch: Inputs) -> tuple[Tensor, Tensor]:
-        found = self.embeddings["sequence"](picked(batch.ids, "candidate", "item"))
-        known = self.embeddings["pooled"](picked(batch.ids, "user", "c0", "c1"))
-        return self.rest(batch, found, known)
-
-
-class DinRest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.over = nn.Sequential(nn.Linear(5 * WIDTH, 16), nn.ReLU(), nn.Linear(16, 1))
-
-    def forward(self, batch: Inputs, found: Any, known: KeyedTensor) -> tuple[Tensor, Tensor]:
-        asked = found["candidate"].values()
-        read = attended(found["item"].values(), found["item"].lengths(), asked)
-        joined = [asked, read, known.values().repeat_interleave(ASKED, 0)]
-        logits = self.over(torch.cat(joined, dim=1)).squeeze(1)
-        return F.binary_cross_entropy_with_logits(logits, batch.clicked), logits.detach()
-
-
 class MultiTask(Program):
-    """Two tasks, two collections with an optimizer each."""
+    """Two tasks; candidates attend to the history, and what is known of the user is pooled: two kinds of collections,
+    with an optimizer each."""
 
     optimizers = ((RowWiseAdagrad, 0.05), (torch.optim.SGD, 0.1))
 
     def __init__(self) -> None:
-        super().__init__(
-            MultiTaskRest(),
-            shown=rows_of(items=(ITEMS, ["candidate"])),
-            known=bags_of(PoolingType.MEAN, read=(ITEMS, ["item"]), users=(USERS, ["user"])),
-        )
+        shown = rows_of(items=(ITEMS, ["item", "candidate"]))
+        known = bags_of(PoolingType.MEAN, read=(ITEMS, ["item"]), users=(USERS, ["user"]), first=(CATEGORIES, ["c0"]))
+        super().__init__(5 * WIDTH, 1, shown=shown, known=known)
+        self.buys = nn.Linear(3 * WIDTH, 1)
 
     def forward(self, batch: Inputs) -> tuple[Tensor, Tensor]:
-        known = self.embeddings["known"](batch.ids)
-        return self.rest(batch, known, self.embeddings["shown"](batch.ids))
-
-
-class MultiTaskRest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.clicks = nn.Linear(2 * WIDTH, WIDTH)
-        self.buys = nn.Linear(2 * WIDTH, 1)
-
-    def forward(self, batch: Inputs, pooled: KeyedTensor, found: Any) -> tuple[Tensor, Tensor]:
-        known, shown = pooled.values(), found["candidate"].values()
-        clicked = (self.clicks(known).repeat_interleave(ASKED, 0) * shown).sum(1)
-        bought = self.buys(known).squeeze(1)
+        known = self.embeddings["known"](batch.ids).values()
+        shown = self.embeddings["shown"](picked(batch.ids, "candidate", "item"))
+        asked = shown["candidate"].values()
+        read = attended(shown["item"].values(), shown["item"].lengths(), asked)
+        clicked = self.last(torch.cat([asked, read, known.repeat_interleave(ASKED, 0)], dim=1)).squeeze(1)
         loss = F.binary_cross_entropy_with_logits(clicked, batch.clicked)
-        return loss + F.binary_cross_entropy_with_logits(bought, batch.bought), clicked.detach()
+        return loss + F.binary_cross_entropy_with_logits(self.buys(known).squeeze(1), batch.bought), clicked.detach()
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "HSTU": Hstu,
     "list batches": Listed,
-    "two-tower": TwoTower,
     "DLRM": Dlrm,
-    "DIN": Din,
     "multi-task": MultiTask,
 }
 
@@ -255,7 +266,6 @@ def build(program: str, size: int) -> tuple[DistributedModelParallel, CombinedOp
             world_size=size,
             device_type="cpu",
         )
-    assert dist.is_initialized()
     parallel = DistributedModelParallel(model, device=torch.device("cpu"), plan=ShardingPlan(plan))
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(parallel.named_parameters())), lambda given: torch.optim.Adam(given, lr=1e-3)

@@ -98,6 +98,12 @@ class Run:
         self.loss(step, given).backward()
         self.optimizer.step()
 
+    def train_recomputed(self, step: int, given: Batch) -> None:
+        """A module is called again behind the update that the same backward pass has brought."""
+        anchor = torch.ones((), requires_grad=True, device=self.where)
+        beside = checkpoint(lambda scale: self.model.look_up("a", given) * scale, anchor, use_reentrant=True)
+        (self.loss(step, given) + beside**2).backward()
+
     def note_state(self) -> None:
         for name, tables in self.model.tables.items():
             for part in ("weights_dev", "momentum1_dev", "iter"):
@@ -125,106 +131,49 @@ def base(run: Run) -> None:
             run.train(step, given)
 
 
-def without_backward(run: Run) -> None:
+def everything(run: Run) -> None:
+    """What a loop may do, a step each; left early, and again; the last backward comes after the block."""
     with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
+        held: list[torch.Tensor] = []
+        for step, given in enumerate(comm.lookahead(run.loader(0, 20))):
+            match step:
+                case 3:
+                    run.loss(step, given)  # and no backward
+                case 4 | 5:
+                    pass  # not even a forward
+                case 6:
+                    loss = run.loss(step, given)
+                    loss.backward(retain_graph=True)
+                    (loss * 0.5).backward()
+                case 7:
+                    held.append(run.loss(step, given))
+                case 8:
+                    (run.loss(step, given) + held.pop()).backward()
+                case 9:
+                    run.train(step, given)
+                    with torch.no_grad():
+                        run.loss(step, run.loader(20, 21)[0])
+                case 10:
+                    run.train(step, given)
+                    comm.flush()
+                    run.note_state()
+                case 11:
+                    run.train(step, run.loader(30, 31)[0])
+                case 13:
+                    run.train_recomputed(step, given)
+                case 16:
+                    break
+                case _:
+                    run.train(step, given)
+        for step, given in enumerate(comm.lookahead(run.loader(15, 19)), 17):
             loss = run.loss(step, given)
-            if step % 3 != 1:
+            if step < 20:
                 loss.backward()
-
-
-def without_forward(run: Run) -> None:
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            if step not in (2, 5, 6):
-                run.train(step, given)
-
-
-def two_backwards(run: Run) -> None:
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            loss = run.loss(step, given)
-            loss.backward(retain_graph=True)
-            (loss * 0.5).backward()
-
-
-def two_forwards_one_backward(run: Run) -> None:
-    with run.enable() as comm:
-        held = []
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            held.append(run.loss(step, given))
-            if step % 2:
-                sum(held).backward()  # type: ignore[union-attr]
-                held.clear()
-
-
-def early_stop_and_again(run: Run) -> None:
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            if step == 4:
-                break
-            run.train(step, given)
-        for step, given in enumerate(comm.lookahead(run.loader(3)), 3):
-            run.train(step, given)
-
-
-def evaluation(run: Run) -> None:
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            run.train(step, given)
-            with torch.no_grad():
-                run.loss(step, run.loader(20 + step, 21 + step)[0])
-
-
-def state_in_mid_run(run: Run) -> None:
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            run.train(step, given)
-            if step in (3, 6):
-                comm.flush()
-                run.note_state()
-
-
-def other_batch(run: Run) -> None:
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            run.train(step, run.loader(30 + step, 31 + step)[0] if step in (4, 5) else given)
-
-
-def recomputed(run: Run) -> None:
-    """Behind the update that the same backward pass has brought."""
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader())):
-            anchor = torch.ones((), requires_grad=True, device=run.where)
-            beside = checkpoint(lambda scale, it=given: run.model.look_up("a", it) * scale, anchor, use_reentrant=True)
-            (run.loss(step, given) + beside**2).backward()
-
-
-def backward_after_the_block(run: Run) -> None:
-    with run.enable() as comm:
-        for step, given in enumerate(comm.lookahead(run.loader(0, 5))):
-            loss = run.loss(step, given)
-            if step < 4:
-                loss.backward()
+    run.note_state()
     loss.backward()
 
 
-LOOPS: dict[str, Callable[[Run], None]] = {
-    each.__name__: each
-    for each in (
-        base,
-        without_backward,
-        without_forward,
-        two_backwards,
-        two_forwards_one_backward,
-        early_stop_and_again,
-        evaluation,
-        state_in_mid_run,
-        other_batch,
-        recomputed,
-        backward_after_the_block,
-    )
-}
+LOOPS: dict[str, Callable[[Run], None]] = {"base": base, "everything": everything}
 
 
 def trained(loop: str, optimizer: str, mode: str, where: torch.device) -> Run:
