@@ -26,6 +26,7 @@ from fscomm.transports.ring.fabric import store
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
+pytestmark = pytest.mark.xdist_group("worlds")
 setup = host_cuda.setup
 long = pytest.mark.long
 OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700
