@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import simulated
@@ -64,21 +65,6 @@ class PlayedChannel:
                 piece.copy_(of_peer[self._rank])
 
 
-class CountingGate(WireGate):
-    def __init__(self) -> None:
-        super().__init__()
-        self.entered = 0
-        self.inside = 0
-
-    def enter(self) -> None:
-        self.entered += 1
-        self.inside += 1
-
-    def leave(self, *, expecting: bool = False) -> None:
-        assert not expecting
-        self.inside -= 1
-
-
 def served_by(layouts: Sequence[GroupLayout], modules: list[int]) -> Any:
     """As `ServedModules` has it, with groups of a module in any place."""
     return SimpleNamespace(layouts=layouts, module_of=modules, same_tables=lambda group: [group])
@@ -94,7 +80,7 @@ class Ranks:
         layouts = [shape.layouts(f"module {m}") for shape, m in zip(shapes, modules, strict=True)]
         self.layouts = list(zip(*layouts, strict=True))  # [W][G]
         self.wires = Wires(self.world_size)
-        self.gates = [CountingGate() for _ in self.layouts]
+        self.gates = [Mock(WireGate) for _ in self.layouts]
         self.channels = [PlayedChannel(self.wires, rank) for rank in range(self.world_size)]
         self.exchanges = [
             IdExchange(channel, gate, served_by(of_rank, modules), torch.device("cpu"))
@@ -192,7 +178,7 @@ def test_plans_of_all_ranks_fit(shape: Shape, modules: list[int]) -> None:
             check_ahead(of, asked[n][g], sets[n] & sets[n + 1], steps[n], g)
             check_back(of, asked[n][g], sets[n + 1] & sets[n + 2], steps[n + 1], g)
     assert not any(ids.irregular for made in steps for ids in made)
-    assert {(gate.entered, gate.inside) for gate in ranks.gates} == {(8, 0)}
+    assert {(gate.enter.call_count, gate.leave.call_count) for gate in ranks.gates} == {(8, 8)}
 
 
 def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
@@ -267,5 +253,6 @@ def test_the_wire_is_given_free_where_an_exchange_fails(exchange: int) -> None:
         channel.fails_at = exchange
     with pytest.raises(ConnectionError, match="a peer is gone"):
         ranks.step(None, 0, [BUSY.asked(0)])
-    assert [gate.inside for gate in ranks.gates] == [0, 0, 0]
-    assert max(gate.entered for gate in ranks.gates) == exchange - 1  # or a rank heard of an error earlier
+    entered = [gate.enter.call_count for gate in ranks.gates]
+    assert [gate.leave.call_count for gate in ranks.gates] == entered
+    assert max(entered) == exchange - 1  # or a rank heard of an error earlier
