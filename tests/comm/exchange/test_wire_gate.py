@@ -223,29 +223,6 @@ def test_collision_parts_go_a_few_at_a_time() -> None:
     assert wire.log[:6] == ["ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0"]
 
 
-def test_what_is_under_way_ends_while_collision_traffic_runs() -> None:
-    """And then the wire is left to that: the next part is issued after it."""
-    wire = Wire()
-
-    class Ending(WireGate):
-        """The collision exchange ends where the exclusive worker would wait for it."""
-
-        def wait_exclusive(self, nbytes: int) -> None:
-            wire.log.append("collision")
-            self.leave()
-            super().wait_exclusive(nbytes)
-
-    gate = Ending(Clock(), schedule=WirePriority(budget_bytes=BUDGET))
-
-    def parts() -> Iterator[AllToAll]:
-        yield from parts_of([(4, 4)] * 2, [])[0]
-        gate.enter()
-        yield from parts_of([(4, 4)], [])[0]
-
-    exchange(wire, parts(), gate)
-    assert wire.log == ["issue 0", "issue 1", "wait 0", "wait 1", "collision", "issue 2", "wait 2"]
-
-
 @pytest.mark.parametrize("number", [0, 5])
 @pytest.mark.parametrize("fails", ["fails_to_issue", "fails_to_end", "fails_to_make"])
 def test_an_error_gives_the_budget_back(fails: str, number: int) -> None:
