@@ -3,7 +3,7 @@
 Losses and counts are chosen so that every product and sum is exact in float64; so equality is torch.equal.
 """
 
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,12 +20,9 @@ SIZES = {
 }
 
 
-@dataclass
-class Batch:
+def batch_of(stats: StepStats, **labels: torch.Tensor | Jagged) -> SimpleNamespace:
     """As much of a batch as a loss looks at."""
-
-    stats: StepStats
-    labels: dict[str, torch.Tensor | Jagged] = field(default_factory=dict)
+    return SimpleNamespace(stats=stats, labels=labels)
 
 
 def global_batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -37,23 +34,12 @@ def global_batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor, t
     return inputs, targets, candidates
 
 
-def gradient(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    (grad,) = torch.autograd.grad(loss, weight)
-    return grad
-
-
-def on_rank(start: int, stop: int, candidates: torch.Tensor, world_size: int) -> Batch:
-    stats = StepStats(
-        epoch=0,
-        step=0,
-        world_size=world_size,
-        samples=stop - start,
-        global_samples=len(candidates),
-        global_items={"candidates": int(candidates.sum())},
-    )
-    mine = candidates[start:stop]
-    labels = {"rated": torch.zeros(stop - start), "click": Jagged.from_lengths(torch.zeros(int(mine.sum())), mine)}
-    return Batch(stats, labels)
+def on_rank(start: int, stop: int, candidates: torch.Tensor, world_size: int) -> SimpleNamespace:
+    mine, of_all = candidates[start:stop], {"candidates": int(candidates.sum())}
+    counts = {"world_size": world_size, "samples": stop - start, "global_samples": len(candidates)}
+    click = Jagged.from_lengths(torch.zeros(int(mine.sum())), mine)
+    stats = StepStats(epoch=0, step=0, **counts, global_items=of_all)
+    return batch_of(stats, rated=torch.zeros(stop - start), click=click)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
@@ -67,7 +53,7 @@ def test_averaged_gradient_is_that_of_the_global_batch(sizes: list[int], over: s
         error = (inputs[start:stop] @ weight - targets[start:stop]) ** 2
         return error.repeat_interleave(candidates[start:stop]) if over == "click" else error
 
-    wanted = gradient(losses(0, sum(sizes)).mean(), weight)
+    (wanted,) = torch.autograd.grad(losses(0, sum(sizes)).mean(), weight)
     assert wanted.abs().sum() > 0
     grads = []
     start = 0
@@ -78,7 +64,7 @@ def test_averaged_gradient_is_that_of_the_global_batch(sizes: list[int], over: s
             loss = mine.mean() * loss_weight(batch.stats) if size else mine.sum()
         else:
             loss = global_mean(mine, batch, over)
-        grads.append(gradient(loss, weight))
+        grads += torch.autograd.grad(loss, weight)
         start += size
     averaged = torch.stack(grads).sum(0) / len(sizes)
     if over == "loss_weight":  # sample counts that are no powers of two do not divide exactly
@@ -89,7 +75,7 @@ def test_averaged_gradient_is_that_of_the_global_batch(sizes: list[int], over: s
 
 def test_events_of_a_sequence_can_be_counted() -> None:
     stats = StepStats(epoch=0, step=0, world_size=2, samples=1, global_samples=2, global_items={"uih": 12})
-    assert global_mean(torch.ones(3), Batch(stats), over="uih").item() == 3 * 2 / 12
+    assert global_mean(torch.ones(3), batch_of(stats), over="uih").item() == 3 * 2 / 12
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
@@ -102,4 +88,4 @@ def test_what_cannot_be_counted_is_refused() -> None:
         global_mean(torch.ones(2), batch, over="clicks")
     unknown = StepStats(epoch=0, step=0, world_size=2, samples=2, global_samples=4)
     with pytest.raises(ValueError, match="the number of its items on all ranks is unknown"):
-        global_mean(torch.ones(3), Batch(unknown, batch.labels), over="click")
+        global_mean(torch.ones(3), batch_of(unknown, **batch.labels), over="click")
