@@ -38,7 +38,7 @@ PASSES = part(
 )
 FAILS = part(
     "fails",
-    "print('what it said'); sys.exit(3)",
+    "print('what it said'); sys.exit(1)",
     f"write('b.json', checks=[{CHECK.format('two', 'failed', 'broken')}]); sys.exit(1)",
     f"write('c.json', checks=[{CHECK.format('three', 'skipped', 'no luck')}])",
 )
@@ -65,7 +65,7 @@ def test_all_parts_run_and_what_failed_is_told(tmp_path, capsys):
     assert documents["passes"]["failures"] == []
     assert documents["passes"]["reached"] == "1 passed, a: 2 rows"
     first, second = documents["fails"]["failures"]
-    assert first.endswith("it ended with 3")
+    assert first.endswith("it ended with 1")
     assert second == "two: broken"  # that this step ended with 1 says nothing more
     assert "what it said" in documents["fails"]["steps"][0]["output"]
     problems = [step["problem"] for step in documents["nonsense"]["steps"]]
