@@ -205,6 +205,7 @@ a, b, c, t, d = (pl.col(name) for name in "abctd")
         (~(a > 138), 30),
         (c > 100, 30),
         ((a > 138) | (c < 1), 30),
+        ((a > 138) | (b != 5), 30),
         (a.is_in([]), 30),
         (a.is_between(b, 10), 30),
         (pl.lit(3) > a + 1, 30),
