@@ -1,4 +1,4 @@
-"""A headless Chromium that is told what to do over a pipe, without a test tool: open a page, ask it, take pictures."""
+"""A headless Chromium that is told what to do over a pipe, without a test tool: open a page, ask it, print it."""
 
 import base64
 import json
@@ -137,15 +137,6 @@ class Browser:
         """Addresses of all that the page asked for."""
         events = [event for event in self._events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in events]
-
-    def picture(self, path, *, quality=40, scale=1):
-        """A JPEG of the whole page."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": scale}
-        taken = self.call(
-            "Page.captureScreenshot", format="jpeg", quality=quality, clip=clip, captureBeyondViewport=True
-        )
-        path.write_bytes(base64.b64decode(taken["data"]))
 
     def printed(self, path):
         """The page as a PDF on A4."""

@@ -130,47 +130,24 @@ def test_ray_gives_the_same_profile(ray_engine, tmp_path):
 
 
 @pytest.mark.long
-def test_a_failed_ray_task_is_tried_again(ray_engine, tmp_path):
+def test_a_failed_ray_task_is_tried_again_and_lost_at_last(ray_engine, tmp_path):
     def work(item):
         with open(tmp_path / f"tries-{item}", "a") as tries:
             tries.write(".")
         count = os.path.getsize(tmp_path / f"tries-{item}")
-        if item == "dies once" and count == 1:
+        if item.startswith("dies") and (count == 1 or "always" in item):
             os._exit(1)
-        if item == "out of reach once" and count == 1:
+        if item.startswith("out of reach") and (count == 1 or "always" in item):
             raise OSError("link down")
-        if item == "always out of reach":
-            raise OSError("link down for good")
+        if item == "mistaken":
+            raise KeyError("a mistake")
         return count
 
-    items = ["dies once", "out of reach once", "always out of reach", "fine"]
+    items = ["dies once", "out of reach once", "out of reach always", "fine", "dies always"]
     found = dict(ray_engine.run(work, items))
-    assert found == {
-        "dies once": 2,
-        "out of reach once": 2,
-        "always out of reach": Lost(reason="link down for good"),
-        "fine": 1,
-    }
-    assert os.path.getsize(tmp_path / "tries-always out of reach") == AGAIN + 1
-
-
-@pytest.mark.long
-def test_a_worker_that_always_dies_loses_its_item(ray_engine):
-    def work(item):
-        if item == 1:
-            os._exit(1)
-        return item
-
-    found = dict(ray_engine.run(work, range(3)))
-    assert (found[0], found[2]) == (0, 2)
-    assert isinstance(found[1], Lost)
-    assert f"lost {AGAIN + 1} times" in found[1].reason
-
-
-@pytest.mark.long
-def test_mistakes_in_a_ray_task_pass(ray_engine):
-    def work(item):
-        raise KeyError("a mistake")
-
+    assert f"lost {AGAIN + 1} times" in found.pop("dies always").reason
+    lost = Lost(reason="link down")
+    assert found == {"dies once": 2, "out of reach once": 2, "out of reach always": lost, "fine": 1}
+    assert os.path.getsize(tmp_path / "tries-out of reach always") == AGAIN + 1
     with pytest.raises(KeyError, match="a mistake"):
-        list(ray_engine.run(work, [1]))
+        list(ray_engine.run(work, ["mistaken"]))
