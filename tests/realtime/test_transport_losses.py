@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from test_opening import CPU
-from test_shared_memory import a_word
 from test_staged import stuck
 from worlds import World, shared_world
 
@@ -48,7 +48,7 @@ def test_a_device_that_gets_nowhere_is_given_up() -> None:
 
 def test_waiting_costs_next_to_nothing() -> None:
     """Processor time of eight waiting threads; a loop without sleep would take all of it."""
-    queues, word = [CopyThread("fscomm test") for _ in range(8)], a_word()
+    queues, word = [CopyThread("fscomm test") for _ in range(8)], torch.zeros(1, dtype=torch.int32)
     for queue in queues:
         queue.wait(word, 1)
     time.sleep(0.1)
