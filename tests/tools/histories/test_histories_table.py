@@ -147,11 +147,12 @@ def test_parts_are_even_consecutive_pieces_of_the_table():
     assert [parts_wanted(events, 20.0, 100) for events in (0, 10, 11, 10**9)] == [1, 2, 3, MOST_PARTS]
 
 
-def test_statistics_are_those_of_the_table(tmp_path):
+@pytest.mark.parametrize("part_bytes", [100, 1 << 20])
+def test_statistics_are_those_of_the_table(tmp_path, part_bytes):
     now = int(datetime.datetime.now().timestamp())
     times = {1: [now - 9, now - 9, now - 9, now - 5], 2: [now - 9], 3: [now + 1000, now + 1000, now - 9]}
     rows = [(0, user, ts, 0.0, "") for user in times for ts in times[user]]
-    document = build(write_log(tmp_path, [rows[:3], rows[3:]]), tmp_path / "out", part_bytes=100)
+    document = build(write_log(tmp_path, [rows[:3], rows[3:]]), tmp_path / "out", part_bytes=part_bytes)
     assert (document["events"], document["users"], document["new_events"]) == (8, 3, None)
     assert document["lengths"] == {"mean": 8 / 3, "p50": 3, "p99": 4, "max": 4}
     assert document["ties"] == {"events": 3, "share": 3 / 8}
