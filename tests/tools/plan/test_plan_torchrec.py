@@ -23,7 +23,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.plan.costs import SHARDINGS, by_rank, parts
 from freescale_tools.plan.torchrec.modules import model_of, named_model, tables_of
 from freescale_tools.plan.torchrec.planning import Machine, chosen_plan, default_plan
-from freescale_tools.plan.torchrec.sharding import as_document, from_document, load_plan
+from freescale_tools.plan.torchrec.sharding import as_document, load_plan
 
 CPU = Machine(device="cpu", ranks_per_host=4, memory_bytes=10**9)
 GPU = Machine(device="cuda", ranks_per_host=2, memory_bytes=10**9)
@@ -130,19 +130,6 @@ def test_what_is_written_is_the_planners_own_plan(tmp_path, machine, way):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(written(chosen.placed, machine)))
     assert plain(load_plan(path)) == plain(chosen.sharding)
-
-
-def test_parts_of_columns_stand_beside_each_other():
-    document = written([columns(MIXED[2], 3, 1)], GPU)
-    assert document["modules"]["bags"]["c"] == {
-        "sharding_type": "column_wise", "compute_kernel": "fused", "ranks": [3, 1],
-        "shards": [
-            {"offset": [0, 0], "size": [20_000, 64], "rank": 3},
-            {"offset": [0, 64], "size": [20_000, 64], "rank": 1},
-        ],
-    }  # fmt: skip
-    loaded = plain(from_document(document, "here"))["bags", "c"]
-    assert [placement for *_, placement in loaded[-1]] == ["rank:3/cuda:1", "rank:1/cuda:1"]
 
 
 @pytest.mark.parametrize(

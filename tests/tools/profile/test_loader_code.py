@@ -14,6 +14,7 @@ from freescale_tools.scan.files import open_files
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.simulate.batches import Samples, Setting, balance_options, rank_share, simulate_setting
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 RANKS, ROWS = 4, 24_000
 
 
@@ -51,13 +52,11 @@ def histories(rows=200, kind=None):
     return pa.array(drawn, pa.list_(kind or pa.int64()))
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["columns", "struct"])
-def test_the_code_runs(tmp_path, inside):
-    items, shown = histories(), pa.array([[1, 2]] * 200, pa.list_(pa.int64()))
-    table = {"items": pa.StructArray.from_arrays([items], ["ids"]) if inside else items, "shown": shown}
+def test_the_code_runs(tmp_path):
+    table = {"items": pa.StructArray.from_arrays([histories()], ["ids"])}
+    table["shown"] = pa.array([[1, 2]] * 200, pa.list_(pa.int64()))
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    paths = [str(tmp_path / "a.parquet")]
-    scope = ran(paths, Columns(sequences=("items.ids" if inside else "items",), candidates="shown"))
+    scope = ran([str(tmp_path / "a.parquet")], Columns(sequences=("items.ids",), candidates="shown"))
     assert scope["batch"].features.keys() == [scope["schema"].sequences[0].name, "shown"]
     assert len(scope["loader"]) == 13
     assert scope["samples"] == 200
@@ -116,8 +115,8 @@ def as_text(items):
 
 @pytest.mark.parametrize(
     ("layouts", "sources"),
-    [((in_struct, flat, in_struct), 2), ((flat, as_text), 2), ((as_text, in_struct, flat), 3), ((as_text,), 1)],
-    ids=["struct and flat", "numbers and text", "all three", "text"],
+    [((in_struct, flat, in_struct), 2), ((as_text, in_struct, flat), 3), ((as_text,), 1)],
+    ids=["struct and flat", "all three", "text"],
 )
 def test_files_of_each_schema_get_a_source_of_their_own(tmp_path, layouts, sources):
     for number, layout in enumerate(layouts):

@@ -1,40 +1,38 @@
 """`freescale profile`: documents, predictions, what is written, printed and found; exit codes."""
 
 import json
+import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from test_calibrate_run import run as write_run
-from typer.testing import CliRunner
 
 from freescale_tools.calibrate.calibration import load_calibration
-from freescale_tools.console.errors import UsageError
 from freescale_tools.profile import predict as profile_predictions
-from freescale_tools.profile.command import profile as command
+from freescale_tools.profile.advice.cuts import even_cut
+from freescale_tools.profile.advice.tradeoff import batch_sizes, lengths
+from freescale_tools.profile.diff import differences
 from freescale_tools.profile.measure import Columns, Settings, full, quick
 from freescale_tools.scan.files import open_files
+from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.simulate.batches import Samples, Setting
 from freescale_tools.simulate.enough_rows import fitting
-from freescale_tools.write.synth.presets import demo_set
+from freescale_tools.simulate.schedule.step import BALANCED
 
+COMMAND = "profile"
 pytestmark = pytest.mark.usefixtures("few_samples")
 DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
+ROWS, RANKS, BATCH = 3000, 4, 16
 
 
 def write(path, rows, *, group=4, **more):
-    kind = pa.list_(pa.int64())
-    table = pa.table({"items": pa.array(rows, kind), **more})
-    pq.write_table(table, path, row_group_size=group)
+    items = rows if isinstance(rows, pa.Array) else pa.array(rows, pa.list_(pa.int64()))
+    pq.write_table(pa.table({"items": items, **more}), path, row_group_size=group)
     return path
-
-
-def call(*arguments):
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -53,42 +51,123 @@ def unpredicted(monkeypatch):
     monkeypatch.setattr(profile_predictions, "predict", lambda *_, **__: ["nothing is predicted"])
 
 
-def test_one_command_writes_everything(tmp_path):
-    demo = demo_set(tmp_path / "data", rows=3000)
-    paths = [str(path) for path in demo.site]
-    out = tmp_path / "report"
+@pytest.fixture(scope="module")
+def long_tail(tmp_path_factory):
+    """Some histories are so long that their rank is waited for."""
+    rng = np.random.default_rng(3)
+    sizes = np.where(rng.random(ROWS) < 0.004, 2000, rng.integers(1, 40, ROWS))
+    items = pa.ListArray.from_arrays(np.concatenate([[0], sizes.cumsum()]), rng.integers(0, 500, sizes.sum()))
+    kinds = pa.ListArray.from_arrays(items.offsets, rng.integers(0, 9, sizes.sum()))
+    return write(
+        tmp_path_factory.mktemp("data") / "a.parquet", items, group=ROWS, kinds=kinds, at=np.arange(ROWS)[::-1]
+    )
+
+
+@pytest.fixture(scope="module")
+def profiled(call, long_tail, few_samples):
+    """(profile.json, the folder of the report) of one run with all that a run can have."""
+    out = long_tail.parent / "out"
     done = call(
-        *paths, "--sequence", "item_ids", "--sequence", "actions", "--time", "request_ts", "--out", out,
-        "--ranks", "4", "--ranks", "2", "--batch-size", "16", "--json",
+        long_tail, "--sequence", "items", "--sequence", "kinds", "--time", "at", "--ids", "kinds", "--out", out,
+        "--ranks", "4", "--ranks", "2", "--batch-size", BATCH, "--gpu-hour-price", 2.5, "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    printed = json.loads(done.stdout)
-    assert printed.pop("findings") == []
-    document = json.loads((out / "profile.json").read_text())
-    assert document == printed
+    return json.loads(done.stdout), out
+
+
+def test_one_command_writes_everything(profiled, long_tail):
+    document, out = profiled
+    assert document.pop("findings") == []
+    assert document == json.loads((out / "profile.json").read_text())
     assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
-    assert "item_ids" in (out / "profile.html").read_text()
+    page = (out / "profile.html").read_text()
+    for text in ("items", "What batch size and longest history cost", "Money an epoch"):
+        assert text in page
     assert (document["version"], document["kind"], document["mode"]) == (1, "profile", "full")
-    assert (document["files"], document["rows"], document["paths"]) == (4, 2000, paths)
-    assert list(document["sequences"]) == ["item_ids", "actions"]
-    assert document["sequences"]["item_ids"]["histogram"] == document["sequences"]["actions"]["histogram"]
-    assert document["stragglers"]["default"]["ranks"] == 4
-    assert document["stragglers"]["ranks"] == [2, 4]
-    assert document["recommended"]["max_length"] <= document["sequences"]["item_ids"]["max"]
-    assert document["collisions"]["column"] == "item_ids"
+    assert (document["files"], document["rows"], document["paths"]) == (1, ROWS, [str(long_tail)])
+    assert list(document["sequences"]) == ["items", "kinds"]
+    assert document["sequences"]["items"]["histogram"] == document["sequences"]["kinds"]["histogram"]
+    assert (document["stragglers"]["default"]["ranks"], document["stragglers"]["ranks"]) == (4, [2, 4])
+    assert document["recommended"]["max_length"] <= document["sequences"]["items"]["max"]
+    assert document["collisions"]["column"] == "kinds"
     assert {point["order"] for point in document["collisions"]["points"]} == {"file", "shuffled", "time"}
     assert [one["ranks"] for one in document["simulation"]["gain"]] == [2, 4]
 
 
-def test_tables_for_people(folder, unpredicted, tmp_path):
-    done = call(folder, "--sequence", "items", "--out", tmp_path / "out")
+def test_every_cell_of_the_trade_off_table_agrees_with_the_rest_of_the_profile(profiled):
+    document, _ = profiled
+    found, advice = document["tradeoff"], document["recommended"]
+    histogram = LengthHistogram.from_dict(document["sequences"]["items"]["histogram"])
+    assert {point["batch_size"] for point in found["points"]} == {4, 8, 16, 32, 64}
+    (usual,) = (
+        point
+        for point in found["points"]
+        if (point["batch_size"], point["max_length"]) == (BATCH, advice["max_length"])
+    )
+    assert usual["straggler"] == pytest.approx(advice["straggler"])
+    assert usual["straggler_error"] == pytest.approx(advice["straggler_error"])
+    assert usual["events_lost"] == advice["events_cut"]
+    step = next(one for one in document["simulation"]["points"] if (one["ranks"], one["way"]) == (RANKS, BALANCED))
+    assert usual["step_ms"] == pytest.approx(step["step_ms"])
+    counted = {point["batch_size"]: point for point in document["collisions"]["points"] if point["axis"] == "default"}
+    assert usual["collisions"] == counted[BATCH]["by_occurrence"]["mean"]
+    assert found["collisions_max_length"] == document["collisions"]["max_length"]
+    for point in found["points"]:
+        assert point["steps"] == math.ceil(ROWS / (RANKS * point["batch_size"]))
+        assert point["events_lost"] == pytest.approx(1 - histogram.kept_share(point["max_length"]))
+        assert point["bytes"] == point["tokens"] * (8 + 8 * found["dim"])
+        assert point["gpu_hours"] == pytest.approx(point["steps"] * RANKS * point["step_ms"] / 3.6e6)
+        assert point["money"] == pytest.approx(2.5 * point["gpu_hours"])
+    assert not any(one.change for one in differences(document, {**document, "tradeoff": None}))
+
+
+def test_a_calibration_gives_the_cost_model_and_the_seconds(call, long_tail, tmp_path):
+    """Without a price the tables show no money."""
+    path = write_run(tmp_path / "run.json")
+    done = call(
+        long_tail, "--sequence", "items", "--ranks", "2", "--batch-size", BATCH, "--calibration", path,
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "out" / "profile.json").read_text())
+    model = repr(load_calibration(path).cost)
+    assert document["stragglers"]["default"]["cost"] == document["recommended"]["cost_model"] == model
+    sources = {one["name"]: one["source"] for one in document["simulation"]["hardware"]["parameters"]}
+    assert sources["compute"] == sources["cost"] == "calibration: run.json, 120 rows"
+    assert "Trade-off table: 2 ranks" in done.stdout
+    assert "calibration: run.json" in done.stdout.partition("Trade-off table")[2]
+    assert "--gpu-hour-price shows money" in done.stdout
+    assert "Money an epoch" not in (tmp_path / "out" / "profile.html").read_text()
+
+
+def test_batch_sizes_are_those_that_the_rows_make_a_global_batch_for():
+    asked = Setting(max_length=9, ranks=4, batch_size=16)
+    assert batch_sizes(10_000, asked) == [4, 8, 16, 32, 64]
+    assert batch_sizes(128, asked) == [4, 8, 16, 32]
+    assert batch_sizes(10, asked) == [16]
+    assert batch_sizes(10_000, Setting(max_length=9, ranks=4, batch_size=1)) == [1, 2, 4]
+
+
+def test_lengths_of_the_trade_off_table_end_uncut_and_lose_no_more_than_they_say():
+    histogram = LengthHistogram.of(np.array([10] * 950 + [400] * 50))
+    cut = even_cut(Samples(histogram=histogram), Setting(max_length=400, ranks=4, batch_size=4))
+    found = lengths(histogram, cut)
+    assert found[-1] == 400
+    assert cut.max_length in found
+    for lost in (0.05, 0.2):
+        shortest = min(length for length in range(1, 401) if 1 - histogram.kept_share(length) <= lost)
+        assert shortest in found
+
+
+def test_tables_for_people_of_the_only_list_column(call, folder, unpredicted, tmp_path):
+    done = call(folder, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     for text in ("2 files", "8 rows", "Lengths", "Longest rows of items", "b.parquet", "nothing is predicted"):
         assert text in done.stdout
     assert "profile.html" in done.stdout
 
 
-def test_the_terminal_shows_dates(tmp_path, unpredicted):
+def test_the_terminal_shows_dates(call, tmp_path, unpredicted):
     write(tmp_path / "a.parquet", [[1], [2], [3], [4]], ts=[1_750_000_000 + 3600 * hour for hour in range(4)])
     ran = call(tmp_path / "a.parquet", "--sequence", "items", "--time", "ts", "--out", tmp_path / "out")
     assert ran.exit_code == 0
@@ -97,7 +176,7 @@ def test_the_terminal_shows_dates(tmp_path, unpredicted):
     assert "1750000000" not in ran.stdout
 
 
-def test_quick_reads_footers_only(folder, tmp_path):
+def test_quick_reads_footers_only(call, folder, tmp_path):
     good = pq.read_metadata(folder / "b.parquet").row_group(0).column(0)
     raw = bytearray((folder / "b.parquet").read_bytes())
     raw[4 : 4 + good.total_compressed_size] = bytes(good.total_compressed_size)
@@ -116,7 +195,7 @@ def test_quick_reads_footers_only(folder, tmp_path):
     assert (tmp_path / "out" / "profile.html").stat().st_size > 1000
 
 
-def test_what_was_skipped_is_named_and_status_1(folder, unpredicted, tmp_path):
+def test_what_was_skipped_is_named_and_status_1(call, folder, unpredicted, tmp_path):
     (folder / "c.parquet").write_bytes(b"PAR1 and no more")
     write(folder / "d.parquet", [[1]]).write_bytes(b"")
     pq.write_table(pa.table({"other": [1, 2]}), folder / "e.parquet")
@@ -130,24 +209,22 @@ def test_what_was_skipped_is_named_and_status_1(folder, unpredicted, tmp_path):
         assert document["sequences"]["items"]["rows"] == 8
 
 
-def test_a_file_with_a_column_of_another_kind_is_left_out(folder, tmp_path):
+def test_a_file_with_a_column_of_another_kind_is_left_out(call, folder, tmp_path):
     write(folder / "a.parquet", [[1, 2], [], [3]], at=pa.array([1, 2, 3]))
     write(folder / "b.parquet", [[4], None, [5] * 7, [6, 6], [7]], at=pa.array([1.5] * 5))
     pq.write_table(pa.table({"items": [1, 2], "at": [4, 5]}), folder / "0.parquet")
     pq.write_table(pa.table({"items": [[[1]]], "at": [6]}), folder / "z.parquet")
     options = ("--sequence", "items", "--out", tmp_path / "out", "--json", "--ranks", "2", "--batch-size", "2")
-    for more in ((), ("--quick",), ("--time", "at")):
-        done = call(folder, *options, *more)
-        assert done.exit_code == 1, done.output
-        document = json.loads(done.stdout)
-        left_out = {one["file"]: one["reason"] for one in document["skipped"] if one["file"] != "b.parquet"}
-        assert left_out == {
-            "0.parquet": "items is int64, one value per row; a sequence is a list column",
-            "z.parquet": "items holds lists in lists; a sequence is a list of numbers",
-        }
-        assert document["sequences"]["items"]["rows"] == 8
-        assert (document["recommended"] is None) == (more == ("--quick",))
-        assert more == ("--quick",) or document["collisions"]["rows"] == 8
+    done = call(folder, *options, "--time", "at")
+    assert done.exit_code == 1, done.output
+    document = json.loads(done.stdout)
+    left_out = {one["file"]: one["reason"] for one in document["skipped"] if one["file"] != "b.parquet"}
+    assert left_out == {
+        "0.parquet": "items is int64, one value per row; a sequence is a list column",
+        "z.parquet": "items holds lists in lists; a sequence is a list of numbers",
+    }
+    assert document["sequences"]["items"]["rows"] == document["collisions"]["rows"] == 8
+    assert document["recommended"] is not None
     assert "b.parquet: at is double; a time is an integer, a timestamp or a date (5 rows left out)" in done.stderr
 
 
@@ -164,12 +241,18 @@ def refused():
     yield "batch size", ["data", "--sequence", "items", "--batch-size", "0"], "--batch-size must be at least 1, got 0"
     yield "ranks", ["data", "--sequence", "items", "--ranks", "-1"], "--ranks must be at least 1, got -1"
     yield "out", ["data", "--sequence", "items", "--out", "data/a.parquet"], "is a file; name a folder"
-    yield "quick and time", ["data", "--sequence", "items", "--quick", "--time", "user"], "--quick reads no rows"
+    for option in (["--time", "user"], ["--calibration", "run.json"]):
+        said = "leave out --time, --ids, --calibration and --gpu-hour-price"
+        yield f"quick and {option[0]}", ["data", "--sequence", "items", "--quick", *option], said
+    for price in ("0", "nan"):
+        said = "--gpu-hour-price must be above 0"
+        yield f"price {price}", ["data", "--sequence", "items", "--gpu-hour-price", price], said
 
 
 @pytest.mark.parametrize(("arguments", "message"), [case[1:] for case in refused()], ids=[c[0] for c in refused()])
-def test_bad_usage_is_refused(arguments, message, tmp_path, monkeypatch):
+def test_bad_usage_is_refused(call, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run.json")
     (tmp_path / "data").mkdir()
     write(tmp_path / "data" / "a.parquet", [[1], [2]], user=pa.array([1, 2]))
     for name in ("two", "none"):
@@ -182,52 +265,31 @@ def test_bad_usage_is_refused(arguments, message, tmp_path, monkeypatch):
     assert not (tmp_path / "freescale-report").exists()
 
 
-def test_nothing_half_written_where_writing_fails(folder, unpredicted, tmp_path):
-    out = tmp_path / "out"
-    (out / "profile.html").mkdir(parents=True)  # in the way
-    done = call(folder, "--sequence", "items", "--out", out)
-    assert done.exit_code == 1
-    assert "cannot write to" in done.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json"]
-    json.loads((out / "profile.json").read_text())
+def test_what_cannot_be_predicted_says_why(call, tmp_path):
+    def run(*more):
+        return call(tmp_path / "a.parquet", "--ranks", 2, "--batch-size", 2, "--out", tmp_path / "out", *more)
 
-
-def predicted(folder, **options):
-    columns = Columns(sequences=("items",))
-    files = open_files([str(folder)])
-    found = full(files, columns, paths=["here"])
-    settings = Settings(ranks=(2,), batch_size=2, **options)
-    bar = type("Bar", (), {"__enter__": lambda self: self, "__exit__": lambda *_: None, "advance": lambda *_, **__: 0})
-    notes = profile_predictions.predict(found, files, columns, settings, paths=["here"], bar=lambda _: bar())
-    return found.document, notes
-
-
-def test_what_cannot_be_predicted_says_why(tmp_path):
     write(tmp_path / "a.parquet", [[], None])
-    document, notes = predicted(tmp_path)
-    assert notes == ["items has no events: there is nothing to predict from"]
+    assert "items has no events: there is nothing to predict from" in run().stdout
+    document = json.loads((tmp_path / "out" / "profile.json").read_text())
     assert document["stragglers"] is document["simulation"] is None
-    rows = pa.array([["a"], ["b", "c"]] * 20, pa.list_(pa.string()))
-    pq.write_table(pa.table({"items": rows}), tmp_path / "a.parquet")
-    document, notes = predicted(tmp_path)
-    assert "items holds no integers" in notes[0]
+    write(tmp_path / "a.parquet", pa.array([["a"], ["b", "c"]] * 20, pa.list_(pa.string())))
+    assert "items holds no integers" in run().stdout
+    document = json.loads((tmp_path / "out" / "profile.json").read_text())
     assert document["collisions"] is None
     assert document["simulation"]["gain"]
-    with pytest.raises(UsageError, match="items"):
-        predicted(tmp_path, ids="items")
+    refused = run("--ids", "items")
+    assert (refused.exit_code, "items" in refused.stderr) == (2, True)
 
 
-def test_collisions_fit_the_rows():
+def test_defaults_are_near_the_papers_and_collisions_fit_the_rows():
+    assert Settings(ranks=(8, 64, 1024), batch_size=128).default_ranks == 64
+    assert Settings(ranks=(8, 16), batch_size=128).default_ranks == 16
+    assert Settings(ranks=(128, 1024), batch_size=128).default_ranks == 128
     assert fitting(100_000, 64, 128) == (64, 128)
     assert fitting(4_372, 64, 128) == (4, 128)
     assert fitting(100, 64, 128) == (1, 16)
     assert fitting(0, 64, 128) == (1, 1)
-
-
-def test_defaults_are_near_the_papers():
-    assert Settings(ranks=(8, 64, 1024), batch_size=128).default_ranks == 64
-    assert Settings(ranks=(8, 16), batch_size=128).default_ranks == 16
-    assert Settings(ranks=(128, 1024), batch_size=128).default_ranks == 128
 
 
 # From the README of each set; their quantiles are between rows where ours are lengths that occur.
@@ -237,6 +299,7 @@ REAL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REAL)
 def test_real_data(name):
     if not (DATA / name).is_dir():
@@ -262,27 +325,3 @@ def test_real_data(name):
     assert {key: counted[key] for key in ("rows", "events", "mean", "per_file")} == {
         key: items[key] for key in ("rows", "events", "mean", "per_file")
     }
-
-
-def test_a_calibration_gives_the_cost_model_and_the_seconds(tmp_path):
-    demo = demo_set(tmp_path / "data", rows=600)
-    path = write_run(tmp_path / "run.json")
-    done = call(
-        demo.site[0], "--sequence", "item_ids", "--ranks", "2", "--batch-size", "16", "--calibration", path,
-        "--out", tmp_path / "report", "--json",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
-    model = repr(load_calibration(path).cost)
-    assert document["stragglers"]["default"]["cost"] == document["recommended"]["cost_model"] == model
-    sources = {one["name"]: one["source"] for one in document["simulation"]["hardware"]["parameters"]}
-    assert sources["compute"] == sources["cost"] == "calibration: run.json, 120 rows"
-    refused = call(demo.site[0], "--sequence", "item_ids", "--quick", "--calibration", path)
-    assert refused.exit_code == 2
-    assert "leave out --time, --ids, --calibration and --gpu-hour-price" in refused.stderr
-
-
-def test_the_only_list_column_is_the_history(folder, tmp_path, unpredicted):
-    done = call(folder, "--out", tmp_path / "report", "--json")
-    assert done.exit_code == 0, done.output
-    assert list(json.loads(done.stdout)["sequences"]) == ["items"]

@@ -1,23 +1,28 @@
 """`freescale profile` of requests whose histories are stored once: what it says of the same samples in rows."""
 
+import itertools
 import json
 
 import pyarrow.parquet as pq
 import pytest
-from stored_once_data import OPTIONS, Samples
+from stored_once_data import OPTIONS, Samples, opened
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
+from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.profile.sharing import sharing
+from freescale_tools.simulate.hardware.parameters import load_hardware
 
 COMMAND = "profile"
 pytestmark = pytest.mark.usefixtures("few_samples")
-SETTINGS = ("--ranks", "2,4", "--batch-size", "4", "--json")
+SETTINGS = ("--candidates", "shown", "--ranks", "2,4", "--batch-size", "8", "--json")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """640 requests are enough for five steps of four times 32 samples."""
     folder = tmp_path_factory.mktemp("requests")
-    Samples.drawn(11, requests=600, users=40, longest=60).write(folder, files=2, group=50)
+    Samples.drawn(11, requests=640, users=40, longest=60).write(folder, files=2, group=50)
     return folder
 
 
@@ -25,53 +30,49 @@ def folder(tmp_path_factory):
 def stored(few_samples, call, folder):
     """The document of the histories that are stored once; its report is in `once`."""
     done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item",
-                "--candidates", "shown", "--out", folder / "once", *SETTINGS)  # fmt: skip
+                "--sequence", "price", "--share", "user", "--out", folder / "once", *SETTINGS)  # fmt: skip
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def test_the_document_is_that_of_the_same_samples_in_rows(call, folder, stored):
-    rows = call(folder / "rows", "--sequence", "item", "--candidates", "shown", "--time", "at", "--out", folder / "out",
-                *SETTINGS)  # fmt: skip
+    rows = call(folder / "rows", "--sequence", "item", "--time", "at", "--out", folder / "out", *SETTINGS)
     assert rows.exit_code == 0, rows.output
     rows = json.loads(rows.stdout)
-    for same in (
-        "sequences",
-        "candidates",
-        "stragglers",
-        "collisions",
-        "simulation",
-        "sharing",
-        "mode",
-        "rows",
-        "files",
-    ):
+    assert stored["sequences"]["item"] == rows["sequences"]["item"]
+    for same in ("candidates", "stragglers", "collisions", "simulation", "mode", "rows", "files"):
         assert stored[same] == rows[same], same
     assert stored["collisions"]["sampled_pairs"] > 20
     advice = [{**each["recommended"], "code": ""} for each in (rows, stored)]
     assert advice[0] == advice[1]
-    assert stored["histories"]["keys"] == sum(
-        pq.read_metadata(path).num_rows for path in (folder / "histories").iterdir()
-    )
+    files = [pq.read_metadata(path).num_rows for path in (folder / "histories").iterdir()]
+    assert stored["histories"]["keys"] == sum(files)
     assert "stored once" in (folder / "once" / "profile.html").read_text()
 
 
+def test_what_sharing_saves_is_predicted_and_shown(folder, stored):
+    found, most = stored["sharing"], stored["recommended"]["max_length"]
+    with opened(folder) as requests:
+        held = hold_stored_once(requests, None, max_length=most, ranks=4, batch_size=8)
+    orders = ("file", "shuffled", "time")
+    hardware = load_hardware("h100-ib")
+    assert found == sharing(held, stored, hardware, share="user", fields=1, dim=128, orders=orders)
+    settings = {(one["order"], one["batch_size"]) for one in found["points"]}
+    assert settings == set(itertools.product(orders, (2, 8, 32)))
+    page = (folder / "once" / "profile.html").read_text()
+    assert "Histories that samples share" in page
+    assert "Events held (%) by batch size, balanced" in page
+
+
 def test_the_code_reads_the_windows(stored):
-    document = json.loads(json.dumps(stored))
+    code = stored["recommended"]["code"]
     scope = {"samples": 0, "events": 0}
     step = "samples += len(batch.origin); events += len(batch.features['item'].values())  #"
-    exec(document["recommended"]["code"].replace("...  #", step), scope)
-    lengths = zip(*document["sequences"]["item"]["histogram"].values(), strict=True)
-    most = document["recommended"]["max_length"]
-    assert (scope["samples"], scope["events"]) == (600, sum(count * min(length, most) for length, count in lengths))
-
-
-def test_other_ids(call, folder, stored):
-    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price",
-                "--ids", "item", "--candidates", "shown", "--out", folder / "out", *SETTINGS)  # fmt: skip
-    prices = json.loads(done.stdout)
-    assert prices["collisions"] == stored["collisions"]
-    assert list(prices["sequences"]) == ["price"]
+    assert "share='user')" in code
+    exec(code.replace("...  #", step).replace(", share='user'", ""), scope)
+    lengths = zip(*stored["sequences"]["item"]["histogram"].values(), strict=True)
+    most = stored["recommended"]["max_length"]
+    assert (scope["samples"], scope["events"]) == (640, sum(count * min(length, most) for length, count in lengths))
 
 
 def test_a_step_is_simulated_from_it(folder, stored):
@@ -82,12 +83,13 @@ def test_a_step_is_simulated_from_it(folder, stored):
 
 
 def test_tables_for_people(call, folder):
-    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price", "--out",
-                folder / "out", *SETTINGS[:-1])  # fmt: skip
+    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price", "--share",
+                "user", "--out", folder / "out", "--ranks", 2, "--batch-size", 4)  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "as of at: histories by user" in done.stdout
     assert "price holds no integers; name a column that does with --ids" in done.stdout
     assert "join=histories" in done.stdout
+    assert "What share='user' saves" in done.stdout
 
 
 def refused():
@@ -99,8 +101,9 @@ def refused():
     yield "ray", (*files, *OPTIONS, "--engine", "ray"), "--engine ray cannot read --histories"
     yield "floats as ids", (*files, *OPTIONS, "--ids", "price"), "collisions are counted on integer ids"
     yield "ids in the requests", (*files, *OPTIONS, "--ids", "shown"), "no file has a column 'shown'"
-    yield "a list in the requests", (*files, *OPTIONS, "--sequence", "shown"), "no file has a column 'shown'"
     yield "key", (*files, *OPTIONS, "--on", "uid"), "uid"
+    yield "share without histories", ("--share", "user"), "--share user needs histories that are stored once"
+    yield "share by another key", (*files, *OPTIONS, "--share", "at"), "the key of --on, and that is user"
 
 
 @pytest.mark.parametrize(("more", "message"), [case[1:] for case in refused()], ids=[case[0] for case in refused()])

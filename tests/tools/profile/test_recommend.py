@@ -1,11 +1,11 @@
 """Recommended settings: no cut without need and none that is not worth its events, and never one without its price."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
-from freescale_tools.profile.advice import recommend as module
 from freescale_tools.profile.advice.cuts import EvenCut, even_cut
 from freescale_tools.profile.advice.loader_code import LoaderFiles, OneSchema
 from freescale_tools.profile.advice.recommend import recommend
@@ -14,19 +14,22 @@ from freescale_tools.simulate.batches import Samples, Setting, simulate_setting
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import pack
 
+pytestmark = pytest.mark.usefixtures("few_samples")
+
 
 def lognormal(median, sigma, rows=50_000):
     drawn = np.random.default_rng(5).lognormal(np.log(median), sigma, rows)
     return Samples(histogram=LengthHistogram.of(np.clip(np.rint(drawn), 0, 21_000)))
 
 
-def uncut(samples):
-    return Setting(max_length=samples.histogram.longest, ranks=16, batch_size=64)
+def uncut(samples, ranks=16, batch_size=64):
+    return Setting(max_length=samples.histogram.longest, ranks=ranks, batch_size=batch_size)
 
 
-def advice(samples):
+@functools.cache
+def advice(samples, *size):
     files = LoaderFiles(sources=(OneSchema(paths=("data/*.parquet",)),), column="item_ids")
-    return recommend(samples, even_cut(samples, uncut(samples)), files=files)
+    return recommend(samples, even_cut(samples, uncut(samples, *size)), files=files)
 
 
 EVEN = lognormal(4000, 0.55)
@@ -44,6 +47,15 @@ def test_nothing_is_cut_where_plans_can_be_even():
     assert found["even_cut"] is None
     assert "Nothing is cut off" in found["why"][0]
     assert "#" not in found["code"].partition("balance = ")[0]
+
+
+def test_variable_counts_are_proposed_only_where_they_bring_something():
+    """They need another mean of the loss. A quarter of the samples is worth dozens of the others."""
+    tail = Samples(histogram=LengthHistogram.of(np.array([2] * 75 + [110] * 25)))
+    for samples, size, method in ((EVEN, (16, 64), "fbs+swap"), (tail, (4, 16), "vbs")):
+        shares = simulate_setting(samples, uncut(samples, *size), methods=("fbs+swap", "vbs"))["straggler"]
+        assert advice(samples, *size)["method"] == method
+        assert shares["vbs"] < shares["fbs+swap"] - (0.01 if method == "vbs" else 0)
 
 
 def test_the_even_cut_is_the_longest_at_which_plans_can_be_even():
@@ -122,9 +134,3 @@ def test_the_longest_sample_fits_although_no_step_drew_it():
     found = advice(rare)
     assert found["max_length"] == 15_000
     assert found["max_tokens"] == 15_400
-
-
-def test_variable_counts_are_proposed_only_where_they_bring_something():
-    shares = {"none": 0.5, "fbs+swap": 0.03, "vbs": 0.021, "hierarchical": 0.03}
-    assert module._method(shares) == "fbs+swap"
-    assert module._method({**shares, "vbs": 0.01}) == "vbs"

@@ -1,12 +1,11 @@
 """What sharing histories saves: events against sets and against a loader that shares, bytes and steps by formula."""
 
 import itertools
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from stored_once_data import OPTIONS, Samples, opened
+from stored_once_data import Samples, opened
 
 from freescale_tools.collisions.ids_stored_once import hold_stored_once
 from freescale_tools.profile.sharing import dealt, sharing
@@ -16,7 +15,6 @@ from freescale_tools.simulate.simulation import predict
 from freescale_tools.simulate.workload import choose, workload
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 
-COMMAND = "profile"
 pytestmark = pytest.mark.usefixtures("few_samples")
 HARDWARE = load_hardware("h100-ib")
 COST = Polynomial()
@@ -49,10 +47,9 @@ def predicted(folder, *, ranks, batch_size, orders=("file", "shuffled", "time"),
     return sharing(held, document, HARDWARE, share="user", fields=fields, dim=16, orders=orders), document, held
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_by_hand_in_order_of_time(tmp_path, seed):
+def test_by_hand_in_order_of_time(tmp_path):
     """Five steps of four ranks with four samples each, their windows as sets of (user, event)."""
-    samples = Samples.drawn(seed, requests=80, users=3)
+    samples = Samples.drawn(1, requests=80, users=3)
     samples.write(tmp_path, group=9)
     found, _, held = predicted(tmp_path, ranks=4, batch_size=4, orders=("time",), max_length=6)
     points = {(one["batch_size"], one["balanced"]): one for one in found["points"]}
@@ -76,8 +73,8 @@ def test_by_hand_in_order_of_time(tmp_path, seed):
     assert points[4, True]["shared_events"] * 20 == pytest.approx(together)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_loader_that_shares_holds_as_many(tmp_path, ranks):
+def test_a_loader_that_shares_holds_as_many(tmp_path):
+    ranks = 2
     samples = Samples.drawn(7, requests=48, users=5)
     samples.write(tmp_path, files=2, group=6)
     found, *_ = predicted(tmp_path, ranks=ranks, batch_size=6 // ranks, orders=("file",), max_length=5)
@@ -134,58 +131,13 @@ def test_bytes_and_steps(tmp_path):
         assert point["ratio"] < 1
 
 
-def test_requests_that_share_nothing_save_nothing(tmp_path):
+def test_requests_that_share_nothing_save_nothing_and_ranks_are_halved_until_requests_are_enough(tmp_path):
     samples = Samples(requests=[(n, 9) for n in range(40)], histories={n: ([1, 2], [n, n]) for n in range(40)})
     samples.write(tmp_path)
-    found, *_ = predicted(tmp_path, ranks=2, batch_size=4)
+    found, *_ = predicted(tmp_path, ranks=64, batch_size=4)
+    assert (found["ranks"], {one["batch_size"] for one in found["points"]}) == (2, {1, 4})
+    assert {one["steps"] for one in found["points"] if one["batch_size"] == 4} == {5}
     for point in found["points"]:
         assert point["ratio"] == 1.0
         assert point["step_ms_shared"] == point["step_ms"]
         assert set(point["bytes_saved"].values()) == {0.0}
-
-
-def test_ranks_are_halved_until_the_requests_are_enough(tmp_path):
-    Samples.drawn(5, requests=100).write(tmp_path)
-    found, *_ = predicted(tmp_path, ranks=64, batch_size=4)
-    assert (found["ranks"], {one["batch_size"] for one in found["points"]}) == (4, {1, 4})
-    assert {one["steps"] for one in found["points"] if one["batch_size"] == 4} == {6}
-
-
-@pytest.mark.parametrize("number", [pytest.param(600, marks=pytest.mark.long), 640])
-def test_the_command(call, tmp_path, number):
-    """640 requests are enough for five steps of four times 32, 600 are not."""
-    Samples.drawn(11, requests=number, users=40, longest=60).write(tmp_path, group=20)
-    files = (tmp_path / "requests", "--histories", tmp_path / "histories", *OPTIONS, "--sequence", "item")
-    files += ("--sequence", "price")
-    out = ("--ranks", "4", "--batch-size", "8", "--out", tmp_path / "out")
-    done = call(*files, "--share", "user", *out)
-    assert done.exit_code == 0, done.output
-    assert "What share='user' saves" in done.stdout
-    assert "share='user')" in done.stdout
-    document = json.loads((tmp_path / "out" / "profile.json").read_text())
-    found, most = document["sharing"], document["recommended"]["max_length"]
-    with opened(tmp_path) as requests:
-        held = hold_stored_once(requests, None, max_length=most, ranks=4, batch_size=8)
-    assert found == sharing(
-        held, document, HARDWARE, share="user", fields=1, dim=128, orders=("file", "shuffled", "time")
-    )
-    assert {(one["order"], one["batch_size"]) for one in found["points"]} == set(
-        itertools.product(("file", "shuffled", "time"), (2, 8, 32) if number > 600 else (2, 8))
-    )
-    page = (tmp_path / "out" / "profile.html").read_text()
-    assert "Histories that samples share" in page
-    assert "Events held (%) by batch size, balanced" in page
-
-
-def refused():
-    yield "no histories", ("--share", "user"), "--share user needs histories that are stored once"
-    yield "another key", ("--histories", "histories", *OPTIONS, "--share", "at"), "the key of --on, and that is user"
-
-
-@pytest.mark.parametrize(("more", "message"), [case[1:] for case in refused()], ids=[case[0] for case in refused()])
-def test_refused(call, tmp_path, monkeypatch, more, message):
-    monkeypatch.chdir(tmp_path)
-    Samples.drawn(2).write(tmp_path)
-    done = call("requests", "--sequence", "item", *more)
-    assert done.exit_code == 2
-    assert message in " ".join(done.output.split())
