@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 MAY_USE_CLOCKS = ("realtime", "gpu")  # run by hand only
 FILES_THAT_MAY = ("patience.py", "worlds.py", "test_time.py", "test_lost_rank.py")
 # Modules with a clock of their own: limits that count its seconds may be small.
-VIRTUAL = {"virtual", "ranks_as_threads", "played_clock", "played_network"}
+VIRTUAL = {"ranks_as_threads", "played_clock", "played_network"}
 
 LEAST_LIMIT_S = 300
 LIMITS = {"timeout", "timeout_s", "limit_s"}
@@ -65,7 +65,7 @@ def test_no_test_depends_on_a_clock():
         ("LIMIT_S = 3\nrun(timeout_s=LIMIT_S)", ["2: timeout_s=3"]),
         ("run(timeout=0.5)", ["1: timeout=0.5"]),
         ("run(timeout_s=-1)\nrun(timeout_s=PATIENCE_S)", []),
-        ("from virtual import Clock\nFleet(timeout_s=0.2)", []),
+        ("from played_clock import PlayedClock\nFleet(timeout_s=0.2)", []),
     ],
 )
 def test_uses_of_clocks_are_found(source, found):
