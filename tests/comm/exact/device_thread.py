@@ -6,49 +6,15 @@ so here, too. A backward pass that is started inside of another one runs in the 
 """
 
 import contextlib
-import queue
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
 import torch
 from exact import Loop, Mode, compare, plain
 from exact_model import Config
-
-Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], "Future[Any]"]
-
-
-class DeviceThread(threading.Thread):
-    """Runs whatever backward passes all threads start, one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__(name="backward of the device", daemon=True)
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads = torch.get_num_threads()
-
-    def run(self) -> None:
-        torch.set_num_threads(self._threads)  # it counts for the thread that sets it, and sums depend on it
-        while (job := self._jobs.get()) is not None:
-            work, args, options, done = job
-            try:
-                done.set_result(work(*args, **options))
-            except BaseException as error:
-                done.set_exception(error)
-            del job, work, args, options, done  # or they would keep the graph
-
-    def call(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Blocks until it is done. Raises what it raises."""
-        if threading.current_thread() is self:
-            return work(*args, **options)
-        done: Future[Any] = Future()
-        self._jobs.put((work, args, options, done))
-        return done.result()
-
-    def close(self) -> None:
-        self._jobs.put(None)
-        self.join()
 
 
 def compare_in_one_thread(
@@ -62,15 +28,15 @@ def compare_in_one_thread(
 
 @contextlib.contextmanager
 def one_device_thread() -> Iterator[None]:
-    thread = DeviceThread()
-    thread.start()
     engine: Any = torch.autograd._engine_run_backward
+    threads = torch.get_num_threads()  # it counts for the thread that sets it, and sums depend on it
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as device:
+        of_device = device.submit(threading.current_thread).result()
 
-    def through_the_thread(*args: Any, **options: Any) -> Any:
-        return thread.call(engine, *args, **options)
+        def through_the_thread(*args: Any, **options: Any) -> Any:
+            if threading.current_thread() is of_device:
+                return engine(*args, **options)
+            return device.submit(engine, *args, **options).result()
 
-    try:
         with mock.patch.object(torch.autograd, "_engine_run_backward", through_the_thread):
             yield
-    finally:
-        thread.close()

@@ -11,7 +11,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,6 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 import fscomm
 
 Mode = Literal["plain", "fscomm"]
-
-
-class Comm(Protocol):
-    unconsumed: Any
-
-    def lookahead(self, loader: Iterable[Batch]) -> Iterator[Batch]: ...
-
-    def flush(self) -> None: ...
 
 
 class PlainComm:
@@ -223,7 +215,7 @@ _configs: dict[str, Config] = {}
 
 
 def plain(rank: int, size: int, config: Config, loop: Loop) -> dict[str, Any]:
-    """The log of the plain run; a rank keeps it, so that mutations need not run it again."""
+    """The log of the plain run; a rank keeps it."""
     _configs[repr(config)] = config
     return _plain(rank, size, repr(config), loop)
 
@@ -234,20 +226,16 @@ def compare(
     """What differs on this rank between the plain run and the run in `mode`, and what fscomm said of itself."""
     expected = plain(rank, size, config, loop)
     run = train(rank, size, config, loop, mode, options)
-    said = summary(run)
+    said: dict[str, Any] = {}
+    if run.reports:
+        report = run.reports[-1].report()
+        said = {"fallbacks": dict(report.fallbacks), "report": report.to_dict()}
     found = differences(expected, run.log)
     del run
     gc.collect()
     gc.freeze()  # what stays is not walked over again: imported modules first of all, half the time of a short run
     dist.barrier()
     return found, said
-
-
-def summary(run: Run) -> dict[str, Any]:
-    if not run.reports:
-        return {}
-    report = run.reports[-1].report()
-    return {"fallbacks": dict(report.fallbacks), "report": report.to_dict()}
 
 
 def attachments(model: Any, optimizer: Any) -> dict[str, Any]:

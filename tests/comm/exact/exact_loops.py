@@ -8,6 +8,7 @@ order, is played by `programs.py`; here are blocks, loaders, and what people put
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -37,28 +38,18 @@ def base(run: Run) -> None:
 
 
 @loop
-def short_loaders(run: Run) -> None:
-    """No batch, one batch, two batches."""
-    for start, stop in ((0, 0), (0, 1), (1, 3)):
-        with run.enable() as comm:
-            for step, batch in enumerate(comm.lookahead(run.loader(start, stop)), start):
-                run.train(step, batch)
-        run.record_raw(f"after {stop}")
-
-
-@loop
 def epochs(run: Run) -> None:
-    """Two blocks with two loaders one after the other, and one look-ahead of which loops take a part."""
+    """Two blocks with loaders one after the other, of no batch, too, and one look-ahead of which loops take a part."""
     count = itertools.count()
     for block in range(2):
         with run.enable() as comm:
-            for epoch in range(2):
-                for batch in comm.lookahead(run.loader(block, block + 3)):
+            for epoch, batches in enumerate((3, 0, 1, 2)):
+                for batch in comm.lookahead(run.loader(block, block + batches)):
                     run.train(next(count), batch)
                 run.record_raw(f"after epoch {block}.{epoch}")
-            batches = run.loader() if run.mode == "plain" else comm.lookahead(run.loader())
+            again = run.loader() if run.mode == "plain" else comm.lookahead(run.loader())
             for _ in range(2):
-                for batch in itertools.islice(batches, 3):
+                for batch in itertools.islice(again, 3):
                     run.train(next(count), batch)
         run.record_raw(f"after block {block}")
 
@@ -282,37 +273,21 @@ def evaluation(run: Run) -> None:
 def read_by_another_thread(run: Run) -> None:
     """As an asynchronous checkpoint does: all the time, while the training thread goes on."""
     run.set_rate(0)  # adds an entry to the optimizer's state, which nobody may read meanwhile
-    with run.enable() as comm:
-        stop = _again_and_again(comm.flush, run.model.state_dict, run.model.fused_optimizer.state_dict)
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool, run.enable() as comm:
+
+        def read() -> None:
+            while not over.is_set():
+                for action in (comm.flush, run.model.state_dict, run.model.fused_optimizer.state_dict):
+                    action()
+
+        reader = pool.submit(read)
         try:
             for step, batch in enumerate(comm.lookahead(run.loader())):
                 run.train(step, batch)
         finally:
-            stop()
-
-
-def _again_and_again(*actions: Callable[[], Any]) -> Callable[[], None]:
-    """Do them in a thread of their own until the returned function is called, which raises what they raised."""
-    over, errors = threading.Event(), []
-
-    def work() -> None:
-        try:
-            while not over.is_set():
-                for action in actions:
-                    action()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        over.set()
-        thread.join(PATIENCE_S)
-        if thread.is_alive() or errors:
-            raise RuntimeError("the thread that reads has not ended") from (errors[0] if errors else None)
-
-    return stop
+            over.set()
+        reader.result(PATIENCE_S)
 
 
 # What people put around a step.
@@ -367,33 +342,26 @@ def next_before_backward(run: Run) -> None:
 
 
 @loop
-def scaled_losses(run: Run) -> None:
-    """A GradScaler, which skips the steps of dense weights whose gradients overflow; tables have been updated then."""
+def scaled_and_clipped(run: Run) -> None:
+    """A GradScaler, which skips the steps of dense weights whose gradients overflow; tables have been updated then.
+
+    Gradients of dense weights are clipped to a share of the norm of what the tables hold after backward.
+    """
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     dense = dict(run.optimizer.optimizers)["dense"]
     with run.enable() as comm:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             run.optimizer.zero_grad()
-            loss = run.loss(step, batch)
-            scaler.scale(loss).backward()
+            scaler.scale(run.loss(step, batch)).backward()
             if step % 3 == 1:
                 next(run.model.parameters()).grad.fill_(torch.inf)
+            scaler.unscale_(dense)
+            norm = sum(float(part.norm()) for part in _tensors(flat(run.model.state_dict())))
+            gradients = [each for each in run.model.parameters() if each.grad is not None]
+            run.record(f"norm {step}", torch.nn.utils.clip_grad_norm_(gradients, 0.001 * norm).nan_to_num(-1))
             scaler.step(dense)
             scaler.update()
             run.record(f"scale {step}", scaler.get_scale())
-
-
-@loop
-def clipped_by_norms_of_tables(run: Run) -> None:
-    """Gradients of dense weights are clipped to a share of the norm of what the tables hold after backward."""
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.optimizer.zero_grad()
-            run.loss(step, batch).backward()
-            norm = sum(float(part.norm()) for part in _tensors(flat(run.model.state_dict())))
-            dense = [each for each in run.model.parameters() if each.grad is not None]
-            run.record(f"norm {step}", torch.nn.utils.clip_grad_norm_(dense, 0.001 * norm))
-            run.optimizer.step()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -112,22 +112,16 @@ class Player:
         batches = self.run.loader(self._consumed, self._consumed + number)
         for i, batch in enumerate(batches, self._consumed):
             if i % HIDDEN == HIDDEN - 1 and (i % 2 or i % self.run.size == self.run.rank):
-                number = (
-                    i // HIDDEN % 3
-                )  # of the call whose ids are hidden; those of all calls, if there is no such call
-                hidden = (
-                    {name for name in batch.ids if number == name.endswith(AGAIN)} if number < 2 else set(batch.ids)
-                )
-                batch.hidden = {name: batch.ids.pop(name) for name in hidden or set(batch.ids)}
+                call = i // HIDDEN % 3  # whose ids are hidden; those of all calls, if there is no such call
+                hidden = {name for name in batch.ids if call == name.endswith(AGAIN)} or set(batch.ids)
+                batch.hidden = {name: batch.ids.pop(name) for name in hidden}
         return batches
 
     # Forwards
 
     def forward(self, n: int) -> None:
         """On the batch that is held; once more on it; with a part of it unused."""
-        if self.batch is not None and len(self.held) < MOST_HELD:
-            with self._no_sync():
-                self.held.append(self._loss(self._varied(self.batch, n)))
+        self._hold(lambda batch: self._loss(self._varied(batch, n)))
 
     def next_forward(self, n: int) -> None:
         if len(self.held) < MOST_HELD:
@@ -136,32 +130,32 @@ class Player:
 
     def foreign(self, n: int) -> None:
         """On another batch, on all ranks or on one."""
-        if len(self.held) < MOST_HELD:
-            with self._no_sync():
-                self.held.append(self._loss(self._strange(n)))
+        self._hold(lambda _: self._loss(self._strange(n)))
 
     def module(self, n: int) -> None:
         """One sharded module by itself."""
-        if self.batch is not None and len(self.held) < MOST_HELD:
-            self.held.append(self._values_loss(self._module_name(n), self.batch))
+        self._hold(lambda batch: (self._values(self._module_name(n), batch) ** 2 / 100).sum())
 
     def recomputed(self, n: int) -> None:
         """One sharded module under activation checkpointing, of either kind."""
-        if self.batch is not None and len(self.held) < MOST_HELD:
-            name, batch = self._module_name(n // 2), self.batch
 
-            def again(scale: torch.Tensor) -> torch.Tensor:
-                return self._values(name, batch) * scale
+        def forward(batch: Batch) -> torch.Tensor:
+            name, scale = self._module_name(n // 2), torch.ones(1, requires_grad=True)
+            values = checkpoint(lambda scale: self._values(name, batch) * scale, scale, use_reentrant=bool(n % 2))
+            return (values**2 / 100).sum()
 
-            values = checkpoint(again, torch.ones(1, requires_grad=True), use_reentrant=bool(n % 2))
-            self.held.append((values**2 / 100).sum())
+        self._hold(forward)
 
     def saved_elsewhere(self, n: int) -> None:
         """With hooks on saved tensors, on all ranks or on one."""
+        here = n % 2 == 0 or n // 2 % self.run.size == self.run.rank
+        with torch.autograd.graph.save_on_cpu() if here else contextlib.nullcontext():
+            self._hold(self._loss)
+
+    def _hold(self, forward: Callable[[Batch], torch.Tensor]) -> None:
         if self.batch is not None and len(self.held) < MOST_HELD:
-            here = n % 2 == 0 or n // 2 % self.run.size == self.run.rank
-            with self._no_sync(), torch.autograd.graph.save_on_cpu() if here else contextlib.nullcontext():
-                self.held.append(self._loss(self.batch))
+            with self._no_sync():
+                self.held.append(forward(self.batch))
 
     def evaluate(self, n: int) -> None:
         batch = self.batch if n % 2 and self.batch is not None else self.run.loader(80 + n, 81 + n)[0]
@@ -284,9 +278,6 @@ class Player:
         """Another batch than the one held, on all ranks or on one."""
         elsewhere = self.batch is not None and n // 2 % 2 and n % self.run.size != self.run.rank
         return self.batch if elsewhere else self.run.loader(60 + n, 61 + n)[0]  # type: ignore[return-value]
-
-    def _values_loss(self, module: str, batch: Batch) -> torch.Tensor:
-        return (self._values(module, batch) ** 2 / 100).sum()
 
     def _values(self, module: str, batch: Batch) -> torch.Tensor:
         return given_out(self.run.model.module.embeddings[module](ids_of(batch, module)))
