@@ -24,7 +24,7 @@ from fsdata import (
 from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retrying
+from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.files.open_files import OpenFiles
 from fsdata.decode.opened_source import open_source
 
@@ -227,6 +227,11 @@ def test_which_errors_are_repeated(error, waits):
     with pytest.raises(as_it_is, match=r"too slow$"):
         Retrying(sleep=slept.append, jitter=lambda: 1.0).call(failing(99, error), REMOTE)
     assert slept == pytest.approx(waits)
+
+
+def test_what_says_that_a_file_is_corrupt_is_no_matter_of_the_connection():
+    assert not unreachable(CorruptFileError("a.parquet: cut short"))
+    assert unreachable(TimeoutError("no answer"))
 
 
 def test_a_source_has_a_policy(tmp_path):
