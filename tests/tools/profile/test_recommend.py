@@ -118,6 +118,9 @@ def test_when_a_cut_is_recommended(lost, bound, recommended):
 def test_every_simulated_step_fits_into_max_tokens():
     found = advice(NEARLY_EVEN)
     setting = dataclasses.replace(uncut(NEARLY_EVEN), max_length=found["max_length"])
+    method = found["method"]
+    fullest = simulate_setting(NEARLY_EVEN, setting, methods=(method,))["fullest"][method]
+    assert found["max_tokens"] >= 1.25 * fullest, "there is room for a quarter more"
     for step in range(setting.steps, setting.steps + 10):
         tokens = NEARLY_EVEN.lengths(setting, step)["sequence"]
         plan = pack(
