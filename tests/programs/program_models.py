@@ -132,10 +132,11 @@ def rows_of(**tables: tuple[int, Sequence[str]]) -> EmbeddingCollection:
     return EmbeddingCollection(tables=configs, device=torch.device("meta"))
 
 
-def bags_of(pooling: PoolingType, **tables: tuple[int, Sequence[str]]) -> EmbeddingBagCollection:
+def means_of(**tables: tuple[int, Sequence[str]]) -> EmbeddingBagCollection:
+    mean = PoolingType.MEAN
     configs = [
         EmbeddingBagConfig(
-            name=f"of_{name}", num_embeddings=rows, embedding_dim=WIDTH, feature_names=list(features), pooling=pooling
+            name=f"of_{name}", num_embeddings=rows, embedding_dim=WIDTH, feature_names=list(features), pooling=mean
         )
         for name, (rows, features) in tables.items()
     ]
@@ -168,14 +169,17 @@ class Program(nn.Module):
 
 
 class Hstu(Program):
-    """Merges the histories' and the candidates' KJTs and looks both up in one call."""
+    """Its batch is a bare list. It merges the histories' and the candidates' KJTs and looks both up in one call."""
+
+    adapt = staticmethod(lambda inputs: list(vars(inputs).values()))
 
     def __init__(self) -> None:
         tables = rows_of(items=(ITEMS, ["item", "candidate"]), actions=(ACTIONS, ["action"]))
         super().__init__(WIDTH, WIDTH, all=tables)
 
-    def forward(self, batch: Inputs) -> tuple[Tensor, Tensor]:
-        history, candidates = picked(batch.ids, "action", "item"), picked(batch.ids, "candidate")
+    def forward(self, batch: list[Any]) -> tuple[Tensor, Tensor]:
+        ids, _, clicked, _ = batch
+        history, candidates = picked(ids, "action", "item"), picked(ids, "candidate")
         merged = KeyedJaggedTensor(
             keys=["action", "item", "candidate"],
             values=torch.cat([history.values(), candidates.values()]),
@@ -185,37 +189,7 @@ class Hstu(Program):
         asked = found["candidate"].values()
         read = attended(found["item"].values() + found["action"].values(), found["item"].lengths(), asked)
         logits = (self.last(read) * asked).sum(1)
-        return F.binary_cross_entropy_with_logits(logits, batch.clicked), logits.detach()
-
-
-class Listed(Program):
-    """Its batch is a bare list; it predicts what was done with each item of a history."""
-
-    adapt = staticmethod(lambda inputs: list(vars(inputs).values()))
-
-    def __init__(self) -> None:
-        super().__init__(WIDTH, ACTIONS, all=rows_of(items=(ITEMS, ["item"])))
-
-    def forward(self, batch: list[Any]) -> tuple[Tensor, Tensor]:
-        ids, _, _, _ = batch
-        found = self.embeddings["all"](picked(ids, "item"))["item"]
-        logits = self.last(found.values())
-        return F.cross_entropy(logits, ids["action"].values()), logits.detach()
-
-
-class Dlrm(Program):
-    """26 one-hot features and dense ones, all pairs of them."""
-
-    def __init__(self) -> None:
-        bags = bags_of(PoolingType.SUM, **{name: (CATEGORIES, [name]) for name in ONE_HOT})
-        super().__init__(27 * 27, 1, all=bags)
-        self.dense = nn.Linear(len(DENSE), WIDTH)
-
-    def forward(self, batch: Inputs) -> tuple[Tensor, Tensor]:
-        found = self.embeddings["all"](batch.ids).to_dict()
-        vectors = torch.stack([self.dense(batch.dense), *(found[name] for name in ONE_HOT)], dim=1)
-        logits = self.last((vectors @ vectors.transpose(1, 2)).flatten(1)).squeeze(1)
-        return F.binary_cross_entropy_with_logits(logits, batch.bought), logits.detach()
+        return F.binary_cross_entropy_with_logits(logits, clicked), logits.detach()
 
 
 class MultiTask(Program):
@@ -226,7 +200,7 @@ class MultiTask(Program):
 
     def __init__(self) -> None:
         shown = rows_of(items=(ITEMS, ["item", "candidate"]))
-        known = bags_of(PoolingType.MEAN, read=(ITEMS, ["item"]), users=(USERS, ["user"]), first=(CATEGORIES, ["c0"]))
+        known = means_of(read=(ITEMS, ["item"]), users=(USERS, ["user"]), first=(CATEGORIES, ["c0"]))
         super().__init__(5 * WIDTH, 1, shown=shown, known=known)
         self.buys = nn.Linear(3 * WIDTH, 1)
 
@@ -242,8 +216,6 @@ class MultiTask(Program):
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "HSTU": Hstu,
-    "list batches": Listed,
-    "DLRM": Dlrm,
     "multi-task": MultiTask,
 }
 
