@@ -83,7 +83,7 @@ check: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo built: build/site/index.html
 
 format: $(READY)

@@ -213,7 +213,6 @@ a, b, c, t, d = (pl.col(name) for name in "abctd")
         (a.eq_missing(3), 30),
         (a != 17, 30),
     ],
-    ids=str,
 )
 def test_row_groups_that_are_left(folder, condition, groups):
     """The rows are those that polars keeps, also by a catalog."""
