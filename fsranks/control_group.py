@@ -196,9 +196,8 @@ class ControlGroup:
                 late = self._store.wait(keys, max(end - self.clock.now(), 0))
                 notes |= {keys[key]: Note(**json.loads(text)) for key, text in late.items()}
         notes[self.rank] = mine
-        with contextlib.suppress(StoreLost):
-            asking = [rank for rank, note in notes.items() if not note.reason]
-            self._store.part(self.rank, asking, max(end - self.clock.now(), 0))
+        asking = [rank for rank, note in notes.items() if not note.reason]
+        self._store.part(self.rank, asking, max(end - self.clock.now(), 0))
         neighbours = self._neighbours
         return diagnose(
             notes,

@@ -5,6 +5,7 @@ may then block for ever. So every question is asked in a thread of its own, whic
 """
 
 import collections
+import contextlib
 import hashlib
 import os
 import threading
@@ -123,12 +124,14 @@ class JobStore:
     def part(self, rank: int, others: Iterable[int], timeout_s: float) -> None:
         """Every rank calls this once it has read why it is going to raise.
 
-        Rank 0 may host the store, which ends with its process: it waits until `others` have read the reason, too.
+        Rank 0 may host the store, which ends with its process: it waits until `others` have read the reason, too. A
+        store that is lost by now is no matter.
         """
-        if rank:
-            self.post(f"read/{rank}", "", timeout_s)
-        else:
-            self.wait([f"read/{other}" for other in others if other], timeout_s)
+        with contextlib.suppress(StoreLost):
+            if rank:
+                self.post(f"read/{rank}", "", timeout_s)
+            else:
+                self.wait([f"read/{other}" for other in others if other], timeout_s)
 
     def lend(self, function: Callable[[dist.Store], T], timeout_s: float) -> T:
         """`function(store)`, left alone after `timeout_s`. Raises RuntimeError for a reason other than the store."""
