@@ -44,20 +44,22 @@ def held(folder):
 def as_a_host(rank, world_size, folder, own, fail_on=None, slow=None):
     """This rank as if it were the only one of its host: (`held`, how often it has read each file), or its error.
 
-    slow: a rank that does not go on with a file before another one has read it; the others begin after this one has.
+    fail_on: a rank that cannot read. slow: one that does not go on with a file before another one has read it. The
+    others begin after this one has.
     """
     read, raw_footer = Counter(), catalog.raw_footer
+    first = slow if fail_on is None else fail_on
 
     def counting(file):
         read[file.name] += 1
+        (own / f"{rank} began").touch()
         if rank == fail_on:
             raise PermissionError(f"{file.path}: not on this host")
-        (own / f"{rank} began").touch()
         this = own / f"{os.path.basename(file.name)} read"
         if rank == slow:
             until(this.exists)
-        elif slow is not None:
-            until((own / f"{slow} began").exists)
+        elif first is not None:
+            until((own / f"{first} began").exists)
         this.touch()
         return raw_footer(file)
 
@@ -66,7 +68,7 @@ def as_a_host(rank, world_size, folder, own, fail_on=None, slow=None):
         mock.patch.object(catalog, "raw_footer", counting),
         mock.patch.object(catalog, "SHARED_FROM", 10),
         mock.patch.object(hosts, "_LEAST", 4),
-        mock.patch.object(hosts, "_PATIENCE_S", 0.3 if slow is not None or fail_on is not None else PATIENCE_S),
+        mock.patch.object(hosts, "_PATIENCE_S", PATIENCE_S if first is None else 0.3),
         mock.patch.object(shared_arrays, "_folders", return_value=[own / str(rank)]),
         mock.patch.dict(os.environ),
     ):
