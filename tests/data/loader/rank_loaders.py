@@ -47,6 +47,20 @@ def rows_of(batch):
     return [sample["row"] for sample in samples_of(batch)]
 
 
+def orders_of(loader, places):
+    """The rows of every step of an epoch that is left after so many steps, for each of `places`."""
+    orders = []
+    for steps in places:
+        loader.set_epoch(0)
+        seen = []
+        for batch in loader:
+            seen.append(rows_of(batch))
+            if len(seen) == steps:
+                break
+        orders.append(seen)
+    return orders
+
+
 def threads_end():
     """Those of the loader do; those of torch's store client and of test tools stay."""
 

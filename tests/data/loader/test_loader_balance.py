@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 from patience import PATIENCE_S
-from rank_loaders import COST, loader_on, rows_of
+from rank_loaders import COST, loader_on, orders_of
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence, rebalance
@@ -115,18 +115,9 @@ def test_speeds_are_learned_where_rows_are_carried(folder):
 
 def leave_while_carrying(rank, world_size, folder, places):
     """The rows of all steps, then of as many as `places` say, after which the loop is left."""
-    orders = []
     options = {"balance": Balance("fbs+swap", cost=COST, max_tokens=12), "shuffle": True, "prefetch": 0}
     with loader_on(folder, some_of(folder), **options) as loader:
-        for steps in (100, *places):
-            loader.set_epoch(0)
-            seen = []
-            for batch in loader:
-                seen.append(rows_of(batch))
-                if len(seen) == steps:
-                    break
-            orders.append(seen)
-    return orders
+        return orders_of(loader, (100, *places))
 
 
 def test_leaving_the_loop_while_rows_are_carried(folder):

@@ -4,7 +4,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
-from rank_loaders import COST, loader_on, rows_of, threads_end
+from rank_loaders import COST, loader_on, orders_of, rows_of, threads_end
 from sets import write
 from worlds import shared_world
 
@@ -93,15 +93,8 @@ def test_a_group_of_the_ranks_that_share_the_data(folder):
 def leave_early(rank, world_size, folder):
     """Both ranks leave together, then rank 1 alone."""
     with loader_on(folder, balance=Balance(cost=COST), shuffle=True, prefetch=1) as loader:
-        orders = []
-        for steps in (2, 3, 100):
-            seen = []
-            for batch in loader:
-                seen.append(rows_of(batch))
-                if len(seen) == steps:
-                    break
-            orders.append(seen)
-            loader.set_epoch(0)
+        orders = orders_of(loader, (2, 3, 100))
+        loader.set_epoch(0)
         batches = iter(loader)
         next(batches)
         if rank == 0:
