@@ -44,7 +44,7 @@ class Meeting:
         if error is not None and not self._over and self._store is not None:
             self._over = True
             try:
-                self._tell_failure(self._store, {"error": describe(error)})
+                self._tell_failure(self._store, error)
             except StoreLost as lost:
                 error.add_note(f"and the other ranks could not be told: {lost}")
 
@@ -70,13 +70,15 @@ class Meeting:
             raise PeerError(f"{self._what}: {verdict['text']}")
         return verdict["told"]
 
-    def _tell_failure(self, store: JobStore, mine: dict[str, Any]) -> None:
+    def _tell_failure(self, store: JobStore, error: BaseException) -> None:
         rank, world_size = self._context.rank, self._context.world_size
+        mine = {"error": describe(error)}
         if rank == 0:  # the others wait for its verdict
             store.decide("answer", self._judge({0: json.dumps(mine)}), self._timeout_s)
         else:
             store.post(str(rank), json.dumps(mine), self._timeout_s)
-        store.part(rank, range(world_size), DIAGNOSIS_S)
+        if not isinstance(error, PeerError):  # that one all ranks raise, once all that live have read why
+            store.part(rank, range(world_size), DIAGNOSIS_S)
 
     def _meet(self, store: JobStore, mine: dict[str, Any]) -> dict[str, Any]:
         rank, world_size = self._context.rank, self._context.world_size

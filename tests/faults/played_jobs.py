@@ -79,9 +79,12 @@ def _plan(seed: int, step: int, size: int, total: int) -> np.ndarray:
 
 
 def tell_modes(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[list[Mode]]:
-    """fscomm: before every forward the ranks tell each other how they want to run it."""
+    """fscomm: the ranks connect while they meet; then, before every forward, they tell how they want to run it."""
     recorder = Recorder(clock=job.ranks.now)
-    opened = channel(job.context(rank), timeout_s=LIMIT_S)
+    with Meeting(job.context(rank), what="enable", timeout_s=LIMIT_S) as meeting:
+        opened = channel(job.context(rank), timeout_s=LIMIT_S)
+        slip(-1)
+        meeting.agree({"seed": str(seed)})
     try:
         words = ControlWords(opened, recorder)
         for step in range(STEPS):

@@ -3,11 +3,14 @@
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE_S
+from played_network import Job
+from ranks_as_threads import Ranks
 from worlds import shared_world
 
 from fsdata.errors import MismatchError, PeerError
+from fsranks.control_group import ControlGroup
 from fsranks.errors import name_ranks
-from fsranks.job_store import JobStore, StoreConnection
+from fsranks.job_store import DIAGNOSIS_S, JobStore, StoreConnection
 from fsranks.meeting import Meeting, differences
 from fsranks.rank_context import RankContext, resolve
 
@@ -83,3 +86,19 @@ def test_ranks_that_never_come_are_named_and_hear_of_it_when_they_come(first: in
     said = alone(store, first)
     assert f"ranks {1 - first}, 2 did not come within 0 s" in said
     assert alone(store, 1 - first) == alone(store, 2) == said
+
+
+def connect_while_meeting(job: Job, rank: int) -> float:
+    """When this rank hears that rank 1 does not come."""
+    if rank != 1:
+        with pytest.raises(PeerError, match="rank 1 did not come"):  # noqa: SIM117
+            with Meeting(job.context(rank), what="test", timeout_s=10.0):
+                ControlGroup(job.context(rank), timeout_s=10.0)
+    return job.ranks.now()
+
+
+def test_what_every_rank_has_heard_is_not_waited_for_once_more() -> None:
+    ranks = Ranks(3, seed=7)
+    job = Job(ranks)
+    heard_s = ranks.run(lambda rank: connect_while_meeting(job, rank))
+    assert max(heard_s) < 10.0 + DIAGNOSIS_S + 1.0
