@@ -24,7 +24,6 @@ from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library
-from fscomm.tables.state_hooks import install
 from fscomm.transports.opening import agree_on, split_name
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
@@ -195,6 +194,7 @@ class Comm:
             failed.push(comm._give_up)
             for m in range(0, len(modules), calls):
                 comm._take_over(m, modules[m])
+            comm._undo.callback(engine.watch_handles())
             all_ranks.agree({})
             failed.pop_all()
         return comm._with_counts(library, found, problems)
@@ -264,13 +264,7 @@ class Comm:
         for proxy in engine.proxies(m):
             proxy.install()
             self._undo.callback(proxy.remove)
-        for undo in install(
-            target,
-            module.optimizers,
-            lambda: engine.flushing.flush([m]),
-            lambda: engine.steps.drop_fetched([m]),
-        ):
-            self._undo.callback(undo)
+        self._undo.callback(target.register_state_dict_pre_hook(lambda *_: engine.flushing.flush([m])).remove)
 
     def _note_replaced(self) -> None:
         """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same.

@@ -11,7 +11,7 @@ Nothing waits for a worker inside backward, except a forward that is called ther
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,8 +35,9 @@ from fscomm.report.served import WARM_UP
 from fscomm.report.user_line import user_line
 from fscomm.tables.binding import Binding
 from fscomm.tables.gradient_tap import GradientTap
+from fscomm.tables.handles import Handles, find
 from fscomm.tables.plain_kernels import LookupProxy, Update
-from fscomm.tables.shadow_kernels import take_hyper
+from fscomm.tables.shadow_kernels import own, take_hyper
 from fsranks.errors import PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
@@ -75,6 +76,15 @@ class Engine:
         self.steps = AnnouncedSteps(served, self._connections, tables, recorder)
         self._updates = Updates(served, self._connections, tables, self.steps)
         self.flushing = Flushing(served, self._updates, tables, self._connections.wire_gate, recorder)
+        self._handles = {
+            calls.start: Handles(
+                (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
+                partial(self.flushing.before_look, calls.start),
+                partial(self.steps.drop_fetched, [calls.start]),
+            )
+            for calls in served.calls
+        }
+        self._updates.complete = self._complete_handed_out
         self._anchor = torch.zeros(0, requires_grad=True, device=device.where)
         self._reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
@@ -89,6 +99,16 @@ class Engine:
             for g in self._served.groups[m]
             for number, make in enumerate(self.modules[m].proxies(g - self._served.groups[m].start))
         ]
+
+    def watch_handles(self) -> Callable[[], None]:
+        """Whoever looks at tables or optimizer states finds them complete, until what this returns is called."""
+        find(list(self._handles.values()), [module.module for module in self.modules])
+
+        def close() -> None:
+            for handles in self._handles.values():
+                handles.close()
+
+        return close
 
     def resume(self) -> None:
         """The user asks for a batch: whatever backward pass was running is over. Does not block.
@@ -185,7 +205,16 @@ class Engine:
         announced = step.modules[m].features if step is not None else None
         foreign = call.training and served and (announced is None or not announced.matches(features))
         calls = len(self._served.calls[m])
-        decision = decide(m, step, call, calls=calls, served=served, foreign=foreign, explicit=m in self._explicit)
+        decision = decide(
+            m,
+            step,
+            call,
+            calls=calls,
+            served=served,
+            foreign=foreign,
+            explicit=m in self._explicit,
+            handed_out=self._handles[self._served.calls[m].start].handed_out(),
+        )
         if decision.why is not None and decision.lasting:
             self.report_plain(m, decision.why)
         elif decision.why is not None and step is not None:
@@ -258,6 +287,11 @@ class Engine:
         """A kernel is about to read, and waits for all updates of its module before that."""
         self.flushing.before_read(group)
         return self._reading
+
+    def _complete_handed_out(self) -> None:
+        """A backward pass is over. The program may look at these tables in a way that is not seen."""
+        if handed_out := [m for m, handles in self._handles.items() if handles.handed_out()]:
+            self.flushing.flush(handed_out)
 
     def _note_plain(self, m: int, why: str) -> None:
         """Module m runs plainly, at least once; said in the log the first time."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from fscomm.engine.forward_modes import in_backward
 from fscomm.engine.table_access import TableAccess
 from fscomm.engine.updates import Updates
 from fscomm.exchange.served_modules import ServedModules
@@ -28,6 +29,12 @@ class Flushing:
         with self._recorder.wait("exclusive gradients"):
             for m in range(len(self._served.modules)) if modules is None else modules:
                 self._tables.wait(m)
+
+    def before_look(self, m: int) -> None:
+        """The program looks at the tables of module m; maybe in a hook inside backward."""
+        if in_backward():
+            self._updates.send_gathered(self._served.groups[m].start)
+        self.flush([m])
 
     def before_read(self, group: int) -> None:
         """A kernel of `group` is about to read in a plain forward; maybe inside backward (activation checkpointing)."""

@@ -45,13 +45,21 @@ def in_backward() -> bool:
 
 
 def decide(
-    m: int, step: Step | None, call: Call, *, calls: int, served: bool, foreign: bool, explicit: bool
+    m: int,
+    step: Step | None,
+    call: Call,
+    *,
+    calls: int,
+    served: bool,
+    foreign: bool,
+    explicit: bool,
+    handed_out: bool,
 ) -> Decision:
     """For a forward of module m while the user holds `step`: the first of the rules that holds.
 
     calls: how often in a step the user said that a module is called.
     served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
-    explicit: the user said where its features are.
+    explicit: the user said where its features are. handed_out: the user has a numpy array of its tables, or the like.
     """
     if not call.training:
         return Decision(mode=Mode.PLAIN)
@@ -63,12 +71,14 @@ def decide(
     again = "it is called again inside backward (activation checkpointing)"
     hooked = "hooks on saved tensors are active (activation checkpointing)"
     other = "it got other features than the batch holds"
+    outside = "its tables may be read or written through a numpy array, or other memory that torch does not watch"
     often = f"it is called more often for one batch than enable(calls={calls}) says"
     rules = (
         (call.inside_backward, Decision(mode=plain, why=again, lasting=True)),
         (module.used, Decision(mode=plain, why=often, lasting=True)),
         (call.tensors_hooked, Decision(mode=plain, why=hooked, lasting=True)),
         (module.missing is not None, Decision(mode=Mode.PLAIN, why=module.missing, lasting=True)),
+        (handed_out, Decision(mode=Mode.PLAIN, why=outside)),
         (module.features is None, Decision(mode=Mode.PLAIN)),
         (not served, Decision(mode=Mode.PLAIN, why="another rank could not announce its features")),
         (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),

@@ -18,7 +18,10 @@ from fscomm.tables.plain_kernels import Update
 
 
 class Updates:
-    """For the thread that runs backward. `training_thread` is the one that called the last forward."""
+    """For the thread that runs backward.
+
+    training_thread: the one that called the last forward. complete: called when all updates of a pass were submitted.
+    """
 
     def __init__(
         self, served: ServedModules, connections: Connections, tables: TableAccess, steps: AnnouncedSteps
@@ -32,6 +35,7 @@ class Updates:
         self._pass = -1  # its number; -1 if no pass has reached anything
         self._over: str | None = None  # why the block ended; empty if it was left without an error
         self.training_thread = threading.get_ident()
+        self.complete: Callable[[], None] = lambda: None
 
     def take_gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
         """Backward has reached rows that were fetched ahead."""
@@ -84,6 +88,7 @@ class Updates:
             step.open = False
         self._reached.clear()
         if self._over is None:
+            self.complete()
             self._steps.fetch()
 
     def _send(self, step: Step, calls: int, by_group: dict[int, torch.Tensor]) -> None:

@@ -2,6 +2,6 @@
 
 `sharding_library` says what fscomm asks of such a library, `binding` what of each module that it serves.
 `shadow_kernels`, `pooled_tables` and `plain_kernels` reach its tables; `codec` says how rows travel; `gradient_tap`
-gets the gradients of looked-up rows; `state_hooks` completes updates before anybody looks. `torchrec` is the library
+gets the gradients of looked-up rows; `handles` completes updates before anybody looks. `torchrec` is the library
 that users have.
 """

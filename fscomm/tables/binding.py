@@ -49,11 +49,6 @@ class Binding(ABC):
     def process_group(self) -> Any:
         """Of the ranks that share the tables."""
 
-    @property
-    @abstractmethod
-    def optimizers(self) -> list[Any]:
-        """Whose state lies in the fused kernels."""
-
     @abstractmethod
     def divide_by(self, group: int) -> Sequence[int]:
         """What the gradients of the group are divided by before they update rows, one number after the other."""

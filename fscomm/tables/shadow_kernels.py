@@ -28,6 +28,12 @@ def memory(kernel: Any, of: Iterable[str] = _STATES) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found if tensor is not None and tensor.numel()}
 
 
+def own(kernel: Any) -> list[torch.Tensor]:
+    """All tensors that a kernel itself uses."""
+    named = (*vars(kernel).values(), *kernel.parameters(), *kernel.buffers())
+    return [each for each in named if isinstance(each, torch.Tensor)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyper:
     """What one fused kernel would use for the gradients of one step, taken at its forward as the kernel does."""

@@ -143,10 +143,6 @@ class RowsBinding(Binding):
     def process_group(self) -> Any:
         return dist.group.WORLD
 
-    @property
-    def optimizers(self) -> list[Any]:
-        return []
-
     def divide_by(self, group: int) -> Sequence[int]:
         return (self.layouts[group].world_size,)
 

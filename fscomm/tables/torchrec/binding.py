@@ -32,10 +32,6 @@ class TorchRecBinding(Binding):
     def process_group(self) -> Any:
         return self.module._env.process_group
 
-    @property
-    def optimizers(self) -> list[Any]:
-        return [kernel.fused_optimizer for lookup in self.module._lookups for kernel in lookup._emb_modules]
-
     def divide_by(self, group: int) -> Sequence[int]:
         layout = self.layouts[group]
         if not get_gradient_division():

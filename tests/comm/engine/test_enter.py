@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import _world
 from worlds import shared_world
 
 import fscomm
-from fscomm import comm
+from fscomm.engine import engine
 from fscomm.exchange import connections
 from fscomm.tables.torchrec import torchrec_library
 
@@ -26,7 +26,7 @@ ODD = 1
 PLACES = {  # where it fails, and in which call
     "tables": (torchrec_library, "bind", 1),
     "workers": (connections, "Worker", 2),
-    "flush points": (comm, "install", 2),
+    "flush points": (engine, "find", 1),
 }
 
 

@@ -78,6 +78,11 @@ class Run:
         """The wrapper that averages dense gradients."""
         return self.model._dmp_wrapped_module
 
+    def tables(self) -> dict[str, torch.Tensor]:
+        """The parameters of the sharded modules that this rank has a part of."""
+        found = self.model.named_parameters()
+        return {name: each for name, each in found if name.startswith("embeddings.") and each.numel()}
+
     @property
     def steps(self) -> int:
         return self.config.steps

@@ -5,7 +5,9 @@ could look at. `LOOPS` names them all. What a loop does inside one block with fo
 order, is played by `programs.py`; here are blocks, loaders, and what people put around a step.
 """
 
+import copy
 import itertools
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -244,6 +246,11 @@ def optimizer_state_dict_first(run: Run) -> None:
     run.record("put there", [part.state.pop("put there by the user") for part in parts])  # TorchRec cannot save it
 
 
+def _states(run: Run) -> list[Any]:
+    """Of the fused optimizers, for every table."""
+    return [state for part in _parts(run.model.fused_optimizer) for state in part.state.values()]
+
+
 def _parts(optimizer: Any) -> list[Any]:
     """The optimizers that others are combined of."""
     combined = getattr(optimizer, "optimizers", None)
@@ -288,6 +295,74 @@ def read_by_another_thread(run: Run) -> None:
         finally:
             over.set()
         reader.result(PATIENCE_S)
+
+
+@loop
+def tables_read_by_whatever_looks_at_them(run: Run) -> None:
+    """By what was taken before the block, at its beginning, and in every step; between any two parts of a step."""
+    table = next(iter(run.tables().values()))
+    average = {name: each.detach().clone() for name, each in run.model.named_parameters()}
+    early = [run.model.state_dict(), _states(run), [table.data, table.detach().T]]
+
+    def look(when: str) -> None:
+        now = dict(run.model.named_parameters())
+        run.record(f"parameters, {when}", now)
+        run.record(f"views, {when}", [table[0], table.data.norm(), torch.stack([*table]), *early[2]])
+        run.record(f"copies, {when}", [copy.deepcopy(table), pickle.loads(pickle.dumps(table.data)), table.tolist()])
+        run.record(f"kept, {when}", [*early, *kept])
+        run.record(f"numpy, {when}", torch.from_numpy(table.detach().numpy().copy()))
+        with torch.no_grad():
+            for name, mean in average.items():
+                mean.lerp_(now[name], 0.25)
+
+    with run.enable() as comm:
+        kept = [run.model.state_dict(), table.detach(), _states(run)]
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.set_rate(step)
+            run.optimizer.zero_grad()
+            loss = run.loss(step, batch)
+            if step % 3 == 1:
+                look(f"{step} between forward and backward")
+            loss.backward()
+            if step % 2:
+                look(f"{step} between backward and step")
+            run.optimizer.step()
+            if step % 3:
+                look(f"{step} after")
+        run.record("memory", [each.data_ptr() == table.data_ptr() for each in (kept[1], early[2][0])])
+    look("the end")
+    run.record("classes", [type(each).__qualname__ + type(each).__module__ for each in (table, kept[1], early[2][0])])
+
+
+@loop
+def tables_changed_by_whatever_reaches_them(run: Run) -> None:
+    """Weights are clipped, as some do after every step; by parameters, by views, by what `state_dict` gave."""
+    given = run.model.state_dict()
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            with torch.no_grad():
+                for number, (name, table) in enumerate(run.tables().items()):
+                    (shard, *_) = given[name].local_shards()
+                    view = [table, table.data, table.detach()[1:], shard.tensor][(number + step) % 4]
+                    view.clamp_(-0.2, 0.2)
+                    torch.add(view, 0.01 * step, out=view)
+
+
+@loop
+def tables_held_by_numpy(run: Run) -> None:
+    """Which shows them as they are now, and may change them at any time. From the third step to the sixth."""
+    with run.enable() as comm:
+        array = None
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step == 2:
+                array = next(iter(run.tables().values())).detach().numpy()
+            if array is not None:
+                run.record(f"array {step}", torch.from_numpy(array.copy()))
+                array *= 1 + step / 8
+            if step == 5:
+                array = None
 
 
 # What people put around a step.
