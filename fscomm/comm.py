@@ -36,10 +36,6 @@ IN_TURN = (
     "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
     "those of the loop without fscomm"
 )
-DREW_EARLY = (
-    "a batch that was pulled early drew from the global random numbers of the training step, for the first time in "
-    "this loop: from here on results may differ from those of the loop without fscomm. Pass rng='own' to lookahead()"
-)
 
 
 class enable:
@@ -376,13 +372,10 @@ class _Listener(Generic[T]):
     def draws(self) -> bool:
         if (engine := self._comm._engine) is None:
             return True  # nothing is served: nothing is gained by pulling early
-        self._in_turn = engine.steps.draws()
-        if self._in_turn:
+        if not self._in_turn and engine.steps.draws():
+            self._in_turn = True
             log.warning("fscomm: %s", IN_TURN)
         return self._in_turn
-
-    def drew_early(self) -> None:
-        log.warning("fscomm: %s", DREW_EARLY)
 
     def hold(self, batch: T) -> None:
         self._comm._batch = batch

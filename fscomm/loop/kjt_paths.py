@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fscomm.loop.contents import contents
+
 _DEEPEST = 6
 _MOST_NODES = 10_000
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
@@ -138,24 +140,43 @@ def same(a: KJT, b: KJT) -> bool:
 class Snapshot:
     """What a KJT held when it was announced, to recognise it, or a change to it, when a module gets it.
 
-    Keeps the tensors, not copies: a tensor written in place since then is told by its version, and is not the same
-    even if its contents are.
+    Keeps the tensors, not copies: a tensor written in place since then is told by its `contents`. Where torch knows of
+    the writing, it is not the same even if it holds the same again.
     """
 
-    __slots__ = ("_shape", "_tensors", "_versions")
+    __slots__ = ("_contents", "_shape", "_tensors")
 
     def __init__(self, kjt: KJT) -> None:
         self._shape = _shape(kjt)
         self._tensors = _tensors(kjt)
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._contents = [contents(tensor) for tensor in self._tensors]
 
     def matches(self, kjt: KJT) -> bool:
         """Is `kjt` what was announced: `same`, and nothing of it written to in between."""
         return (
-            self._versions == [_version(tensor) for tensor in self._tensors]
-            and self._shape == _shape(kjt)
+            self._shape == _shape(kjt)
             and all(map(_equal, self._tensors, _tensors(kjt)))
+            and self._contents == [contents(tensor) for tensor in self._tensors]
         )
+
+
+class BatchSnapshot:
+    """What all tensors of a batch held at one moment, those of its KJTs, too."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+        self._tensors = self._held()
+        self._contents = [contents(tensor) for tensor in self._tensors]
+
+    def changed(self) -> bool:
+        """Whether the batch has other tensors since then, or they hold something else."""
+        now = self._held()
+        same = len(now) == len(self._tensors) and all(map(operator.is_, now, self._tensors))
+        return not same or self._contents != [contents(tensor) for tensor in now]
+
+    def _held(self) -> list[Tensor | None]:
+        found = (value for _, value in _walk(self._batch))
+        return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
 
 
 def _children(value: Any) -> Iterator[tuple[Attribute | Item, Any]]:
@@ -203,7 +224,3 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a.dtype != b.dtype or a.device != b.device:
         return False
     return torch.equal(a, b)
-
-
-def _version(tensor: Tensor | None) -> int:
-    return 0 if tensor is None or tensor.is_inference() else tensor._version

@@ -3,7 +3,8 @@
 States, as the user sees them: nothing fetched -> held 0 -> (held n, ahead n+1) -> ... -> (held last, ahead the end) ->
 ended. The batch after the first one is pulled when it is asked for. By then it is known which features the model reads,
 and whether loader and training draw from the same random numbers: then a batch pulled early would change what both
-draw, so every batch is pulled when it is asked for.
+draw, so every batch is pulled when it is asked for. Pulling early must not change the batch before it either: that is
+looked at, and a loader that reuses its memory is refused.
 """
 
 import copy
@@ -16,11 +17,22 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 
+from fscomm.loop.kjt_paths import BatchSnapshot
 from fscomm.loop.random_streams import OwnStream, Streams
 from fsranks.errors import PeerError
 
 T = TypeVar("T")
 Rng = Literal["shared", "own"]
+DREW_EARLY = (
+    "the training step drew random numbers after the loader had drawn some for the next batch, which was pulled early: "
+    "in the loop without fscomm the step draws first. All steps so far are those of that loop; this batch is not. Pass "
+    "rng='own' to lookahead() to give the loader random numbers of its own"
+)
+REUSED = (
+    "the loader wrote into the {kind} that it gave before, or replaced tensors in it, while it made the next one. "
+    "fscomm pulls one batch ahead, so that batch is still to be trained on. Give every batch memory of its own, for "
+    "example by copy.deepcopy(batch) in the loader"
+)
 
 
 class Listener(Protocol):
@@ -34,9 +46,6 @@ class Listener(Protocol):
 
     def draws(self) -> bool:
         """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
-
-    def drew_early(self) -> None:
-        """A batch that was pulled early drew random numbers that the training step before it drew from, too."""
 
     def hold(self, batch: Any) -> None:
         """The user is about to get this batch."""
@@ -110,6 +119,7 @@ class Lookahead(Generic[T]):
                 )
             return epoch
         self._give_up()
+        self._draws.begin()
         with self._draws.of_loader():
             iterator = iter(self._loader)
         self._epoch = _Epoch(iterator, self._loader, self._listener, self._device, self._draws)
@@ -121,7 +131,8 @@ class Lookahead(Generic[T]):
 
         What the loader raises while it fetches ahead is raised by the call after the one that gives the batch before;
         a PeerError at once.
-        Raises ValueError at once where the loader yields one object twice in a row.
+        Raises ValueError where the loader writes into the batch before while it makes one; RuntimeError where a batch
+        that was pulled early drew random numbers, and then the training step before it did, for the first time.
         """
         self._check_open()
         return next(self._epoch if self._epoch is not None else iter(self))
@@ -177,16 +188,23 @@ class Lookahead(Generic[T]):
 
 
 class _Draws:
-    """Whether loader and training draw from the same random numbers, and so whether batches may be pulled early.
+    """Keeps what loader and training step draw from common random numbers in the order of the plain loop.
+
+    What both draw depends on their order, so no batch is pulled early then. Where one of them begins to draw later, it
+    is noticed before anything was trained on that the plain loop would not have: a batch that was pulled early leaves
+    the random numbers to the training step as it found them.
 
     Attributes:
         early: batches may be pulled early; None while that is not known.
-        both: the batch pulled last drew, and so did the training step before it.
+        both: the loader drew for the batch pulled last, or may draw again, and the training step before it drew, too.
     """
 
     def __init__(self, own: OwnStream | None) -> None:
         self._own = own
         self._handed_out: Streams | None = None
+        self._user_drew = False
+        self._loader_drew = False
+        self._after_early: Streams | None = None  # where the loader left the numbers that the training step has now
         self.early: bool | None = None
         self.both = False
 
@@ -194,17 +212,41 @@ class _Draws:
         """The user gets a batch; the next pull tells whether the user draws."""
         self._handed_out = None if self._own is not None else Streams()
 
+    def resume(self) -> None:
+        """The user asks for a batch. Raises RuntimeError if it was pulled too early."""
+        if self._handed_out is not None:
+            self._user_drew = self._handed_out != Streams()
+        if self._after_early is not None:
+            if self._user_drew:
+                raise RuntimeError(DREW_EARLY)
+            self._after_early.restore()
+            self._after_early = None
+
+    def begin(self) -> None:
+        """A new loop begins: in the plain loop the batch that was pulled early was never made."""
+        if self._handed_out is not None:
+            self._user_drew = self._handed_out != Streams()
+            self._handed_out = None
+        self._after_early = None
+
     @contextmanager
-    def of_loader(self) -> Iterator[None]:
-        """The loader makes an iterator or a batch inside."""
+    def of_loader(self, *, early: bool = False, again: bool = False) -> Iterator[None]:
+        """The loader makes an iterator or a batch inside. again: if it drew before, it may do so in any batch."""
         if self._own is not None:
             with self._own.use():
                 yield
             return
         before = Streams()
-        user_drew = self._handed_out is not None and before != self._handed_out
-        yield
-        self.both = user_drew and before != Streams()
+        try:
+            yield
+        finally:
+            after = Streams()
+            drew = before != after
+            self.both = self._user_drew and (drew or (again and self._loader_drew))
+            self._loader_drew |= drew
+            if early and drew:
+                self._after_early = after
+                before.restore()
 
 
 class _Epoch(Generic[T]):
@@ -225,7 +267,6 @@ class _Epoch(Generic[T]):
         self._draws = draws
         self._first = True
         self._ahead: _Value[T] | _Failed | _End | None = None
-        self._last: Any = _End()  # as it was pulled, before it moved to the device
         self._state: _Value[Any] | _Failed | None = None  # None: nothing was fetched ahead, the loader itself knows
         self._left = False
 
@@ -247,6 +288,7 @@ class _Epoch(Generic[T]):
                 "this loop cannot go on: a newer one was started over the same lookahead, a state was loaded, or its "
                 "`fscomm.enable` block has ended. Only the newest loop of a lookahead runs"
             )
+        self._draws.resume()
         if self._listener.resume(self) and isinstance(self._ahead, _Value):
             self._listener.announce(self._ahead.value, draws=False)
         if self._ahead is None:
@@ -261,9 +303,11 @@ class _Epoch(Generic[T]):
         batch = self._ahead.value
         early = self._pulls_early()
         if early:
-            state = self._save()
+            state, held = self._save(), BatchSnapshot(batch)
             self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
             self._state = state
+            if held.changed():
+                raise ValueError(REUSED.format(kind=type(batch).__name__))
         else:
             self._listener.end()
         self._first = False
@@ -274,8 +318,8 @@ class _Epoch(Generic[T]):
         return batch
 
     def _pulls_early(self) -> bool:
-        """Whether the batch after this one is pulled now. Known, on all ranks alike, with the second batch."""
-        if self._draws.early is None and not self._first:
+        """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch."""
+        if self._draws.early is not False and not self._first:
             self._draws.early = not self._listener.draws()
         return bool(self._draws.early)
 
@@ -293,10 +337,9 @@ class _Epoch(Generic[T]):
 
     def _pull(self, *, early: bool = False) -> "_Value[T] | _Failed | _End":
         try:
-            with self._draws.of_loader():
+            with self._draws.of_loader(early=early, again=self.iterator is self._loader):
                 pulled = next(self.iterator)
-            if pulled is not self._last:
-                value = to_device(pulled, self._device)
+            value = to_device(pulled, self._device)
         except StopIteration:
             self._listener.end()
             return _End()
@@ -306,16 +349,7 @@ class _Epoch(Generic[T]):
         except Exception as error:
             self._listener.fail(error)
             return _Failed(error)
-        if pulled is self._last:
-            raise ValueError(
-                f"the loader yielded the same {type(pulled).__name__} object twice in a row: fetched ahead, it would "
-                "overwrite the batch that is still being trained on. Yield a new object for every batch, for example "
-                "copy.copy(batch)"
-            )
-        self._last = pulled
-        if early and self._draws.both:
-            self._listener.drew_early()
-        self._listener.announce(value, draws=self._draws.both)
+        self._listener.announce(value, draws=self._draws.both and (early or not self._first))
         return _Value(value)
 
     def _save(self) -> "_Value[Any] | _Failed":

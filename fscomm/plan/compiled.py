@@ -7,6 +7,7 @@ import torch
 from fscomm.plan import two_levels
 from fscomm.plan.bags import request as bag_request
 from fscomm.plan.group_plan import GroupPlan, RowPlan, group_plan
+from fscomm.plan.hash_tables import checksum
 from fscomm.plan.routes import request as row_request
 from fscomm.plan.row_masks import pack, unpack
 from fscomm.plan.sharding_group import GroupLayout, Pooling
@@ -16,6 +17,7 @@ from fscomm.plan.ways import segments
 def compile_kernels() -> None:
     """Compile them, or load them from numba's cache, by planning a step of one id in both kinds of groups."""
     ids = torch.zeros(1, dtype=torch.int64)
+    checksum(ids.numpy().view("uint64"))
     layout = GroupLayout(
         module="", sharding="", rank=0, world_size=1, dim=1, dtype=torch.float32, runs=((1,),), rows=(1,)
     )

@@ -1,4 +1,4 @@
-"""Hash tables over int64 keys (numba, nogil, no Python objects): open addressing with linear probing.
+"""Hash tables over int64 keys (numba, nogil, no Python objects): open addressing with linear probing. A checksum.
 
 W peers, T tables of an owner.
 """
@@ -149,3 +149,24 @@ def mark_common(
                 common[r] = True
                 other_common[other] = True
         start = ends[t]
+
+
+@njit(nogil=True, cache=True)
+def checksum(words: np.ndarray) -> np.uint64:
+    """Of uint64 [N]: another one, as good as surely, if a word changes or words change places. 8 bytes in 2 cycles."""
+    factor = np.uint64(0xBF58476D1CE4E5B9)
+    a, b, c, d = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(len(words))
+    whole = len(words) // 4 * 4
+    for i in range(0, whole, 4):  # four at a time do not wait for each other
+        a, b = (a ^ words[i]) * factor, (b ^ words[i + 1]) * factor
+        c, d = (c ^ words[i + 2]) * factor, (d ^ words[i + 3]) * factor
+        a, b, c, d = (
+            a ^ (a >> np.uint64(29)),
+            b ^ (b >> np.uint64(29)),
+            c ^ (c >> np.uint64(29)),
+            d ^ (d >> np.uint64(29)),
+        )
+    for i in range(whole, len(words)):
+        a = (a ^ words[i]) * factor
+        a ^= a >> np.uint64(29)
+    return _mix(a) ^ _mix(b + factor) ^ _mix(c + factor + factor) ^ _mix(d - factor)

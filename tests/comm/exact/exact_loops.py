@@ -20,6 +20,7 @@ from exact_model import RATE, Batch
 from patience import PATIENCE_S
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
 
 LOOPS: dict[str, Loop] = {}
 
@@ -186,6 +187,21 @@ def drawing_on_one_rank(run: Run) -> None:
 def dropout(run: Run) -> None:
     """Only the training step draws."""
     _train_with_dropout(run, run.loader())
+
+
+@loop
+def batches_in_memory(run: Run) -> None:
+    """Shuffled without end, while the training step draws, too; and so that one comes twice in a row."""
+    loaded = run.loader(0, 3)
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead([loaded[i] for i in (0, 1, 1, 2, 2, 2, 0)])):
+            run.train(step + 100, batch)
+
+    def shuffled() -> Iterator[Batch]:
+        while True:
+            yield from DataLoader(loaded, batch_size=None, shuffle=True)
+
+    _train_with_dropout(run, itertools.islice(shuffled(), 8))
 
 
 def _train_with_dropout(run: Run, loader: Any) -> None:

@@ -20,6 +20,7 @@ TRANSPORTS = ("gloo", "copy-engine", "host-staged")
 
 PARTLY_PLAIN = {  # loop -> why some of its steps run plainly, as the report says
     "drawing_on_one_rank": "rng='own'",
+    "batches_in_memory": "rng='own'",
     "evaluation": "more often for one batch",
     "without_lookahead": "use comm.lookahead",
     "two_steps_in_three_without_forward": "its forward was not called",

@@ -45,9 +45,6 @@ class Told:
     def draws(self) -> bool:
         return self._draws if self._of_ranks is None else self._of_ranks
 
-    def drew_early(self) -> None:
-        self.events.append(("drew early",))
-
     def hold(self, batch: Any) -> None:
         self._open = max(self._open - 1, 0)
         self._tell("hold", batch)

@@ -10,8 +10,11 @@ def changed_in_place(run: Run) -> None:
     with run.enable() as comm:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             if step % 3 == 2 and run.rank == 1:
-                for kjt in batch.ids.values():
-                    kjt.values().remainder_(5)
+                for ids in (kjt.values() for kjt in batch.ids.values()):
+                    if step == 2:
+                        ids.remainder_(5)
+                    else:
+                        (ids.data if step == 5 else ids.numpy()).__imod__(5)
             run.train(step, batch)
 
 
