@@ -10,6 +10,7 @@ Nothing waits for a worker inside backward, except a forward that is called ther
 
 import logging
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -280,7 +281,8 @@ class Engine:
         self.modules[m].around_wait(output, self._connections.peers.within)
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
-            self.modules[m].on_gradient(output, lambda: self._updates.reach_plain(m, step))
+            held = (lambda: None) if step is None else weakref.ref(step)  # a loss that is kept does not keep it
+            self.modules[m].on_gradient(output, lambda: self._updates.reach_plain(m, held()))
         return output
 
     def _may_read(self, group: int) -> Rows:

@@ -129,7 +129,7 @@ class ModuleInStep:
     backwards: int = 0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Step:
     """Step `number` as the training thread knows it. No worker gets it.
 

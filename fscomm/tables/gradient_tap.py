@@ -9,6 +9,7 @@ import torch
 class GradientTap(torch.autograd.Function):
     """`rows` as part of the graph; `deliver` gets their gradient and the tensors `saved`.
 
+    A graph that a loss still holds after its backward keeps nothing of the step, unless it is retained for another one.
     `anchor` is a leaf that requires a gradient and never gets one: it makes this a node of the graph. `saved` passes
     through hooks on saved tensors: under activation checkpointing the forward runs again to give it.
     """
@@ -23,5 +24,10 @@ class GradientTap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.deliver(gradient, *ctx.saved_tensors)
+        deliver, saved = ctx.deliver, ctx.saved_tensors
+        if deliver is None:
+            raise RuntimeError("a second backward through a graph: call the first one with retain_graph=True")
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.deliver = None
+        deliver(gradient, *saved)
         return (None,) * len(ctx.needs_input_grad)

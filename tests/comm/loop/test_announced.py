@@ -1,8 +1,13 @@
 """What was announced and what then comes: batches changed since, and modules that are not called for a while."""
 
-from exact import Run, compare
+import gc
+
+import pytest
+from exact import Run, compare, new_run
 from exact_configs import CONFIGS
 from worlds import shared_world
+
+from fscomm.exchange.step import Step
 
 
 def changed_in_place(run: Run) -> None:
@@ -40,3 +45,23 @@ def test_nothing_is_fetched_for_a_module_that_rests() -> None:
         assert set(range(8, 11)).isdisjoint(fetched)
         assert {4, 5, 13} <= set(fetched)
         assert said["report"]["forwards"]["embeddings.b"]["served"] >= 4
+
+
+def kept_losses(rank: int, size: int) -> int:
+    """How many steps are still in memory when the losses of all are kept."""
+    run = new_run(rank, size, CONFIGS["loops"], "fscomm")
+    losses = []
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            losses.append(run.loss(step, batch))
+            losses[-1].backward()
+            run.optimizer.step()
+        with pytest.raises(RuntimeError, match="second time"):
+            losses[3].backward()
+        gc.collect()
+        return sum(isinstance(each, Step) for each in gc.get_objects())
+
+
+def test_losses_that_are_kept_keep_no_step() -> None:
+    """But those around the last one."""
+    assert max(shared_world(2).run(kept_losses)) <= 3
