@@ -220,7 +220,7 @@ class Comm:
         """
         if self._engine is not None and not self._over:
             self._engine.flushing.flush()
-            self._engine.steps.drop_fetched(range(len(self._engine.modules)))
+            self._engine.steps.written(range(len(self._engine.modules)))
 
     def report(self) -> Report:
         """What happened so far on this rank."""

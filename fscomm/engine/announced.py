@@ -33,6 +33,7 @@ class AnnouncedSteps:
         self._recorder = recorder
         self._announced: deque[Step] = deque()
         self._to_fetch: deque[Step] = deque()  # announced, and too early to fetch
+        self._written: deque[int] = deque()  # modules whose tables the user wrote
         self._newest: Step | None = None
         self._ended: Pending[ExchangedIds] | None = None
         self._number = 0
@@ -113,12 +114,17 @@ class AnnouncedSteps:
         while self._to_fetch:
             self._tables.fetch_exclusive(self._to_fetch.popleft(), range(len(self._served.modules)))
 
-    def drop_fetched(self, modules: Iterable[int]) -> None:
-        """The tables of `modules` were written by hand: what was fetched ahead of a forward to come is stale."""
-        for step in (*self._announced, self.held):
-            for each in {call for m in modules for call in self._served.calls[m]}:
-                if step is not None and not step.modules[each].used:
-                    step.modules[each].exclusive = step.modules[each].collision = None
+    def written(self, modules: Iterable[int]) -> None:
+        """The tables of `modules` were written by hand. From any thread."""
+        self._written.extend(modules)
+
+    def drop_written(self) -> None:
+        """What was fetched of tables that were written by hand since is stale, ahead of a forward to come."""
+        while self._written:
+            for call in self._served.calls[self._written.popleft()]:
+                for step in (*self._announced, self.held):
+                    if step is not None and not step.modules[call].used:
+                        step.modules[call].exclusive = step.modules[call].collision = None
 
     def to_come(self, number: int | None) -> Step | None:
         """The step of this number, if the user holds it or will get it."""

@@ -81,7 +81,7 @@ class Engine:
             calls.start: Handles(
                 (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
                 partial(self.flushing.before_look, calls.start),
-                partial(self.steps.drop_fetched, [calls.start]),
+                partial(self.steps.written, [calls.start]),
             )
             for calls in served.calls
         }
@@ -202,6 +202,8 @@ class Engine:
 
     def _decide(self, m: int, step: Step | None, call: Call, features: Any) -> Decision:
         """How this rank wants to run module m. Reports why, if it cannot be served."""
+        handed_out = self._handles[self._served.calls[m].start].handed_out()
+        self.steps.drop_written()
         served = step is not None and all(step.ids.groups[g] is not None for g in self._served.groups[m])
         announced = step.modules[m].features if step is not None else None
         foreign = call.training and served and (announced is None or not announced.matches(features))
@@ -214,7 +216,7 @@ class Engine:
             served=served,
             foreign=foreign,
             explicit=m in self._explicit,
-            handed_out=self._handles[self._served.calls[m].start].handed_out(),
+            handed_out=handed_out,
         )
         if decision.why is not None and decision.lasting:
             self.report_plain(m, decision.why)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -58,7 +59,7 @@ class Updates:
         if number != self._pass:
             self._gathering.send_rest()  # of a pass that raised: another rank may wait for it, and this one for that
             self._pass = number
-            _at_end_of_pass(self._end_pass)
+            _at_end_of_pass(_EndOfPass(self._end_pass, partial(self._pass_failed, number)))
         if step is not None:
             self._reached.append(step)
 
@@ -76,6 +77,11 @@ class Updates:
     def close(self, reason: str) -> None:
         """The block ends. Updates that come later are sent without workers, or refused for the first `reason` given."""
         self._over = self._over or reason
+
+    def _pass_failed(self, number: int) -> None:
+        """The user may catch the error, and do something else for as long as it takes."""
+        if self._pass == number:
+            self._connections.peers.pause()
 
     def _end_pass(self) -> None:
         self._pass = -1
@@ -128,6 +134,22 @@ class Updates:
         back = step.planned.now().back
         for m in modules:
             after_block.update(gradients, back, self._served.modules[m], self._served.groups[m])
+
+
+class _EndOfPass:
+    """What to do at the end of a backward pass. One that raises drops it without a call: then, `failed`."""
+
+    def __init__(self, then: Callable[[], None], failed: Callable[[], None]) -> None:
+        self._then = then
+        self._failed: Callable[[], None] | None = failed
+
+    def __call__(self) -> None:
+        self._failed = None
+        self._then()
+
+    def __del__(self) -> None:
+        if self._failed is not None:
+            self._failed()
 
 
 def _at_end_of_pass(then: Callable[[], None]) -> None:

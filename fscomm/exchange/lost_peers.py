@@ -30,17 +30,27 @@ class LostPeers:
         found = [group._get_backend(device) for group in set(groups)] if control is not None else []
         self._gloo = [backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)]
         self._since: float | None = None
+        self._until: float | None = None  # when what is watched was over, if it failed
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="fscomm peers", daemon=True)
         if self._gloo:
             self._thread.start()
 
+    @property
+    def waits(self) -> bool:
+        """Whether an exchange is watched just now."""
+        return self._since is not None and self._until is None
+
     def begin(self) -> None:
         """From now on this rank needs the others, which have the time limit of fscomm's own exchanges."""
-        self._since = self._now()
+        self._since, self._until = self._now(), None
 
     def end(self) -> None:
         self._since = None
+
+    def pause(self) -> None:
+        """What is watched has failed, maybe because of a lost peer: `explain` may be asked."""
+        self._until = self._now()
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
@@ -64,7 +74,7 @@ class LostPeers:
         """An error that names the lost rank, in place of an error of gloo; None for any other error. Blocks shortly."""
         if not self._gloo or self._control is None or not _is_of_gloo(error):
             return None
-        waited_s = self._now() - self._since if self._since is not None else 0.0
+        waited_s = 0.0 if self._since is None else (self._until or self._now()) - self._since
         self._hang_up()  # this wakes ranks that wait for this one, so that they also check which rank was lost
         reason = self._control.blame(waited_s)
         return PeerError(
@@ -82,7 +92,7 @@ class LostPeers:
         limit_s = self._control.timeout_s
         while not self._control.clock.wait(min(_LOOK_S, limit_s / 10), self._closed):
             since = self._since
-            if since is not None and self._now() - since > limit_s:
+            if since is not None and self.waits and self._now() - since > limit_s:
                 self._hang_up()
                 return
 

@@ -1,12 +1,17 @@
 """What was announced and what then comes: batches changed since, and modules that are not called for a while."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
 
 import pytest
 from exact import Run, compare, new_run
 from exact_configs import CONFIGS
+from patience import PATIENCE_S
 from worlds import shared_world
 
+from fscomm.exchange.control_word import ControlWords
 from fscomm.exchange.step import Step
 
 
@@ -65,3 +70,24 @@ def kept_losses(rank: int, size: int) -> int:
 def test_losses_that_are_kept_keep_no_step() -> None:
     """But those around the last one."""
     assert max(shared_world(2).run(kept_losses)) <= 3
+
+
+def flushed_by_another_thread(run: Run) -> None:
+    """At the worst moment: the ranks have just agreed to run a forward with the rows that were fetched ahead."""
+    with run.enable() as comm, ThreadPoolExecutor(1) as other:
+        exchange = ControlWords.exchange
+
+        def then_flush(*args: Any, **options: Any) -> Any:
+            modes = exchange(*args, **options)
+            other.submit(comm.flush).result(PATIENCE_S)
+            return modes
+
+        with mock.patch.object(ControlWords, "exchange", then_flush):
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                run.train(step, batch)
+
+
+def test_a_flush_of_another_thread_changes_nothing() -> None:
+    for found, said in shared_world(2).run(compare, CONFIGS["loops"], flushed_by_another_thread):
+        assert found == []
+        assert said["fallbacks"] == {}
