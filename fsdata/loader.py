@@ -170,7 +170,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
                         missing=_OTHER_RANKS if dist.is_available() and dist.is_initialized() else _NOT_INITIALIZED,
                     )
                 )
-            meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)})
+            parts = {f"source {n} {item}": each.parts for n, each in enumerate(opened) for item in ("files", "footers")}
+            meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)}, parts=parts)
         self._exchange: StepExchange | None = None
         self._planner: StepPlanner | None = None
         self._turn = Turn()

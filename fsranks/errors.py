@@ -4,6 +4,8 @@ Every class takes one message and keeps no other state, so an error raised in a 
 from another rank arrives with its text intact.
 """
 
+import re
+
 
 class FreeScaleError(Exception):
     """Base of every error that FreeScale raises for reasons outside the caller's arguments."""
@@ -29,3 +31,19 @@ def describe(error: BaseException) -> str:
     """An error and its notes in one line, for the other ranks."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return f"{type(error).__name__}: {error}{notes}"[:2000]
+
+
+def shown(text: str, other: str, most: int = 120) -> str:
+    """A text for a message that says how it differs from another one: if it is long, the part where that begins.
+
+    `in labels: ... labels=('click', 'like'), time=None, ...`: the name before a `=` says what this is a part of.
+    """
+    if len(text) <= most:
+        return repr(text)
+    same = next((at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    names = re.findall(r"(\w+)=", text[:same])
+    begin = max(min(same - most // 3, len(text) - most), 0)
+    part = text[begin : begin + most]
+    within = f"in {names[-1]}: " if names and begin else ""
+    before, after = "... " if begin else "", " ..." if begin + most < len(text) else ""
+    return f"{within}{before}{part}{after}"

@@ -5,15 +5,17 @@ that never comes, or that failed before, is named on all others.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from fsranks.errors import MismatchError, PeerError, describe, name_ranks
+from fsranks.errors import MismatchError, PeerError, describe, name_ranks, shown
 from fsranks.job_store import DIAGNOSIS_S, JobStore, StoreLost
 from fsranks.rank_context import RankContext
 
-_SHOWN = 120
+Parts = Mapping[str, Callable[[], Mapping[str, str]]]
+"""Item -> what gives name -> description of all that it is made of."""
+_PARTS_SHOWN = 3
 
 
 class Meeting:
@@ -48,10 +50,11 @@ class Meeting:
             except StoreLost as lost:
                 error.add_note(f"and the other ranks could not be told: {lost}")
 
-    def agree(self, fingerprint: Mapping[str, str], *, tell: str = "") -> list[str]:
+    def agree(self, fingerprint: Mapping[str, str], *, tell: str = "", parts: Parts | None = None) -> list[str]:
         """Block until all ranks are here, at most `timeout_s`; all of them return, or all of them raise.
 
-        Returns what each rank had to `tell`, by rank: that may differ.
+        Returns what each rank had to `tell`, by rank: that may differ. parts: of items that are only a digest, what
+        they are made of; the message says which of these differ.
 
         Raises:
             MismatchError: names the ranks and items that differ, with both values.
@@ -61,7 +64,7 @@ class Meeting:
             return [tell]
         self._over = True
         try:
-            verdict = self._meet(self._store, {"items": dict(fingerprint), "told": tell})
+            verdict = self._meet(self._store, {"items": dict(fingerprint), "told": tell}, parts or {})
         except StoreLost as lost:
             raise PeerError(f"{self._what}: {lost}") from lost
         if verdict["kind"] == "mismatch":
@@ -80,10 +83,13 @@ class Meeting:
         if not isinstance(error, PeerError):  # that one all ranks raise, once all that live have read why
             store.part(rank, range(world_size), DIAGNOSIS_S)
 
-    def _meet(self, store: JobStore, mine: dict[str, Any]) -> dict[str, Any]:
+    def _meet(self, store: JobStore, mine: dict[str, Any], parts: Parts) -> dict[str, Any]:
         rank, world_size = self._context.rank, self._context.world_size
         store.post(str(rank), json.dumps(mine), self._timeout_s)
         verdict = json.loads(store.hear("", rank, world_size, self._judge, self._timeout_s))
+        if asked := [item for item in verdict.get("items", ()) if item in parts]:
+            store.post(f"parts/{rank}", json.dumps(parts[asked[0]]()), self._timeout_s)
+            verdict["text"] += store.hear("parts/", rank, world_size, _different_parts, self._timeout_s)
         if verdict["kind"] != "same":
             store.part(rank, verdict["present"], DIAGNOSIS_S)
         return verdict
@@ -108,8 +114,10 @@ class Meeting:
         text = differences({rank: note["items"] for rank, note in given.items()})
         if not text:
             return {"kind": "same", "told": [given[rank]["told"] for rank in range(world_size)]}
-        remedy = "Pass the same arguments and files to every rank"
-        return {"kind": "mismatch", "text": f"ranks were not given the same job. {text}. {remedy}"}
+        text = f"ranks were not given the same job. {text}. Pass the same arguments and files to every rank"
+        first = given[0]["items"]
+        items = [item for item in first if any(note["items"].get(item) != first[item] for note in given.values())]
+        return {"kind": "mismatch", "text": text, "items": items}
 
 
 def gather(context: RankContext, text: str, *, what: str, timeout_s: float) -> list[str]:
@@ -130,6 +138,16 @@ def gather(context: RankContext, text: str, *, what: str, timeout_s: float) -> l
     return [notes[str(rank)] for rank in range(context.world_size)]
 
 
+def _different_parts(notes: dict[int, str]) -> str:
+    """The first of them in words, for the end of a message."""
+    given: dict[int, dict[str, str]] = {rank: json.loads(note) for rank, note in notes.items()}
+    names = sorted({name for parts in given.values() for name in parts})
+    found = [name for name in names if len({parts.get(name) for parts in given.values()}) > 1]
+    few = {rank: {name: parts[name] for name in found[:_PARTS_SHOWN] if name in parts} for rank, parts in given.items()}
+    more = f"; and {len(found) - _PARTS_SHOWN} more" if len(found) > _PARTS_SHOWN else ""
+    return f". Not the same: {differences(few)}{more}" if found else ""
+
+
 def differences(given: Mapping[int, Mapping[str, str]]) -> str:
     """In words, where the items of the ranks differ from those of the lowest rank; empty if nowhere."""
     first = min(given)
@@ -142,11 +160,8 @@ def differences(given: Mapping[int, Mapping[str, str]]) -> str:
                 found.setdefault(item, {}).setdefault(value, []).append(rank)
     parts = []
     for item, values in found.items():
-        mine = _short(reference.get(item, "(absent)"))
-        others = ", ".join(f"{name_ranks(ranks)} {_short(value)}" for value, ranks in values.items())
-        parts.append(f"{item}: rank {first} has {mine}, {others}")
+        mine = reference.get(item, "(absent)")
+        has = shown(mine, next(iter(values)))
+        others = ", ".join(f"{name_ranks(ranks)} {shown(value, mine)}" for value, ranks in values.items())
+        parts.append(f"{item}: rank {first} has {has}, {others}")
     return "; ".join(parts)
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...")

@@ -8,6 +8,8 @@ from typing import Any
 from fsdata.catalog.catalog import Catalog
 from fsdata.sources.source import ParquetSource
 
+_MOST_NAMED = 10_000
+
 
 def fingerprint(
     source: ParquetSource, catalog: Catalog, side: Iterable[dict[str, str]], version: str | None = None
@@ -29,6 +31,14 @@ def fingerprint(
     for number, table in enumerate(side):
         items.update({f"join {number} {name}": value for name, value in table.items()})
     return items
+
+
+def parts(catalog: Catalog) -> dict[str, str]:
+    """Every file by name, for a message that says which differ; none where they are too many to compare by name."""
+    if len(catalog) > _MOST_NAMED:
+        return {}
+    names = catalog.files.names()
+    return {name: f"{catalog.size[file]} bytes, footer {catalog.digest(file)}" for file, name in enumerate(names)}
 
 
 def _arguments(source: ParquetSource) -> Iterable[str]:

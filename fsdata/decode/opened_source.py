@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pyarrow.fs import LocalFileSystem
 
-from fsdata.catalog.fingerprint import fingerprint
+from fsdata.catalog.fingerprint import fingerprint, parts
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
@@ -90,6 +90,10 @@ class OpenSource:
         self.fingerprint = fingerprint(
             source, self._files.catalog, [side.fingerprint for side in joined], self._files.version
         )
+
+    def parts(self) -> dict[str, str]:
+        """What the items `files` and `footers` of the fingerprint are made of; see `fsdata.catalog.fingerprint`."""
+        return parts(self._files.catalog)
 
     def _open(
         self,

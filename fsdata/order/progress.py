@@ -12,6 +12,7 @@ from fsdata.errors import StateError
 from fsdata.order.deal import deal_again
 from fsdata.order.segment import Segment
 from fsdata.order.stream import Stream
+from fsranks.errors import shown
 
 VERSION = 1
 
@@ -101,10 +102,11 @@ def from_state(state: dict[str, Any], fingerprint: dict[str, str]) -> Progress:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged ({error!r}): {_short(state)}") from error
+    items = [(item, saved.get(item, "nothing"), fingerprint.get(item, "nothing")) for item in {**saved, **fingerprint}]
     different = [
-        f"{item}: saved {_short(saved.get(item, 'nothing'))}, now {_short(fingerprint.get(item, 'nothing'))}"
-        for item in sorted(saved.keys() | fingerprint.keys())
-        if saved.get(item) != fingerprint.get(item)
+        f"{item}: saved {shown(str(old), new)}, now {shown(new, str(old))}"
+        for item, old, new in sorted(items)
+        if old != new
     ]
     if different:
         raise StateError(

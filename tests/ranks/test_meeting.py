@@ -20,10 +20,22 @@ def test_differences_name_ranks_and_items() -> None:
     assert differences({0: same, 1: dict(same), 2: dict(same)}) == ""
     text = differences({0: same, 1: {**same, "seed": "8"}, 2: {"seed": "8", "files": "ab", "new": "x" * 500}})
     assert "seed: rank 0 has '7', ranks 1, 2 '8'" in text
-    assert "new: rank 0 has '(absent)', rank 2 'xxx" in text
+    assert "new: rank 0 has '(absent)', rank 2 xxx" in text
     assert "files" not in text
     assert len(text) < 500
     assert name_ranks(list(range(64))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (64 in all)"
+
+
+@pytest.mark.parametrize("size", [1, 60])
+def test_long_texts_are_shown_where_they_differ(size: int) -> None:
+    names = [f"feature_{number}" for number in range(size)]
+    given = [f"Schema(context={names}, labels={labels}, time=None)" for labels in (("click",), ("click", "like"))]
+    text = differences({rank: {"schema": schema} for rank, schema in enumerate(given)})
+    assert "rank 0 has" in text
+    assert "labels=('click',)" in text
+    assert "rank 1" in text
+    assert "'like'" in text
+    assert ("in labels: ..." in text) == (size > 1)
 
 
 def fail_on_rank_1(context: RankContext) -> None:
@@ -48,6 +60,12 @@ def meet(rank: int, world_size: int) -> None:
         Meeting(context, what="test", timeout_s=PATIENCE_S) as meeting,
     ):
         meeting.agree({"seed": "7", "balance": "Balance()" if rank == 2 else "None"})
+    files = {0: {"a": "1", "b": "1"}, 1: {"a": "1", "b": "2"}, 2: {"a": "1"}}[rank]
+    with (
+        pytest.raises(MismatchError, match=r"Not the same: b: rank 0 has '1', rank 1 '2', rank 2 '\(absent\)'$"),
+        Meeting(context, what="test", timeout_s=PATIENCE_S) as meeting,
+    ):
+        meeting.agree({"files": repr(files), "seed": "7"}, parts={"files": lambda: files})
     with pytest.raises(Exception, match="no such file: x") as caught:
         fail_on_rank_1(context)
     assert isinstance(caught.value, FileNotFoundError if rank == 1 else PeerError)
