@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freescale_tools.console.errors import UsageError
+from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.reading import reading_written
 from freescale_tools.write.optimize import rewrite as rewriting
@@ -122,6 +122,15 @@ def test_a_file_that_cannot_be_rewritten_is_named(tmp_path, monkeypatch):
     (first, second), told = rewrite(tmp_path / "in", tmp_path / "out")
     assert (first["status"], second["status"]) == ("failed", "written")
     assert "a.parquet cannot be rewritten: Column 'x' is declared non-nullable but contains nulls" in told[0]
+
+
+def test_a_full_disk_is_no_fault_of_the_source(tmp_path):
+    write(tmp_path / "in" / "a.parquet", odd_table())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".a.parquet.part").symlink_to("/dev/full")
+    with pytest.raises(CommandFailed, match=r"out/\.a\.parquet\.part cannot be written: .*No space left on device"):
+        rewrite(tmp_path / "in", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_folders_and_partitions_are_kept(tmp_path):

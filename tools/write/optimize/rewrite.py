@@ -219,10 +219,20 @@ def write(footer: Footer, path: Path, layout: Layout, order: np.ndarray | None, 
         "use_dictionary": list(layout.dictionary),
         "column_encoding": dict.fromkeys(layout.delta, "DELTA_BINARY_PACKED"),
     }
-    with reading_source(footer) as reading, pq.ParquetWriter(path, layout.schema, **options) as writer:
-        for unit in _units(ordered(reading, order, layout.rows), layout):
-            writer.write_table(unit, row_group_size=layout.rows)
-            tell(unit.num_rows)
+    with reading_source(footer) as reading:
+        with _writing(path):
+            writer = pq.ParquetWriter(path, layout.schema, **options)
+        try:
+            for unit in _units(ordered(reading, order, layout.rows), layout):
+                with _writing(path):
+                    writer.write_table(unit, row_group_size=layout.rows)
+                tell(unit.num_rows)
+            with _writing(path):
+                writer.close()
+        except BaseException:
+            with contextlib.suppress(OSError):  # of a full disk, once more
+                writer.close()
+            raise
 
 
 def verify(
@@ -282,13 +292,24 @@ def _sample(footer: Footer, schema: pa.Schema, rows: int) -> pa.Table:
 def _all_or_nothing(part: Path, target: Path) -> Iterator[None]:
     """Rename `part` to `target` if the block succeeds; delete it otherwise."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with _writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
         yield
-        with open(part, "rb") as handle:
-            os.fsync(handle.fileno())
-        part.replace(target)
+        with _writing(target):
+            with open(part, "rb") as handle:
+                os.fsync(handle.fileno())
+            part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """An error in the block is one of writing: it says nothing about the source, and is not tried again."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error}") from error
 
 
 def _mark(footer: Footer, settings: Settings) -> bytes:
