@@ -4,6 +4,7 @@ This file puts the parts together: `decode` opens files, `order` plans, `steps` 
 moves samples between ranks, and `batch.prefetch` does all of it ahead of the training loop.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ from fsranks.rank_context import RankContext, resolve
 
 BatchT = TypeVar("BatchT", default=Batch)
 
+_LOG = logging.getLogger("fsdata")
 _GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"
 _NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
@@ -197,6 +199,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._ahead: Ahead[Made[BatchT]] | None = None
         self._closed = False
         self._dropped = 0
+        self._warned = False  # of an epoch without a batch
         self._batches = 0
 
     def __iter__(self) -> Iterator[BatchT]:
@@ -372,6 +375,21 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._progress = Progress.start(progress.epoch + 1, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
             yield from iter(self)
+        elif not yielded and not self._warned:
+            self._warned = True
+            _LOG.warning("rank %d got no batch in epoch %d: %s", self._context.rank, progress.epoch, self._why_none())
+
+    def _why_none(self) -> str:
+        rows, ranks, size = self._data.rows, self._context.world_size, self._options.batch_size
+        if not rows:
+            return "the sources have no rows. Look at their paths, and at `filter`, `skip` and `limit`"
+        if self._options.drop_last and rows < ranks * size:
+            return f"drop_last leaves out all {rows} rows, as {ranks} ranks x batch_size {size} are {ranks * size}"
+        if self.dropped:
+            return f"{self.dropped} of its rows were left out, by drop_last or uneven='drop'; see `dropped`"
+        return (
+            f"of {rows} rows in the files, all of this rank dropped out as they were read: `filter`, `nulls`, `missing`"
+        )
 
     def _next(self, ahead: Ahead[Made[BatchT]]) -> Made[BatchT] | None:
         with self._data.timing.of("wait"):

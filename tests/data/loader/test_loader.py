@@ -1,6 +1,7 @@
 """The loader on one process: every row once, the right values, one order, exact resume."""
 
 import json
+import re
 import threading
 from dataclasses import replace
 
@@ -61,6 +62,26 @@ def test_epochs_differ_and_set_epoch_repeats_one(loader_of):
     loader.set_epoch(0)
     assert order_of(loader) == first
     assert order_of(loader) == second
+
+
+@pytest.mark.parametrize(
+    ("options", "source", "why"),
+    [
+        (
+            {"batch_size": 41, "drop_last": True},
+            {},
+            "drop_last leaves out all 40 rows, as 1 ranks x batch_size 41 are 41",
+        ),
+        ({}, {"skip": 40}, "the sources have no rows"),
+        ({}, {"filter": pl.col("row") * 0 > 1}, "of 40 rows in the files, all of this rank dropped out"),
+    ],
+)
+def test_an_epoch_without_a_batch_says_why_once(loader_of, sources, caplog, options, source, why):
+    loader = loader_of(replace(sources[0], **source), **options)
+    for _ in range(2):
+        assert list(loader) == []
+    (warning,) = [each for each in caplog.records if "got no batch" in each.message]
+    assert re.search(why, warning.message)
 
 
 def test_a_state_of_the_end_of_an_epoch_begins_the_next(loader_of):
