@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -144,7 +145,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             drop_last=drop_last,
             timeout_s=timeout_s,
         )
-        sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
+        sources = [sources] if isinstance(sources, ParquetSource | str | os.PathLike) else list(sources)
         self._adapt = adapt
         self._context = resolve(rank, world_size, one_group(process_group, balance))
         self._pool = Pool()
@@ -216,6 +217,25 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._next_epoch = progress.epoch + 1
         self._progress = progress
         return self._epoch(progress, turn, resumed=loaded is not None)
+
+    @wraps(__init__)  # type: ignore[misc]
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        if "num_workers" in options:
+            raise TypeError("FreeScaleDataLoader has threads in place of worker processes: give num_threads=")
+        return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        where = f"rank {self._context.rank} of {self._context.world_size}, batch_size={self._options.batch_size}"
+        sources = ", ".join(source.label for source in self._data.sources)
+        return f"FreeScaleDataLoader({self._data.rows} rows of {sources}; {where})"
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            "iterate over the FreeScaleDataLoader itself: it makes whole batches, ahead of the loop, in threads"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a FreeScaleDataLoader has threads and open files: make one in every process that needs one")
 
     def __len__(self) -> int:
         """Steps of a whole epoch, if no row drops out while reading and `max_tokens` carries none over.

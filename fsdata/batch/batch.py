@@ -83,6 +83,15 @@ class Batch:
     def __len__(self) -> int:
         return self.stats.samples
 
+    def __repr__(self) -> str:
+        """What it holds, in one line, without values."""
+        named = ("labels", "jagged", "nested", "shared", "split", "passthrough", "mask")
+        parts = [f"{kind}: {', '.join(of_kind)}" for kind in named if (of_kind := getattr(self, kind))]
+        where = f"epoch {self.stats.epoch}, step {self.stats.step}"
+        samples = f"{self.stats.samples} of {self.stats.global_samples} samples"
+        features, dense = f"features: {', '.join(self.features.keys())}", f"dense {list(self.dense.shape)}"
+        return f"Batch({'; '.join((where, samples, features, dense, *parts))})"
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         def move(value: Any) -> Any:
             return value.to(device, non_blocking=non_blocking)

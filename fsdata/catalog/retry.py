@@ -18,7 +18,7 @@ _FIRST_WAIT_S, _GROWTH = 0.1, 4
 _TRIES_OF_DAMAGE = 3  # what does not look like the transport goes away, if at all, when the bytes are read again
 
 # Trying again gives the same error.
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FreeScaleError)
+_FINAL = (PermissionError, IsADirectoryError, NotADirectoryError, FreeScaleError)
 _CLOUD = re.compile(r"AWS Error |google::cloud::Status|Azure Error")  # of S3, GCS, Azure
 
 
@@ -44,6 +44,7 @@ class Retrying:
 
         Raises:
             ConnectionError: the last error, naming the file, if it is about reaching it.
+            FileNotFoundError: it has been deleted since it was listed.
             OSError: any other last error as it is.
         """
         tries = 1 if file.local else self.policy.tries
@@ -52,6 +53,9 @@ class Retrying:
             try:
                 return read()
             except OSError as error:
+                if isinstance(error, FileNotFoundError):
+                    gone = "was there when files were listed, and is gone"
+                    raise FileNotFoundError(error.errno, gone, file.path) from error
                 if isinstance(error, _FINAL):
                     raise
                 wait = _FIRST_WAIT_S * _GROWTH ** (number - 1) * (1 + self.jitter()) / 2

@@ -111,7 +111,10 @@ def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
             return f"is {arrow_type}, a list of lists: several ids per event belong to Sequence(nested=...)"
         return _number_objection(field, item, arrow_type)
     if field.shape == "list":
-        return f"is {arrow_type}, one value per sample, where a list is needed"
+        hint = (
+            " (columns={name: pl.concat_list(column)} makes lists of one; single values belong to Schema(context=...))"
+        )
+        return f"is {arrow_type}, one value per sample, where a list is needed{hint}"
     return _number_objection(field, outer, arrow_type)
 
 

@@ -82,7 +82,8 @@ def check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balan
         raise ValueError("sources is empty: pass at least one ParquetSource")
     for source in sources:
         if not isinstance(source, ParquetSource):
-            raise TypeError(f"sources holds ParquetSource objects, got {type(source).__name__}: {source!r}")
+            hint = f"; write ParquetSource({source!r})" if isinstance(source, str | os.PathLike) else ""
+            raise TypeError(f"sources holds ParquetSource objects, got {type(source).__name__}: {source!r}{hint}")
     if not isinstance(schema, Schema):
         raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
     if balance is not None and not isinstance(balance, Balance):

@@ -178,7 +178,7 @@ def test_a_state_names_its_version(lake):
         first = next(iter(loader)).features["user"].values().tolist()
         state = json.loads(json.dumps(loader.state_dict()))
     lake.append(rows(40, 2))
-    text = f"source 0 table: saved {lake.name.format(before)}, .*@{before}' opens, now {lake.name.format('[0-9]+')}"
+    text = f'source 0 table: saved "{lake.name.format(before)}, .*@{before}\' opens", now "{lake.name.format("[0-9]+")}'
     with FreeScaleDataLoader(source(lake), SCHEMA, batch_size=4) as loader, pytest.raises(StateError, match=text):
         loader.load_state_dict(state)
     with FreeScaleDataLoader(source(lake, before), SCHEMA, batch_size=4) as loader:

@@ -86,7 +86,9 @@ def test_the_whole_mismatch_in_one_message(tmp_path):
         open_source(ParquetSource(tmp_path), schema, index=2)
     said = [
         f"source 2 ({tmp_path}) cannot be read as this schema:",
-        "item: column 'item' is int64, one value per sample, where a list is needed [1 of 2 files: a.parquet]",
+        "item: column 'item' is int64, one value per sample, where a list is needed "
+        "(columns={name: pl.concat_list(column)} makes lists of one; single values belong to Schema(context=...)) "
+        "[1 of 2 files: a.parquet]",
         "item: column 'item' is missing; give columns={'item': ...} or defaults={'item': ...} [1 of 2 files: b.par",
         "action: column 'action' is missing; give columns={'action': ...} or defaults={'action': ...} [all files]",
         "age: column 'age' is string",

@@ -1,6 +1,7 @@
 """The loader on one process: every row once, the right values, one order, exact resume."""
 
 import json
+import pickle
 import re
 import threading
 from dataclasses import replace
@@ -82,6 +83,30 @@ def test_an_epoch_without_a_batch_says_why_once(loader_of, sources, caplog, opti
         assert list(loader) == []
     (warning,) = [each for each in caplog.records if "got no batch" in each.message]
     assert re.search(why, warning.message)
+
+
+def test_what_is_printed_of_loader_and_batch(loader_of):
+    loader = loader_of()
+    assert repr(loader).endswith("; rank 0 of 1, batch_size=4)")
+    assert repr(loader).startswith("FreeScaleDataLoader(63 rows of source 0 (")
+    batch = repr(next(iter(loader)))
+    assert batch.startswith("Batch(epoch 0, step 0; 4 of 4 samples; features: ")
+    assert "; labels: " in batch
+    assert "0x" not in batch
+
+
+@pytest.mark.parametrize(
+    ("wrong", "todo"),
+    [
+        (lambda source, make: make("/data/x"), r"write ParquetSource\('/data/x'\)"),
+        (lambda source, make: make(source, num_workers=4), "num_threads="),
+        (lambda source, make: pickle.dumps(make(source)), "make one in every process"),
+        (lambda source, make: make(source)[0], "iterate over the FreeScaleDataLoader itself"),
+    ],
+)
+def test_habits_of_other_loaders_are_answered(loader_of, sources, wrong, todo):
+    with pytest.raises(TypeError, match=todo):
+        wrong(sources[0], loader_of)
 
 
 def test_a_state_of_the_end_of_an_epoch_begins_the_next(loader_of):
