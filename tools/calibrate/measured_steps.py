@@ -245,9 +245,9 @@ def _table(path: Path, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     missing = [name for name in ("step", "rank", column) if name not in frame.columns]
     if missing:
         raise ValueError(f"no column {', '.join(missing)}; there are {', '.join(frame.columns)}")
-    frame = frame.select("step", "rank", length=pl.col(column))
-    if isinstance(frame.schema["length"], pl.List):
-        frame = frame.with_columns(pl.col("length").list.len())
+    frame = frame.select("step", "rank", column)
+    if isinstance(frame.schema[column], pl.List):
+        frame = frame.with_columns(pl.col(column).list.len())
     wrong = [f"{name} is {kind}" for name, kind in frame.schema.items() if not kind.is_integer()]
     if wrong:
         raise ValueError(f"{', '.join(wrong)}: integers are needed")

@@ -186,8 +186,8 @@ def test_what_cannot_be_used_is_refused_by_line(tmp_path, text, message):
     ("name", "column", "message"),
     [
         ("l.parquet", "length", "no column length; there are step, rank, x"),
-        ("l.parquet", "t", "length is String: integers are needed"),
-        ("l.parquet", "n", "nulls in length"),
+        ("l.parquet", "t", "t is String: integers are needed"),
+        ("l.parquet", "n", "nulls in n"),
         ("l.parquet", "m", "m is -3 in row 0"),
         ("l.parquet", "x", "has no lengths of step 0, rank 1"),
         ("f.npy", "x", "are integers"),
