@@ -90,7 +90,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
             first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
             all are done.
         drop_last: leave out the last global batch of an epoch if it is not whole; its rows are counted in `dropped`.
-        rank, world_size: default to `process_group`, else torch.distributed, else torchrun's environment, else 0 of 1.
+        rank: defaults to that in `process_group`, else of torch.distributed, else torchrun's environment, else 0 of 1.
+        world_size: in the same way; give both or none.
         process_group: the ranks that share the data, where that is not all of the job (data-parallel beside context- or
             tensor-parallel ranks). A group of gloo's is made from them. `Balance(process_group=...)` means the same.
         timeout_s: how long any rank waits for the others, when the loader is made and in every step, before it raises,

@@ -77,8 +77,8 @@ class ParquetSource:
             by module and name; its code is not compared. Fields of partitions, defaults and joins do not pass it, nor
             does the order of `mix="time"`.
         filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
-        skip, limit: leave out the first `skip` rows, and read at most `limit` of the rest, in the order of files and
-            before `filter`: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
+        skip: leave out so many rows, in the order of files and before `filter`.
+        limit: read at most so many of the rest: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
         weight: share of this source under `mix="weighted"`.
         retry: how often reads of remote files are repeated; local files are read once.
         decoder: `"pages"`: columns of numbers and of lists of numbers are decoded by FreeScale, others by pyarrow;
