@@ -115,7 +115,8 @@ def _stragglers(terminal: Terminal, grid: Document) -> None:
         notes=[
             "The mean wait of a rank by the time of a step, by the longest history kept. bound: no plan with equal "
             "counts gets below it, because one sample may cost more than a mean rank. padding: share of a batch, if it "
-            "were padded. No digit is smaller than the standard error of the drawn steps."
+            "were padded. No digit is smaller than the standard error of the drawn steps. Samples of a batch are drawn "
+            "from all files (shuffle=True): in the order of the files, ranks without balancing wait differently."
         ],
     )
 

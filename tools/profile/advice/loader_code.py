@@ -18,7 +18,8 @@ _CODE = """\
 
 schema = Schema(sequences=({sequence},){candidates})
 {histories}{comments}balance = Balance({balance})
-{several}with FreeScaleDataLoader({source}, schema, batch_size={batch_size}, balance=balance) as loader:
+# The figures are those of shuffled batches.
+{several}with FreeScaleDataLoader({source}, schema, batch_size={batch_size}, shuffle=True, balance=balance) as loader:
     for batch in loader:
         ...  # your training step; loss = global_mean(per_sample_loss, batch)
 """
