@@ -61,7 +61,7 @@ def demo(data: DemoData, launch: Launch, console: Console) -> Outcome:
     planner = Planner(lengths=history_lengths(data), cost=outcome.cost, name=HISTORY, batch_size=data.batch_size)
     compared, equal = report.equality(outcome)
     console.print(report.measured(outcome))
-    for line in compared:
+    for line in (report.faster(outcome), *compared):
         _say(console, line)
     console.print(report.planned(_plans(planner, launch.ranks)))
     launch.picture.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """The demo's training: the command on two ranks, and what it promises of results that are equal to the bit."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
@@ -34,6 +35,7 @@ def test_the_command_trains_on_two_ranks(tmp_path):
     for pair in ("plain and prioritized", "balanced and both", "shared and shared, both"):
         assert f"{pair} equal to the bit: yes" in done.stdout
     assert "8 ranks" in done.stdout
+    assert re.search(r"is \d+% faster than plain: steps of|no run is faster than plain", done.stdout)
     assert (out / "freescale-demo.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -45,7 +47,7 @@ def one_rank():
 
 
 def trained(job, loader, **options):
-    return train(job, loader, "test", lambda name, done, loss: None, **options)
+    return train(job, loader, "test", lambda name, done: None, **options)
 
 
 def losses(steps):

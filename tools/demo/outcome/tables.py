@@ -76,6 +76,16 @@ def _plan_label(plan: Planned) -> str:
     return f"{plan.world_size} ranks"
 
 
+def faster(outcome: Outcome) -> str:
+    """What the fastest run saves, in a sentence."""
+    took = {run.name: summarize(run).step_ms for run in outcome.runs}
+    best, plain = min(took, key=took.__getitem__), outcome.plain.name
+    if best == plain:
+        return f"no run is faster than {plain} on this machine"
+    gain = took[plain] / took[best] - 1
+    return f"{best} is {gain:.0%} faster than {plain}: steps of {took[best]:,.0f} ms, not {took[plain]:,.0f}"
+
+
 def equality(outcome: Outcome) -> tuple[list[str], bool]:
     """(sentences on what was compared bit by bit, whether all of it is equal)."""
     lines, equal = [], True

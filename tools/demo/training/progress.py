@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
-Progress = Callable[[str, int, float], None]  # name of the run, steps done, loss of the last one
+Progress = Callable[[str, int], None]  # name of the run, steps done
 _LOG_LINES = 2  # per run, if there is no terminal
 
 
@@ -16,7 +16,7 @@ def progress_of(steps: int, *, shown: bool) -> Iterator[Progress]:
     """A function to call after every step. It does nothing unless `shown`."""
     console = Console()
     if not shown:
-        yield lambda name, done, loss: None
+        yield lambda name, done: None
     elif console.is_terminal:
         with _bars(console) as bars:
             yield _on_terminal(bars, steps)
@@ -31,7 +31,6 @@ def _bars(console: Console) -> RichProgress:
         MofNCompleteColumn(),
         TextColumn("steps"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[loss]}"),
     )
     return RichProgress(*columns, console=console)
 
@@ -39,10 +38,10 @@ def _bars(console: Console) -> RichProgress:
 def _on_terminal(bars: RichProgress, steps: int) -> Progress:
     tasks: dict[str, TaskID] = {}
 
-    def show(name: str, done: int, loss: float) -> None:
+    def show(name: str, done: int) -> None:
         if name not in tasks:
-            tasks[name] = bars.add_task(name, total=steps, loss="")
-        bars.update(tasks[name], completed=done, loss=f"loss of rank 0: {loss:.3f}")
+            tasks[name] = bars.add_task(name, total=steps)
+        bars.update(tasks[name], completed=done)
 
     return show
 
@@ -50,8 +49,8 @@ def _on_terminal(bars: RichProgress, steps: int) -> Progress:
 def _in_log(console: Console, steps: int) -> Progress:
     every = max(steps // _LOG_LINES, 1)
 
-    def show(name: str, done: int, loss: float) -> None:
+    def show(name: str, done: int) -> None:
         if done % every == 0 or done == steps:
-            console.print(f"{name:<12} {done:>4} / {steps} steps   loss of rank 0: {loss:.3f}", highlight=False)
+            console.print(f"{name:<12} {done:>4} / {steps} steps", highlight=False)
 
     return show

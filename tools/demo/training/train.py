@@ -107,19 +107,18 @@ def _loop(job: Job, model: Any, optimizer: Any, batches: Iterable[Batch], name: 
         optimizer.step()
 
         compute, done = time.thread_time() - cpu, time.perf_counter()
-        loss = float(losses.detach().double().sum())
         ids = [seen(batch, feature, spec) for feature in (*spec.history, *spec.context)]
         steps.append(
             Step(
                 wall=done - asked,
                 compute=compute,
-                loss=loss,
+                loss=float(losses.detach().double().sum()),
                 lengths=ids[0].lengths().to(torch.int64).numpy(),
                 held=len(batch.features[spec.item.name].values()),
                 checksum=sum(int(each.values().sum()) for each in ids),
             )
         )
-        progress(name, len(steps), loss / max(len(losses), 1))
+        progress(name, len(steps))
         asked = time.perf_counter()
     return steps
 
