@@ -20,6 +20,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.fabric import in_circle
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, name_ranks
+from fsranks.memory_file import reserve
 
 NAME = "fscomm"  # in lists of what a process has mapped
 _JOIN_S = 5.0
@@ -35,7 +36,7 @@ class SharedMemory:
 
     Raises:
         ValueError: the ranks are not all processes of this host.
-        OSError: there is no memory left.
+        OSError: so much memory is not free.
     """
 
     def __init__(self, handshake: Handshake) -> None:
@@ -55,7 +56,7 @@ class SharedMemory:
         def make() -> None:
             nonlocal file
             file = os.memfd_create(NAME)
-            _reserve(file, nbytes)
+            reserve(file, nbytes)
 
         try:
             self._on_all(make, nbytes)
@@ -205,11 +206,6 @@ class CopyThread:
         while in_circle(int(at[0]) - value) < 0 and not self._ended:
             waited_s = time.monotonic() - start
             time.sleep(0 if waited_s < _SHORTEST_S else min(waited_s / 8, _LONGEST_S))
-
-
-def _reserve(file: int, nbytes: int) -> None:
-    """Zeros that are there: memory that is only promised would end a process at its first use."""
-    os.posix_fallocate(file, 0, nbytes)
 
 
 def _attach(path: Path, nbytes: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from transport_jobs import AllToAll, mixed_jobs
 from worlds import shared_world
 
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring import shared_memory
 from fscomm.transports.ring.fabric import Fabric
 from fscomm.transports.ring.ring import Ring
 from fscomm.transports.ring.shared_memory import CopyThread, SharedMemory
+from fsranks import memory_file
 from fsranks.rank_context import resolve
 
 
@@ -84,11 +85,21 @@ def test_too_little_memory_is_told_on_all_ranks_with_what_to_do() -> None:
         assert said.startswith("[Errno 27] rank 1 could not make or open memory that the ranks share: File too large")
 
 
-def test_memory_is_there_when_it_was_promised(tmp_path: Path) -> None:
-    """Else a process would end at its first use."""
-    with (tmp_path / "file").open("wb") as file:
-        shared_memory._reserve(file.fileno(), 1 << 20)
-    assert (tmp_path / "file").stat().st_blocks >= (1 << 20) // 512
+def without_memory(rank: int, size: int) -> str:
+    handshake = Handshake(resolve(), verify=False, timeout_s=PATIENCE_S)
+    with (
+        mock.patch.object(memory_file, "free_memory", return_value=(1 << 40) if rank == 0 else (1 << 20)),
+        pytest.raises(OSError, match="MiB more for one ring") as caught,
+    ):
+        Fabric(SharedMemory(handshake))
+    handshake.group.close("was closed")
+    return str(caught.value)
+
+
+def test_memory_that_is_not_free_is_not_taken() -> None:
+    """The system would give it, and end a process for it."""
+    for said in shared_world(2).run(without_memory):
+        assert said.startswith("[Errno 12] rank 1 could not make or open memory that the ranks share: Cannot allocate")
 
 
 def test_ranks_of_several_hosts_are_refused() -> None:
