@@ -1,5 +1,7 @@
 """Arrays that the processes of a host share: made once, left behind by nobody."""
 
+import errno
+import fcntl
 import gc
 import os
 import shutil
@@ -9,6 +11,7 @@ import sys
 import tempfile
 import uuid
 from collections import namedtuple
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +46,7 @@ def name() -> str:
 
 def files(name: str) -> list[str]:
     folders = (MEMORY / OWN, Path(tempfile.gettempdir()) / OWN)
-    return [path.name for folder in folders for path in folder.glob(f"{name}*")]
+    return [path.name for folder in folders for path in folder.glob(f"*{name}*")]
 
 
 def other(name: str, how: str = "") -> subprocess.Popen:
@@ -128,13 +131,15 @@ def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkey
 
     SharedArrays(f"{name}x", lambda _: ARRAYS, "the folders are there").close()
     for left in (name, f"{name}y"):  # by processes that were killed while they read this table, and another one
-        scratch = tmp_path / OWN / f"{left}.scratch"
+        scratch = tmp_path / OWN / f"arrays-{left}-0123456789abcdef.scratch"
         scratch.mkdir()
         (scratch / "a").write_bytes(b"1")
-        (MEMORY / OWN / f"{left}.lock").touch()
+        scratch.with_suffix(".data").touch()
+        (MEMORY / OWN / f"arrays-{left}.lock").touch()
     shared = SharedArrays(name, make, "the table", on_disk=True)
     assert np.array_equal(shared["a"], np.roll(ARRAYS["a"], 500))
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{name}.data"]
+    (path,) = (path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert path.startswith(f"arrays-{name}-")
     other = SharedArrays(name, never, "the table", on_disk=True)
     shared.close()
     other.close()
@@ -171,6 +176,73 @@ def test_a_folder_of_somebody_else_is_not_used(name: str, tmp_path: Path, monkey
             SharedArrays(name, never, "the table")
 
 
+def test_a_link_is_not_followed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A folder in /dev/shm may have been made by anybody."""
+    theirs, own = tmp_path / "theirs", tmp_path / "own"
+    theirs.mkdir()
+    names = ["poetry.lock", "uv.lock", "poetry.data", f"arrays-{name}.lock", f"arrays-{name}-0123456789abcdef.data"]
+    for each in names:
+        (theirs / each).touch()
+    (tmp_path / "link").symlink_to(theirs)
+    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path / "link", own])
+    shared = SharedArrays(name, lambda _: ARRAYS, "the table")
+    assert [each.parent for each in tmp_path.rglob(f"arrays-{name}*") if each.parent != theirs] == [own]
+    assert f"{tmp_path / 'link'} is a link" in caplog.text
+    (own / f"arrays-{name}-fedcba9876543210.data").symlink_to(theirs / "uv.lock")
+    shared.close()
+    SharedArrays(name, lambda _: ARRAYS, "the table").close()
+    assert sorted(each.name for each in theirs.iterdir()) == sorted(names)
+    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path / "link"])
+    with pytest.raises(PermissionError, match="is a link"):
+        SharedArrays(name, never, "the table")
+
+
+def test_only_names_that_are_made_here_are_removed(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path])
+    tmp_path.chmod(0o700)
+    foreign = ["uv.lock", f"{name}.data", f"arrays-{name}.data", f"arrays-{name}-0123.data", f"arrays-{name}.half"]
+    for each in foreign:
+        (tmp_path / each).touch()
+    SharedArrays(name, lambda _: ARRAYS, "the table").close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(foreign)
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["", "other TMPDIR"])
+def test_what_nobody_holds_is_not_used(name: str, on_disk: bool, elsewhere: bool, tmp_path: Path, monkeypatch) -> None:
+    """As a process that was killed left it, and with other contents since then."""
+    folders = [tmp_path / each for each in ("memory", "disk", "other disk")]
+    monkeypatch.setattr(shared_arrays, "_places", lambda: folders[:2])
+    first = SharedArrays(name, lambda _: ARRAYS, "the table", on_disk=on_disk)
+    (path,) = (each for each in tmp_path.rglob("arrays-*") if each.is_file())
+    raw = path.read_bytes()
+    links = list(folders[0].glob("elsewhere-*"))
+    assert len(links) == on_disk
+    first.close()
+    path.write_bytes(raw[:256] + bytes(len(raw) - 256))
+    monkeypatch.setattr(shared_arrays, "_places", lambda: [folders[0], folders[2 if elsewhere else 1]])
+    second = SharedArrays(name, lambda _: ARRAYS, "the table", on_disk=on_disk)
+    assert np.array_equal(second["a"], ARRAYS["a"])
+    second.close()
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+
+
+def test_what_is_not_whole_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its maker was killed, and a process that it had forked still holds the file."""
+    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path / "own"])
+    SharedArrays(name, lambda _: ARRAYS, "the table").close()
+    with open(tmp_path / "own" / f"arrays-{name}-0123456789abcdef.data", "wb+") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        for raw in (b"", bytes(4096)):
+            held.write(raw)
+            held.flush()
+            shared = SharedArrays(name, lambda _: ARRAYS, "the table")
+            assert np.array_equal(shared["a"], ARRAYS["a"])
+            shared.close()
+    SharedArrays(name, lambda _: ARRAYS, "the table").close()
+    assert files(name) == list((tmp_path / "own").iterdir()) == []
+
+
 def test_where_memory_is_full_the_folder_for_temporary_files_serves(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +251,32 @@ def test_where_memory_is_full_the_folder_for_temporary_files_serves(
         shutil, "disk_usage", lambda folder: namedtuple("Usage", "free")(0 if MEMORY in folder.parents else 1 << 40)
     )
     shared = SharedArrays(name, lambda _: ARRAYS, "the table")
-    assert (tmp_path / OWN / f"{name}.data").exists()
+    assert len(list((tmp_path / OWN).glob(f"arrays-{name}-*.data"))) == 1
     assert np.array_equal(shared["a"], ARRAYS["a"])
     shared.close()
+    assert files(name) == []
+
+
+def test_where_memory_turns_out_to_be_full_the_folder_for_temporary_files_serves(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the number of a process could be written there."""
+
+    class Full(FileIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "full")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shared_arrays, "FileIO", Full)
+    monkeypatch.setattr(shared_arrays, "reserve", full)
+    shared = SharedArrays(name, lambda _: ARRAYS, "the table")
+    assert len(list((tmp_path / OWN).iterdir())) == len(files(name)) == 1
+    assert np.array_equal(shared["a"], ARRAYS["a"])
+    shared.close()
+    monkeypatch.setattr(shared_arrays, "_write", full)
+    with pytest.raises(OSError, match=rf"the table: .*, {tmp_path / OWN}: set TMPDIR to a folder with more room"):
+        SharedArrays(name, lambda _: ARRAYS, "the table")
     assert files(name) == []
