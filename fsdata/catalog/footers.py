@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.listing.file_list import FileRef
+from fsdata.catalog.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
@@ -187,9 +188,10 @@ def raw_footer(file: FileRef) -> tuple[bytes, int]:
 
 
 def open_file(file: FileRef) -> Any:
-    """A pyarrow random access file."""
+    """A random access file of pyarrow, or a `RemoteFile`."""
     try:
-        return file.filesystem.open_input_file(file.path)
+        handle = file.filesystem.open_input_file(file.path)
+        return handle if file.local else RemoteFile(file, handle)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{file.path}: no such file") from error
     except PermissionError as error:
@@ -205,33 +207,17 @@ def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
     if size < 12:
         raise CorruptFileError(f"{file.path}: not a Parquet file: only {size} bytes")
     guess = min(_LOCAL_TAIL_BYTES if file.local else _TAIL_BYTES, size)
-    tail = read_at(handle, guess, size - guess, file)
+    tail = handle.read_at(guess, size - guess)
     if tail[-4:] != MAGIC:
-        raise CorruptFileError(f"{file.path}: {_what_instead(read_at(handle, 4, 0, file), tail[-4:], size)}")
+        raise CorruptFileError(f"{file.path}: {_what_instead(handle.read_at(4, 0), tail[-4:], size)}")
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length + 4 > size:
         raise CorruptFileError(
             f"{file.path}: the footer claims {length} bytes in a file of {size}: it was cut or overwritten"
         )
     if length > guess:
-        tail = read_at(handle, length - guess, size - length, file) + tail
-    return tail[-length:]
-
-
-def read_at(handle: Any, count: int, offset: int, file: FileRef) -> bytes:
-    """`count` bytes of an open file; see `whole`."""
-    return whole(handle.read_at(count, offset), count, offset, file)
-
-
-def whole(found: bytes, count: int, offset: int, file: FileRef) -> bytes:
-    """`found`, which was read from `offset` on, if it is `count` bytes.
-
-    Raises:
-        ConnectionError: a remote file gave fewer. The transport has cut them off, and the file is not damaged.
-    """
-    if len(found) < count and not file.local:
-        raise ConnectionError(f"{file.path}: only {len(found)} of {count} bytes arrived, from byte {offset} on")
-    return found
+        tail = handle.read_at(length - guess, size - length) + tail
+    return bytes(tail[-length:])
 
 
 def _what_instead(head: bytes, end: bytes, size: int) -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Partitions
 from fsdata.catalog.listing.find_files import local_version, resolve
 from fsdata.errors import SchemaError
@@ -205,7 +206,7 @@ def _metadata_file(table: str, path: str) -> str:
     names = [each.base_name for each in system.get_file_info(pafs.FileSelector(folder))]
     numbered = {name: int(match[1]) for name in names if (match := _METADATA.fullmatch(name))}
     if "version-hint.text" in names:
-        with system.open_input_file(f"{folder}/version-hint.text") as file:
+        with open_file(FileList.of([(system, f"{folder}/version-hint.text", UNKNOWN)])[0]) as file:
             newest = int(json.loads(file.read()))
     else:
         newest = max(numbered.values(), default=-1)

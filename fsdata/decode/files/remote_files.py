@@ -5,11 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pyarrow.fs import FSSpecHandler
-
-from fsdata.catalog.footers import read_at, whole
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.catalog.retry import unreachable
 from fsdata.decode.files.open_files import OpenParquet, modified
 
 _KEPT = 64
@@ -69,21 +65,9 @@ class RemoteFiles:
     def read(self, opened: OpenParquet, begin: int, end: int, *, planned: bool = True) -> bytes:
         """Bytes [begin, end) of the file, all of them. Blocks; several threads read the same file at the same time.
 
-        Raises:
-            ConnectionError: fewer bytes arrived, or the filesystem does not say what is wrong.
-            OSError: what the filesystem raises.
+        Raises as `RemoteFile` does.
         """
-        file = opened.file
-        handler = getattr(file.filesystem, "handler", None)
-        try:
-            if isinstance(handler, FSSpecHandler):  # its open files serve one thread at a time, and read too much
-                found = whole(handler.fs.cat_file(file.path, begin, end), end - begin, begin, file)
-            else:
-                found = read_at(opened.source, end - begin, begin, file)
-        except OSError as error:
-            if unreachable(error):
-                raise
-            raise ConnectionError(f"{file.path}: {error}") from error  # nothing was decoded yet: no damage
+        found: bytes = opened.source.read_at(end - begin, begin)
         with self._lock:
             self.bytes_read += end - begin
             self.unplanned_reads += not planned

@@ -65,7 +65,7 @@ class RowGroupBytes:
         return [part for part in self._ranges if part not in self._parts]
 
     def read(self, part: ByteRange) -> None:
-        """Read one range. Blocks; see `RemoteFiles.read` for errors."""
+        """Read one range. Blocks; see `RemoteFile` for errors."""
         assert self._opened is not None
         self._parts[part] = self._files.read(self._opened, *part)
 
@@ -88,7 +88,7 @@ class RowGroupBytes:
 
         Raises:
             ConnectionError: bytes are missing. What has arrived is kept, so that the next call need not read it again.
-            CorruptFileError, OSError: see `plan` and `RemoteFiles.read`.
+            CorruptFileError, OSError: see `plan` and `RemoteFile`.
             What `decode` raises; the next call then reads everything again.
         """
         metadata = self._complete()

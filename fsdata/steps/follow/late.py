@@ -114,7 +114,7 @@ def _keys(files: SourceFiles, name: str, on: str) -> np.ndarray:
         raise SchemaError(f"{files.label}: the key {on!r} of a side table that is followed has to be a column")
     condition = source.condition
     with open_file(files.named([name])[0]) as handle:
-        parquet = pq.ParquetFile(handle)
+        parquet = pq.ParquetFile(handle, page_checksum_verification=True)
         there = parquet.schema_arrow.names
         filtered = condition is not None and set(condition.columns) <= set(there)
         wanted = [column, *(condition.columns if condition is not None and filtered else ())]

@@ -18,8 +18,8 @@ from patience import until
 from user_files import USERS
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.catalog.footers import read_at
 from fsdata.catalog.listing.file_list import FileRef
+from fsdata.catalog.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.files.byte_ranges import requests
 from fsdata.decode.files.byte_size import bytes_of
@@ -87,14 +87,44 @@ def test_all_bytes_that_a_decoder_needs_are_planned(tmp_path, decoder):
         )
 
 
-def test_a_short_answer_of_a_remote_file_is_an_error_of_the_connection():
-    class Short:
-        def read_at(self, count, offset):
-            return bytes(count - 1)
+class Answer:
+    """A store that says that `said` of 10 bytes have come, of which `came` have."""
 
-    cut = FileRef("bucket/a.parquet", "a.parquet", None, local=False)
-    with pytest.raises(ConnectionError, match=r"bucket/a\.parquet: only 9 of 10 bytes arrived, from byte 4 on"):
-        read_at(Short(), 10, 4, cut)
+    def __init__(self, came, said):
+        self.came, self.said, self.asked = came, said, 0
+
+    def size(self):
+        return 20
+
+    def get_stream(self, offset, count):
+        assert (offset, count) == (4, 10)
+        return self
+
+    def readinto(self, memory):
+        self.asked += 1
+        memory[: len(self.came)] = self.came
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("came", "said", "fault"),
+    [
+        (b"." * 9, 9, "only 9 of 10 bytes arrived"),
+        (b"." * 9, 10, "not all of 10 bytes arrived"),
+        (b"", 10, "not all of 10 bytes arrived"),
+        (b".........\xa5", 10, None),
+    ],
+    ids=["short", "stale by a byte", "stale", "ends like the mark"],
+)
+def test_a_short_answer_of_a_remote_file_is_an_error_of_the_connection(came, said, fault):
+    answer = Answer(came, said)
+    file = RemoteFile(FileRef("bucket/a.parquet", "a.parquet", None, local=False), answer)
+    if fault is None:
+        assert file.read_at(10, 4) == came
+        assert answer.asked == 2
+    else:
+        with pytest.raises(ConnectionError, match=rf"bucket/a\.parquet: {fault}, from byte 4 on"):
+            file.read_at(10, 4)
 
 
 def test_what_was_read_of_an_object_that_is_written_again_is_not_used(tmp_path):

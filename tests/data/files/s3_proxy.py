@@ -18,8 +18,9 @@ _DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access
 _SLOW = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
 _ANSWERS = {"slow down": (b"503 Slow Down", _SLOW), "denied": (b"403 Forbidden", _DENIED)}
 
-Fault = Literal["reset", "slow down", "denied", "cut"]
-"""reset: the connection breaks in the middle of the answer. cut: it ends there, as if all had been sent."""
+Fault = Literal["reset", "slow down", "denied", "cut", "short", "empty"]
+"""reset: the connection breaks in the middle of the answer. cut: it ends there, as if all had been sent. short: half of
+what was asked for is all that is promised. empty: nothing is, as of an empty object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,10 @@ class Proxy:
         if not answer:
             return False
         size = 0 if line.startswith("HEAD") else int(_field(answer, b"content-length") or 0)
+        if fault in ("short", "empty") and size > 1:
+            size = size // 2 if fault == "short" else 0
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+            return False
         if fault is not None and size > 1:
             client.sendall(answer + bytes(size // 2))  # zeros, which must never be used
             if fault == "reset":

@@ -90,8 +90,15 @@ def once_each(kind):
     return fault
 
 
-READ = [(None, "in order"), ("reset", "shuffled"), ("slow down", "by time"), ("cut", "not ahead")]
-MORE = [("cut", "mixed"), ("reset", "balanced"), ("slow down", "one row group at a time")]
+READ = [
+    (None, "in order"),
+    ("reset", "shuffled"),
+    ("slow down", "by time"),
+    ("cut", "not ahead"),
+    ("short", "not ahead"),
+    ("empty", "shuffled"),
+]
+MORE = [("cut", "mixed"), ("empty", "mixed"), ("reset", "balanced"), ("slow down", "one row group at a time")]
 
 
 @pytest.mark.parametrize(("kind", "way"), [*READ, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE)])
