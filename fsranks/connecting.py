@@ -7,7 +7,7 @@ from typing import Any
 
 from fsranks.errors import PeerError, name_ranks
 from fsranks.job_store import JobStore
-from fsranks.local_processes import Neighbours
+from fsranks.machine.local_processes import Neighbours
 from fsranks.network import Network, brief
 
 _TRIES = 3

@@ -159,7 +159,7 @@ BREAKS: tuple[Break, ...] = (
         why="an argument that only the higher ranks were given is not noticed",
     ),
     Break(
-        file="fsranks/local_processes.py",
+        file="fsranks/machine/local_processes.py",
         before=' if peer != rank and each["machine"] == here})',
         after=" if peer != rank})",
         tests=("tests/ranks", "tests/comm/transports/test_handshake.py"),

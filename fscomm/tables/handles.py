@@ -180,7 +180,7 @@ def _places(tensor: Any) -> set[int | None]:
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    with contextlib.suppress(RuntimeError, NotImplementedError), torch._C.DisableTorchFunctionSubclass():
+    with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # of kinds that others have made
         return tensor.untyped_storage().data_ptr() or None
     return None
 

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from fsranks.local_processes import machine
+from fsranks.machine.local_processes import machine
 
 T = TypeVar("T")
 

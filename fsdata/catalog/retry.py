@@ -1,5 +1,6 @@
 """Bounded retries of reads from filesystems that fail now and then."""
 
+import errno
 import logging
 import random
 import re
@@ -54,8 +55,8 @@ class Retrying:
                 return read()
             except OSError as error:
                 if isinstance(error, FileNotFoundError):
-                    gone = "was there when files were listed, and is gone"
-                    raise FileNotFoundError(error.errno, gone, file.path) from error
+                    gone = "no such file any more; it was there when files were listed"
+                    raise FileNotFoundError(errno.ENOENT, gone, file.path) from error
                 if isinstance(error, _FINAL):
                     raise
                 wait = _FIRST_WAIT_S * _GROWTH ** (number - 1) * (1 + self.jitter()) / 2

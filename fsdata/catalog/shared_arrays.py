@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 
 from fsdata.errors import DataError
-from fsranks.memory_file import reserve
+from fsranks.machine.memory_file import reserve
 
 PATIENCE_S = 1800.0  # for the process that makes the arrays
 _LOG = logging.getLogger("fsdata")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ranks_as_threads import Ranks
 
 from fsranks.job_store import JobStore, StoreLost
-from fsranks.local_processes import Neighbours
+from fsranks.machine.local_processes import Neighbours
 from fsranks.rank_context import RankContext
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fsranks import memory_file
-from fsranks.memory_file import free_memory, reserve
+from fsranks.machine import memory_file
+from fsranks.machine.memory_file import free_memory, reserve
 
 MIB = 1 << 20
 

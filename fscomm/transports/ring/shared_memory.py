@@ -20,7 +20,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.fabric import in_circle
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, name_ranks
-from fsranks.memory_file import reserve
+from fsranks.machine.memory_file import reserve
 
 NAME = "fscomm"  # in lists of what a process has mapped
 _JOIN_S = 5.0

@@ -85,11 +85,17 @@ def train_all(run: Run, batches: list[Batch] | None = None) -> None:
             run.train(step, batch)
 
 
-def same_batch_object(rank: int, size: int) -> None:
-    """A loader that fills one batch again and again."""
+def one_batch_refilled(rank: int, size: int) -> None:
     run = new_run(rank, size, CONFIG, "fscomm")
-    with refused(ValueError, "same"):
-        train_all(run, run.loader(0, 1) * 4)
+
+    def loader() -> Iterator[Batch]:
+        (batch,) = run.loader(0, 1)
+        for step in range(4):
+            batch.weight.numpy().fill(step)
+            yield batch
+
+    with refused(ValueError, "wrote into the Batch that it gave before"):
+        train_all(run, loader())
 
 
 def strict_without_lookahead(rank: int, size: int) -> None:
@@ -130,7 +136,14 @@ def other_ids(batch: Batch, factor: int, more: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "case", [not_entered, same_batch_object, strict_without_lookahead, backward_after_an_error, announced_wrongly]
+    "case",
+    [
+        not_entered,
+        one_batch_refilled,
+        strict_without_lookahead,
+        backward_after_an_error,
+        announced_wrongly,
+    ],
 )
 def test_an_error_on_every_rank(case: Callable[..., Any]) -> None:
     on_two(case)

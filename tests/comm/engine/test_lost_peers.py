@@ -43,22 +43,22 @@ class SteppedClock:
 
 
 def watched(rank: int, size: int, do: str) -> str:
-    """What becomes of a group after an exchange of 11 of 10 s, by what was done meanwhile."""
+    """What becomes of a group after an exchange of 1.1 of the limit, by what was done meanwhile."""
     group: Any = dist.new_group()
     clock = SteppedClock()
-    peers = LostPeers([group], torch.device("cpu"), SimpleNamespace(clock=clock, timeout_s=10.0, rank=rank))  # type: ignore[arg-type]
+    peers = LostPeers([group], torch.device("cpu"), SimpleNamespace(clock=clock, timeout_s=PATIENCE_S, rank=rank))  # type: ignore[arg-type]
     assert clock.looks.acquire(timeout=PATIENCE_S)
     peers.begin()
-    clock.look(9.0)
+    clock.look(0.9 * PATIENCE_S)
     if do:
         getattr(peers, do)()
-        clock.look(11.0)
+        clock.look(1.1 * PATIENCE_S)
     else:
-        clock.go_on(11.0)
+        clock.go_on(1.1 * PATIENCE_S)
         until(lambda: "fscomm peers" not in [each.name for each in threading.enumerate()], "the end of the watch")
     closing = threading.Thread(target=peers.close)
     closing.start()
-    clock.go_on(11.0)
+    clock.go_on(1.1 * PATIENCE_S)
     closing.join(PATIENCE_S)
     try:
         dist.barrier(group)

@@ -12,7 +12,7 @@ from worlds import shared_world
 
 from fscomm.transports.handshake import Handshake, Watch, together
 from fsranks.errors import MismatchError, PeerError
-from fsranks.local_processes import Neighbours, machine, own_process
+from fsranks.machine.local_processes import Neighbours, machine, own_process
 from fsranks.rank_context import resolve
 
 SIZE = 3

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Retry, Schema, Sequence
 from fsdata.catalog import footers, retry
-from fsdata.catalog.remote_file import RemoteFile
+from fsdata.catalog.listing.remote_file import RemoteFile
 
 ROWS, GROUP = 60, 20
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",)), Sequence("few", ("tag",))), context=("row",))

@@ -19,7 +19,7 @@ from user_files import USERS
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.catalog.remote_file import RemoteFile
+from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.files.byte_ranges import requests
 from fsdata.decode.files.byte_size import bytes_of

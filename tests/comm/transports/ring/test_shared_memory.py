@@ -21,7 +21,7 @@ from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring.fabric import Fabric
 from fscomm.transports.ring.ring import Ring
 from fscomm.transports.ring.shared_memory import CopyThread, SharedMemory
-from fsranks import memory_file
+from fsranks.machine import memory_file
 from fsranks.rank_context import resolve
 
 
