@@ -19,7 +19,7 @@ from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList
-from fsdata.catalog.listing.find_files import discover, root_of
+from fsdata.catalog.listing.find_files import discover, found_now, root_of
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
@@ -164,10 +164,14 @@ class SourceFiles:
         if source.follow is not None:
             self._keep[:] = False  # the file of the sample is read when it is its turn
         self._index = index
+        if source.catalog is not None:
+            self._look_at_files()
         self.groups = self._groups()
         self._pool = pool
         self._pages = PageDecoder(pool or Pool()) if pages and source.uses_pages else None
-        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
+        self._open_files = OpenFiles(
+            keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None], dated=source.catalog is not None
+        )
         self.remote = RemoteFiles(self._open_files.open)
 
     @property
@@ -287,6 +291,25 @@ class SourceFiles:
         catalog = catalog.without(without)
         self.seconds = {"catalog": time.perf_counter() - begin}
         return catalog
+
+    def _look_at_files(self) -> None:
+        """Check that files of the catalog are still those of which something is left out; the others are compared when
+        they are opened."""
+        catalog = self.catalog
+        some = _left_out(catalog, self._keep, self.source.skip, self.source.limit)
+        files = catalog.files.without(np.delete(np.arange(len(catalog)), some).tolist())
+        threads = self._threads if not files or files[0].local else max(self._threads, _REMOTE_THREADS)
+        now = found_now(files, threads=threads, retry=self.retry)
+        for number, then, there in zip(some.tolist(), files.versions[:, :2].tolist(), now, strict=True):
+            path = catalog.files.path(number)
+            if there is None:
+                raise FileNotFoundError(f"{self.label}: {path}: no such file. {_ADVICE[True]}")
+            if then[0] != there[0] or 0 < then[1] != there[1] > 0:
+                reason = f"{path}: replaced after it was listed: its size or time is another. {_ADVICE[True]}"
+                if self.source.on_error == "raise":
+                    raise CorruptFileError(f"{self.label}: {reason}")
+                self._keep[catalog.first[number] : catalog.first[number + 1]] = False
+                self.leave_out(catalog.files.name(number), reason)
 
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
         for name, error in faults:
@@ -457,6 +480,17 @@ class SourceFiles:
 
     def close(self) -> None:
         self._open_files.close()
+
+
+def _left_out(catalog: Catalog, keep: np.ndarray, skip: int, limit: int | None) -> np.ndarray:
+    """Numbers of the files that have no rows, or some that `keep`, bool [G], or `skip` leave out. Those behind `limit`
+    are not among them: whatever they have, it is not read."""
+    before = np.concatenate([[0], np.cumsum(catalog.rows)])
+    read = np.concatenate([[0], np.cumsum(np.where(keep & (before[:-1] >= skip), catalog.rows, 0))])
+    begin, end = catalog.first[:-1], catalog.first[1:]
+    rows = before[end] - before[begin]
+    reached = True if limit is None else before[begin] < skip + limit
+    return np.flatnonzero(((read[end] - read[begin] < rows) | (rows == 0)) & reached)
 
 
 def _once(

@@ -42,7 +42,9 @@ class Times:
 
         if int(source.groups.row_counts.sum()) < SHARED_FROM:
             return make(None)[_TIMES]
-        contents = repr((_VERSION, self._field, sorted(source.fingerprint.items())))
+        contents = repr(
+            (_VERSION, self._field, sorted(source.fingerprint.items()), source.opened.catalog.files.identity)
+        )
         name = f"times{blake2b(contents.encode(), digest_size=16).hexdigest()}"
         self._shared.append(SharedArrays(name, make, f"{source.label}, its times"))
         return self._shared[-1][_TIMES]

@@ -28,7 +28,8 @@ UNKNOWN: Version = (0, 0, 0)
 class FileRef:
     """One file of a source.
 
-    `name` is relative to the folder that all files of the source share.
+    `name` is relative to the folder that all files of the source share; `modified` is the time of modification in ns
+    when it was listed, 0 if unknown.
     """
 
     path: str
@@ -36,6 +37,7 @@ class FileRef:
     filesystem: pafs.FileSystem = field(repr=False)
     local: bool = False
     partitions: Partitions = field(default_factory=dict)
+    modified: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class FileList(Sequence[FileRef]):
         number = range(len(self))[index]
         folder, path = self.folders[self.folder[number]], self.path(number)
         local = isinstance(folder.filesystem, pafs.LocalFileSystem)
-        return FileRef(path, path[len(self.base) :], folder.filesystem, local, folder.partitions)
+        modified = int(self.versions[number, 1])
+        return FileRef(path, path[len(self.base) :], folder.filesystem, local, folder.partitions, modified)
 
     def path(self, number: int) -> str:
         """See `FileRef.path`."""

@@ -5,6 +5,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.fs as pafs
 
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Version
 from fsdata.catalog.listing.walk import files_below, same_files
+from fsdata.catalog.retry import Retrying
 from fsdata.errors import SchemaError
 
 SUFFIXES = (".parquet", ".parq")
@@ -32,6 +34,27 @@ def discover(paths: Sequence[str], filesystem: Any) -> FileList:
     files = FileList.of(_found(paths, filesystem))
     _check_repeats(files)
     return files
+
+
+def found_now(files: FileList, *, threads: int, retry: Retrying) -> list[Version | None]:
+    """What their folders say now of files that were listed before; None of those that are gone. Lists the folders.
+
+    Raises:
+        PermissionError, ConnectionError: a folder that cannot be listed.
+    """
+    numbers = sorted(set(files.folder.tolist()))
+    some = {folder: number for number, folder in enumerate(files.folder.tolist())}
+
+    def listed(number: int) -> dict[str, Version]:
+        folder = files.folders[number]
+        selector = pafs.FileSelector(folder.path.rstrip("/") or folder.path, allow_not_found=True)
+        found = retry.call(lambda: folder.filesystem.get_file_info(selector), files[some[number]])
+        return {info.base_name: _version(info) for info in found if info.type == pafs.FileType.File}
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="fsdata-listing") as pool:
+        there = dict(zip(numbers, pool.map(listed, numbers), strict=True))
+    names = (files.path(number).rpartition("/")[2] for number in range(len(files)))
+    return [there[folder].get(name) for folder, name in zip(files.folder.tolist(), names, strict=True)]
 
 
 def root_of(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:

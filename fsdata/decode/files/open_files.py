@@ -96,10 +96,13 @@ class OpenFiles:
     Args:
         keep: idle files kept open; with as many as there are decode threads no file is opened per row group.
         advice: what to do about a file that was replaced.
+        dated: a file with another time of modification than when it was listed was replaced: where footers have no
+            statistics, those of two files may be equal.
     """
 
-    def __init__(self, keep: int, advice: str = "") -> None:
+    def __init__(self, keep: int, advice: str = "", *, dated: bool = False) -> None:
         self._keep = keep
+        self._dated = dated
         self._advice = advice
         self._idle: list[OpenParquet] = []
         self._footers = _Footers()
@@ -130,6 +133,10 @@ class OpenFiles:
         source = open_file(file)
         try:
             stamp = modified(file) if stamp is None else stamp
+            if self._dated and 0 < file.modified != stamp > 0:
+                raise CorruptFileError(
+                    f"{file.path}: replaced after it was listed: its time of modification is another. {self._advice}"
+                )
             raw = self._compared(file, size, identity, source)
             metadata, indexes = self._footers.of(file, identity, lambda: _parsed(raw, size, file))
             parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)

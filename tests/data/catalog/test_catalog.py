@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -157,6 +158,61 @@ def test_a_loader_reads_by_a_file_of_it_what_it_reads_by_paths(lake: Path, tmp_p
     (lake / "day=1/part-01.parquet").unlink()
     with pytest.raises(FileNotFoundError, match=r"part-01.parquet"):
         batches(ParquetSource(catalog=path))
+
+
+LEFT_OUT = {
+    "by its bounds": {"filter": pl.col("row") >= 100},
+    "in part": {"filter": pl.col("row") >= 8},
+    "by skip": {"skip": 5},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize("how", LEFT_OUT)
+@pytest.mark.parametrize("change", ["rows", "same footer", "gone", "rows of an empty file"])
+def test_what_is_left_out_of_a_file_that_changed_is_an_error(
+    tmp_path: Path, change: str, how: str, remote: bool
+) -> None:
+    """Its rows would be missing, and nobody would know."""
+    system = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()) if remote else None
+    folder, path = "lake" if remote else str(tmp_path / "lake"), tmp_path / "lake.catalog"
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": change != "same footer"}
+    changed = tmp_path / "lake/day=0/a.parquet"
+
+    def put(file: str, rows: range) -> None:
+        write(tmp_path / "lake/day=0" / file, rows, **plain)
+
+    put("a.parquet", range(0 if change == "rows of an empty file" else 10))
+    put("b.parquet", range(100, 110))
+    catalog, _ = open_catalog(discover([folder], system), threads=1, retry=Retrying(), label="x", bounds_of=["row"])
+    write_catalog(catalog, path)
+    source = ParquetSource(catalog=path, filesystem=system, **LEFT_OUT[how])
+    assert batches(source)
+    time = changed.stat().st_mtime_ns
+    put("a.parquet", range(110, 120))
+    if change == "gone":
+        changed.unlink()
+    else:
+        os.utime(changed, ns=(time, time + 1000))
+    gone = change == "gone"
+    text = "" if gone else ": replaced after it was listed: .* `freescale catalog --update`"
+    with pytest.raises(FileNotFoundError if gone else CorruptFileError, match=rf"lake/day=0/a\.parquet{text}"):
+        batches(source)
+    if not gone:
+        first = 105 if (how, change) == ("by skip", "rows of an empty file") else 100
+        with FreeScaleDataLoader(replace(source, on_error="skip"), SCHEMA, batch_size=20) as loader:
+            assert [row for batch in loader for row in batch.features["row"].values().tolist()] == [*range(first, 110)]
+            assert {each.file for each in loader.skipped} == {"a.parquet"}
+
+
+def test_files_behind_the_limit_may_change(lake: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lake.catalog"
+    write_catalog(opened(lake), path)
+    source = ParquetSource(catalog=path, limit=12)
+    found = batches(source)
+    (lake / "day=5/part-29.parquet").unlink()
+    assert batches(source) == found
 
 
 def test_what_is_no_catalog_is_refused(lake: Path, tmp_path: Path) -> None:
