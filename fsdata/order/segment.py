@@ -16,6 +16,7 @@ import numpy as np
 from fsdata.order.deal import deal, permutation
 from fsdata.order.stream import Stream, compact, grouped, in_turn, one_after_another
 
+VERSION = 2
 _NONE = np.empty(0, np.int64)
 _NOTHING = grouped(_NONE, _NONE, _NONE, 1)
 
@@ -62,7 +63,7 @@ class Segment:
         rows: of the extension's files, rows of every row group, 0 if it is left out.
         rest: the windows that were left.
         rest_units: where their units are.
-        seen: what the lister has to know to go on; JSON-able.
+        seen: which files were read, see `fsdata.steps.follow.watermark`; JSON-able.
     """
 
     number: int
@@ -98,6 +99,7 @@ class Segment:
     def state(self) -> dict[str, Any]:
         """JSON-able; see `of_state`."""
         return {
+            "version": VERSION,
             "number": self.number,
             "first_unit": self.first_unit,
             "files": [file.state() for file in self.files],
@@ -113,6 +115,8 @@ class Segment:
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Segment":
         """Raises KeyError, TypeError or ValueError if it is not one."""
+        if state["version"] != VERSION:
+            raise ValueError(f"a place in data that grows of version {state['version']}, this one reads {VERSION}")
         windows = [(int(first), int(last), pieces) for first, last, pieces in state["rest"]]
         pieces = np.array([piece for _, _, of in windows for piece in of], np.int64).reshape(-1, 3).T
         ends = np.cumsum([len(of) for _, _, of in windows], dtype=np.int64)

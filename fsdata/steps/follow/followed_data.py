@@ -16,7 +16,7 @@ from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsdata.steps.dataset import Dataset
 from fsdata.steps.follow.late import LateTable
-from fsdata.steps.follow.watcher import Watcher
+from fsdata.steps.follow.watcher import Watcher, seen_after
 from fsdata.steps.unit_reader import fetch_planner, piece_reader
 
 _PATIENCE_S = 10.0  # for a file that rank 0 sees and this rank does not yet
@@ -62,9 +62,12 @@ class FollowedData(Dataset):
         self._places |= {at.unit: places[at.file, at.group] for at in units}
 
     def extended(
-        self, progress: Progress, files: Sequence[FileAt], seen: Mapping[str, Any], world_size: int
+        self, progress: Progress, files: Sequence[FileAt], change: Mapping[str, Any], world_size: int
     ) -> Progress:
-        """The first place of the segment of these files, in which what `progress` has left comes first. Opens them."""
+        """The first place of the segment of these files, in which what `progress` has left comes first. Opens them.
+
+        change: `News.seen`.
+        """
         before = progress.segment
         rest = rest_of(self.streams(progress, world_size)) if before is not None else rest_of([])
         self._open(files)
@@ -79,7 +82,7 @@ class FollowedData(Dataset):
             rows=tuple(groups.rows_of(self._numbers[file]) for file in files),
             rest=rest,
             rest_units=tuple(UnitAt(unit, numbers.index(group.file), group.index) for unit, group in left.items()),
-            seen=dict(seen),
+            seen=seen_after(None if before is None else before.seen, files, change),
         )
         return progress.extended(segment, world_size)
 

@@ -27,16 +27,25 @@ from fsranks.clock import MACHINE_CLOCK, Clock
 _LOG = logging.getLogger("fsdata")
 _SHARE_OF_LISTING = 20  # a listing that takes a second is repeated after 20
 _LISTING_PATIENCE_S = 300.0
+_FORGET_S = 3600.0  # a file that was taken is forgotten if it was not there so long: a folder may be away for a moment
 _NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _NS_PER_DAY = 86_400 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Files to be read next, in order; and what the watcher has to know to go on after them."""
+    """Files to be read next, in order; and what else changes of `Segment.seen`, see `seen_after`."""
 
     files: tuple[FileAt, ...]
     seen: Mapping[str, Any]
+
+
+def seen_after(seen: Mapping[str, Any] | None, files: Sequence[FileAt], change: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state says after the files of a `News`, on every rank. It names all files, so it does not travel."""
+    taken = Taken() if seen is None else Taken.of_state(seen)
+    taken.names -= set(map(bytes.fromhex, change["gone"]))
+    taken.add((file.name for file in files), tuple(change["upto"]))
+    return taken.state()
 
 
 class Watcher:
@@ -45,13 +54,12 @@ class Watcher:
     Args:
         files: of the source that is followed.
         time: the column of `Schema.time`, for `Follow(by="time")`.
-        seen: what `News.seen` said of the extensions before; None at the beginning.
+        seen: what the state says, see `seen_after`; None at the beginning.
         late: side tables that rows wait for.
         clock: of the pauses between two looks. Times of files and rows are compared with the time of day.
 
-    Raises (poll): what listing and opening raise, ConnectionError where that fails for minutes; StateError, see
-    `Taken.split`; CorruptFileError: a file that did not become whole before `idle`; SchemaError: a footer without
-    the times of its rows.
+    Raises (poll): what listing and opening raise, ConnectionError where that fails for minutes; CorruptFileError: a
+    file that did not become whole before `idle`; SchemaError: a footer without the times of its rows.
     """
 
     def __init__(
@@ -69,8 +77,10 @@ class Watcher:
         self._taken = Taken() if seen is None else Taken.of_state(seen)
         self._late = late
         self._clock = clock
-        self._names: set[str] | None = None  # of all files that were taken
-        self._known: dict[str, Arrived] = {}  # the others
+        self._absent: set[bytes] = set()  # files that were taken, and were not there some time ago
+        self._gone: set[bytes] = set()  # not there since then, and forgotten: to be told with the next files
+        self._next_absent = self._clock.now()
+        self._known: dict[str, Arrived] = {}  # that were not taken
         self._digest: dict[str, str] = {}
         self._warned: set[str] = set()
         self._changed = self._clock.now()
@@ -120,7 +130,7 @@ class Watcher:
             if news is None:
                 self._check_whole()
                 self._changed = self._clock.now()  # a loop that begins again waits again
-                return News((), self._taken.state())
+                return News((), {})
         return news
 
     def _out_of_reach(self, error: OSError, now: float) -> None:
@@ -149,20 +159,18 @@ class Watcher:
     def _update(self, listing: FileList) -> None:
         """Compare what is there with what is known."""
         there = {name: int(version[1]) for name, version in zip(listing.names(), listing.versions, strict=True)}
-        if self._names is None:
-            found = [Arrived(name, modified) for name, modified in there.items()]
-            if self._follow.by == "time":
-                found = self._opened(found)
-            taken, others = self._taken.split(found)
-            self._names = {file.name for file in taken}
-            self._known = {file.name: file for file in others}
-            return
+        if there and self._clock.now() >= self._next_absent:
+            absent = self._taken.absent(there)
+            forgotten, self._absent = absent & self._absent, absent
+            self._taken.names -= forgotten
+            self._gone |= forgotten
+            self._next_absent = self._clock.now() + _FORGET_S
         for name in [name for name in self._known if name not in there]:
             gone = self._known.pop(name)
             if gone.whole:
                 _LOG.warning("%s: removed before it was read: %s", self._files.label, name)
         for name, modified in there.items():
-            if name not in self._names and (name not in self._known or self._known[name].modified != modified):
+            if (name not in self._known or self._known[name].modified != modified) and name not in self._taken:
                 self._known[name] = Arrived(name, modified)
                 self._changed = self._clock.now()
 
@@ -173,7 +181,7 @@ class Watcher:
             before -= int(seconds(lag, "lag") * 10**9)
             if any(file.modified > before for file in self._known.values()):
                 self._changed = self._clock.now()  # it only waits for its time
-        names = next_to_look_at(list(self._known.values()), self._taken, by=follow.by, before=before)
+        names = next_to_look_at(list(self._known.values()), by=follow.by, before=before)
         self._known |= {file.name: file for file in self._opened([self._known[name] for name in names])}
         self._wait_for_matches()
         latest = None
@@ -187,22 +195,23 @@ class Watcher:
         late = [file.name for file in found if file.key <= self._taken.upto]
         if late:
             _LOG.warning("%s: late, behind files that were read: %s", self._files.label, ", ".join(late))
-        assert self._names is not None
-        self._taken.add(found)
+        upto = max(file.key for file in found)
+        self._taken.add((file.name for file in found), upto)
+        change = {"upto": list(upto), "gone": [each.hex() for each in sorted(self._gone)]}
+        self._gone = set()
         for file in found:
-            self._names.add(file.name)
             del self._known[file.name]
         self._changed = self._clock.now()
         _LOG.info("%s: %d new files, up to %s", self._files.label, len(found), found[-1].name)
         files = tuple(FileAt(file.name, self._digest.pop(file.name), sides_of(self._late, file)) for file in found)
-        return News(files, self._taken.state())
+        return News(files, change)
 
     def _wait_for_matches(self) -> None:
         """Say of all whole files whether their rows have the matches that they wait for."""
         whole = [file for file in self._known.values() if file.whole]
         since = min((file.modified for file in self._known.values()), default=time.time_ns())
         for table in self._late:
-            if table.look(min(since, self._taken.listed or since)):
+            if table.look(since):
                 self._changed = self._clock.now()
         for file in whole if self._late else ():
             ready = [table.is_ready(file, time.time_ns()) for table in self._late]

@@ -1,16 +1,15 @@
 """Which files of a growing folder may be read next, and which were read already; no file is opened here.
 
-Files have an order, by path or by their latest time. What was taken is known by name near the end of that order, and
-farther back by the order itself: so what a job has to remember stays small.
+Files have an order, by path or by their latest time. What was taken is known by its name.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Literal
 
-from fsdata.errors import StateError
-
-RECENT = 256  # files that are known by name
+_BYTES = 8  # of a name
 Key = tuple[int, str]
 """The place of a file in the order: its latest time (0 by path), and its name."""
 
@@ -39,68 +38,42 @@ class Arrived:
 
 @dataclass(slots=True)
 class Taken:
-    """What was taken.
+    """What was taken: whether a file was is never guessed.
 
     Attributes:
-        floor: everything up to here was taken, if it was there when `listed` was the latest time of modification.
-        recent: the files after it that were taken.
+        names: a digest of the name of each, 8 bytes.
+        upto: the last one in order.
     """
 
-    floor: Key = (-(2**63), "")
-    recent: set[Key] = field(default_factory=set)
-    listed: int = 0
+    names: set[bytes] = field(default_factory=set)
+    upto: Key = (-(2**63), "")
 
-    def add(self, files: Iterable[Arrived]) -> None:
-        for file in files:
-            self.listed = max(self.listed, file.modified)
-            if file.key > self.floor:
-                self.recent.add(file.key)
-        for key in sorted(self.recent)[: max(len(self.recent) - RECENT, 0)]:
-            self.recent.remove(key)
-            self.floor = key
+    def __contains__(self, name: str) -> bool:
+        return _digest(name) in self.names
 
-    @property
-    def upto(self) -> Key:
-        """The last file in order that was taken."""
-        return max(self.recent, default=self.floor)
+    def add(self, names: Iterable[str], upto: Key) -> None:
+        """upto: the last of them in order."""
+        self.names |= set(map(_digest, names))
+        self.upto = max(self.upto, upto)
 
-    def split(self, files: Sequence[Arrived]) -> tuple[list[Arrived], list[Arrived]]:
-        """(files that were taken, others), for a job that begins with this.
-
-        Raises:
-            StateError: a file so far back that it may have been read or not.
-        """
-        names = {name for _, name in self.recent}
-        taken: list[Arrived] = []
-        others: list[Arrived] = []
-        unclear: list[Arrived] = []
-        for file in files:
-            if file.name in names:
-                taken.append(file)
-            elif file.whole is False or file.key > self.floor:
-                others.append(file)
-            else:
-                (taken if file.modified <= self.listed else unclear).append(file)
-        if unclear:
-            named = ", ".join(file.name for file in unclear[:5])
-            raise StateError(
-                f"{named}{' and others' if len(unclear) > 5 else ''}: came or changed after the state was saved, and "
-                f"stand before {self.floor[1]}, up to where all files were read: their rows may have been read or not. "
-                "Give new files names (or times) that ascend"
-            )
-        return taken, others
+    def absent(self, there: Iterable[str]) -> set[bytes]:
+        """The digests of those that are not there."""
+        return self.names - set(map(_digest, there))
 
     def state(self) -> dict[str, Any]:
-        return {"floor": list(self.floor), "recent": sorted(map(list, self.recent)), "listed": self.listed}
+        return {"names": b64encode(b"".join(sorted(self.names))).decode(), "upto": list(self.upto)}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> "Taken":
-        """Raises KeyError, TypeError or ValueError if it is not one."""
-        (time, name), listed = state["floor"], int(state["listed"])
-        return cls((int(time), str(name)), {(int(time), str(name)) for time, name in state["recent"]}, listed)
+        raw, (time, name) = b64decode(state["names"], validate=True), state["upto"]
+        return cls({raw[at : at + _BYTES] for at in range(0, len(raw), _BYTES)}, (int(time), str(name)))
 
 
-def next_to_look_at(files: Sequence[Arrived], taken: Taken, *, by: Literal["path", "time"], before: int) -> list[str]:
+def _digest(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=_BYTES).digest()
+
+
+def next_to_look_at(files: Sequence[Arrived], *, by: Literal["path", "time"], before: int) -> list[str]:
     """Names of the files to be opened now. `files`: those that were not taken; `before`: changed no later, ns."""
     settled = [file for file in files if file.modified <= before] if by == "path" else files
     return [file.name for file in settled if not file.whole]

@@ -1,7 +1,9 @@
 """A loader of a folder that grows, on one rank."""
 
+import json
 import logging
 import threading
+from base64 import b64decode
 
 import numpy as np
 import polars as pl
@@ -200,6 +202,43 @@ def test_a_late_file_is_read_and_named(folder, caplog):
         assert read(loader) == [100, 101, 102, 103]
 
 
+@pytest.mark.parametrize("by", ["path", "time"])
+def test_a_late_file_that_came_while_the_job_was_down_is_read_whatever_its_time(tmp_path, by):
+    """As `rsync -t` and renaming leave it: modified long before the files that were read."""
+    for number in range(3):
+        write(tmp_path, f"{number:02}.parquet", range(number * 10, number * 10 + 10))
+    follow = Follow(**FAST, by=by, lag=0 if by == "time" else "0s")
+    with loader_of(tmp_path, follow) as loader:
+        assert read(loader) == list(range(30))
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert len(state["follow"]["seen"]["names"]) == 32  # 8 bytes each
+    write(tmp_path, "00b.parquet", range(3, 7))
+    age(tmp_path, "00b.parquet", 10**6)
+    with loader_of(tmp_path, follow) as loader:
+        loader.load_state_dict(state)
+        assert read(loader) == [3, 4, 5, 6]
+
+
+def test_files_that_are_gone_for_long_are_forgotten(folder, monkeypatch, listings):
+    """A folder that is away for a moment is not: its files would be read again."""
+    monkeypatch.setattr(watcher, "_FORGET_S", 0.0)
+    away = folder.with_name("away")
+
+    def leave():
+        folder.rename(away)
+
+    def come():
+        away.rename(folder)
+
+    with loader_of(folder, Follow(**ENDLESS)) as loader:
+        batches = iter(loader)
+        rows = [row for _ in range(7) for row in rows_of(next(batches))]
+        listings += [leave, lambda: None, come, (folder / "00.parquet").unlink, lambda: None]
+        listings.append(lambda: write(folder, "03.parquet", range(30, 34)))
+        assert rows + rows_of(next(batches)) == list(range(32))
+        assert len(b64decode(loader.state_dict()["follow"]["seen"]["names"])) == 3 * 8
+
+
 def test_by_time(tmp_path):
     """Files come in any order; the one with the latest times waits until others are later by the lag."""
     write(tmp_path, "b.parquet", range(10), at=range(10))
@@ -312,7 +351,7 @@ def test_states_of_other_loaders(folder):
     with loader_of(folder) as loader:
         read(loader)
         state = loader.state_dict()
-        for key in ("rest", "files", "seen"):
+        for key in ("rest", "files", "seen", "version"):
             damaged = {**state, "follow": {**state["follow"], key: "?"}}
             with pytest.raises(StateError):
                 loader.load_state_dict(damaged)
