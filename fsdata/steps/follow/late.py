@@ -54,6 +54,7 @@ class LateTable:
         self._wait_ns = int(join.wait_s * 10**9)
         self._lag_ns = int(seconds(join.source.follow.lag, "lag") * 10**9)
         self._held: dict[str, tuple[int, str, np.ndarray]] = {}  # name -> modified, digest, keys
+        self._found: dict[tuple[str, int], int] = {}  # name, time of modification -> when it was found
         self._waiting: dict[str, _Waiting] = {}
         self._warned: set[str] = set()
 
@@ -67,8 +68,11 @@ class LateTable:
             listing = discover(source.path_list, source.filesystem).below(self._files.root[1])
         except FileNotFoundError:
             return False
-        oldest, settled = since - self._wait_ns, time.time_ns() - self._lag_ns
-        there = {name: int(version[1]) for name, version in zip(listing.names(), listing.versions, strict=True)}
+        now = time.time_ns()
+        oldest, settled = since - self._wait_ns, now - self._lag_ns
+        stamps = {name: int(version[1]) for name, version in zip(listing.names(), listing.versions, strict=True)}
+        self._found = {each: self._found.get(each, now) for each in stamps.items()}
+        there = {name: min(stamp, self._found[name, stamp]) for name, stamp in stamps.items()}
         self._held = {name: of for name, of in self._held.items() if of[0] >= oldest}
         new = [name for name, at in there.items() if name not in self._held and oldest <= at <= settled]
         if not new:

@@ -21,7 +21,7 @@ from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
 from fsdata.steps.follow.late import LateTable, sides_of
-from fsdata.steps.follow.watermark import Arrived, Taken, next_to_look_at, visible
+from fsdata.steps.follow.watermark import EARLIEST, Arrived, Taken, next_to_look_at, visible
 from fsranks.clock import MACHINE_CLOCK, Clock
 
 _LOG = logging.getLogger("fsdata")
@@ -169,9 +169,10 @@ class Watcher:
             gone = self._known.pop(name)
             if gone.whole:
                 _LOG.warning("%s: removed before it was read: %s", self._files.label, name)
-        for name, modified in there.items():
-            if (name not in self._known or self._known[name].modified != modified) and name not in self._taken:
-                self._known[name] = Arrived(name, modified)
+        for name, stamp in there.items():
+            if (name not in self._known or self._known[name].stamp != stamp) and name not in self._taken:
+                # A clock that is ahead gives times to come.
+                self._known[name] = Arrived(name, min(stamp, time.time_ns()), stamp=stamp)
                 self._changed = self._clock.now()
 
     def _found(self, *, idle: bool) -> News | None:
@@ -192,7 +193,7 @@ class Watcher:
         found = found[: follow.at_most]
         if not found:
             return None
-        late = [file.name for file in found if file.key <= self._taken.upto]
+        late = [file.name for file in found if file.key <= self._taken.upto and not file.empty]
         if late:
             _LOG.warning("%s: late, behind files that were read: %s", self._files.label, ", ".join(late))
         upto = max(file.key for file in found)
@@ -240,8 +241,9 @@ class Watcher:
                 found.append(replace(file, whole=False))
                 continue
             self._digest[file.name] = catalog.digest(number)
-            latest = self._latest(catalog, number) if by_time else 0
-            found.append(replace(file, whole=True, time=latest))
+            rows = catalog.rows[catalog.first[number] : catalog.first[number + 1]].sum()
+            latest = 0 if not by_time else self._latest(catalog, number) if rows else EARLIEST
+            found.append(replace(file, whole=True, time=latest, empty=not rows))
         return found
 
     def _warn(self, file: Arrived, reason: CorruptFileError | None) -> None:
@@ -267,7 +269,7 @@ class Watcher:
         groups = slice(int(catalog.first[number]), int(catalog.first[number + 1]))
         low, high = catalog.bounds[self._time_column or ""][:, groups]
         rows = catalog.rows[groups] > 0
-        if (high < low)[rows].any() or not rows.any():
+        if (high < low)[rows].any():
             raise SchemaError(
                 f"{self._files.label}: {name}: its footer does not say between which times of {self._time_column!r} "
                 "its rows are. Write it with statistics, or use Follow(by='path')"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
+EARLIEST = -(2**63)
 _BYTES = 8  # of a name
 Key = tuple[int, str]
 """The place of a file in the order: its latest time (0 by path), and its name."""
@@ -19,10 +20,12 @@ class Arrived:
     """A file that was found.
 
     Attributes:
-        modified: its time of modification, ns.
+        modified: when it was changed last, ns; not later than it was found.
+        stamp: its time of modification as the file system says it: another one says that it was changed.
         whole: it has a footer; None: nobody has looked; False: it had none when somebody looked.
-        time: its latest time, ns or the unit of an integer column; by path 0.
+        time: its latest time, ns or the unit of an integer column; by path 0, without rows `EARLIEST`.
         matched: its rows wait for no late side table.
+        empty: it has no rows, so it comes late nowhere.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Arrived:
     whole: bool | None = None
     time: int = 0
     matched: bool = True
+    stamp: int = 0
+    empty: bool = False
 
     @property
     def key(self) -> Key:
@@ -46,7 +51,7 @@ class Taken:
     """
 
     names: set[bytes] = field(default_factory=set)
-    upto: Key = (-(2**63), "")
+    upto: Key = (EARLIEST, "")
 
     def __contains__(self, name: str) -> bool:
         return _digest(name) in self.names

@@ -1,5 +1,7 @@
 """A catalog says of files what their footers say: read here, shared by processes, from a file, brought up to date."""
 
+import ctypes
+import gc
 import io
 import json
 import logging
@@ -28,13 +30,21 @@ from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, upd
 from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.footers import read_footers
 from fsdata.catalog.listing import progress_bar
-from fsdata.catalog.listing.file_list import FileList
+from fsdata.catalog.listing.file_list import FileList, FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.listing.progress_bar import ProgressBar
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.files import open_files
 
 LIST = pa.list_(pa.int64())
+
+
+class Allocated(ctypes.Structure):
+    """What glibc's mallinfo2 says, in bytes: 4 of what has pages of its own, 7 of the rest."""
+
+    _fields_ = (("numbers", ctypes.c_size_t * 10),)
+
+
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row", "day"))
 
 
@@ -315,6 +325,30 @@ def test_footers_that_were_used_last_are_kept(
             handle.close()
     pool.close()
     assert parsed.call_count == parsed_footers
+
+
+@pytest.mark.parametrize(("columns", "groups"), [(1, 1), (22, 2), (4, 50)])
+def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int, monkeypatch) -> None:
+    """Else the cache grows over its bound."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        pytest.skip("needs glibc 2.33")
+    mallinfo.restype = Allocated
+    out = pa.BufferOutputStream()
+    rows = pa.array([[1]] * groups, LIST)
+    pq.write_table(pa.table({f"column {n}": rows for n in range(columns)}), out, row_group_size=1)
+    raw = out.getvalue().to_pybytes()
+    footer = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :]
+    file, kept = FileRef("a.parquet", "a.parquet", None), open_files._Footers()
+    open_files._parsed(footer, len(raw), file)  # what is made once for all
+    gc.collect()
+    before = mallinfo()
+    for number in range(20):
+        kept.of(file, str(number), lambda: open_files._parsed(footer, len(raw), file))
+    after = mallinfo()
+    taken = sum(after.numbers[at] - before.numbers[at] for at in (4, 7))
+    assert 0.5 * kept._bytes < taken < 1.1 * kept._bytes
 
 
 class Terminal(io.StringIO):

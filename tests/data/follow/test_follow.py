@@ -257,6 +257,27 @@ def test_by_time(tmp_path):
         assert read(loader) == list(range(70, 80))
 
 
+@pytest.mark.parametrize("by", ["path", "time"])
+def test_files_without_rows_hold_up_nothing(tmp_path, by, caplog):
+    follow = Follow(**FAST, by=by, lag=3 if by == "time" else "0s")
+    for name, rows in (("a", range(4)), ("b", range(0)), ("c", range(4, 8)), ("d", range(0))):
+        write(tmp_path, f"{name}.parquet", rows)
+    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(tmp_path, follow) as loader:
+        assert read(loader) == list(range(8))
+        write(tmp_path, "0.parquet", range(0))
+        assert read(loader) == []
+        write(tmp_path, "e.parquet", range(8, 12))
+        assert read(loader) == list(range(8, 12))
+    assert "late" not in caplog.text
+
+
+def test_a_clock_that_is_ahead_holds_up_nothing(folder):
+    """A file is read when it was not changed for `lag`, by our own clock if its time is to come."""
+    age(folder, "01.parquet", -3600)
+    with loader_of(folder, Follow(**FAST, lag="20ms")) as loader:
+        assert read(loader) == list(range(30))
+
+
 @pytest.mark.parametrize("unit", ["ms", "ns"])
 def test_by_timestamps(tmp_path, unit):
     for number in (2, 0, 1):
