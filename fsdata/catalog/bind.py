@@ -207,10 +207,11 @@ def _bind_one(
         arrow_type = partitions[column].type
         _check_type(field, arrow_type, f"partition {column!r}", default)
         value = _number(field, partitions[column])
-        if value is None and policy == "error":
-            raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {field.name!r}")
-        known = default if value is None and policy == "default" else value
-        return FieldBinding(field, "partition", column, arrow_type, known, policy)
+        if value is None and not field.only_read:
+            if policy == "error":
+                raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {field.name!r}")
+            value = default if policy == "default" else None
+        return FieldBinding(field, "partition", column, arrow_type, value, policy)
     if field.name in source.defaults:
         arrow_type = None if field.number != "passthrough" else pa.string() if isinstance(default, str) else pa.int64()
         return FieldBinding(field, "default", None, arrow_type, default, policy)

@@ -34,6 +34,11 @@ class WantedField:
     shape: Shape
     role: str
 
+    @property
+    def only_read(self) -> bool:
+        """Whether it is a time or a key of a row: no field of a sample, and without a null policy."""
+        return self.role in ("time", "join key", "row time")
+
 
 def wanted_fields(schema: Schema) -> tuple[WantedField, ...]:
     """Every field of the schema once, without `time`."""

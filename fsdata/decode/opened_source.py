@@ -241,7 +241,7 @@ class OpenSource:
         table = self._files.decode(self._time_plans, group, *here)
         if table is None:
             return np.zeros(group.rows, np.int64)
-        times, null = table.arrays[self._schema.time]
+        times, null = table.arrays[wanted_time(self._schema.time)]
         if not null.any():
             return times
         bad = null.copy()

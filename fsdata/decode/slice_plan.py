@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.bind import FieldBinding, FileKind
-from fsdata.catalog.roles import is_list, plain
+from fsdata.catalog.roles import WantedField, is_list, plain
 from fsdata.decode.arrow.record_batches import BatchPlan, Map
 from fsdata.decode.arrow.widen import is_native
 from fsdata.decode.row_layout import Field, Layout, ids_of
@@ -17,7 +17,6 @@ from fsdata.errors import SchemaError
 from fsdata.kernels import index
 from fsdata.sources.expressions.expressions import Expression
 
-_ARRAYS = ("time", "join key", "row time")
 POLICY = {"error": index.ERROR, "default": index.DEFAULT, "drop": index.DROP}
 
 
@@ -35,7 +34,7 @@ class SlicePlan:
         arrays: times and keys, each with its column of the batch, -1 if all rows have one value.
         drops_all: a partition value is null under the policy `drop`.
         defaults: memory that `fields` points to.
-        without: names of fields -> the plan of the others.
+        without: fields -> the plan of the others.
     """
 
     layout: Layout
@@ -49,7 +48,7 @@ class SlicePlan:
     arrays: tuple[tuple[FieldBinding, int], ...]
     drops_all: bool
     defaults: tuple[np.ndarray, ...]
-    without: Callable[[frozenset[str]], "SlicePlan"]
+    without: Callable[[frozenset[WantedField]], "SlicePlan"]
 
     @property
     def stored(self) -> tuple[FieldBinding, ...]:
@@ -90,15 +89,15 @@ def plan_slices(
     else:
         widths = [2 if binding.field.shape == "nested" else 1 for binding in batches.columns]
         column = dict(zip((each.field for each in batches.columns), (np.cumsum(widths) - widths).tolist(), strict=True))
-    arrays = [each for each in kind.bindings if each.field.role in _ARRAYS]
+    arrays = [each for each in kind.bindings if each.field.only_read]
     dense = [each for each in kind.bindings if each.field.role == "dense"]
-    rest = [each for each in kind.bindings if each.field.role not in (*_ARRAYS, "dense")]
+    rest = [each for each in kind.bindings if not each.field.only_read and each.field.role != "dense"]
     parts = [part for each in rest for part in _parts(each, column.get(each.field, -1), layout)]
     fields, defaults = _field_records(parts, layout, mapped=map is not None)
 
     @functools.cache
-    def without(names: frozenset[str]) -> SlicePlan:
-        rest = tuple(each for each in kind.bindings if each.field.name not in names)
+    def without(served: frozenset[WantedField]) -> SlicePlan:
+        rest = tuple(each for each in kind.bindings if each.field not in served)
         return plan_slices(replace(kind, bindings=rest), layout, condition=condition, expressions=expressions, map=map)
 
     return SlicePlan(
@@ -111,7 +110,7 @@ def plan_slices(
         bindings=tuple(part.binding for part in parts),
         dense_bindings=tuple(dense),
         arrays=tuple((each, column.get(each.field, -1)) for each in arrays),
-        drops_all=any(each.origin == "partition" and each.value is None for each in kind.bindings),
+        drops_all=any(each.origin == "partition" and each.value is None for each in (*rest, *dense)),
         defaults=defaults,
         without=without,
     )

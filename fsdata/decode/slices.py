@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import FieldBinding
+from fsdata.catalog.roles import WantedField
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.record_batches import RowRange, record_batches, unnamed
 from fsdata.decode.pages.column import Column
@@ -44,7 +45,7 @@ class Slice:
     length: np.ndarray
     drop: np.ndarray
     dense: np.ndarray
-    arrays: dict[str, tuple[np.ndarray, np.ndarray]]
+    arrays: dict[WantedField, tuple[np.ndarray, np.ndarray]]
     start: int
     rows: np.ndarray | None = None
     owners: list[Any] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Slice:
         self.address = np.ascontiguousarray(self.address[:, some])
         self.length = np.ascontiguousarray(self.length[:, some])
         self.drop, self.dense = self.drop[some], self.dense[some]
-        self.arrays = {name: (values[some], null[some]) for name, (values, null) in self.arrays.items()}
+        self.arrays = {field: (values[some], null[some]) for field, (values, null) in self.arrays.items()}
         self.rows = None if self.rows is None else self.rows[some]
 
 
@@ -88,21 +89,21 @@ def decode(
     if pages is None or not forms:
         return _by_pyarrow(file, wanted, plan, pool, frozenset()).finish()
     needed: range | np.ndarray = range(rows) if wanted.to_end else range(wanted.start, wanted.stop)
-    names, builder = frozenset(each.field.name for each in forms), None
+    served, builder = frozenset(each.field for each in forms), None
     if plan.batches.condition is not None and not wanted.to_end:
-        builder = _by_pyarrow(file, wanted, plan, pool, names)
+        builder = _by_pyarrow(file, wanted, plan, pool, served)
         needed = builder.rows
     if not len(needed):
-        return (builder or _by_pyarrow(file, wanted, plan, pool, names)).finish()
+        return _SliceBuilder(plan, wanted, pool).finish()
     columns = pages.columns(row_group, source, needed, forms, wanted.indexes)
-    if builder is None or columns.keys() != names:
+    if builder is None or columns.keys() != served:
         builder = _by_pyarrow(file, wanted, plan, pool, frozenset(columns))
     builder.add_columns(columns, plan)
     return builder.finish()
 
 
 def _by_pyarrow(
-    file: pq.ParquetFile, wanted: RowRange, plan: SlicePlan, pool: Pool | None, without: frozenset[str]
+    file: pq.ParquetFile, wanted: RowRange, plan: SlicePlan, pool: Pool | None, without: frozenset[WantedField]
 ) -> "_SliceBuilder":
     """The rows that the filter keeps, with all fields but those in `without`."""
     rest = plan.without(without) if without else plan
@@ -115,6 +116,12 @@ def _by_pyarrow(
         for rows, batch in record_batches(file, wanted, rest.batches):
             builder.add(rows, batch)
     return builder
+
+
+def _constant(binding: FieldBinding, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """A time or key as all rows have it, where it is no column: int64 [rows], and whether it is null."""
+    null = binding.origin == "partition" and binding.value is None
+    return np.full(rows, int(binding.value or 0)), np.full(rows, null)
 
 
 class _SliceBuilder:
@@ -134,7 +141,7 @@ class _SliceBuilder:
             length=np.empty(shape, np.int64),
             drop=np.full(rows, plan.drops_all, np.uint8),
             dense=np.frombuffer(pa.allocate_buffer(4 * rows * width), np.float32).reshape(rows, width),
-            arrays={each.field.name: (np.empty(rows, np.int64), np.zeros(rows, bool)) for each, _ in plan.arrays},
+            arrays={each.field: _constant(each, rows) for each, _ in plan.arrays},
             start=wanted.start,
             rows=None if plan.batches.condition is None else np.empty(rows, np.int64),
             owners=[plan.defaults],
@@ -158,10 +165,8 @@ class _SliceBuilder:
         if len(self._plan.nested):
             index.cut_nested(self._plan.nested, self._added, len(rows), table.references)
         for binding, column in self._plan.arrays:
-            values, null = table.arrays[binding.field.name]
-            if column < 0:
-                values[here] = int(binding.value or 0)
-            else:
+            if column >= 0:
+                values, null = table.arrays[binding.field]
                 values[here], null[here] = widen.int64_values(batch.column(column))
         if self._pool is None:
             table.owners.append(batch)
@@ -173,13 +178,13 @@ class _SliceBuilder:
         """Add rows that have no fields but those of `add_columns`."""
         self._added += rows
 
-    def add_columns(self, columns: Mapping[str, Column], plan: SlicePlan) -> None:
+    def add_columns(self, columns: Mapping[WantedField, Column], plan: SlicePlan) -> None:
         """What `plan` has besides the fields of the batches, for the rows of all batches added."""
         table, count = self._table, self._added
         rows = self.rows
         table.owners += [plan.defaults, *(column.owner for column in columns.values())]
         for line, binding in enumerate(plan.bindings):
-            column = columns.get(binding.field.name)
+            column = columns.get(binding.field)
             if column is not None:
                 record = plan.fields[line : line + 1]
                 index.index_column(
@@ -187,7 +192,7 @@ class _SliceBuilder:
                 )
                 self._check((binding,))
         for line, binding in enumerate(plan.dense_bindings):
-            column = columns.get(binding.field.name)
+            column = columns.get(binding.field)
             if column is not None:
                 record = plan.dense[line : line + 1]
                 index.fill_column(
@@ -195,13 +200,13 @@ class _SliceBuilder:
                 )
                 self._check((binding,))
         for binding, _ in plan.arrays:
-            column = columns.get(binding.field.name)
+            column = columns.get(binding.field)
             if column is not None:
                 assert column.values is not None
                 values = np.zeros(len(table.drop), np.int64)
                 if len(column.values):
                     values[:count] = column.values.take(column.first[rows], mode="clip")
-                table.arrays[binding.field.name] = values, np.append(column.length[rows] < 0, values[count:] == 1)
+                table.arrays[binding.field] = values, np.append(column.length[rows] < 0, values[count:] == 1)
 
     def finish(self) -> Slice:
         """The table of all batches added."""

@@ -281,7 +281,7 @@ class AsOf:
             dates, or both are integers.
         time: the times of the events, a list column of `source`, ascending in every row.
         fields: the schema's fields that come from the histories: all fields of one or several sequences. `time` and
-            `known_at` may be among them.
+            `known_at` may be among them; timestamps and dates are nanoseconds there, whatever the unit of the column.
         known_at: a second list of times, when each event became known. Those that became known at `at` or later do not
             count for the row, wherever they stand in the history.
         where: polars expression over the lists' elements (fields, `time`, `known_at` and other lists of integers, by
@@ -323,8 +323,8 @@ class AsOf:
 
     @property
     def times(self) -> tuple[str, ...]:
-        """`time`, and `known_at` if there is one."""
-        return (self.time,) if self.known_at is None else (self.time, self.known_at)
+        """`time`, and `known_at` if it is another one."""
+        return tuple(dict.fromkeys((self.time, self.known_at or self.time)))
 
     @property
     def condition(self) -> expressions.Expression | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fsdata.catalog.roles import wanted_key, wanted_row_time
 from fsdata.decode.joins.history_table import HistoryTable
 from fsdata.decode.row_layout import REFERENCE, Field, Layout
 from fsdata.decode.row_table import RowTable
@@ -85,15 +86,15 @@ class Histories:
 
     def _attach(self, table: HistoryTable, rows: Slice, layout: Layout, where: str) -> None:
         join = table.join
-        keys, no_key = rows.arrays[join.on]
-        before, no_time = rows.arrays[join.at]
+        keys, no_key = rows.arrays[wanted_key(join.on)]
+        before, no_time = rows.arrays[wanted_row_time(join.at)]
         if (no_time & (rows.drop == 0)).any():
             row = rows.row(int(np.flatnonzero(no_time & (rows.drop == 0))[0]))
             raise DataError(f"{where}, row {row}: {join.at} is null, and nothing is known as of no time; filter it out")
         self._compare_units(table, before[rows.drop == 0], where)
         found = np.empty(len(keys), np.int64)
         histories.find_keys(table.keys, keys, no_key, found)
-        _apply_policies(table, rows, found, where)
+        _apply_policies(table, rows, keys, found, where)
         before = before + 1 if join.inclusive else before.copy()
         first, stop = np.empty_like(found), np.empty_like(found)
         histories.find_windows(found, table.offsets, table.times, before, first, stop)
@@ -208,7 +209,7 @@ def _address(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     return values.ctypes.data + at * values.itemsize | stored
 
 
-def _apply_policies(table: HistoryTable, rows: Slice, found: np.ndarray, where: str) -> None:
+def _apply_policies(table: HistoryTable, rows: Slice, keys: np.ndarray, found: np.ndarray, where: str) -> None:
     """Of keys without a history."""
     policies: Mapping[str, str] = table.source.nulls
     lost = np.flatnonzero((found < 0) & (rows.drop == 0))
@@ -217,7 +218,7 @@ def _apply_policies(table: HistoryTable, rows: Slice, found: np.ndarray, where: 
     for name, policy in policies.items():
         if policy == "error":
             raise DataError(
-                f"{where}, row {rows.row(int(lost[0]))}: {table.join.on} {rows.arrays[table.join.on][0][lost[0]]} is "
+                f"{where}, row {rows.row(int(lost[0]))}: {table.join.on} {keys[lost[0]]} is "
                 f"not in the {table.label}, and nulls={{{name!r}: 'error'}} asks for a history"
             )
     if "drop" in policies.values():

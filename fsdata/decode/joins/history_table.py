@@ -217,7 +217,7 @@ class _Reading:
         where, on = self._files.where(group), self._join.on
         align(table, self._groups, self._layout, self._defaults, where)
         table.keep(np.flatnonzero(table.drop == 0))
-        keys, null = table.arrays[on]
+        keys, null = table.arrays[wanted_key(on)]
         if null.any():
             raise DataError(
                 f"{where}, row {table.row(int(np.flatnonzero(null)[0]))}: the key {on!r} is null and can never match; "

@@ -115,12 +115,12 @@ def decoded(side: SideTable, file: int) -> list[Slice]:
 def sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: Layout) -> SideTable:
     for each in slices:
         each.keep(np.flatnonzero(each.drop == 0))
-    on = join.on
-    keys = np.concatenate([np.empty(0, np.int64), *(each.arrays[on][0] for each in slices)])
-    nulls = sum(int(each.arrays[on][1].sum()) for each in slices)
+    key = wanted_key(join.on)
+    keys = np.concatenate([np.empty(0, np.int64), *(each.arrays[key][0] for each in slices)])
+    nulls = sum(int(each.arrays[key][1].sum()) for each in slices)
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
-    check_keys(keys, nulls, files.label, on)
+    check_keys(keys, nulls, files.label, join.on)
     tables = [RowTable(each.address, each.length, layout.itemsize, tuple(each.owners)) for each in slices]
     dense = [np.empty((0, len(layout.dense)), np.float32), *(each.dense for each in slices)]
     return SideTable(
@@ -164,7 +164,7 @@ def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
         DataError: a key without a match where a field's policy is `error`.
     """
     on = side.join.on
-    keys, null = table.arrays[on]
+    keys, null = table.arrays[wanted_key(on)]
     found, at = _look_up(side.keys, keys)
     found &= ~null
     some = len(side.keys) > 0

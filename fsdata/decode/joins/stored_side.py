@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fsdata.catalog.fingerprint import fingerprint
+from fsdata.catalog.roles import wanted_key
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.joins.history_table import versions
 from fsdata.decode.joins.pile import Pile
@@ -106,7 +107,7 @@ def _arrays(opened: SideFiles, join: Join, scratch: Path | None) -> dict[str, np
         if part is None:
             continue
         part.keep(np.flatnonzero(part.drop == 0))
-        keys, null = part.arrays[join.on]
+        keys, null = part.arrays[wanted_key(join.on)]
         nulls += int(null.sum())
         heads.append((keys.copy(), part.length.copy(), part.dense.copy()))
         for slot, pile in enumerate(piles):

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fsdata.catalog.bind import FieldBinding
+from fsdata.catalog.roles import WantedField
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow, page_headers, unpacked_pages
 from fsdata.decode.pages.column import Column, read_column
@@ -33,7 +34,7 @@ class PageDecoder:
         self.skipped = 0
         self.left: Counter[tuple[str, str]] = Counter()
         self._pool = pool
-        self._forms: dict[int, dict[str, tuple[Form | str, int]]] = {}
+        self._forms: dict[int, dict[WantedField, tuple[Form | str, int]]] = {}
         self._lock = threading.Lock()
 
     def forms(
@@ -46,11 +47,11 @@ class PageDecoder:
             schema: a number of the schema of the file: what it says is looked up once.
         """
         forms = self._forms.setdefault(schema, {})
-        if any(binding.field.name not in forms for binding in bindings):
+        if any(binding.field not in forms for binding in bindings):
             forms.update(_forms(file, bindings))
         found, left = {}, []
         for binding in bindings:
-            form, leaf = forms[binding.field.name]
+            form, leaf = forms[binding.field]
             if isinstance(form, str):
                 left.append((binding.field.name, form))
             else:
@@ -66,7 +67,7 @@ class PageDecoder:
         needed: range | np.ndarray,
         forms: Mapping[FieldBinding, tuple[Form, int]],
         indexes: np.ndarray | None,
-    ) -> dict[str, Column]:
+    ) -> dict[WantedField, Column]:
         """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
 
         Args:
@@ -79,13 +80,12 @@ class PageDecoder:
         """
         found, left, skipped = {}, [], 0
         for binding, (form, leaf) in forms.items():
-            name = binding.field.name
             try:
                 chunk = _Chunk(row_group, leaf, form, self._pool)
-                found[name] = chunk.read(source, needed, None if indexes is None else indexes[leaf])
+                found[binding.field] = chunk.read(source, needed, None if indexes is None else indexes[leaf])
                 skipped += chunk.skipped
             except LeftToArrow as reason:
-                left.append((name, str(reason)))
+                left.append((binding.field.name, str(reason)))
             except Damaged as error:
                 raise OSError(f"column {binding.column!r}, {error}") from error
         self._count(len(found), skipped, left)
@@ -165,21 +165,21 @@ class _Chunk:
         return raw, held
 
 
-def _forms(file: pq.ParquetFile, bindings: Sequence[FieldBinding]) -> dict[str, tuple[Form | str, int]]:
+def _forms(file: pq.ParquetFile, bindings: Sequence[FieldBinding]) -> dict[WantedField, tuple[Form | str, int]]:
     """Field -> the form of its column, or why it is left to pyarrow; and the number of the leaf column."""
     schema, arrow = file.schema, file.schema_arrow
     leaves: dict[str, list[int]] = {}
     for leaf in range(len(schema)):
         leaves.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
-    forms: dict[str, tuple[Form | str, int]] = {}
+    forms: dict[WantedField, tuple[Form | str, int]] = {}
     for binding in bindings:
         assert binding.column is not None
         field, here = binding.field, leaves.get(binding.column, [])
         if binding.is_text:
-            forms[field.name] = "text", -1
+            forms[field] = "text", -1
         elif len(here) != 1 or field.shape == "nested":
-            forms[field.name] = "nested", -1
+            forms[field] = "nested", -1
         else:
             arrow_type = arrow.field(binding.column).type
-            forms[field.name] = form_of(schema.column(here[0]), arrow_type, field.number), here[0]
+            forms[field] = form_of(schema.column(here[0]), arrow_type, field.number), here[0]
     return forms

@@ -1,5 +1,6 @@
 """Side tables."""
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from parquet import column, lists, opened, read, write
@@ -54,6 +55,12 @@ def test_scalars_lists_dense_and_labels(main, tmp_path):
     assert column(samples, "dense") == [[0.5, 30.0], [1.5, 10.0], [2.5, 0.25], [3.5, 20.0]]
     assert column(samples, "rating") == [[3.0], [1.0], [0.0], [2.0]]
     assert column(samples, "click") == [[1.0], [0.0], [1.0], [0.0]]
+
+
+def test_a_filter_that_leaves_no_row_of_a_row_group(main, tmp_path):
+    table = ParquetSource(side(tmp_path), columns={"user": "uid", "country": "nation"})
+    source = ParquetSource(main, join=[Join(table, on="user", fields=FIELDS)], filter=pl.col("hour") + 0 > 3)
+    assert column(read(source, SCHEMA), "user") == [[2]]
 
 
 def test_a_key_without_a_match_is_an_error_or_drops_the_row(main, tmp_path):

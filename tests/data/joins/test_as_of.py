@@ -166,18 +166,18 @@ def items(tmp_path: Path, of: dict[str, Any], schema: Schema | None = None, **op
         return found
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_times_of_events_may_be_fields(tmp_path: Path, known: bool) -> None:
+@pytest.mark.parametrize("known_at", [None, "time", "seen"])
+def test_times_of_events_may_be_fields(tmp_path: Path, known_at: str | None) -> None:
     of = small(tmp_path, seen=pa.array([[19, 20], [9]], pa.list_(pa.int32()))) | {"fields": ("item", "time", "seen")}
     schema = Schema(sequences=(Sequence("uih", ("item", "time", "seen")),))
     histories = ParquetSource(tmp_path / "histories.parquet", columns={"user": "uid"})
-    join = AsOf(histories, known_at="seen" if known else None, **of)
+    join = AsOf(histories, known_at=known_at, **of)
     requests = ParquetSource(tmp_path / "requests.parquet", join=join)
     with FreeScaleDataLoader(requests, schema, batch_size=2, num_threads=1) as loader:
         (batch,) = loader
     whole = {"item": [3, 1, 2], "time": [9, 5, 19], "seen": [9, 19, 20]}
     for name, values in whole.items():
-        assert batch.features[name].values().tolist() == (values[:2] if known else values)
+        assert batch.features[name].values().tolist() == (values[:2] if known_at == "seen" else values)
 
 
 def test_timestamps_of_different_precision_are_compared(tmp_path: Path) -> None:
