@@ -19,6 +19,13 @@ STORED = MappingProxyType(
 )
 STORED_SHIFT = 56
 _ADDRESS = (1 << STORED_SHIFT) - 1
+_BYTES = np.full(PAGED + 1, 8)  # from one int64 of a list to the next, by the highest byte of its address
+_BYTES[: len(STORED)] = [kind.itemsize for kind in STORED]
+
+
+def step_of(address: np.ndarray, itemsize: int) -> np.ndarray:
+    """int64, shaped as `address`: what to add to the address of one element to get that of the next."""
+    return _BYTES[address >> STORED_SHIFT] if itemsize == 8 else np.full_like(address, itemsize)
 
 
 @njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_table import RowTable
+from fsdata.kernels.copy import step_of
 
 
 def explode(table: RowTable, layout: Layout) -> tuple[RowTable, np.ndarray]:
@@ -21,7 +22,7 @@ def explode(table: RowTable, layout: Layout) -> tuple[RowTable, np.ndarray]:
     found = table.take(row)
     for slot, field in enumerate(layout.fields):
         if field.group == layout.exploded:
-            found.address[slot] += within * field.itemsize
+            found.address[slot] += within * step_of(found.address[slot], field.itemsize)
             found.length[slot] = 1
     return found, row
 

@@ -177,6 +177,20 @@ def test_samples_of_one_request_share_a_history_as_of_its_time(tmp_path: Path) -
     assert shared.saved == sum(map(len, expected)) - len(batch.features["seen"].values())
 
 
+def test_candidates_may_be_stored_once(tmp_path: Path) -> None:
+    candidates = pa.array([[5, 6, 7], [8]], pa.list_(pa.int32()))
+    table = {"user": [0, 1], "time": [[1, 2, 3], [1]], "candidate": candidates}
+    pq.write_table(pa.table(table), tmp_path / "table.parquet")
+    pq.write_table(pa.table({"row": [0, 1, 2], "user": [0, 1, 0], "at": [3, 9, 9]}), tmp_path / "rows.parquet")
+    of = AsOf(ParquetSource(tmp_path / "table.parquet"), on="user", at="at", time="time", fields=("candidate",))
+    given = Schema(candidates=Sequence("candidates", ("candidate",)), context=("row",), explode="candidates")
+    source = ParquetSource(tmp_path / "rows.parquet", join=of)
+    with FreeScaleDataLoader(source, given, batch_size=3, num_threads=1) as loader:
+        (batch,) = loader
+    assert batch.features["row"].values().tolist() == [0, 0, 1, 2, 2, 2]
+    assert batch.features["candidate"].values().tolist() == [5, 6, 8, 5, 6, 7]
+
+
 def share_before(model: Polynomial, place: list[int] | None = None) -> float | None:
     """The planned straggler share of ranks of two rows each; the first row has three candidates, the others one."""
     batch = GlobalBatch(
