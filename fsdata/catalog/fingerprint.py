@@ -55,7 +55,7 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
         yield f"map {_name_of(source.map)}"
     yield from (join.form for join in source.join)
     if source.skip or source.limit is not None:
-        yield f"skip {source.skip} limit {source.limit}"
+        yield f"skip {source.skip} limit {source.limit}" + ("" if source.condition is None else " before filter")
     if source.follow is not None:
         yield f"follow by {source.follow.by}"
     yield f"weight {source.weight!r} on_error {source.on_error}"

@@ -70,13 +70,19 @@ class RowGroups(Sequence[RowGroup]):
     """
 
     def __init__(
-        self, source: int, catalog: Catalog, keep: np.ndarray, skip: int = 0, limit: int | None = None
+        self,
+        source: int,
+        catalog: Catalog,
+        keep: np.ndarray,
+        before: np.ndarray | None = None,
+        skip: int = 0,
+        limit: int | None = None,
     ) -> None:
-        """keep: bool, one for each row group of the catalog; skip, limit: see `ParquetSource`."""
-        ends = np.cumsum(catalog.rows)
-        stop = int(ends[-1]) if limit is None and len(ends) else skip + (limit or 0)
-        begin = np.clip(skip - (ends - catalog.rows), 0, catalog.rows)
-        rows = np.clip(stop - (ends - catalog.rows), 0, catalog.rows) - begin
+        """keep: bool, one for each row group of the catalog. before: int64, rows of the source that come before each,
+        those of files that are left out included; None: those of the catalog. skip, limit: see `ParquetSource`."""
+        before = np.cumsum(catalog.rows) - catalog.rows if before is None else before
+        begin = np.clip(skip - before, 0, catalog.rows)
+        rows = (catalog.rows if limit is None else np.clip(skip + limit - before, 0, catalog.rows)) - begin
         filled = np.flatnonzero((rows > 0) & keep)
         self._source = source
         self._begin = begin[filled]
@@ -109,7 +115,7 @@ class SourceFiles:
 
     Attributes:
         remote: the files that are not local.
-        pruned: files that were not opened, because `filter` leaves out all of their folder.
+        pruned: files that are not read, because `filter` leaves out all of their folder.
         seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
 
     Args:
@@ -150,6 +156,7 @@ class SourceFiles:
         self._hosts = hosts
         self._threads = at_once = threads or usable_cores()
         self.pruned = 0
+        self._before: np.ndarray | None = None
         self._table: TableVersion | None = None
         self.seconds: dict[str, float] = {}
         if source.follow is not None:
@@ -255,7 +262,7 @@ class SourceFiles:
         return FileList.of(((system, root + name, UNKNOWN) for name in names), root)
 
     def _groups(self) -> RowGroups:
-        return RowGroups(self._index, self.catalog, self._keep, self.source.skip, self.source.limit)
+        return RowGroups(self._index, self.catalog, self._keep, self._before, self.source.skip, self.source.limit)
 
     def _listed(self) -> Catalog:
         begin = time.perf_counter()
@@ -264,9 +271,8 @@ class SourceFiles:
             files = self._table.files
         else:
             files = discover(self.source.path_list, self.source.filesystem)
-        without = pruned(files, self.source)
-        self.pruned = len(without)
-        files = files.without(without)
+        if not self._counted:
+            files = files.without(self._pruned(files))
         listed = time.perf_counter()
         try:
             catalog, faults = self.open_more(files)
@@ -278,7 +284,7 @@ class SourceFiles:
             self._table.check_files(catalog.files, self._threads, self.label)
         self._skip_files(faults, len(files))
         self.seconds = {"listing": listed - begin, "footers": time.perf_counter() - listed}
-        return catalog
+        return self._without_pruned(catalog) if self._counted else catalog
 
     def _from_file(self) -> Catalog:
         assert self.source.catalog is not None
@@ -286,17 +292,46 @@ class SourceFiles:
         catalog = read_catalog_file(self.source.catalog, self.source.filesystem)
         if not len(catalog):
             raise SchemaError(f"{self.label}: the catalog has no files")
-        without = pruned(catalog.files, self.source)
-        self.pruned = len(without)
-        catalog = catalog.without(without)
+        catalog = self._without_pruned(catalog)
         self.seconds = {"catalog": time.perf_counter() - begin}
         return catalog
+
+    def _without_pruned(self, catalog: Catalog) -> Catalog:
+        kept = np.ones(len(catalog), bool)
+        kept[self._pruned(catalog.files)] = False
+        read, before = np.repeat(kept, np.diff(catalog.first)), np.cumsum(catalog.rows) - catalog.rows
+        if self.source.catalog is not None and self._counted:
+            some = _left_out(catalog, read, before, self.source.skip, self.source.limit)
+            self._replaced(catalog, some[~kept[some]])
+        self._before = before[read]
+        return catalog.without(np.flatnonzero(~kept).tolist())
+
+    def _pruned(self, files: FileList) -> list[int]:
+        without = pruned(files, self.source)
+        self.pruned = len(without)
+        return without
+
+    @property
+    def _counted(self) -> bool:
+        """Whether the rows of all files have to be known, also of those that are not read."""
+        return self.source.skip > 0 or self.source.limit is not None
 
     def _look_at_files(self) -> None:
         """Check that files of the catalog are still those of which something is left out; the others are compared when
         they are opened."""
         catalog = self.catalog
-        some = _left_out(catalog, self._keep, self.source.skip, self.source.limit)
+        assert self._before is not None
+        some = _left_out(catalog, self._keep, self._before, self.source.skip, self.source.limit)
+        for number in self._replaced(catalog, some):
+            self._keep[catalog.first[number] : catalog.first[number + 1]] = False
+
+    def _replaced(self, catalog: Catalog, some: np.ndarray) -> list[int]:
+        """Which of the files `some` of a catalog have another size or time now; they are noted under
+        `on_error="skip"`.
+
+        Raises: FileNotFoundError; CorruptFileError under `on_error="raise"`.
+        """
+        found = []
         files = catalog.files.without(np.delete(np.arange(len(catalog)), some).tolist())
         threads = self._threads if not files or files[0].local else max(self._threads, _REMOTE_THREADS)
         now = found_now(files, threads=threads, retry=self.retry)
@@ -308,8 +343,9 @@ class SourceFiles:
                 reason = f"{path}: replaced after it was listed: its size or time is another. {_ADVICE[True]}"
                 if self.source.on_error == "raise":
                     raise CorruptFileError(f"{self.label}: {reason}")
-                self._keep[catalog.first[number] : catalog.first[number + 1]] = False
                 self.leave_out(catalog.files.name(number), reason)
+                found.append(number)
+        return found
 
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
         for name, error in faults:
@@ -482,14 +518,15 @@ class SourceFiles:
         self._open_files.close()
 
 
-def _left_out(catalog: Catalog, keep: np.ndarray, skip: int, limit: int | None) -> np.ndarray:
+def _left_out(catalog: Catalog, keep: np.ndarray, before: np.ndarray, skip: int, limit: int | None) -> np.ndarray:
     """Numbers of the files that have no rows, or some that `keep`, bool [G], or `skip` leave out. Those behind `limit`
-    are not among them: whatever they have, it is not read."""
-    before = np.concatenate([[0], np.cumsum(catalog.rows)])
-    read = np.concatenate([[0], np.cumsum(np.where(keep & (before[:-1] >= skip), catalog.rows, 0))])
+    are not among them: whatever they have, it is not read. before: int64 [G], see `RowGroups`."""
+    ends = np.concatenate([[0], np.cumsum(catalog.rows)])
+    read = np.concatenate([[0], np.cumsum(np.where(keep & (before >= skip), catalog.rows, 0))])
     begin, end = catalog.first[:-1], catalog.first[1:]
-    rows = before[end] - before[begin]
-    reached = True if limit is None else before[begin] < skip + limit
+    rows = ends[end] - ends[begin]
+    starts = np.append(before, (before + catalog.rows).max(initial=0))[begin]
+    reached = True if limit is None else starts < skip + limit
     return np.flatnonzero(((read[end] - read[begin] < rows) | (rows == 0)) & reached)
 
 

@@ -216,6 +216,17 @@ def test_what_is_left_out_of_a_file_that_changed_is_an_error(
             assert {each.file for each in loader.skipped} == {"a.parquet"}
 
 
+def test_files_of_folders_that_are_left_out_count_as_they_are(lake: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lake.catalog"
+    write_catalog(opened(lake), path)
+    later = ParquetSource(catalog=path, filter=pl.col("day") > 0)
+    found = batches(later)
+    write(lake / "day=0/part-00.parquet", range(7))
+    assert batches(later) == found
+    with pytest.raises(CorruptFileError, match=r"day=0/part-00\.parquet: replaced after it was listed"):
+        batches(replace(later, skip=3))
+
+
 def test_files_behind_the_limit_may_change(lake: Path, tmp_path: Path) -> None:
     path = tmp_path / "lake.catalog"
     write_catalog(opened(lake), path)

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, SchemaError
@@ -61,16 +61,22 @@ OF_FOLDERS = [
 ]  # fmt: skip
 
 
-@given(conditions=st.lists(st.sampled_from(OF_FOLDERS), min_size=1, max_size=3), from_catalog=st.booleans())
-def test_files_of_folders_that_a_filter_leaves_out_are_not_opened(lake, conditions, from_catalog):
+@given(
+    conditions=st.lists(st.sampled_from(OF_FOLDERS), min_size=1, max_size=3), from_catalog=st.booleans(),
+    skip=st.sampled_from([0, 0, 40, 200]), limit=st.sampled_from([None, None, 1, 75]),
+)  # fmt: skip
+@example(conditions=[DAY == 3], from_catalog=False, skip=0, limit=75)  # nothing: the rows of day 3 begin with row 108
+@example(conditions=[DAY == 3], from_catalog=True, skip=110, limit=75)
+def test_files_of_folders_that_a_filter_leaves_out_are_not_read(lake, conditions, from_catalog, skip, limit):
     condition = functools.reduce(operator.and_, conditions)
     given = {"catalog": lake.parent / "lake.catalog"} if from_catalog else {"paths": str(lake)}
-    rows, found = read(ParquetSource(**given, filter=condition))
-    kept = pl.scan_parquet(lake, hive_partitioning=True).filter(condition).collect()
-    assert rows == kept["row"].to_list()
+    rows, found = read(ParquetSource(**given, filter=condition, skip=skip, limit=limit))
+    kept = pl.scan_parquet(lake, hive_partitioning=True).with_row_index("at").filter(condition).collect()
+    part = (pl.col("at") >= skip) & (pl.col("at") < skip + (180 if limit is None else limit))
+    assert rows == kept.filter(part)["row"].to_list()
     assert found["files"] + found["pruned_files"] == 30
     if "size" not in condition.meta.root_names():
-        assert found["files"] == max(len(rows) // 6, 1)
+        assert found["files"] == max(len(kept) // 6, 1)
     assert json.loads(json.dumps(found)) == found
 
 
