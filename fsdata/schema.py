@@ -133,6 +133,8 @@ class Schema:
     passthrough: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.sequences, set | frozenset):
+            raise SchemaError(f"sequences is a tuple, got a set, which has no order: {self.sequences!r}")
         object.__setattr__(self, "sequences", tuple(self.sequences))
         if self.explode not in (None, "candidates"):
             raise SchemaError(f"explode is 'candidates' or None, got {self.explode!r}")
@@ -265,7 +267,7 @@ def _keys_of(kind: type) -> list[str]:
 def _names(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str):
         raise SchemaError(f"{where} takes a tuple of names, got the string {value!r}; write ({value!r},)")
-    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+    if not isinstance(value, Iterable) or isinstance(value, Mapping | set | frozenset):  # those have no order
         raise SchemaError(f"{where} takes a tuple of names, got {value!r}")
     names = tuple(value)
     if not all(isinstance(name, str) and name for name in names):

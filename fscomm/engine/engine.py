@@ -127,7 +127,7 @@ class Engine:
     def hold(self) -> None:
         """The user is about to get the oldest announced batch. Blocks until all ranks have theirs."""
         if (left := self.steps.held) is not None:
-            for m in set(range(len(self.modules))) - self._called:
+            for m in (m for m in range(len(self.modules)) if m not in self._called):
                 self._unused[m] += 1
                 if m == self._served.calls[m].start:
                     self._note_plain(m, f"step {left.number}: its forward was not called")

@@ -27,7 +27,7 @@ class LostPeers:
 
     def __init__(self, groups: Iterable[dist.ProcessGroup], device: torch.device, control: ControlGroup | None) -> None:
         self._control = control
-        found = [group._get_backend(device) for group in set(groups)] if control is not None else []
+        found = [group._get_backend(device) for group in dict.fromkeys(groups)] if control is not None else []
         self._gloo = [backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)]
         self._since: float | None = None
         self._until: float | None = None  # when what is watched was over, if it failed

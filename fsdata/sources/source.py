@@ -370,7 +370,7 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"{kind}(fields=...) takes a tuple of names, got {join.fields!r}; write ({join.fields!r},)")
     object.__setattr__(join, "fields", _tuple_of(join.fields, str))
     if not join.fields or not all(isinstance(name, str) and name for name in join.fields):
-        raise SchemaError(f"{kind}(fields=...) names at least one field of the schema, got {join.fields!r}")
+        raise SchemaError(f"{kind}(fields=...) names at least one field of the schema, in order, got {join.fields!r}")
     if len(set(join.fields)) < len(join.fields):
         raise SchemaError(f"{kind}(fields=...) names a field twice: {join.fields!r}")
     if join.source.map is not None and (isinstance(join, AsOf) or join.bucketed is not None):
@@ -411,7 +411,7 @@ def _paths(value: Any, catalog: Any, table: Any) -> tuple[str, ...]:
             raise SchemaError("ParquetSource takes paths or a catalog of them, not both")
         return ()
     if not paths or not all(isinstance(path, str | Path) and str(path) for path in paths):
-        raise SchemaError(f"ParquetSource takes one or more paths, got {value!r}")
+        raise SchemaError(f"ParquetSource takes one or more paths, in order, got {value!r}")
     for path in map(str, paths):
         if "\0" in path or any("\ud800" <= sign <= "\udfff" for sign in path):
             raise SchemaError(f"paths={path!r}: no path contains such a character")
@@ -419,8 +419,10 @@ def _paths(value: Any, catalog: Any, table: Any) -> tuple[str, ...]:
 
 
 def _tuple_of(value: Any, kind: Any) -> tuple[Any, ...]:
-    """One of a kind or several of them as a tuple; what is neither is left for the caller to refuse."""
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, kind) else (value,)
+    """One of a kind or several of them as a tuple; what is neither is left for the caller to refuse, as is a set: it
+    has another order in every process."""
+    several = isinstance(value, Iterable) and not isinstance(value, kind | set | frozenset)
+    return tuple(value) if several else (value,)
 
 
 def _mapping(option: str, value: Any) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _of_run(document: Mapping[str, Any]) -> Figures:
 
 
 def _drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Quantity]:
-    for name in before["sequences"].keys() & after["sequences"].keys():
+    for name in (name for name in before["sequences"] if name in after["sequences"]):
         both = [document["sequences"][name].get("histogram") for document in (before, after)]
         if all(both):
             distance = _distance(*(LengthHistogram.from_dict(one) for one in both))

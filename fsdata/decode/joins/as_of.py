@@ -131,11 +131,13 @@ class Histories:
 
 
 def places(rows: RowTable, layout: Layout) -> dict[str, np.ndarray]:
-    """Sequence that samples share -> int64 [N], the number of the first event that each sees among all histories."""
+    """Sequence that samples share -> int64 [N], the number of the first event that each sees among all histories; on
+    all ranks in the order of the schema."""
     found = {}
-    for name in set(layout.shared) & set(layout.references):
-        source, first, _, _ = _references(rows, layout.references[name], np.arange(rows.num_rows)).T
-        found[name] = source << _EVENT_BITS | first
+    for name in layout.shared:
+        if name in layout.references:
+            source, first, _, _ = _references(rows, layout.references[name], np.arange(rows.num_rows)).T
+            found[name] = source << _EVENT_BITS | first
     return found
 
 

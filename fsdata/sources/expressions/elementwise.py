@@ -179,7 +179,10 @@ class _Walk:
             if 0 < number <= constants:
                 if not isinstance(node, dict) or "Literal" not in node:
                     raise _refused(f"{name} of a column's values")
-                form.append(_constant(node["Literal"], alone=False))
+                constant = _constant(node["Literal"], alone=False)
+                if name == "Boolean.IsIn":  # of a set of texts, which has another order in every process
+                    constant[-1].sort(key=lambda each: (each is None, each))
+                form.append(constant)
             else:
                 form.append(self.node(node, in_list=in_list))
         return [*form, _options(options)]

@@ -52,10 +52,12 @@ class FollowedData(Dataset):
         needed = {unit for stream in self.streams(progress, world_size) for unit in compact(stream).unit.tolist()}
         units = [at for at in (*segment.rest_units, *(at for at, _ in segment.new_units)) if at.unit in needed]
         self._open([segment.files[number] for number in sorted({at.file for at in units})])
-        self._source.match({self._numbers[file]: file.sides for file in {segment.files[at.file] for at in units}})
+        self._source.match(
+            {self._numbers[file]: file.sides for file in dict.fromkeys(segment.files[at.file] for at in units)}
+        )
         groups = self._source.groups
         places: dict[tuple[int, int], int] = {}
-        for file in {at.file for at in units}:
+        for file in dict.fromkeys(at.file for at in units):
             number = self._numbers[segment.files[file]]
             places |= {(file, groups[place].index): place for place in groups.of_file(number)}
         self._places.clear()

@@ -24,6 +24,7 @@ from fsdata.decode.opened_source import open_source
     [
         ({"paths": []}, "one or more paths"),
         ({"paths": ()}, "one or more paths"),
+        ({"paths": {"a.parquet", "b.parquet"}}, "one or more paths, in order, got {'"),
         ({"paths": 3}, r"got 3|got \(3,\)"),
         ({"defaults": {"user": None}}, "must be a number"),
         ({"defaults": {"user": math.nan}}, "must be finite"),

@@ -241,6 +241,7 @@ WITH_TIMES = Schema(sequences=(Sequence("uih", ("item",), floats=("time",)),), c
         ({"known_at": ""}, r"AsOf\(known_at=...\) names one column"),
         ({"fields": "item"}, r"write \('item',\)"),
         ({"fields": ()}, "at least one field"),
+        ({"fields": {"item", "time"}}, "at least one field of the schema, in order, got"),
         ({"inclusive": 1}, "True or False"),
         ({"where": "time > 3"}, "polars expression"),
         ({"where": pl.col("item").mean() > 3}, "cannot be used"),

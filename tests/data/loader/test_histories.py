@@ -169,6 +169,8 @@ def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
 @pytest.mark.parametrize(
     ("make", "match"),
     [
+        (lambda: Schema(context={"item", "row"}), r"takes a tuple of names, got \{'"),
+        (lambda: Schema(sequences={Sequence("uih", ("item",))}), "which has no order"),
         (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("item",)),)), "used twice: item"),
         (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("y",)),), labels=("y",)), "used twice: y"),
         (lambda: Schema(sequences=(Sequence("uih", ("item", "tags"), nested=("tags",)),)), "used twice: tags"),

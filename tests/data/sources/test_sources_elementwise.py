@@ -145,6 +145,7 @@ FORMS = [
     (A.hash(seed=3) % 10, '["Modulus",["Hash",["column","a"],3],["constant",{"Int":10}]]'),
     (A.alias("x").cast(pl.Float32), '["cast",["column","a"],"Float32","Strict"]'),
     (A.is_in([1, 2]), '["Boolean.IsIn",["column","a"],["constant","list","int64",[1,2]],{}]'),
+    (NAME.is_in({"b", None, "a"}), '["Boolean.IsIn",["column","name"],["constant","list","text",["a","b",null]],{}]'),
     (NAME.is_in(["ä"]), '["Boolean.IsIn",["column","name"],["constant","list","text",["ä"]],{}]'),
     (
         NAME.replace_strict({"x": 1}, return_dtype=pl.Int8),

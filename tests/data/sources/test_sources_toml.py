@@ -98,7 +98,7 @@ def test_a_source_with_everything(tmp_path):
         ("[[sources]]\npaths = 'a'\njoin = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
         (
             "[[sources]]\npaths = 'a'\n[[sources.join]]\npaths = 'b'\non = 'x'\nfields = 3",
-            r"sources\[0\]\.join\[0\]: Join\(fields=...\) names at least one field of the schema, got \(3,\)",
+            r"sources\[0\]\.join\[0\]: Join\(fields=...\) names at least one field of the schema, in order, got \(3,\)",
         ),
         ("a = " + "[" * 5000 + "]" * 5000, "not valid TOML: nested too deeply"),
     ],

@@ -129,7 +129,7 @@ def _from_toml(document: Mapping[str, Any]) -> Hardware:
     wrong += [
         f"[{name}] is missing ({field.metadata['unit']})" for name, field in fields.items() if name not in document
     ]
-    for name in fields.keys() & document.keys():
+    for name in (name for name in fields if name in document):
         wrong += _faults(name, document[name], fields[name].metadata["unit"])
     if not isinstance(document.get("name"), str):
         wrong.append("name is missing: a text")
