@@ -103,7 +103,9 @@ class _Chunk:
 
     def __init__(self, row_group: pq.RowGroupMetaData, leaf: int, form: Form, pool: Pool) -> None:
         chunk = row_group.column(leaf)
-        reason = why_left(chunk)
+        reason = (
+            why_left(chunk) if chunk.physical_type == form.physical else "values of another type than in other files"
+        )
         if reason:
             raise LeftToArrow(reason)
         self._codec, self._values = chunk.compression, chunk.num_values

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_files import CODECS, DEFAULTS, LENGTHS, ROLES, assert_equal, batches, columns, numbers, schema, write
 
-from fsdata import Balance, ParquetSource, Polynomial, SchemaError
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, SchemaError
 from fsdata.decode.pages.chunk import Damaged, Page
 from fsdata.decode.pages.column import read_column
 from fsdata.decode.pages.forms import Form
@@ -101,6 +101,22 @@ def test_types_that_are_left_to_pyarrow(tmp_path, kind, name):
     pq.write_table(pa.table(made), tmp_path / "a.parquet")
     reason = [f"{'uint64' if name == 'uint64' else 'date32[day]'} stored as {'INT64' if name == 'uint64' else 'INT32'}"]
     assert assert_same(tmp_path, {"kinds": reason, "user": reason}) == 60
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_times_of_files_that_store_them_differently(tmp_path, first):
+    """To Arrow INT64 and INT96 are one type, and so the files have one schema."""
+    table = pa.table({"at": pa.array(np.arange(1000), pa.timestamp("ns"))})
+    for name, old in (("a", first), ("b", not first)):
+        pq.write_table(table, tmp_path / f"{name}.parquet", use_deprecated_int96_timestamps=old)
+    found = [
+        [at for batch in loader for at in batch.features["at"].values().tolist()]
+        for decoder in ("pages", "pyarrow")
+        for loader in [
+            FreeScaleDataLoader(ParquetSource(tmp_path, decoder=decoder), Schema(context=("at",)), batch_size=500)
+        ]
+    ]
+    assert found == [[*range(1000), *range(1000)]] * 2
 
 
 def test_brotli_null_elements_and_numbers_that_are_not_finite_are_left_to_pyarrow(tmp_path):
