@@ -27,9 +27,9 @@ from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.arrow.record_batches import MapFailed, RowRange, wide_columns
 from fsdata.decode.files.byte_ranges import leaf_columns
-from fsdata.decode.files.open_files import OpenFiles
+from fsdata.decode.files.open_files import Known, OpenFiles
 from fsdata.decode.files.remote_files import RemoteFiles
-from fsdata.decode.files.row_group import Place, RowGroupBytes
+from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.pages.columns import PageDecoder
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
@@ -176,9 +176,7 @@ class SourceFiles:
         self.groups = self._groups()
         self._pool = pool
         self._pages = PageDecoder(pool or Pool()) if pages and source.uses_pages else None
-        self._open_files = OpenFiles(
-            keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None], dated=source.catalog is not None
-        )
+        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
         self.remote = RemoteFiles(self._open_files.open)
 
     @property
@@ -289,7 +287,7 @@ class SourceFiles:
     def _from_file(self) -> Catalog:
         assert self.source.catalog is not None
         begin = time.perf_counter()
-        catalog = read_catalog_file(self.source.catalog, self.source.filesystem)
+        catalog = read_catalog_file(self.source.catalog, self.source.filesystem, self.retry)
         if not len(catalog):
             raise SchemaError(f"{self.label}: the catalog has no files")
         catalog = self._without_pruned(catalog)
@@ -383,13 +381,20 @@ class SourceFiles:
 
     def fetch(self, plans: Sequence[SlicePlan], group: RowGroup) -> RowGroupBytes | None:
         """What `decode` needs of a row group, to be read ahead of it; None if the file is local."""
-        catalog, number = self.catalog, group.file
-        file = catalog.files[number]
-        if file.local:
+        known, number = self._known(group.file), group.file
+        if known.file.local:
             return None
-        place = Place(file=file, size=int(catalog.size[number]), identity=catalog.digest(number), group=group.index)
-        key = int(catalog.schema_of[number]), plans[self._kind_of[number]].batches.read
-        return RowGroupBytes(self.remote, place, partial(_once, self._leaves, key, leaf_columns))
+        key = int(self.catalog.schema_of[number]), plans[self._kind_of[number]].batches.read
+        return RowGroupBytes(self.remote, known, group.index, partial(_once, self._leaves, key, leaf_columns))
+
+    def _known(self, number: int) -> Known:
+        """What is compared when a file is opened: more of one that a catalog knows, which anybody may have written."""
+        catalog = self.catalog
+        known = Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
+        if self.source.catalog is None:
+            return known
+        rows = catalog.rows[catalog.first[number] : catalog.first[number + 1]]
+        return replace(known, rows=rows, schema=catalog.schema(number))
 
     def decode(
         self,
@@ -431,7 +436,7 @@ class SourceFiles:
         def attempt() -> Slice:
             if remote is not None:
                 return remote.use(decoded)
-            opened = self._open_files.take(file, int(catalog.size[number]), catalog.digest(number))
+            opened = self._open_files.take(self._known(number))
             try:
                 result = decoded(opened.parquet, opened.source, opened.indexes[group.index])
             except BaseException:

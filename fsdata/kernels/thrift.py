@@ -25,6 +25,15 @@ def varint(raw, at):
 
 
 @njit(nogil=True, cache=True)
+def varint32(raw, at):
+    """A number of 32 bits, in 5 bytes at most, as pages have them; what is longer is a read past the end."""
+    value, end = varint(raw, at)
+    if end - at > 5 or value >> 32:
+        return np.int64(0), len(raw) + 1
+    return value, end
+
+
+@njit(nogil=True, cache=True)
 def signed(raw, at):
     value, at = varint(raw, at)
     return np.int64((np.uint64(value) >> np.uint64(1)) ^ np.uint64(-(value & 1))), at

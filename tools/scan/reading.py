@@ -12,7 +12,7 @@ from freescale_tools.console.errors import first_line
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.retry import unreachable
 from fsdata.decode.arrow.record_batches import batch_rows, wide_columns
-from fsdata.decode.files.open_files import OpenFiles
+from fsdata.decode.files.open_files import Known, OpenFiles
 from fsdata.errors import CorruptFileError
 
 
@@ -76,7 +76,7 @@ def reading_source(footer: Footer) -> Iterator[Reading]:
 
     Raises CorruptFileError if the file has changed since its footer was read.
     """
-    handle = OpenFiles(keep=1).take(footer.file, footer.size, footer.digest)
+    handle = OpenFiles(keep=1).take(Known(footer.file, footer.size, footer.digest))
     try:
         yield Reading(handle.parquet, footer.file.path)
     finally:

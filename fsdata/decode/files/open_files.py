@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.footers import digest, footer_bytes, open_file, parsed
@@ -17,6 +18,24 @@ from fsdata.kernels import footer as kernel
 
 FOOTER_BYTES = 32 << 20  # of parsed footers that are kept
 _PARSED = 12  # bytes that pyarrow and we need for a byte of a footer: 8 to 12, measured on 1 to 100 columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """A file, and what planning knows of it.
+
+    Attributes:
+        size, identity: bytes, and the digest of the footer.
+        rows, schema: of the row groups, int64 [groups], and of the file, where a catalog says so; None where they are
+            what a footer of that digest says. With them the time of modification has to be that of the catalog, too:
+            where footers have no statistics, those of two files may be equal.
+    """
+
+    file: FileRef
+    size: int
+    identity: str
+    rows: np.ndarray | None = None
+    schema: pa.Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +114,23 @@ class OpenFiles:
     Args:
         keep: idle files kept open; with as many as there are decode threads no file is opened per row group.
         advice: what to do about a file that was replaced.
-        dated: a file with another time of modification than when it was listed was replaced: where footers have no
-            statistics, those of two files may be equal.
     """
 
-    def __init__(self, keep: int, advice: str = "", *, dated: bool = False) -> None:
+    def __init__(self, keep: int, advice: str = "") -> None:
         self._keep = keep
-        self._dated = dated
         self._advice = advice
         self._idle: list[OpenParquet] = []
         self._footers = _Footers()
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, file: FileRef, size: int, identity: str) -> OpenParquet:
-        """An open file that belongs to the caller until `give`. size, identity: bytes and digest of the footer.
+    def take(self, known: Known) -> OpenParquet:
+        """An open file that belongs to the caller until `give`.
 
         Raises:
-            CorruptFileError: the file is not the one whose footer was read, or pyarrow cannot parse the footer.
+            CorruptFileError: the file is not the one that is known, or pyarrow cannot parse the footer.
         """
+        file = known.file
         stamp = modified(file) if file.local else 0
         with self._lock:
             position = next((n for n in reversed(range(len(self._idle))) if self._idle[n].file.path == file.path), None)
@@ -122,22 +139,21 @@ class OpenFiles:
                 if idle.stamp == stamp:
                     return idle
                 idle.close()
-        return self.open(file, size, identity, stamp)
+        return self.open(known, stamp)
 
-    def open(self, file: FileRef, size: int, identity: str, stamp: int | None = None) -> OpenParquet:
+    def open(self, known: Known, stamp: int | None = None) -> OpenParquet:
         """The file, opened and compared. Some requests to the store if it is remote. Raises as `take` does.
 
         stamp: None to ask the filesystem for it.
         """
+        file = known.file
         source = open_file(file)
         try:
             stamp = modified(file) if stamp is None else stamp
-            if self._dated and 0 < file.modified != stamp > 0:
-                raise CorruptFileError(
-                    f"{file.path}: replaced after it was listed: its time of modification is another. {self._advice}"
-                )
-            raw = self._compared(file, size, identity, source)
-            metadata, indexes = self._footers.of(file, identity, lambda: _parsed(raw, size, file))
+            raw = self._compared(known, stamp, source)
+            metadata, indexes = self._footers.of(file, known.identity, lambda: _parsed(raw, known.size, file))
+            if known.rows is not None:
+                _compare(metadata, known, known.rows)
             parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         except BaseException:
             source.close()
@@ -162,17 +178,31 @@ class OpenFiles:
         for file in idle:
             file.close()
 
-    def _compared(self, file: FileRef, size: int, identity: str, source: Any) -> bytes:
+    def _compared(self, known: Known, stamp: int, source: Any) -> bytes:
         """The footer with its length and magic."""
-        now = source.size()
-        if now != size:
+        now, path = source.size(), known.file.path
+        if known.rows is not None and 0 < known.file.modified != stamp > 0:
             raise CorruptFileError(
-                f"{file.path}: replaced while in use: {now} bytes, {size} when its footer was read. {self._advice}"
+                f"{path}: replaced after it was listed: its time of modification is another. {self._advice}"
             )
-        raw = footer_bytes(source, size, file)
-        if digest(raw) != identity:
+        if now != known.size:
             raise CorruptFileError(
-                f"{file.path}: replaced while in use: its footer is not the one that was read at the start. "
-                f"{self._advice}"
+                f"{path}: replaced while in use: {now} bytes, {known.size} when its footer was read. {self._advice}"
+            )
+        raw = footer_bytes(source, now, known.file)
+        if digest(raw) != known.identity:
+            raise CorruptFileError(
+                f"{path}: replaced while in use: its footer is not the one that was read at the start. {self._advice}"
             )
         return raw
+
+
+def _compare(metadata: pq.FileMetaData, known: Known, rows: np.ndarray) -> None:
+    """Compare a footer with what a catalog says of it."""
+    found = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    schema = metadata.schema.to_arrow_schema().remove_metadata()
+    if found != rows.tolist() or not schema.equals(known.schema, check_metadata=True):
+        raise CorruptFileError(
+            f"{known.file.path}: its catalog says other rows or columns of it than its footer. Make the catalog again "
+            "with `freescale catalog`"
+        )

@@ -5,8 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fsdata.catalog.listing.file_list import FileRef
-from fsdata.decode.files.open_files import OpenParquet, modified
+from fsdata.decode.files.open_files import Known, OpenParquet, modified
 
 _KEPT = 64
 
@@ -33,26 +32,26 @@ class RemoteFiles:
         unplanned_reads: how often a decoder asked for bytes that were not planned.
     """
 
-    def __init__(self, open: Callable[[FileRef, int, str], OpenParquet]) -> None:
+    def __init__(self, open: Callable[[Known], OpenParquet]) -> None:
         self.bytes_read = 0
         self.unplanned_reads = 0
         self._open = open
         self._slots: OrderedDict[str, _Slot] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, file: FileRef, size: int, identity: str) -> OpenParquet:
+    def get(self, known: Known) -> OpenParquet:
         """The open file. Blocks for some requests to the store if it is not open yet.
 
         Raises what `open` raises.
         """
         with self._lock:
-            slot = self._slots.setdefault(file.path, _Slot())
-            self._slots.move_to_end(file.path)
+            slot = self._slots.setdefault(known.file.path, _Slot())
+            self._slots.move_to_end(known.file.path)
             while len(self._slots) > _KEPT:
                 self._slots.popitem(last=False)  # not closed, as others may be reading from it
         with slot.lock:
             if slot.opened is None:
-                slot.opened = self._open(file, size, identity)
+                slot.opened = self._open(known)
             return slot.opened
 
     def forget(self, opened: OpenParquet) -> None:
@@ -73,7 +72,7 @@ class RemoteFiles:
             self.unplanned_reads += not planned
         return found
 
-    def check(self, opened: OpenParquet, size: int, identity: str) -> None:
+    def check(self, opened: OpenParquet, known: Known) -> None:
         """Check that the file is still the one that was opened. Blocks for a request to the store.
 
         Raises:
@@ -82,5 +81,5 @@ class RemoteFiles:
         """
         if modified(opened.file) != opened.stamp:
             self.forget(opened)
-            self.get(opened.file, size, identity)
+            self.get(known)
             raise ConnectionError(f"{opened.file.path}: written again while it was being read")

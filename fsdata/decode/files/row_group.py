@@ -3,27 +3,15 @@
 import bisect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from fsdata.catalog.listing.file_list import FileRef
 from fsdata.decode.files.byte_ranges import ByteRange, column_ranges, requests
-from fsdata.decode.files.open_files import OpenParquet
+from fsdata.decode.files.open_files import Known, OpenParquet
 from fsdata.decode.files.remote_files import RemoteFiles
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a row group stands. size, identity: bytes of its file and digest of the footer."""
-
-    file: FileRef
-    size: int
-    identity: str
-    group: int
 
 
 class RowGroupBytes:
@@ -33,12 +21,16 @@ class RowGroupBytes:
     has raised. The decoder then calls `use`, which reads what is missing. Without read-ahead this is everything.
 
     Args:
+        known, group: its file, and its place there.
         leaves: the leaf columns that are decoded.
     """
 
-    def __init__(self, files: RemoteFiles, place: Place, leaves: Callable[[pq.FileMetaData], Sequence[int]]) -> None:
+    def __init__(
+        self, files: RemoteFiles, known: Known, group: int, leaves: Callable[[pq.FileMetaData], Sequence[int]]
+    ) -> None:
         self._files = files
-        self._place = place
+        self._known = known
+        self._group = group
         self._leaves = leaves
         self._opened: OpenParquet | None = None
         self._stamp = 0
@@ -56,8 +48,8 @@ class RowGroupBytes:
             OSError: it cannot be reached.
         """
         if self._opened is None:
-            opened = self._files.get(self._place.file, self._place.size, self._place.identity)
-            row_group = opened.parquet.metadata.row_group(self._place.group)
+            opened = self._files.get(self._known)
+            row_group = opened.parquet.metadata.row_group(self._group)
             self._ranges = requests(column_ranges(row_group, self._leaves(opened.parquet.metadata)))
             if opened.stamp != self._stamp:
                 self._parts.clear()
@@ -92,7 +84,7 @@ class RowGroupBytes:
             What `decode` raises; the next call then reads everything again.
         """
         metadata = self._complete()
-        source = _InMemory(self._parts, self._place.size, self._unplanned)
+        source = _InMemory(self._parts, self._known.size, self._unplanned)
         try:
             # pre_buffer would read the gaps between columns, too
             file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
@@ -123,7 +115,7 @@ class RowGroupBytes:
 
     def _check(self) -> None:
         assert self._opened is not None
-        self._files.check(self._opened, self._place.size, self._place.identity)
+        self._files.check(self._opened, self._known)
         self._checked = True
 
     def _reopen(self) -> None:

@@ -5,7 +5,7 @@ from numba import njit
 
 from fsdata.kernels.memory import word_at
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
-from fsdata.kernels.thrift import signed, varint
+from fsdata.kernels.thrift import signed, varint32
 
 
 @njit(nogil=True, cache=True)
@@ -52,11 +52,20 @@ def read_deltas(raw, at, end, narrow, found):
 
     raw: uint8, the page; the values stand at [at, end). narrow: of int32.
     """
-    block, at = varint(raw, at)
-    parts, at = varint(raw, at)
-    total, at = varint(raw, at)
-    first, at = signed(raw, at)
-    if at > end or block <= 0 or block % 128 or block > 1 << 30 or parts <= 0 or parts > block or block % parts:
+    block, at = varint32(raw, at)
+    parts, at = varint32(raw, at)
+    total, begin = varint32(raw, at)
+    first, at = signed(raw, begin)
+    if (
+        (narrow and at - begin > 5)
+        or at > end
+        or block <= 0
+        or block % 128
+        or block > 1 << 30
+        or parts <= 0
+        or parts > block
+        or block % parts
+    ):
         return DAMAGED
     each = block // parts
     if each % 32 or (narrow and first != np.int32(first)):
@@ -72,6 +81,8 @@ def read_deltas(raw, at, end, narrow, found):
     done = 1
     while done < len(found):
         least, widths = signed(raw, at)
+        if narrow and widths - at > 5:
+            return DAMAGED
         at = widths + parts
         if at > end or (narrow and least != np.int32(least)):
             return DAMAGED
@@ -108,7 +119,7 @@ def read_bit_runs(raw, begin, end, found):
     """RLE booleans, the values at [begin, end) -> `found`, int64 [n]; a code."""
     at, done = begin, 0
     while done < len(found):
-        head, at = varint(raw, at)
+        head, at = varint32(raw, at)
         count = min(head >> 1, len(found))
         if at >= end or count <= 0:
             return DAMAGED

@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
-from fsdata.kernels.thrift import varint
+from fsdata.kernels.thrift import varint32
 
 NULL = -1  # the length of a list that is null, or of a value
 
@@ -20,9 +20,9 @@ VALUES = 1  # that are not null
 def next_run(raw, at, end, width, top):
     """(levels of the run, the level, -1 if they differ; the first bit of those; where the run ends); no levels where
     that is not possible."""
-    head, begin = varint(raw, at)
+    head, begin = varint32(raw, at)
     count = head >> 1
-    if begin > end or count <= 0 or count > 1 << 40:
+    if begin > end or count == 0:
         return 0, 0, 0, end
     if head & 1:
         stop = begin + count * width

@@ -9,7 +9,7 @@ from numba import njit
 
 from fsdata.kernels.memory import word_at
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
-from fsdata.kernels.thrift import varint
+from fsdata.kernels.thrift import varint32
 
 # Columns of the table.
 FIRST = 0  # values before the run
@@ -23,16 +23,15 @@ FINAL = 64  # values as they are needed
 REPEATED = -1  # one value of the dictionary
 
 TAIL = 64  # bytes at the end of a page that are copied, so that a word can be read at every one of them
-_MOST = 1 << 40  # values of a run
 
 
 @njit(nogil=True, cache=True)
 def _next_run(raw, at, end, width):
     """(values, whether they differ, where they begin, where the run ends, after `end` if it is cut); no values where
     that is not possible."""
-    head, begin = varint(raw, at)
+    head, begin = varint32(raw, at)
     count = head >> 1
-    if begin > end or count <= 0 or count > _MOST:
+    if begin > end or count == 0:
         return 0, False, end, end
     if head & 1:
         stop = begin + count * width

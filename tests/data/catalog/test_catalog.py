@@ -264,6 +264,68 @@ def test_what_is_no_catalog_is_refused(lake: Path, tmp_path: Path) -> None:
         batches(ParquetSource(catalog=path))
 
 
+ANY = (None, -1, 1 << 70, 0.5, "x", "x\0", ["x"], [1], {"x": 1}, [None], float("nan"))
+COLUMNS = {
+    "folder": [None, "x", "\0/"],
+    "name": [None, "\0"],
+    "size": [None, -1],
+    "digest": [None],
+    "schema": [None, -1, 99],
+    "rows": [None, [None], [-1], [2**62, 2**62]],
+    "least of row": [None, [None], [1], [1, 1, 1]],
+}
+
+
+def test_what_was_written_by_hand_into_a_catalog_is_refused(lake: Path, tmp_path: Path) -> None:
+    """Each is a SchemaError that names the catalog, whichever library stumbles over it."""
+    path = tmp_path / "lake.catalog"
+    files = discover([str(lake)], None)
+    catalog, _ = open_catalog(files, threads=1, retry=Retrying(), label="x", bounds_of=["row"])
+    write_catalog(catalog, path)
+    table = pq.read_table(path)
+    head = json.loads(table.schema.metadata[b"freescale.catalog"])
+    heads = [{other: head[other] for other in head if other != key} for key in head]
+    heads += [head | {key: value} for key in head for value in ANY if (key, value) != ("root", "x")]
+    heads += [*ANY, head | {"schemas": ["AAAA"]}, head | {"bounds": ["row", "row"]}, head | {"root": "s3://x"}]
+    crafted = [table.replace_schema_metadata({b"freescale.catalog": json.dumps(each).encode()}) for each in heads]
+    crafted += [table.replace_schema_metadata({b"freescale.catalog": b"[" * 100_000}), table.drop_columns("name")]
+    for name, values in COLUMNS.items():
+        at = table.schema.get_field_index(name)
+        for value in values:
+            some = table[name].to_pylist()
+            some[3] = value
+            kind = pa.string() if name == "folder" else table.schema.field(name).type
+            column = pa.array(some, kind)
+            crafted.append(table.set_column(at, name, column.dictionary_encode() if name == "folder" else column))
+    assert said(read_catalog_file(path)) == said(catalog)
+    for each in crafted:
+        pq.write_table(each, path)
+        with pytest.raises(SchemaError, match=r"lake\.catalog: "):
+            read_catalog_file(path)
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize(
+    ("column", "value"), [("rows", [[2], [3]]), ("rows", [[2, 3]]), ("rows", [[2], [2], [2]]), ("schema", [1, 0])]
+)
+def test_what_a_catalog_says_is_compared_with_the_footer(
+    tmp_path: Path, column: str, value: list, decoder: str, remote: bool
+) -> None:
+    """Memory is read by what planning knows."""
+    write(tmp_path / "lake/day=0/a.parquet", range(5))
+    write(tmp_path / "lake/day=0/b.parquet", range(5), wide=True)
+    system = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()) if remote else None
+    files, path = discover(["lake" if remote else str(tmp_path / "lake")], system), tmp_path / "lake.catalog"
+    write_catalog(open_catalog(files, threads=1, retry=Retrying(), label="x")[0], path)
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(column)
+    rows = value if column == "schema" else [[part for each in value for part in each], [3, 2]]
+    pq.write_table(table.set_column(at, column, pa.array(rows, table.schema.field(column).type)), path)
+    with pytest.raises(CorruptFileError, match=r"a\.parquet: its catalog says other rows or columns of it"):
+        batches(ParquetSource(catalog=path, filesystem=system, decoder=decoder))
+
+
 def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None:
     below, path = pafs.SubTreeFileSystem(str(lake.parent), pafs.LocalFileSystem()), tmp_path / "lake.catalog"
     catalog, _ = open_catalog(discover(["lake"], below), threads=1, retry=Retrying(), label="x")
@@ -330,7 +392,9 @@ def test_footers_that_were_used_last_are_kept(
     pool = open_files.OpenFiles(keep=1)
     with mock.patch.object(open_files, "parsed", wraps=open_files.parsed) as parsed:
         for number in (0, 1, 0, 2, 0, 3, 1):
-            handle = pool.take(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
+            handle = pool.take(
+                open_files.Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
+            )
             first, end = catalog.first[number : number + 2]
             assert handle.parquet.metadata.num_rows == catalog.rows[first:end].sum()
             handle.close()

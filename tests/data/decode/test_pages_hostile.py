@@ -13,6 +13,11 @@ DATA, DICTIONARY, V2 = headers.DATA, headers.DICTIONARY, headers.DATA_V2
 ENDLESS = b"\xff" * 9 + b"\x01"
 
 
+def longer(number: int, size: int) -> bytes:
+    """A number in so many bytes: Arrow takes five for one of 32 bits."""
+    return bytes([number & 127 | 128, *[128] * (size - 2), number >> 7])
+
+
 def header(kind: int = DATA, size: int = 0, without: int = 0, **fields: int) -> thrift.Struct:
     """Of a page of four PLAIN values; fields: f1, f2, ... of its kind."""
     kinds = {DATA: [4, 0, 3, 3], DICTIONARY: [4, 0], V2: [4, 0, 4, 0, 0, 0]}
@@ -94,6 +99,9 @@ def positions(raw: bytes, count: int, size: int) -> int:
         (bytes([24, 3, *[0] * 8]), 1, UNKNOWN),  # a run that is cut
         (bytes([3, 5, 0, 0, 0, 0]), 1, UNKNOWN),  # eight are there; the rest of the group is cut
         (b"\x03" + ENDLESS, 1, DAMAGED),
+        (b"\x03" + longer(16, 5) + b"\x00", 1, OK),
+        (b"\x03" + longer(16, 6) + b"\x00", 1, DAMAGED),
+        (b"\x03\x90\x80\x80\x80\x10\x00", 1, DAMAGED),  # 33 bits
         (b"\x03" + b"\xfe" * 9 + b"\x00", 1, DAMAGED),
     ],
 )
@@ -127,7 +135,7 @@ def test_one_position_outside_the_dictionary_is_seen_wherever_it_stands(width):
         ((128, 4, 2, 1 << 32, 0), bytes(4), DAMAGED),
         ((128, 4, 2, 0, 1 << 40), bytes(4), DAMAGED),
         ((128, 4, 3, 0, 0), bytes(4), UNKNOWN),
-        ((128, 4, 1 << 40, 0, 0), bytes(4), UNKNOWN),
+        ((128, 4, 1 << 40, 0, 0), bytes(4), DAMAGED),
         ((0, 4, 2, 0, 0), bytes(4), DAMAGED),
         ((128, 0, 2, 0, 0), bytes(4), DAMAGED),
         ((128, 3, 2, 0, 0), bytes(4), DAMAGED),
@@ -137,6 +145,17 @@ def test_one_position_outside_the_dictionary_is_seen_wherever_it_stands(width):
 def test_deltas(numbers, body, code):
     raw = np.frombuffer(b"".join(map(thrift.varint, numbers)) + body, np.uint8)
     assert deltas.read_deltas(raw, 0, len(raw), True, np.empty(2, np.int64)) == code
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize(("size", "narrow", "code"), [(5, True, OK), (6, True, DAMAGED), (6, False, OK)])
+def test_long_numbers_of_deltas(place, size, narrow, code):
+    """The first three have 32 bits; a first value and a least delta of int64 have 64."""
+    said = [longer(number, size if at == place else 2) for at, number in enumerate((128, 4, 2, 0, 0))]
+    raw = np.frombuffer(b"".join(said) + bytes(4), np.uint8)
+    if place < 3 and size > 5:
+        code = DAMAGED
+    assert deltas.read_deltas(raw, 0, len(raw), narrow, np.empty(2, np.int64)) == code
 
 
 def of_loader(raw, bounds, rows, known):
@@ -162,6 +181,9 @@ def of_commands(raw, bounds, rows, known):
         (bytes([8, 0]), bytes([3, 0xFF, 0xFF]), DAMAGED),
         (bytes([8, 0]), bytes([3, 0xAA]), DAMAGED),  # a byte is missing
         (ENDLESS, bytes([8, 2]), DAMAGED),
+        (longer(8, 5) + b"\x00", bytes([8, 2]), OK),
+        (longer(8, 6) + b"\x00", bytes([8, 2]), DAMAGED),
+        (bytes([8, 0]), longer(8, 6) + b"\x02", DAMAGED),
         (bytes([8]), bytes([8, 2]), DAMAGED),
         (b"", b"", DAMAGED),
     ],
@@ -183,6 +205,8 @@ def test_levels(read, repetition, definition, code):
         (bytes([16, 2]), DAMAGED),
         (bytes([14, 1]), DAMAGED),
         (ENDLESS + b"\x01", DAMAGED),
+        (longer(16, 5) + b"\x01", OK),
+        (longer(16, 6) + b"\x01", DAMAGED),
         (b"", DAMAGED),
     ],
 )
