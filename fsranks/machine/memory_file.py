@@ -34,7 +34,8 @@ def free_memory() -> int:
     container."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) << 10]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
         _, kind, own = line.split(":", 2)
         if kind in ("", "memory"):
             below = _CGROUPS / kind / own.strip("/")
