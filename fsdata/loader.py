@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -53,6 +54,11 @@ _NOT_INITIALIZED = (
     "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
 )
 _WHY = ("a source whose rows can drop out", "a source that is followed")
+_NOT_COMPARED = (
+    "rank %d of %d has no process group, so nothing compares its files and options with those of the other ranks: if "
+    "they differ (a folder that is being written), rows are read twice or never. All ranks must print the same here: "
+    "%s. torch.distributed.init_process_group before making the loader compares them"
+)
 _OTHER_RANKS = (
     "rank= and world_size= are not those of torch.distributed: give process_group=, the group of the ranks that share "
     "the data, in their place"
@@ -175,7 +181,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
                     )
                 )
             parts = {f"source {n} {item}": each.parts for n, each in enumerate(opened) for item in ("files", "footers")}
-            meeting.agree({**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)}, parts=parts)
+            same = {**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)}
+            meeting.agree(same, parts=parts)
+        if self._context.world_size > 1 and self._context.reach() is None:
+            _LOG.warning(_NOT_COMPARED, self._context.rank, self._context.world_size, _digest(same))
         self._exchange: StepExchange | None = None
         self._planner: StepPlanner | None = None
         self._turn = Turn()
@@ -494,6 +503,10 @@ def _followed(
     if len(sources) > 1:
         raise ValueError("a source that is followed is the only one of its loader: there is no end to mix it with")
     return FollowedData(opened[0], sources[0], schema, **order)
+
+
+def _digest(same: dict[str, str]) -> str:
+    return blake2b(repr(sorted(same.items())).encode(), digest_size=8).hexdigest()
 
 
 def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:

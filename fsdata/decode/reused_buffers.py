@@ -7,20 +7,26 @@ allocator would give freed pages back to the system, and touching fresh pages co
 import bisect
 import threading
 from collections import deque
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
 _size = attrgetter("size")
+_LARGER = 2  # times as large as what is asked for may be what is given
+_SMALL = 1 << 14  # bytes; a buffer of so many is given for whatever is smaller
+_SPARE = 4  # a quarter of what was ever in use at once may be kept beside it
 
 
-class _Buffer(NamedTuple):
-    """`address` costs as much as half a tensor to ask for, so that it is asked for once."""
+@dataclass(slots=True, eq=False)
+class _Buffer:
+    """`address` costs as much as half a tensor to ask for, so that it is asked for once. returned: which return of
+    the pool was its last."""
 
     size: int
     address: int
     memory: np.ndarray
+    returned: int = 0
 
 
 class Lease:
@@ -53,25 +59,50 @@ class Lease:
 
 
 class Pool:
-    """Hands out buffers; keeps as many as were ever in use at once. Thread-safe."""
+    """Hands out buffers; thread-safe.
+
+    Keeps five quarters of the bytes that were ever in use at once, at most. A buffer in use is at most twice as large
+    as what was asked for, so that large ones are there for large requests.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[_Buffer] = []
         self._returned: deque[_Buffer] = deque()
+        self._returns = 0
+        self._bytes = self._free_bytes = self._most_in_use = 0
 
     def take(self, size: int) -> Lease:
         """At least `size` bytes, the smallest free buffer that fits; 64-byte aligned, contents arbitrary."""
         with self._lock:
-            while self._returned:
-                bisect.insort(self._free, self._returned.popleft(), key=_size)
+            self._collect()
             position = bisect.bisect_left(self._free, size, key=_size)
-            if position < len(self._free):
-                return Lease(self._free.pop(position), self._returned)
-            if self._free:
-                # All free buffers are too small: the new one replaces the smallest.
-                del self._free[0]
-        return Lease(_fresh(size), self._returned)
+            if position < len(self._free) and self._free[position].size <= max(_LARGER * size, _SMALL):
+                return self._lease(self._remove(position))
+            buffer = _fresh(size)
+            self._bytes += buffer.size
+            lease = self._lease(buffer)
+            while self._free and self._bytes > self._most_in_use + self._most_in_use // _SPARE:
+                oldest = min(range(len(self._free)), key=lambda at: self._free[at].returned)
+                self._bytes -= self._remove(oldest).size
+            return lease
+
+    def _collect(self) -> None:
+        while self._returned:
+            buffer = self._returned.popleft()
+            self._returns += 1
+            buffer.returned = self._returns
+            bisect.insort(self._free, buffer, key=_size)
+            self._free_bytes += buffer.size
+
+    def _remove(self, position: int) -> _Buffer:
+        buffer = self._free.pop(position)
+        self._free_bytes -= buffer.size
+        return buffer
+
+    def _lease(self, buffer: _Buffer) -> Lease:
+        self._most_in_use = max(self._most_in_use, self._bytes - self._free_bytes)
+        return Lease(buffer, self._returned)
 
 
 def _fresh(size: int) -> _Buffer:

@@ -85,6 +85,18 @@ def test_an_epoch_without_a_batch_says_why_once(loader_of, sources, caplog, opti
     assert re.search(why, warning.message)
 
 
+def test_ranks_that_compare_nothing_say_so_with_a_fingerprint(loader_of, sources, caplog):
+    said = []
+    for rank, seed, limit in ((0, 1, 9), (1, 1, 9), (1, 2, 9), (1, 1, 8)):
+        loader_of(replace(sources[0], limit=limit), rank=rank, world_size=2, seed=seed, shuffle=True)
+        said.append(re.search(r"same here: (\w{16})\.", caplog.messages[-1])[1])
+    assert caplog.messages[0].startswith("rank 0 of 2 has no process group")
+    assert said[0] == said[1]
+    assert len(set(said)) == 3
+    loader_of(sources[0])
+    assert len(caplog.messages) == 4
+
+
 def test_what_is_printed_of_loader_and_batch(loader_of):
     loader = loader_of()
     assert repr(loader).endswith("; rank 0 of 1, batch_size=4)")
