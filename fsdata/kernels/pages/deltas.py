@@ -47,6 +47,16 @@ def _add_deltas(raw, begin, end, width, least, value, narrow, found):
 
 
 @njit(nogil=True, cache=True)
+def _signed(raw, at, narrow):
+    """(the number, where it ends); one of more than 64 bits, or 32 if `narrow`, is a read past the end."""
+    value, end = signed(raw, at)
+    most = 5 if narrow else 10
+    if end - at > most or (narrow and value != np.int32(value)) or (end - at == 10 and raw[end - 1] > 1):
+        return np.int64(0), len(raw) + 1
+    return value, end
+
+
+@njit(nogil=True, cache=True)
 def read_deltas(raw, at, end, narrow, found):
     """DELTA_BINARY_PACKED -> `found`, int64 [n], all of them; a code.
 
@@ -54,21 +64,12 @@ def read_deltas(raw, at, end, narrow, found):
     """
     block, at = varint32(raw, at)
     parts, at = varint32(raw, at)
-    total, begin = varint32(raw, at)
-    first, at = signed(raw, begin)
-    if (
-        (narrow and at - begin > 5)
-        or at > end
-        or block <= 0
-        or block % 128
-        or block > 1 << 30
-        or parts <= 0
-        or parts > block
-        or block % parts
-    ):
+    total, at = varint32(raw, at)
+    first, at = _signed(raw, at, narrow)
+    if at > end or block <= 0 or block % 128 or block > 1 << 30 or parts <= 0 or parts > block or block % parts:
         return DAMAGED
     each = block // parts
-    if each % 32 or (narrow and first != np.int32(first)):
+    if each % 32:
         return DAMAGED
     if total != len(found):
         return UNKNOWN
@@ -80,11 +81,9 @@ def read_deltas(raw, at, end, narrow, found):
     found[0] = np.int64(value)
     done = 1
     while done < len(found):
-        least, widths = signed(raw, at)
-        if narrow and widths - at > 5:
-            return DAMAGED
+        least, widths = _signed(raw, at, narrow)
         at = widths + parts
-        if at > end or (narrow and least != np.int32(least)):
+        if at > end:
             return DAMAGED
         for part in range(parts):
             if done == len(found):
