@@ -25,6 +25,7 @@ from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library
 from fscomm.transports.opening import agree_on, split_name
+from fsranks.machine.local_processes import at_exit, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
@@ -130,6 +131,7 @@ class Comm:
         self._batch: Any = None
         self._over = False
         self._undo = contextlib.ExitStack()
+        self._undo.callback(at_exit(self._end_at_exit))
 
     @classmethod
     def enter(
@@ -306,6 +308,13 @@ class Comm:
             self._undo.close()
             for lookahead in self._lookaheads:
                 lookahead.close()
+
+    def _end_at_exit(self) -> None:
+        """Nobody has left the block."""
+        self._over = True
+        if self._engine is not None:
+            self._engine.abort(why_over())
+            self._engine.close(why_over(), at_exit=True)
 
     def _end(self, engine: Engine) -> None:
         try:

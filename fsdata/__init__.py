@@ -93,7 +93,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """pyarrow, polars and torchdata are imported on first use of a name that needs them."""
+    """pyarrow and polars are imported on first use of a name that needs them."""
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fsdata' has no attribute {name!r}")

@@ -6,6 +6,7 @@ moves samples between ranks, and `batch.prefetch` does all of it ahead of the tr
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import TypeVar
 
-from fsdata.balance.exchange import StepExchange
+from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
@@ -40,7 +41,9 @@ from fsdata.steps.follow.followed_data import FollowedData
 from fsdata.steps.follow.followed_steps import FollowedSteps
 from fsdata.steps.loader_options import LoaderOptions, can_pin, check_types, cores_of_this_rank, one_group
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
+from fsranks.errors import describe
 from fsranks.job_store import job_store
+from fsranks.machine.local_processes import before_pools_end, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext, resolve
 
@@ -88,7 +91,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             like "256MB" (B, kB, MB, GB, KiB, MiB, GiB); per rank. They are read by threads that do nothing else. 0 lets
             the decoding threads read. A row group that is larger is read ahead alone.
         prefetch: batches made ahead; 0 makes them in the calling thread.
-        pin_memory: make batches in page-locked memory (CUDA). What `adapt` makes is pinned in a thread of its own.
+        pin_memory: make batches in page-locked memory (CUDA). What `adapt` makes is pinned by the same thread.
         adapt: makes of each `Batch` what the loop gets, in the thread that makes batches ahead, before pinning. Has to
             leave tensors on the CPU, and is no part of the state: a resumed job needs the same one. What is pinned are
             tensors in mappings, lists, tuples and dataclasses, and what has a `pin_memory()` of its own.
@@ -212,6 +215,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._dropped = 0
         self._warned = False  # of an epoch without a batch
         self._batches = 0
+        before_pools_end(self._end_at_exit)
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
@@ -265,7 +269,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     ) -> None:
         if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
             self._exchange.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
-        self.close()
+        self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one. The place within that epoch that a loaded state gave is kept.
@@ -361,7 +365,17 @@ class FreeScaleDataLoader(Generic[BatchT]):
         return sum(source.retries for source in self._data.sources)
 
     def close(self) -> None:
-        """End threads and process groups. Twice is fine; the loader is of no use afterwards."""
+        """End threads and process groups. Twice is fine; the loader is of no use afterwards.
+
+        A loader that nobody closes is closed when Python ends.
+        """
+        self._close(CLOSED)
+
+    def _end_at_exit(self) -> None:
+        self._close(why_over())
+
+    def _close(self, why: str) -> None:
+        """why: what this rank did, for the others."""
         if self._closed:
             return
         self._closed = True
@@ -369,13 +383,13 @@ class FreeScaleDataLoader(Generic[BatchT]):
             return  # threads, files and connections are those of the other process
         for source in self._data.sources:
             source.end_retries()
-        self._end_steps(_GRACE_S)
+        self._end_steps(why, _GRACE_S)
         self._executor.shutdown(cancel_futures=True)
         if self._read_ahead is not None:
             self._read_ahead.close()
         self._data.close()
         if self._exchange is not None:
-            self._exchange.close()
+            self._exchange.close(why)
 
     def _epoch(self, progress: Progress, turn: object, *, resumed: bool) -> Iterator[BatchT]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
@@ -423,12 +437,12 @@ class FreeScaleDataLoader(Generic[BatchT]):
 
     def _next(self, ahead: Ahead[Made[BatchT]]) -> Made[BatchT] | None:
         with self._data.timing.of("wait"):
-            made = next(ahead, None)
+            made = ahead.take()
         self._batches += made is not None
         return made
 
-    def _end_steps(self, grace_s: float | None = None) -> None:
-        """End the threads of the epoch under way, if there is one, and tell the other ranks.
+    def _end_steps(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
+        """End the threads of the epoch under way, if there is one, and tell the other ranks why.
 
         Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
         """
@@ -437,26 +451,23 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._steps = self._ahead = None
         if steps is None or ahead is None:
             return
-        ahead.stop()
         steps.stop()
-        for thread in ahead.threads:
-            if self._exchange is None or grace_s is None:
-                thread.join()
-            else:
-                self._exchange.end(thread, grace_s)
+        if (exchange := self._exchange) is None:
+            ahead.end()
+        else:
+            ahead.end(grace_s, lambda: exchange.abort(why))
         steps.close()
         self._dropped += steps.dropped
-        if self._exchange is not None and not steps.over:
-            self._exchange.leave(grace_s)
+        if exchange is not None and not steps.over:
+            exchange.leave(why, grace_s)
 
     def _make_steps(self, progress: Progress) -> Steps | FollowedSteps:
         if self._followed is None:
             return self._steps_of(progress, hold=False)
         seen = None if progress.segment is None else progress.segment.seen
         watcher = self._followed.watcher(seen) if self._context.rank == 0 else None
-        return FollowedSteps(
-            self._followed, progress, self._steps_of, watcher, self._exchange, self._context.world_size
-        )
+        steps_of = weakref.WeakMethod(self._steps_of)  # its thread must not keep a loader that nobody refers to
+        return FollowedSteps(self._followed, progress, steps_of, watcher, self._exchange, self._context.world_size)
 
     def _steps_of(self, progress: Progress, hold: bool) -> Steps:
         """hold: see `Share`."""

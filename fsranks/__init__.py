@@ -4,7 +4,7 @@
 - `job_store`: notes between the ranks, through the store of the default process group.
 - `control_group`: small exchanges over gloo. It connects (`connecting`), brings a message of every rank to every rank
   (`gathering`), finds out which rank is lost (`diagnosis`).
-- `machine`: which processes of this machine run, and how much memory is free.
+- `machine`: which processes of this machine run, what is done when this one ends, and how much memory is free.
 - `network`: the store, connections, processes and `clock` of a rank; tests play all of these.
 - `errors`: the errors that name ranks. `torch_notices`: keeps a notice of torch off the terminal.
 """

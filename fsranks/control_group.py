@@ -6,12 +6,9 @@ exchange failed writes a note into the job's store, reads the others' notes, and
 packages make, and only its members take part.
 """
 
-import atexit
 import contextlib
-import functools
 import json
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -26,6 +23,7 @@ from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
 from fsranks.job_store import DIAGNOSIS_S, StoreLost
+from fsranks.machine.local_processes import at_exit, why_over
 from fsranks.network import brief, hang_up
 from fsranks.rank_context import RankContext
 
@@ -73,9 +71,7 @@ class ControlGroup:
             diagnosis_s=diagnosis_s,
         )
         self._gloo, self._neighbours = connector.connect()
-        # A daemon thread that is inside gloo when the interpreter ends would end the process by std::terminate.
-        self._at_exit = functools.partial(_end_at_exit, weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._take_back = at_exit(self.end_at_exit)
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """[W, ...] from the same shape and dtype on every rank."""
@@ -136,7 +132,7 @@ class ControlGroup:
 
     def close(self, reason: str) -> None:
         """Give up the group; no exchange may be under way. Leaves no thread and no connection."""
-        atexit.unregister(self._at_exit)
+        self._take_back()
         with self._lock:
             gloo, self._gloo = self._gloo, None
         self._give_up(reason)
@@ -144,7 +140,7 @@ class ControlGroup:
 
     def end_at_exit(self) -> None:
         """Let an exchange that is under way end, but not for long, and close."""
-        reason = "ended its process without closing what it used"
+        reason = why_over()
         self._set_reason(reason)
         if not self._busy.acquire(timeout=_LAST_EXCHANGE_S):
             self.abort(reason)
@@ -249,9 +245,3 @@ def _issue(gloo: Any, exchange: AllToAll) -> dist.Work:
     if sum(received) != len(out) or sum(sent) != len(mine):
         raise AssertionError(f"splits {received}, {sent} for {len(out)} and {len(mine)} entries")
     return gloo.alltoall_base(out, mine, received, sent)
-
-
-def _end_at_exit(group: weakref.ref[ControlGroup]) -> None:
-    found = group()
-    if found is not None:
-        found.end_at_exit()

@@ -30,7 +30,7 @@ def name_ranks(ranks: list[int]) -> str:
 def describe(error: BaseException) -> str:
     """An error and its notes in one line, for the other ranks."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {error}{notes}"[:2000]
+    return (f"{type(error).__name__}: {error}".removesuffix(": ") + notes)[:2000]
 
 
 def shown(text: str, other: str, most: int = 120) -> str:

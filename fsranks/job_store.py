@@ -67,6 +67,8 @@ class StoreConnection:
                 raise StoreLost(text)
             self._answered()  # the answer came after the limit and before this line
         done, value = outcome[0]
+        if not done and not isinstance(value, RuntimeError | OSError):
+            raise value
         if not done:
             raise StoreLost(f"{_host()}, which hosts the job's store, is gone: {value}") from value
         return value
@@ -192,21 +194,23 @@ def _in_thread(
 ) -> list[tuple[bool, Any]]:
     """[(True, result)] or [(False, error)] of `function()`; empty while it runs. `at_end` is called when it has ended.
 
-    Blocks for `timeout_s` at most; the list may be filled later.
+    Blocks for `timeout_s` at most; the list may be filled later. Empty, too, where Python is ending and starts no
+    thread (3.12 and later).
     """
     outcome: list[tuple[bool, Any]] = []
 
     def call() -> None:
         try:
             outcome.append((True, function()))
-        except (RuntimeError, OSError) as error:
+        except BaseException as error:
             outcome.append((False, error))
         finally:
             at_end()
 
     thread = threading.Thread(target=call, name="freescale-store", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(timeout_s)
     return outcome
 
 

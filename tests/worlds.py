@@ -9,6 +9,7 @@ two servers, with hash seeds of their own, as ranks of a job have: sets of texts
 """
 
 import atexit
+import ctypes
 import faulthandler
 import functools
 import multiprocessing
@@ -16,6 +17,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection
@@ -42,8 +44,46 @@ _PRELOADED = [
 _HASH_SEEDS = (0, 4)  # the names of the sequences that tests share have another order in sets of the one and the other
 
 
+A_THREAD_WAS_LEFT = 3
+
+
 class WorldError(AssertionError):
     """What went wrong on which rank."""
+
+
+def exit_codes(case: Callable[..., None], ranks: int, *args: Any) -> list[int | None]:
+    """The exit code of every rank after `case(rank, ranks, *args)`, where Python ends as at the end of a script.
+
+    `A_THREAD_WAS_LEFT` says that a thread of Python was there at the very end: it may come out of C++ when Python is
+    gone, which aborts the process. Unlike the ranks of a world, these have no process group.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    processes = [context.Process(target=_to_the_end, args=(case, rank, ranks, args)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE_S)
+        process.kill()
+    return [process.exitcode for process in processes]
+
+
+def _to_the_end(case: Callable[..., None], rank: int, ranks: int, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    atexit.register(_look_for_threads)
+    try:
+        case(rank, ranks, *args)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    ctypes.pythonapi.Py_Exit(0)  # multiprocessing would end this process without ending Python
+
+
+def _look_for_threads() -> None:
+    left = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+    if left:
+        os.write(2, f"{left} were left\n".encode())
+        os._exit(A_THREAD_WAS_LEFT)
 
 
 class World:

@@ -190,10 +190,10 @@ class Engine:
         """What names the rank that was lost, if `error` is what gloo says of it in an exchange outside of fscomm."""
         return self._connections.peers.explain(error)
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, at_exit: bool = False) -> None:
         """End workers and groups; work that is under way ends first, within its deadlines."""
         self._updates.close("")
-        self._connections.close(reason)
+        self._connections.close(reason, at_exit=at_exit)
 
     def abort(self, reason: str) -> None:
         """End everything that blocks; the other ranks are told `reason`."""

@@ -147,16 +147,23 @@ class Connections:
         if self._error is not None:
             raise self._error
 
-    def close(self, reason: str) -> None:
-        """End workers and groups; work that is under way ends first, within its deadlines."""
+    def close(self, reason: str, *, at_exit: bool = False) -> None:
+        """End workers and groups; work that is under way ends first, within its deadlines.
+
+        at_exit: Python is ending, and starts no thread any more.
+        """
         self.wire_gate.stop()
         self.peers.close()
         try:
             self._close_workers()
         finally:
-            with ThreadPoolExecutor(len(self._all)) as closers:  # gloo waits up to 20 ms for each of its own threads
-                for closed in [closers.submit(each.close, reason) for each in self._all]:
-                    closed.result()
+            if at_exit:
+                for each in self._all:
+                    each.close(reason)
+            else:
+                with ThreadPoolExecutor(len(self._all)) as closers:  # gloo waits 20 ms for each of its own threads
+                    for closed in [closers.submit(each.close, reason) for each in self._all]:
+                        closed.result()
 
     def _close_workers(self) -> None:
         for worker in self._workers.values():

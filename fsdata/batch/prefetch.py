@@ -1,107 +1,125 @@
-"""Steps made ahead of the training loop, by torchdata's Prefetcher and PinMemory, ended without leaving a thread.
-
-The root node never raises: what goes wrong travels as an item and is raised, unchanged, in the training thread at the
-batch concerned (torchdata would rebuild it from its text).
-"""
+"""Steps made ahead of the training loop, in a thread that ends with the loop, with the loader, and with Python."""
 
 import copy
 import dataclasses
 import threading
+from collections import deque
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
-from torchdata.nodes import BaseNode, PinMemory, Prefetcher
+import torch
 
 ItemT = TypeVar("ItemT")
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error on its way to the training thread."""
+class _Making(Generic[ItemT]):
+    """Calls `make` for every item until it returns None, fails, or is stopped: all that the thread refers to."""
 
-    error: Exception
-
-    def pin_memory(self) -> "Failure":
-        return self
-
-
-class _Root(BaseNode[Any]):
-    """Calls `make` for every item until it returns None, fails, or the node is stopped."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        super().__init__()
-        self.threads: set[threading.Thread] = set()
-        self.busy = threading.Lock()
+    def __init__(self, make: Callable[[], ItemT | None], *, pin: bool) -> None:
+        self._make = make
+        self._pin = pin
         self.stopped = False
         self.made = 0
-        self._make = make
+        self.thread: int | None = None  # that makes an item just now
 
-    def next(self) -> Any:
-        self.threads.add(threading.current_thread())
-        with self.busy:
-            if self.stopped:
-                raise StopIteration
-            try:
-                item = self._make()
-            except Exception as error:
-                self.stopped = True
-                return Failure(error)
-            if item is None:
-                self.stopped = True
-                raise StopIteration
+    def next(self) -> ItemT | None:
+        if self.stopped:
+            return None
+        self.thread = threading.get_ident()
+        try:
+            item = self._make()
+            if self._pin:
+                item = pinned(item)
+        except BaseException:
+            self.stopped = True
+            raise
+        finally:
+            self.thread = None
+        if item is None:
+            self.stopped = True
+        else:
             self.made += 1
-            return item
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
+        return item
 
 
 class Ahead(Generic[ItemT]):
-    """An iterator over what `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them inline.
+    """What `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them in the calling thread.
+
+    When nobody refers to this object any more, the thread ends after the item in hand.
 
     Args:
         make: returns the next item, or None at the end. Called in one thread at a time.
-        pin: pin items with their `pin_memory` method in a thread of its own (CUDA). Batches that lie in page-locked
-            memory from the start need no such thread, see `fsdata.batch.host_memory`.
+        pin: pin items in that thread, too (CUDA). Batches that lie in page-locked memory from the start need no such
+            step, see `fsdata.batch.host_memory`.
     """
 
     def __init__(self, make: Callable[[], ItemT | None], *, depth: int, pin: bool) -> None:
-        self._root = _Root(make)
-        node: BaseNode[Any] = self._root
-        if pin:
-            node = PinMemory(node, snapshot_frequency=0)
-        if depth:
-            node = Prefetcher(node, prefetch_factor=depth, snapshot_frequency=0)
-        self._node: BaseNode[Any] | None = node
+        self._making = _Making(make, pin=pin)
+        self._depth = depth
+        # Python waits for the threads of a pool before it ends. A daemon thread that comes out of C++ after that end
+        # would end the process by std::terminate.
+        self._executor = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="fsdata-prefetch",
+            initializer=_enter,
+            initargs=(torch.cuda.current_device() if pin else None,),
+        )
+        self._futures: deque[Future[ItemT | None]] = deque()
         self._taken = 0
+
+    def __del__(self) -> None:
+        self._making.stopped = True
 
     @property
     def waiting(self) -> int:
         """Items that were made and not taken yet. From any thread."""
-        return max(self._root.made - self._taken, 0)
+        return max(self._making.made - self._taken, 0)
 
-    def __iter__(self) -> "Ahead[ItemT]":
-        return self
+    def take(self) -> ItemT | None:
+        """The next item; None at the end, and after `end`. Blocks until it is made.
 
-    def __next__(self) -> ItemT:
-        if self._node is None:
-            raise StopIteration
-        item = next(self._node)
-        if isinstance(item, Failure):
-            raise item.error
-        self._taken += 1
+        Raises what `make` raised, whatever that is, at the item concerned.
+        """
+        if self._depth == 0:
+            item = self._making.next()
+        else:
+            self._submit()
+            if not self._futures:
+                return None
+            item = self._futures[0].result()  # where Ctrl-C interrupts this, the item is not lost
+            self._futures.popleft()
+            self._submit()
+        self._taken += item is not None
         return item
 
-    @property
-    def threads(self) -> list[threading.Thread]:
-        """The threads other than this one that have called `make`; they end by themselves after `stop`."""
-        return [thread for thread in self._root.threads if thread is not threading.current_thread()]
+    def end(self, grace_s: float | None = None, give_up: Callable[[], object] = lambda: None) -> None:
+        """Begin no further item, and wait for the one in hand. Called by `make` itself, this does not wait.
 
-    def stop(self) -> None:
-        """Begin no further item. `make` may still be running in one of `threads`."""
-        self._root.stopped = True
-        self._node = None
+        After `grace_s`, or at Ctrl-C, it calls `give_up`, which has to wake the thread, and goes on waiting.
+        """
+        self._making.stopped = True
+        if self._making.thread == threading.get_ident():
+            return
+        try:
+            late = wait(list(self._futures), grace_s).not_done
+        except BaseException:
+            give_up()
+            raise
+        if late:
+            give_up()
+        self._executor.shutdown()
+
+    def _submit(self) -> None:
+        while len(self._futures) < self._depth and not self._making.stopped:
+            self._futures.append(self._executor.submit(self._making.next))
+
+
+def _enter(device: int | None) -> None:
+    """At the beginning of a thread. device: of CUDA, where the thread pins."""
+    if device is not None:
+        torch.set_num_threads(1)  # for this thread: copies to pinned memory would take all cores
+        torch.cuda.set_device(device)
 
 
 def pinned(value: Any) -> Any:

@@ -4,6 +4,7 @@ A program is called once per rank, `program(job, rank, seed, slip)`. It yields a
 `slip(step)` is called where the user's code runs, and raises or says that this rank leaves.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,7 +150,7 @@ class _Watcher:
         self._at_s = list(np.cumsum(draw(seed, 2).exponential(2.0, FILES + 1)))
         self._given = 0
 
-    def poll(self, timeout_s: float) -> News | None:
+    def poll(self, timeout_s: float, stopped: threading.Event) -> News | None:
         at_s = self._at_s[self._given]
         self._job.ranks.wait(min(timeout_s, at_s - self._job.ranks.now()))
         if self._job.ranks.now() < at_s:
@@ -184,7 +185,7 @@ def follow(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[tuple[int, in
         return _Steps(steps())
 
     watcher = _Watcher(job, seed, slip) if rank == 0 else None
-    steps: Any = FollowedSteps(_Data(), _Place(), make, watcher, exchange, size)  # type: ignore[arg-type]
+    steps: Any = FollowedSteps(_Data(), _Place(), lambda: make, watcher, exchange, size)  # type: ignore[arg-type]
     try:
         number = 0
         while (made := steps.next()) is not None:

@@ -6,6 +6,26 @@ plans, then a `transfer` of samples, each a `record`. `alone` is the group of on
 
 from fsdata.balance.exchange.record import RecordSpec
 from fsdata.balance.exchange.status_word import StatusWord
-from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch, Planner, StepExchange, StepResult
+from fsdata.balance.exchange.step_exchange import (
+    CLOSED,
+    RESTARTED,
+    Assignment,
+    GlobalBatch,
+    Planner,
+    StepExchange,
+    StepResult,
+    told,
+)
 
-__all__ = ["Assignment", "GlobalBatch", "Planner", "RecordSpec", "StatusWord", "StepExchange", "StepResult"]
+__all__ = [
+    "CLOSED",
+    "RESTARTED",
+    "Assignment",
+    "GlobalBatch",
+    "Planner",
+    "RecordSpec",
+    "StatusWord",
+    "StepExchange",
+    "StepResult",
+    "told",
+]

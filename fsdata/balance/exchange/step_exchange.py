@@ -8,10 +8,11 @@ the previous step trains (PAPER.md section 1, Algorithm 1).
 Letters: F fields, G groups of fields that share lengths, N samples of the global batch, n of one rank, W ranks.
 """
 
+import contextlib
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,7 +30,8 @@ from fsranks.errors import describe
 from fsranks.rank_context import RankContext
 
 _MESSAGE_BYTES = 2048
-_LEFT = "left the loop (its loader was closed)"
+CLOSED = "closed its loader"
+RESTARTED = "began another loop over its loader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +174,8 @@ class StepExchange:
         An error of the planner is raised as it is where it occurs, and as PeerError on the others.
         """
         mine = table if table is not None else empty(spec.itemsize)
-        try:
+        with told(self, status):
             lengths = check_lengths(mine, spec)
-        except Exception as error:
-            self.fail(error, status)
-            raise
         number = self._group.number
         longest = int(lengths.max(initial=0))
         status = replace(status, rows=mine.num_rows, longest=longest)
@@ -229,23 +228,29 @@ class StepExchange:
     def fail(self, error: BaseException, status: StatusWord) -> None:
         """Take part in a step only to tell the others what failed here. Returns; the caller raises its own error."""
         try:
-            self._words(replace(status, failed=True), 0, _message(error))
+            self._words(replace(status, failed=True), 0, _cut_short(describe(error)))
         except PeerError as peer:
             error.add_note(f"while telling the other ranks: {peer}")
 
-    def leave(self, grace_s: float | None = None) -> None:
-        """Say in the next step that this rank leaves the loop; nothing to say between epochs or on a broken group.
+    def leave(self, why: str = CLOSED, grace_s: float | None = None) -> None:
+        """Say in the next step that this rank leaves the loop, because it did `why`.
+
+        Nothing is said between epochs, and on a broken group.
 
         Afterwards the exchange is ready for another epoch. Waits for the others to come to that step, but after
         `grace_s` gives up and breaks the group: they then hear of it when they need this rank.
         """
         if self._between_epochs:
             return
-        timer = None if grace_s is None else threading.Timer(grace_s, self.abort)
-        if timer is not None:
-            timer.start()
+        timer = None if grace_s is None else threading.Timer(grace_s, self.abort, [why])
         try:
-            self._words(StatusWord(epoch=0, step=0, left=True), 0)
+            if timer is not None:
+                timer.start()
+        except RuntimeError:  # Python 3.12 and later start no thread when they end
+            self.abort(why)
+            return
+        try:
+            self._words(StatusWord(epoch=0, step=0, left=True), 0, _cut_short(why))
         except PeerError:
             # This rank leaves in any case: it need not know which other ranks are gone.
             self._between_epochs = True
@@ -254,23 +259,16 @@ class StepExchange:
                 timer.cancel()
                 timer.join()
 
-    def end(self, thread: threading.Thread, grace_s: float = 5.0) -> None:
-        """Wait for a thread that may be in a call; if a peer keeps it waiting after `grace_s`, break the group."""
-        thread.join(grace_s)
-        if thread.is_alive():
-            self.abort()
-            thread.join()
-
-    def abort(self, reason: str = _LEFT) -> None:
+    def abort(self, why: str = CLOSED) -> None:
         """Break the group: a call that blocks in another thread raises at once. Only `close` makes sense after it.
 
-        reason: what the other ranks read, behind the name of this one.
+        why: what the other ranks read, behind the name of this one.
         """
-        self._group.abort(reason)
+        self._group.abort(why)
 
-    def close(self) -> None:
+    def close(self, why: str = CLOSED) -> None:
         """End the group; ranks that wait for this one raise. No call may be under way. Twice is fine."""
-        self._group.close(_LEFT)
+        self._group.close(why)
 
     def _words(self, status: StatusWord, digest: int, text: bytes = b"") -> tuple[tuple[StatusWord, ...], list[bytes]]:
         """The status and the text of every rank; raises if a rank failed, left, or is at another step."""
@@ -287,9 +285,10 @@ class StepExchange:
         if failed and not mine.failed:
             raise _of_others(failed, texts, at)
         if left and not failed and not mine.left:
+            why = texts[left[0]].decode(errors="replace")
             raise PeerError(
-                f"rank {left[0]} left the loop before {at} (it closed or restarted its loader) and this rank went on. "
-                "All ranks must take the same number of steps"
+                f"rank {left[0]} left the loop before {at} (it {why}) and this rank went on. All ranks must take the "
+                "same number of steps"
             )
         status_word.check(words)
         return statuses, texts
@@ -302,14 +301,14 @@ class StepExchange:
         total, world_size = len(batch.home), len(batch.statuses)
         if total == 0:
             return Assignment(rank=batch.home)
-        error: Exception | None = None
+        error: BaseException | None = None
         digest, text = -1, b""
         try:
             plan = planner(batch)
             _check_plan(plan, int(_taking_part(batch.home, plan.rows).sum()), world_size)
             digest = zlib.crc32(np.append(plan.rank, plan.rows or 0).astype(np.int32).tobytes())
-        except Exception as caught:
-            error, text = caught, _message(caught)
+        except BaseException as caught:
+            error, text = caught, _cut_short(describe(caught))
         words, texts = self._plans.gather(np.array([digest], np.int64), text)
         digests = words[:, 0]
         failed = np.flatnonzero(digests < 0).tolist()
@@ -326,6 +325,22 @@ class StepExchange:
                 "model must be a pure function to integers, and all ranks need the same versions of numpy and numba"
             )
         return plan
+
+
+@contextlib.contextmanager
+def told(exchange: StepExchange | None, status: StatusWord) -> Iterator[None]:
+    """What fails inside fails on this rank alone: the others hear of it in their next step. Blocks until they do.
+
+    Only Ctrl-C does not wait for them: they hear of it when this rank closes its loader or ends.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code may raise SystemExit, polars raises PanicException
+        if exchange is not None:
+            exchange.fail(error, status)
+        raise
 
 
 def encode_lengths(lengths: np.ndarray, longest: int) -> bytes:
@@ -363,8 +378,8 @@ def decode_lengths(statuses: tuple[StatusWord, ...], texts: list[bytes], groups:
     return np.concatenate(parts, axis=1, dtype=np.int64)
 
 
-def _message(error: BaseException) -> bytes:
-    return describe(error).encode()[:_MESSAGE_BYTES]
+def _cut_short(text: str) -> bytes:
+    return text.encode()[:_MESSAGE_BYTES]
 
 
 def _of_others(failed: list[int], texts: list[bytes], at: str) -> PeerError:

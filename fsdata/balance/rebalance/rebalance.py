@@ -4,7 +4,6 @@ This file runs the loader ahead in a thread and keeps what belongs to the batch 
 batches apart and builds them, `exchange` moves the samples.
 """
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -12,13 +11,15 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 import torch
 
-from fsdata.balance.exchange import StepExchange
+from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.rebalance.steps import Last, Made, RebalanceSteps, WrappedLoader
 from fsdata.balance.rebalance.tensor_tree import Measure
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.errors import DataError, PeerError
+from fsranks.errors import describe
+from fsranks.machine.local_processes import before_pools_end, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
@@ -102,6 +103,7 @@ class Rebalanced(Generic[BatchT]):
         self._turn = Turn()
         if self._exchange is not None:
             self._turn.settle()
+        before_pools_end(self._end_at_exit)
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
@@ -117,7 +119,7 @@ class Rebalanced(Generic[BatchT]):
 
     def _batches(self, ahead: Ahead[Made], turn: object) -> Iterator[BatchT]:
         self._turn.check_process()
-        for made in ahead:
+        while (made := ahead.take()) is not None:
             self._made = made
             yield made.batch
             self._turn.check_process()
@@ -157,15 +159,25 @@ class Rebalanced(Generic[BatchT]):
             self._exchange.report(compute_seconds, self._made.number)
 
     def close(self) -> None:
-        """End the thread and the group. Twice is fine. The wrapped loader stays the caller's."""
+        """End the thread and the group. Twice is fine. The wrapped loader stays the caller's.
+
+        What nobody closes is closed when Python ends.
+        """
+        self._close(CLOSED)
+
+    def _end_at_exit(self) -> None:
+        self._close(why_over())
+
+    def _close(self, why: str) -> None:
+        """why: what this rank did, for the others."""
         if self._closed:
             return
         self._closed = True
         if self._turn.forked:
             return  # the thread and the connections are those of the other process
-        self._end_epoch(_GRACE_S)
+        self._end_epoch(why, _GRACE_S)
         if self._exchange is not None:
-            self._exchange.close()
+            self._exchange.close(why)
 
     def __enter__(self) -> Self:
         return self
@@ -175,25 +187,19 @@ class Rebalanced(Generic[BatchT]):
     ) -> None:
         if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
             self._exchange.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
-        self.close()
+        self._close(CLOSED if error is None else f"raised {describe(error)}")
 
-    def _end_epoch(self, grace_s: float | None = None) -> None:
-        """End the thread of the epoch under way and tell the others; wait for them at most `grace_s`."""
+    def _end_epoch(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
+        """End the thread of the epoch under way and tell the others why; wait for them at most `grace_s`."""
         self._turn.check_process()
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        ahead.stop()
-        for thread in ahead.threads:
-            self._join(thread, grace_s)
-        if self._exchange is not None:
-            self._exchange.leave(grace_s)
-
-    def _join(self, thread: threading.Thread, grace_s: float | None) -> None:
-        if self._exchange is None or grace_s is None:
-            thread.join()
+        if (exchange := self._exchange) is None:
+            ahead.end()
         else:
-            self._exchange.end(thread, grace_s)
+            ahead.end(grace_s, lambda: exchange.abort(why))
+            exchange.leave(why, grace_s)
 
 
 def _measure(lengths: Lengths) -> Measure:

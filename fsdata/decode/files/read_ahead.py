@@ -104,19 +104,25 @@ class Fetches(Generic[ItemT]):
     def close(self) -> None:
         """Read nothing more, and wake who waits. Blocks until the requests under way have ended."""
         with self._changed:
-            self._closed = True
-            for fetch in self._live:
-                fetch.cancelled = not fetch.ready.is_set()
-                fetch.ready.set()
+            self._cancel()
             self._changed.wait_for(lambda: not self._running)
             self._live.clear()
             for queue in (self._ahead, self._planned, self._opening):
                 queue.clear()
 
+    def _cancel(self) -> None:
+        self._closed = True
+        for fetch in self._live:
+            fetch.cancelled = not fetch.ready.is_set()
+            fetch.ready.set()
+
     def _advance(self) -> None:
         with self._changed:
-            while not self._closed and (self._request_next() or self._open_next()):
-                pass
+            try:
+                while not self._closed and (self._request_next() or self._open_next()):
+                    pass
+            except RuntimeError:  # Python is ending and takes no work any more: nobody may wait for it
+                self._cancel()
 
     def _open_next(self) -> bool:
         if not self._planned or len(self._opening) >= self._pool.threads:
@@ -165,7 +171,7 @@ class Fetches(Generic[ItemT]):
         for row_group in fetch.remote:
             try:
                 fetch.requests += [(row_group, part) for part in row_group.plan()]
-            except Exception as error:
+            except BaseException as error:
                 row_group.fail(error)
         with self._changed:
             fetch.left = len(fetch.requests)
@@ -174,7 +180,7 @@ class Fetches(Generic[ItemT]):
     def _read(self, fetch: Fetch[ItemT], row_group: RowGroupBytes, part: ByteRange) -> None:
         try:
             row_group.read(part)
-        except Exception as error:
+        except BaseException as error:
             row_group.fail(error)
         with self._changed:
             fetch.left -= 1

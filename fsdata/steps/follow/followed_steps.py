@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fsdata.balance.exchange import StatusWord, StepExchange
+from fsdata.balance.exchange import StatusWord, StepExchange, told
 from fsdata.batch.batch import Batch
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt
@@ -23,7 +23,8 @@ class FollowedSteps:
     rank 0 says in a tick, about once a second, which files come next, that nothing has come, or that this is the end.
 
     Args:
-        make: the steps of a segment from some place on; with `True` those that end before a step that is not whole.
+        make: a reference to what makes the steps of a segment from some place on; with `True` those that end before a
+            step that is not whole. Gives None when the loader is gone, which is waiting for no further data either.
         watcher: on rank 0.
         exchange: None with one rank.
     """
@@ -32,7 +33,7 @@ class FollowedSteps:
         self,
         data: FollowedData,
         progress: Progress,
-        make: Callable[[Progress, bool], Steps],
+        make: Callable[[], Callable[[Progress, bool], Steps] | None],
         watcher: Watcher | None,
         exchange: StepExchange | None,
         world_size: int,
@@ -53,11 +54,11 @@ class FollowedSteps:
         """The next batch; None at the end. Blocks until there is data."""
         try:
             return self._next()
-        except Exception:
+        except BaseException:
             self.over = True
             raise
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """See `Steps.fail`."""
         if self._inner is not None:
             self._inner.fail(error)
@@ -103,7 +104,7 @@ class FollowedSteps:
 
     def _extended(self) -> bool:
         """Wait for the next segment, or the end; False if this rank is stopped."""
-        while not self._stopped.is_set():
+        while not self._stopped.is_set() and self._make() is not None:
             news = self._tick()
             if news is None:
                 continue
@@ -114,15 +115,11 @@ class FollowedSteps:
 
     def _enter(self, news: News, *, hold: bool) -> None:
         """Go on with these files; no rank does before all have opened theirs."""
-        try:
+        with told(self._exchange, self._status()):
             if news.files:
                 self._progress = self._data.extended(self._progress, news.files, news.seen, self._world_size)
             if self._progress.segment is not None:
                 self._data.enter(self._progress, self._world_size)
-        except Exception as error:
-            if self._exchange is not None:
-                self._exchange.fail(error, self._status())
-            raise
         if self._exchange is not None:
             self._exchange.agree(self._status())
         if self._progress.segment is None:
@@ -130,17 +127,16 @@ class FollowedSteps:
         if self._inner is not None:
             self._dropped += self._inner.dropped
             self._inner.close()
-        self._inner = self._make(self._progress, hold)
+        make = self._make()
+        if make is None:
+            raise RuntimeError("the loader is gone")  # nobody waits for a step any more
+        self._inner = make(self._progress, hold)
         if self._watcher is not None and hold:
             self._watcher.look_ahead()
 
     def _tick(self) -> News | None:
-        try:
-            mine = None if self._watcher is None else self._watcher.poll(_TICK_S)
-        except Exception as error:
-            if self._exchange is not None:
-                self._exchange.fail(error, self._status())
-            raise
+        with told(self._exchange, self._status()):
+            mine = None if self._watcher is None else self._watcher.poll(_TICK_S, self._stopped)
         if self._exchange is None:
             return mine
         text = b"" if mine is None else json.dumps([[file.state() for file in mine.files], mine.seen]).encode()

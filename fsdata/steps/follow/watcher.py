@@ -1,6 +1,7 @@
 """Looks for new files, on rank 0, in a thread of its own."""
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,10 +90,13 @@ class Watcher:
         self._next_look = 0.0
         self._unreachable_since: float | None = None
 
-    def poll(self, timeout_s: float) -> News | None:
-        """The next files; those of none, where the epoch is over; None: not yet. Blocks for at most `timeout_s`."""
+    def poll(self, timeout_s: float, stopped: threading.Event) -> News | None:
+        """The next files; those of none, where the epoch is over; None: not yet, or `stopped`.
+
+        Blocks for at most `timeout_s`.
+        """
         if self._looking is None:
-            self._clock.wait(max(min(self._next_look - self._clock.now(), timeout_s), 0.0))
+            self._clock.wait(min(self._next_look - self._clock.now(), timeout_s), stopped)
             if self._clock.now() < self._next_look:
                 return None
             self._looking = self._thread.submit(self._look)

@@ -3,17 +3,19 @@
 import contextlib
 import os
 import threading
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from exact import attachments, compare
 from exact_kinds import TWO
 from exact_loops import base
-from exact_model import Config, build
+from exact_model import Config, batches, build
 from patience import PATIENCE_S
 from torch.distributed.distributed_c10d import _world
-from worlds import shared_world
+from worlds import exit_codes, shared_world
 
 import fscomm
 from fscomm.engine import engine
@@ -83,3 +85,17 @@ def test_entering_fails_on_one_rank(place: str) -> None:
             assert f"rank {ODD} failed: OSError: no descriptors left" in said
         assert left == []
         assert differs == []
+
+
+def end_inside_the_block(rank: int, size: int, folder: Path) -> None:
+    """Between two steps: workers have updates to do, and rows of the next step to fetch."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    model, _ = build(CONFIG, size)
+    comm = fscomm.enable(model, timeout_s=PATIENCE_S).__enter__()
+    for _, batch in zip(range(2), comm.lookahead(batches(CONFIG, rank, size, 0, 4)), strict=False):
+        model(batch).sum().backward()
+    globals()["left"] = comm  # as a variable of a script
+
+
+def test_a_process_that_ends_inside_the_block_ends_well(tmp_path: Path) -> None:
+    assert exit_codes(end_inside_the_block, 2, tmp_path) == [0, 0]

@@ -212,7 +212,9 @@ def abort_a_blocked_call(rank: int, world_size: int) -> str:
     if rank == 0:
         thread = threading.Thread(target=blocked)
         thread.start()
-        exchange.end(thread, grace_s=0.2)
+        thread.join(0.2)
+        exchange.abort()
+        thread.join()
     dist.barrier()  # nothing is sent to rank 0 before its connections are closed
     if rank != 0:
         blocked()
@@ -222,9 +224,9 @@ def abort_a_blocked_call(rank: int, world_size: int) -> str:
 
 def test_abort_gets_a_blocked_thread_out() -> None:
     own, second, third = shared_world(3).run(abort_a_blocked_call)
-    assert "left the loop" in own
-    assert "rank 0 left the loop" in second
-    assert "rank 0 left the loop" in third
+    assert "closed its loader" in own
+    assert "rank 0 closed its loader" in second
+    assert "rank 0 closed its loader" in third
 
 
 def leave_nothing_behind(rank: int, world_size: int) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import threading
 from collections import defaultdict
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pyarrow as pa
@@ -248,6 +249,21 @@ def test_row_groups_are_read_and_files_opened_before_anybody_waits(limit, thread
     fetches.close()
     pool.close()
     assert (store.most, store.planned, pool.peak) == (held, files, held)
+
+
+def test_nobody_waits_for_what_an_ended_pool_does_not_read():
+    """Python ends all pools before it ends, while threads still decode."""
+    store = Store([10] * 3)
+    pool = ReadAhead(10, threads=1)
+    fetches = pool.over(iter(range(3)), lambda item: [store.row_groups[item]])
+    first, *others = fetches
+    first.wait()
+    pool.close()
+    fetches.release(first)
+    for each in others:
+        with pytest.raises(CancelledError):
+            each.wait()
+    fetches.close()
 
 
 def test_closing_wakes_who_waits_and_ends_the_threads():

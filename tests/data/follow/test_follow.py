@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from growing import ENDLESS, FAST, SCHEMA, age, loader_of, read, rows_of, write
+from patience import PATIENCE_S
 
 from fsdata import (
     Balance,
@@ -24,7 +25,7 @@ from fsdata import (
     StateError,
 )
 from fsdata.decode import source_files
-from fsdata.steps.follow import followed_data, watcher
+from fsdata.steps.follow import followed_data, followed_steps, watcher
 
 
 @pytest.fixture
@@ -382,8 +383,9 @@ def test_states_of_other_loaders(folder):
                     one.load_state_dict(two.state_dict())
 
 
-def test_stopping_while_it_waits_leaves_nothing_behind(folder):
-    with loader_of(folder, Follow(every="5s"), prefetch=2) as loader:
+def test_stopping_while_it_waits_ends_the_wait_and_leaves_nothing_behind(folder, monkeypatch):
+    monkeypatch.setattr(followed_steps, "_TICK_S", PATIENCE_S)
+    with loader_of(folder, Follow(every="1h"), prefetch=2) as loader:
         batches = iter(loader)
         for _ in range(7):
             next(batches)

@@ -118,6 +118,7 @@ def test_ctrl_c_on_one_rank_is_named_on_the_others(tmp_path):
     two_sources(tmp_path)
     texts = shared_world(2).run(interrupted, tmp_path)
     assert "rank 1" in texts[0]
+    assert "raised KeyboardInterrupt" in texts[0]
 
 
 SCRIPT = """
