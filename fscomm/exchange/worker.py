@@ -113,7 +113,7 @@ class Worker:
         try:
             for mark, _ in self._under_way:
                 self._device.wait(mark, max(end - time.monotonic(), 0.0))
-        except Exception as error:
+        except BaseException as error:
             if self._error is None:
                 self._error = error
                 self._on_error(error)

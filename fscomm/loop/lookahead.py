@@ -56,7 +56,7 @@ class Listener(Protocol):
     def finish(self) -> None:
         """The user is about to learn that there is no further batch."""
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
 
 
@@ -67,7 +67,7 @@ class _Value(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    error: Exception
+    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,9 @@ class _Epoch(Generic[T]):
         except PeerError as error:  # the batch before it could not be trained on either
             self._listener.fail(error)
             raise
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._listener.fail(error)
             return _Failed(error)
         self._listener.announce(value, draws=self._draws.both and (early or not self._first))

@@ -31,7 +31,7 @@ class _Source(Protocol):
 
     def next(self) -> tuple[Batch, Progress] | None: ...
 
-    def fail(self, error: Exception) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
 
 
 class AdaptedSteps(Generic[BatchT]):
@@ -55,7 +55,7 @@ class AdaptedSteps(Generic[BatchT]):
         stats = batch.stats
         try:
             return Made(_called(self._adapt, batch), progress)
-        except Exception as error:
+        except BaseException as error:
             rank = self._steps.share.rank
             error.add_note(
                 f"adapt=... failed with the batch of step {stats.step} of epoch {stats.epoch} on rank {rank}"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult
+from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult, told
 from fsdata.balance.options import StepPlanner
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.batch.host_memory import HostMemory
@@ -77,7 +77,7 @@ class Steps(ABC):
     def next(self) -> tuple[Batch, Progress] | None:
         """The next batch, None at the end of the epoch. Blocks on decoding and, where there are any, on peers."""
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell the other ranks, if they meet once more in this epoch, that this rank failed after the step in hand.
 
         Blocks until they come to that meeting. Returns; the caller raises its own error.
@@ -107,11 +107,10 @@ class Steps(ABC):
         counts = share.counts(self.passed)
         wanted = int(counts[share.rank]) if planned else share.batch_size
         try:
-            table = self.reader.take(wanted)
-        except Exception as error:
+            with told(exchange, self._status()):
+                table = self.reader.take(wanted)
+        except BaseException:
             self.over = True
-            if exchange is not None:
-                exchange.fail(error, self._status())
             raise
         last = not share.counts(self.passed + counts).any() if planned else table.num_rows < wanted
         return table, self._status(rows=table.num_rows, position=self.reader.position, ended=last)
@@ -241,7 +240,7 @@ class AgreedSteps(Steps):
         try:
             with self.reader.timing.of("exchange"):
                 return exchange.agree(status)
-        except Exception:
+        except BaseException:
             self.over = True
             raise
 
@@ -286,7 +285,7 @@ class BalancedSteps(Steps):
                 step = self._exchange.step(table, self._spec, self._planner, status, places(table, self.layout))
                 held = self.share.hold and not self._sure and any(each.ended for each in step.statuses)
                 positions = [] if held else self._positions(step)
-        except Exception:
+        except BaseException:
             self.over = True
             raise
         self.over = step.ended or held

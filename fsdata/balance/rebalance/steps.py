@@ -1,6 +1,5 @@
 """The steps of one epoch of `rebalance`: pull a batch, exchange it, build what the plan gives this rank."""
 
-import contextlib
 import copy
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
+from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult, told
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.rebalance.template_text import from_text, to_text
 from fsdata.balance.rebalance.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
@@ -140,11 +139,11 @@ class RebalanceSteps:
 
     def _together(self, exchange: StepExchange) -> Made | None:
         status = StatusWord(epoch=self._epoch, step=self._step)
-        with _told(exchange, status):
+        with told(exchange, status):
             pulled = self._loader.pull()
         if not self._met:
             everyone = self._introduce(exchange, status)
-            with _told(exchange, status):
+            with told(exchange, status):
                 self._adopt(everyone, exchange.context.rank)
             self._met = True
         template = self._loader.template
@@ -156,7 +155,7 @@ class RebalanceSteps:
         self._over = step.ended
         if step.ended and not step.global_samples:
             return None
-        with _told(exchange, status):
+        with told(exchange, status):
             return self._make(step, pulled, template, unchanged=step.table is table)
 
     def _make(self, step: StepResult, pulled: Pulled, template: Template, *, unchanged: bool) -> Made:
@@ -205,16 +204,6 @@ class RebalanceSteps:
                 "every rank at least one batch"
             )
         self._loader.template = template
-
-
-@contextlib.contextmanager
-def _told(exchange: StepExchange, status: StatusWord) -> Iterator[None]:
-    """What fails inside fails on this rank alone: the others hear of it in their next step."""
-    try:
-        yield
-    except Exception as error:
-        exchange.fail(error, status)
-        raise
 
 
 def _measured(by_group: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class RowGroupBytes:
         self._ranges: list[ByteRange] = []
         self._parts: dict[ByteRange, bytes] = {}
         self._checked = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._lock = threading.Lock()
 
     def plan(self) -> list[ByteRange]:
@@ -66,10 +66,10 @@ class RowGroupBytes:
         if self._error is None:
             try:
                 self._check()
-            except OSError as error:
+            except BaseException as error:
                 self.fail(error)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Let `use` raise the error; the first one counts."""
         with self._lock:
             self._error = self._error or error

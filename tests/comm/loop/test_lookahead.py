@@ -184,14 +184,15 @@ def test_close_ends_the_iterator_but_not_the_user_s() -> None:
 # Errors, and batches that are one object.
 
 
-def test_a_pending_error_is_not_lost_with_its_loop() -> None:
+@pytest.mark.parametrize("kind", [OSError, SystemExit])
+def test_a_pending_error_is_not_lost_with_its_loop(kind: type[BaseException]) -> None:
     def source() -> Iterator[str]:
         yield from ("a", "b")
-        raise OSError("disk")
+        raise kind("disk")
 
     batches = ahead(source())
     assert list(itertools.islice(batches, 2)) == ["a", "b"]
-    with pytest.raises(OSError, match="disk") as caught:
+    with pytest.raises(kind, match="disk") as caught:
         list(batches)
     assert "source" in [entry.name for entry in caught.traceback], "the loader's own frames are shown"
 
