@@ -6,5 +6,5 @@
   (`gathering`), finds out which rank is lost (`diagnosis`).
 - `machine`: which processes of this machine run, what is done when this one ends, and how much memory is free.
 - `network`: the store, connections, processes and `clock` of a rank; tests play all of these.
-- `errors`: the errors that name ranks. `torch_notices`: keeps a notice of torch off the terminal.
+- `errors`: the errors that name ranks. `libraries`: what torch and numba do, and users are kept from.
 """

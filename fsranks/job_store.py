@@ -96,7 +96,11 @@ class JobStore:
     def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
         """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
         keys = list(keys)
-        return self._connection.ask(lambda: self._poll(keys, timeout_s), timeout_s)
+        given_up = threading.Event()
+        try:
+            return self._connection.ask(lambda: self._poll(keys, timeout_s, given_up), timeout_s)
+        finally:
+            given_up.set()  # after Ctrl-C nobody waits for an answer
 
     def decide(self, key: str, text: str, timeout_s: float) -> str:
         """Post `text` under `key` unless another rank did before; returns the note that is there now."""
@@ -146,7 +150,7 @@ class JobStore:
             raise value
         return value
 
-    def _poll(self, keys: list[str], timeout_s: float) -> dict[str, str]:
+    def _poll(self, keys: list[str], timeout_s: float, given_up: threading.Event) -> dict[str, str]:
         """As `wait`. While one rank is late, only its key is asked for, and less and less often."""
         store, clock = self.store, self._clock
         begin = clock.now()
@@ -159,7 +163,8 @@ class JobStore:
             if waited >= timeout_s:
                 keys = keys[:known] + self._there(keys[known + 1 :])
                 break
-            clock.wait(min(max(_ASK_AGAIN_S, waited / 10), _ASK_AGAIN_AT_MOST_S, timeout_s - waited))
+            if clock.wait(min(max(_ASK_AGAIN_S, waited / 10), _ASK_AGAIN_AT_MOST_S, timeout_s - waited), given_up):
+                return {}
         return dict(zip(keys, (note.decode() for note in store.multi_get(keys)), strict=True)) if keys else {}
 
     def _there(self, keys: list[str]) -> list[str]:
@@ -210,7 +215,11 @@ def _in_thread(
     thread = threading.Thread(target=call, name="freescale-store", daemon=True)
     with contextlib.suppress(RuntimeError):
         thread.start()
-        thread.join(timeout_s)
+        try:
+            thread.join(timeout_s)
+        except BaseException:  # Ctrl-C. A thread that comes out of C++ when Python has ended would abort the process
+            thread.join(_LAST_WORD_S)
+            raise
     return outcome
 
 

@@ -4,10 +4,11 @@ W peers, T tables of an owner.
 """
 
 import numpy as np
-from numba import njit
+
+from fsranks.libraries import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _mix(key: int) -> np.uint64:
     """Spread a key over all 64 bits (finalizer of SplitMix64, Steele et al. 2014): strided ids must not cluster."""
     x = np.uint64(key)
@@ -16,7 +17,7 @@ def _mix(key: int) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def places_for(number: int) -> int:
     """Places of a table of so many keys: a power of two, at most half of them in use."""
     places = 2
@@ -25,7 +26,7 @@ def places_for(number: int) -> int:
     return places
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def first_occurrences(
     keys: np.ndarray,
     lengths: np.ndarray,
@@ -63,7 +64,7 @@ def first_occurrences(
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _find(heads: np.ndarray, first: int, places: int, limit: int, ids: np.ndarray, row: int) -> np.int64:
     """Index of the head of `row`, or of the empty one where it belongs, in a table that begins at `first`. Where there
     are as many places as rows, every row has its own."""
@@ -76,7 +77,7 @@ def _find(heads: np.ndarray, first: int, places: int, limit: int, ids: np.ndarra
     return first + np.int64(place)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def number_rows(
     asked: np.ndarray,
     lengths: np.ndarray,
@@ -125,7 +126,7 @@ def number_rows(
     return outside
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def mark_common(
     ids: np.ndarray,
     ends: np.ndarray,
@@ -151,7 +152,7 @@ def mark_common(
         start = ends[t]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def checksum(words: np.ndarray) -> np.uint64:
     """Of uint64 [N]: another one, as good as surely, if a word changes or words change places. 8 bytes in 2 cycles."""
     factor = np.uint64(0xBF58476D1CE4E5B9)

@@ -6,10 +6,11 @@ class before the deferred one. No loop asks for the class in a branch: half of s
 """
 
 import numpy as np
-from numba import njit
+
+from fsranks.libraries import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count(flags: np.ndarray, slots: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> None:
     """How many of each peer are flagged. flags: bool [U]; entry i is flagged by flags[slots[i]], or by flags[i] if
     `slots`, int32 [n], is empty; lengths: int64 [W], sum n. Written: counts int64 [W]."""
@@ -26,14 +27,14 @@ def count(flags: np.ndarray, slots: np.ndarray, lengths: np.ndarray, counts: np.
         at += lengths[w]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def take(values: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
     """out[i] = values[index[i]]; numpy takes three times as long where the index has 32 bits."""
     for i in range(len(index)):
         out[i] = values[index[i]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def cut(
     urgent: np.ndarray,
     slots: np.ndarray,
@@ -71,7 +72,7 @@ def cut(
         at += lengths[w]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def indices_to_send(places: np.ndarray, order: np.ndarray, index: np.ndarray) -> None:
     """Requester: which local gradient travels in each place.
 
@@ -86,7 +87,7 @@ def indices_to_send(places: np.ndarray, order: np.ndarray, index: np.ndarray) ->
             index[places[i]] = i
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def updates(
     asked: np.ndarray,
     places: np.ndarray,
@@ -134,7 +135,7 @@ def updates(
             at += counts[w, f]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def rows_to_read(
     rows: np.ndarray,
     places: np.ndarray,
@@ -171,7 +172,7 @@ def rows_to_read(
         index[places[i]] = read[rows[i]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def merged(places: np.ndarray, total: int, slots: np.ndarray, order: np.ndarray, index: np.ndarray) -> None:
     """Requester: where each local output finds its row in a buffer that has the deferred rows before the urgent ones.
 
@@ -184,7 +185,7 @@ def merged(places: np.ndarray, total: int, slots: np.ndarray, order: np.ndarray,
         index[i] = place + deferred if place < total else place - total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def asking(numbers: np.ndarray, lengths: np.ndarray, seen: np.ndarray, out: np.ndarray) -> None:
     """Owner: which ranks of the requester's host ask for the row of each unit.
 
@@ -206,7 +207,7 @@ def asking(numbers: np.ndarray, lengths: np.ndarray, seen: np.ndarray, out: np.n
         start = end
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def carriers(asking: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
     """Which rank of a host passes a row on: the first that asks for it, counted from a place that depends on the id.
 
@@ -222,7 +223,7 @@ def carriers(asking: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
         out[i] = place
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def gather_segments(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
     """Write segments of `source` behind one another. starts, lengths: int64 [S]; written: out, of their sum."""
     at = 0
@@ -232,7 +233,7 @@ def gather_segments(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray,
         at += lengths[s]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_bits(bits: np.ndarray, lengths: np.ndarray, starts: np.ndarray, message: np.ndarray) -> None:
     """bits: bool [n], `lengths` int64 [W] for each peer. Written: message uint8, from starts[w], 8 bits in a byte."""
     at = 0
@@ -245,7 +246,7 @@ def pack_bits(bits: np.ndarray, lengths: np.ndarray, starts: np.ndarray, message
         at += lengths[w]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_bits(message: np.ndarray, lengths: np.ndarray, starts: np.ndarray, bits: np.ndarray) -> None:
     """The inverse of `pack_bits`."""
     at = 0
@@ -255,7 +256,7 @@ def unpack_bits(message: np.ndarray, lengths: np.ndarray, starts: np.ndarray, bi
         at += lengths[w]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_bags(
     lengths: np.ndarray, features: np.ndarray, samples: np.ndarray, widths: np.ndarray, ids: np.ndarray, alone: bool,
     unique: int, starts: np.ndarray, of_feature: np.ndarray, of_sample: np.ndarray, of_width: np.ndarray,
@@ -289,7 +290,7 @@ def find_bags(
     return number
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def by_bucket(buckets: np.ndarray, number: int, order: np.ndarray) -> None:
     """Sort by counting, keeping the order inside a bucket. buckets: int64 [n] below `number`; written: order int64."""
     ends = np.zeros(number + 1, np.int64)

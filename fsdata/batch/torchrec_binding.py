@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fsranks.torch_notices import keep_fx_notice_away
+from fsranks.libraries import keep_fx_notice_away
 
 
 @functools.cache

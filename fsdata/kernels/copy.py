@@ -8,10 +8,11 @@ that int64 is made of as they are copied: see `STORED`.
 from types import MappingProxyType
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from fsdata.kernels.memory import pointer
 from fsdata.kernels.pages.fetch import HELD, PAGED, ask, fetch, place_of
+from fsranks.libraries import kernel
 
 # The highest byte of an address, by the type that lies there. No system uses it for addresses of its own.
 STORED = MappingProxyType(
@@ -28,7 +29,7 @@ def step_of(address: np.ndarray, itemsize: int) -> np.ndarray:
     return _BYTES[address >> STORED_SHIFT] if itemsize == 8 else np.full_like(address, itemsize)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _copy8(target: int, source: int, count: int) -> None:
     to = carray(pointer(target), (count,), np.int64)
     of = carray(pointer(source), (count,), np.int64)
@@ -36,7 +37,7 @@ def _copy8(target: int, source: int, count: int) -> None:
         to[i] = of[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _copy4(target: int, source: int, count: int) -> None:
     to = carray(pointer(target), (count,), np.int32)
     of = carray(pointer(source), (count,), np.int32)
@@ -44,7 +45,7 @@ def _copy4(target: int, source: int, count: int) -> None:
         to[i] = of[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _copy1(target: int, source: int, count: int) -> None:
     to = carray(pointer(target), (count,), np.uint8)
     of = carray(pointer(source), (count,), np.uint8)
@@ -52,14 +53,14 @@ def _copy1(target: int, source: int, count: int) -> None:
         to[i] = of[i]
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def _widen(target, values):
     to = carray(pointer(target), values.shape, np.int64)
     for i in range(len(values)):
         to[i] = values[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _copy_stored(target: int, source: int, count: int) -> None:
     """int64 from what the highest byte of `source` says."""
     stored, at = source >> STORED_SHIFT, pointer(source & _ADDRESS)
@@ -77,7 +78,7 @@ def _copy_stored(target: int, source: int, count: int) -> None:
         _widen(target, carray(at, (count,), np.uint8))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def copy(target: int, source: int, count: int, itemsize: int) -> None:
     """`source` is a plain address."""
     if itemsize == 8:
@@ -88,7 +89,7 @@ def copy(target: int, source: int, count: int, itemsize: int) -> None:
         _copy1(target, source, count * itemsize)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _any_stored(address: np.ndarray) -> bool:
     found = False
     for each in address:
@@ -96,7 +97,7 @@ def _any_stored(address: np.ndarray) -> bool:
     return found
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather_stored(address: np.ndarray, length: np.ndarray, itemsize: int, target: int, held: np.ndarray) -> None:
     """One field, some of whose lists lie in pages or are stored in narrower integers."""
     near, asked = np.int64(0), np.int64(-1)
@@ -118,7 +119,7 @@ def _gather_stored(address: np.ndarray, length: np.ndarray, itemsize: int, targe
             target += length[n] * itemsize
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather_fields(
     address: np.ndarray, length: np.ndarray, itemsize: np.ndarray, target: np.ndarray, held: np.ndarray
 ) -> None:
@@ -142,7 +143,7 @@ def gather_fields(address: np.ndarray, length: np.ndarray, itemsize: np.ndarray,
     _gather_fields(address, length, itemsize, target, HELD)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather_samples(
     address: np.ndarray,
     length: np.ndarray,

@@ -1,10 +1,11 @@
 """Spans of rows go one after another to the rank that has the fewest rows so far (numba, nogil)."""
 
 import numpy as np
-from numba import njit
+
+from fsranks.libraries import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.ndarray) -> None:
     """Of equally few ranks, to the lowest.
 
@@ -28,6 +29,6 @@ def to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.nda
         ranks[at] = rank
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _before(a: int, b: int, held: np.ndarray) -> bool:
     return held[a] < held[b] or (held[a] == held[b] and a < b)

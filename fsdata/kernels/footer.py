@@ -8,9 +8,9 @@ Letters: L leaf columns, G row groups.
 """
 
 import numpy as np
-from numba import njit
 
 from fsdata.kernels.thrift import BINARY, DEPTH, LIST, STRUCT, after, byte_string, items, next_field, signed
+from fsranks.libraries import kernel
 
 # Columns of the table of chunks, int64 [G * L, 9].
 BEGIN = 0  # first byte of the chunk in the file
@@ -46,7 +46,7 @@ _CODECS = 7
 _WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # by physical type; -1 where values have no width of their own
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _element(raw, at, found, inside):
     """One node of the schema -> `found`: physical type (-1: a group), repetition, children. Where it ends."""
     found[0], found[1], found[2] = -1, 0, 0
@@ -61,7 +61,7 @@ def _element(raw, at, found, inside):
             at = after(raw, at, kind, inside)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _leaves(raw, at, inside):
     """int64 [L, 3]: physical type, levels of repetition and of definition of every leaf. Where the schema ends."""
     count, _, at = items(raw, at)
@@ -90,13 +90,13 @@ def _leaves(raw, at, inside):
     return leaves[:number], at
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def _fault(report, code, leaf, found, allowed):
     if report[0] == OK:
         report[0], report[2], report[3], report[4] = code, leaf, found, allowed
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _statistics(raw, at, kind, leaf, chunk, report, inside):
     width = _WIDTHS[kind] if 0 <= kind < len(_WIDTHS) else -1
     before = np.int64(0)
@@ -121,7 +121,7 @@ def _statistics(raw, at, kind, leaf, chunk, report, inside):
             at = after(raw, at, inner, inside)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _sizes(raw, at, known, leaf, report, inside):
     before = np.int64(0)
     while True:
@@ -137,7 +137,7 @@ def _sizes(raw, at, known, leaf, report, inside):
         at = after(raw, at, inner, inside)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _metadata(raw, at, known, leaf, chunk, report, inside):
     """ColumnMetaData -> `chunk`. Where it ends."""
     kind, codec, data, dictionary = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
@@ -178,7 +178,7 @@ def _metadata(raw, at, known, leaf, chunk, report, inside):
     return at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _group(raw, at, leaves, chunks, report, inside):
     """One row group -> its lines of `chunks`. (Where it ends, its rows.)"""
     before, columns, rows = np.int64(0), np.int64(0), np.int64(0)
@@ -213,7 +213,7 @@ def _group(raw, at, leaves, chunks, report, inside):
     return at, rows
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _check_chunks(leaves, chunks, rows, room, report):
     for leaf in range(len(leaves)):
         chunk = chunks[leaf]
@@ -229,7 +229,7 @@ def _check_chunks(leaves, chunks, rows, room, report):
             chunk[INDEX_BYTES] = 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_chunks(raw, room, report):
     """Chunks of all row groups, int64 [G * L, 9], as far as nothing is wrong; and int64 [5]: the first byte of the
     schema, the first one after it, whether a chunk begins before the end of the one before it, and the first byte of

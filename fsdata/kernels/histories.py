@@ -5,10 +5,11 @@ An address of events says in its highest byte of which type they are stored: see
 """
 
 import numpy as np
-from numba import njit
+
+from fsranks.libraries import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_unsorted(times: np.ndarray, offsets: np.ndarray) -> int:
     """The first event that is earlier than the one before it of the same key, -1 if there is none."""
     for k in range(len(offsets) - 1):
@@ -18,7 +19,7 @@ def find_unsorted(times: np.ndarray, offsets: np.ndarray) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _first_not_below(values: np.ndarray, low: int, high: int, limit: int) -> int:
     while low < high:
         middle = (low + high) // 2
@@ -29,7 +30,7 @@ def _first_not_below(values: np.ndarray, low: int, high: int, limit: int) -> int
     return low
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_keys(keys: np.ndarray, wanted: np.ndarray, null: np.ndarray, found: np.ndarray) -> None:
     """Written: found int64 [N], the place of each wanted key among `keys`, ascending; -1 if null or not there."""
     for n in range(len(wanted)):
@@ -37,7 +38,7 @@ def find_keys(keys: np.ndarray, wanted: np.ndarray, null: np.ndarray, found: np.
         found[n] = k if not null[n] and k < len(keys) and keys[k] == wanted[n] else -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_windows(
     found: np.ndarray, offsets: np.ndarray, times: np.ndarray, before: np.ndarray, first: np.ndarray, stop: np.ndarray
 ) -> None:
@@ -54,7 +55,7 @@ def find_windows(
             stop[n] = _first_not_below(times, offsets[k], offsets[k + 1], before[n])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def cut_windows(
     known: np.ndarray,
     before: np.ndarray,
@@ -95,7 +96,7 @@ def cut_windows(
         length[n] = number
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def events_that_count(
     known: np.ndarray, rows: np.ndarray, before: np.ndarray, first: np.ndarray, stop: np.ndarray, events: np.ndarray
 ) -> None:

@@ -9,10 +9,11 @@ Letters: F fields, N rows of the table, D dense columns, K fields that a kernel 
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from fsdata.kernels.copy import copy
 from fsdata.kernels.memory import pointer
+from fsranks.libraries import kernel
 
 # Shapes: how a column holds a field.
 SCALAR = 0  # one value per row
@@ -76,18 +77,18 @@ _CHILDREN = 6
 _LARGEST = np.float32(3.4028235e38)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def _word(address: int, index: int) -> int:
     return carray(pointer(address), (index + 1,), np.int64)[index]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _is_null(validity: int, position: int) -> bool:
     byte = carray(pointer(validity), ((position >> 3) + 1,), np.uint8)[position >> 3]
     return (byte >> (position & 7)) & 1 == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _first_null(validity: int, begin: int, end: int) -> int:
     for position in range(begin, end):
         if _is_null(validity, position):
@@ -95,7 +96,7 @@ def _first_null(validity: int, begin: int, end: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _first_not_finite(values: int, begin: int, end: int) -> int:
     elements = carray(pointer(values), (end,), np.float32)
     bad = 0
@@ -109,14 +110,14 @@ def _first_not_finite(values: int, begin: int, end: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def _report(fault, code, row, detail):
     fault[0].code = code
     fault[0].row = row
     fault[0].detail = detail
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _index_scalars(child, field, count, at, table, fault):
     slot, itemsize, is_float, policy, default = field.slot, field.itemsize, field.is_float, field.policy, field.default
     address, length = table.address, table.length
@@ -141,7 +142,7 @@ def _index_scalars(child, field, count, at, table, fault):
             address[slot, n] = default
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _bounds(child, buffers, shape, width, position):
     if shape == LIST32:
         offsets = carray(pointer(_word(buffers, 1)), (position + 2,), np.int32)
@@ -152,7 +153,7 @@ def _bounds(child, buffers, shape, width, position):
     return position * width, (position + 1) * width
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _index_lists(child, field, count, at, table, fault):
     """Returns whether elements must be replaced by the default before the column can be used."""
     slot, shape, width, itemsize = field.slot, field.shape, field.width, field.itemsize
@@ -201,7 +202,7 @@ def _index_lists(child, field, count, at, table, fault):
     return False
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def index_batch(batch, count, fields, at, table, refill, fault):
     """Write where the `count` rows of a record batch lie to rows [at, at + count) of the table.
 
@@ -229,7 +230,7 @@ def index_batch(batch, count, fields, at, table, refill, fault):
             return
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_dense(batch, count, fields, at, block, drop, fault):
     """Interleave float32 columns into rows [at, at + count) of `block`.
 
@@ -264,7 +265,7 @@ def fill_dense(batch, count, fields, at, block, drop, fault):
             block[n, slot] = value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def index_column(base, first, length, rows, field, at, table, fault):
     """The same for a column that was not decoded by Arrow.
 
@@ -287,7 +288,7 @@ def index_column(base, first, length, rows, field, at, table, fault):
                 table.length[slot, n] = 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_column(values, first, length, rows, field, at, block, drop, fault):
     """`fill_dense` of such a column. values: float32, finite; field: DENSE_FIELD [1]."""
     slot = field[0].slot
@@ -304,13 +305,13 @@ def fill_column(values, first, length, rows, field, at, block, drop, fault):
         block[n, slot] = field[0].default
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def _kept(field, elements):
     """How many of so many elements truncation keeps."""
     return elements if field.max_length < 0 else min(elements, field.max_length)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def cut_nested(fields, at, count, table):
     """Leave of the ids of rows [at, at + count) those of the events that truncation keeps.
 
@@ -338,7 +339,7 @@ def cut_nested(fields, at, count, table):
             length[field.ids, n] = inside
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def packed_bytes(fields, table, at, count):
     """Bytes that `pack_rows` writes for rows [at, at + count)."""
     total = 0
@@ -354,7 +355,7 @@ def packed_bytes(fields, table, at, count):
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_rows(fields, table, at, count, target):
     """Copy rows [at, at + count) to `target`, field after field of one row after another, and address them there.
 
@@ -378,7 +379,7 @@ def pack_rows(fields, table, at, count, target):
         to = target + ((to - target + 7) & ~7)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def align_groups(table, itemsize, members, groups, needed, fault):
     """Give all lists of a group one length: check it, fill null lists, truncate.
 

@@ -4,10 +4,11 @@ Letters: F fields, T tensors, N samples, L lists. All arrays are int64 and in C 
 """
 
 import numpy as np
-from numba import njit
+
+from fsranks.libraries import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_places(
     counts: np.ndarray, itemsize: np.ndarray, tensor: np.ndarray, base: np.ndarray, target: np.ndarray
 ) -> None:
@@ -26,7 +27,7 @@ def find_places(
         at += counts[f] * itemsize[f]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_offsets(length: np.ndarray, listed: np.ndarray, offsets: np.ndarray) -> None:
     """Where the lists of some fields begin and end, in `offsets` [L, N + 1]. length: [F, N]; listed: [L], fields."""
     for k in range(len(listed)):

@@ -10,9 +10,9 @@ ranges, T and U items of source and target, [...] the trailing dimensions of an 
 
 import numpy as np
 import torch
-from numba import njit
 
 from fsdata.kernels.copy import copy
+from fsranks.libraries import kernel
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -83,7 +83,7 @@ def add_reference(
         target[place : place + length] += source[start : start + length]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_all(table: np.ndarray, source: np.ndarray, target: np.ndarray, width: int) -> None:
     """table: int64[3, R] starts, places, lengths; source, target: flat, `width` numbers an item."""
     for r in range(table.shape[1]):
@@ -92,7 +92,7 @@ def _add_all(table: np.ndarray, source: np.ndarray, target: np.ndarray, width: i
             target[place + i] += source[start + i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _copy_all(table: np.ndarray, source: int, target: int, item_bytes: int) -> None:
     """table: int64[3, R] starts, places, lengths; the others: byte addresses and bytes of an item."""
     wide = item_bytes % 8 == 0 and source % 8 == 0 and target % 8 == 0

@@ -5,13 +5,14 @@ So does a number of more than 10 bytes.
 """
 
 import numpy as np
-from numba import njit
+
+from fsranks.libraries import kernel
 
 BINARY, LIST, SET, MAP, STRUCT = 8, 9, 10, 11, 12
 DEPTH = 64
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def varint(raw, at):
     value, shift = np.uint64(0), np.uint64(0)
     while at < len(raw) and shift < 70:
@@ -24,7 +25,7 @@ def varint(raw, at):
     return np.int64(0), len(raw) + 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def varint32(raw, at):
     """A number of 32 bits, in 5 bytes at most, as pages have them; what is longer is a read past the end."""
     value, end = varint(raw, at)
@@ -33,13 +34,13 @@ def varint32(raw, at):
     return value, end
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def signed(raw, at):
     value, at = varint(raw, at)
     return np.int64((np.uint64(value) >> np.uint64(1)) ^ np.uint64(-(value & 1))), at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def next_field(raw, at, before):
     """(number of the next field, its kind, where its value begins); kind 0 at the end of the struct."""
     if at >= len(raw) or raw[at] == 0:
@@ -51,7 +52,7 @@ def next_field(raw, at, before):
     return number, head & 15, at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def items(raw, at):
     """(how many, of which kind, where the first begins) of a list."""
     if at >= len(raw):
@@ -64,14 +65,14 @@ def items(raw, at):
     return max(count, 0), head & 15, at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def byte_string(raw, at):
     """(where they begin, how many)."""
     size, at = varint(raw, at)
     return at, min(max(size, 0), len(raw) - min(at, len(raw)))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _after_scalar(raw, at, kind):
     """Where a value without parts ends."""
     if kind == 3:
@@ -86,7 +87,7 @@ def _after_scalar(raw, at, kind):
     return at  # booleans have no bytes of their own
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def after(raw, at, kind, inside):
     """Where a value ends. Not recursive: numba cannot keep a function that calls itself in its cache.
 

@@ -107,3 +107,18 @@ def test_of_many_notes_few_questions_find_the_one_that_is_missing(store):
     post(store, (rank for rank in range(RANKS) if rank not in (3, 40)))
     assert len(store.wait(map(str, range(RANKS)), 0)) == RANKS - 2
     assert store.store.questions < 5 + 2 * 6 + 2
+
+
+def test_after_ctrl_c_no_thread_asks_any_longer(monkeypatch):
+    """It would come out of torch's client when Python has ended, and abort the process."""
+    store = JobStore(StoreConnection(dist.HashStore()), "test")
+    join = threading.Thread.join
+
+    def interrupted(thread, timeout=None):
+        monkeypatch.setattr(threading.Thread, "join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.wait(["a note that does not come"], PATIENCE_S)
+    until(lambda: not any(thread.name == "freescale-store" for thread in threading.enumerate()))

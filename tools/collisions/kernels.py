@@ -5,7 +5,9 @@ before used it too. Each occurrence costs one memory access, and nothing is clea
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
+
+from fsranks.libraries import kernel
 
 MARKS = 126  # marks are 1 to 126; a mark and one bit fill a byte
 
@@ -22,7 +24,7 @@ _TAKE = [
 ]
 
 
-@njit(_TAKE, nogil=True, cache=True)
+@kernel(_TAKE)
 def take_rows(
     values: np.ndarray,
     offsets: np.ndarray,
@@ -67,7 +69,7 @@ def take_rows(
     return len(offsets) - 1
 
 
-@njit(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES), nogil=True, cache=True)
+@kernel(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES))
 def leave_mark(
     ids: np.ndarray,
     starts: np.ndarray,
@@ -85,7 +87,7 @@ def leave_mark(
             state[ids[place]] = now
 
 
-@njit(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _INT64), nogil=True, cache=True)
+@kernel(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _INT64))
 def tally(
     ids: np.ndarray,
     starts: np.ndarray,
@@ -122,11 +124,7 @@ def tally(
     counts[0], counts[1], counts[2], counts[3] = occurrences, shared, distinct, shared_distinct
 
 
-@njit(
-    types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _BYTES, _INT64),
-    nogil=True,
-    cache=True,
-)
+@kernel(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _BYTES, _INT64))
 def tally_ranks(
     ids: np.ndarray,
     starts: np.ndarray,

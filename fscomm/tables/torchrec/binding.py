@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fscomm.tables.binding import Binding
 from fscomm.tables.torchrec.servable import where
-from fsranks.torch_notices import keep_fx_notice_away
+from fsranks.libraries import keep_fx_notice_away
 
 keep_fx_notice_away()
 

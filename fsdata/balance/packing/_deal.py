@@ -4,11 +4,12 @@ N samples, W ranks. `order` int32[N] lists the samples from dear to cheap; every
 int32[N]. Times are compared as load / target: one division, which every CPU rounds alike.
 """
 
-import numba
 import numpy as np
 
+from fsranks.libraries import kernel
 
-@numba.njit(nogil=True, cache=True)
+
+@kernel
 def zigzag(order, num_ranks):
     """Deal `order` out in rows of W ranks, every other row backwards (the paper's FBS).
 
@@ -26,7 +27,7 @@ def zigzag(order, num_ranks):
     return rank
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def sums(rank, amount, num_ranks):
     """int64[W]: `amount` (int64[N]) added up per rank."""
     total = np.zeros(num_ranks, np.int64)
@@ -35,7 +36,7 @@ def sums(rank, amount, num_ranks):
     return total
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def contiguous(cost, target, least):
     """Cut the samples, in the order given, where the running cost is nearest to the running target.
 
@@ -62,7 +63,7 @@ def contiguous(cost, target, least):
     return rank
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _before(a, b, time, count):
     """Whether rank `a` is served before rank `b`: less time, then fewer samples, then the lower number."""
     if time[a] != time[b]:
@@ -72,7 +73,7 @@ def _before(a, b, time, count):
     return a < b
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _sink(heap, size, at, time, count):
     while True:
         child = 2 * at + 1
@@ -86,7 +87,7 @@ def _sink(heap, size, at, time, count):
         at = child
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _rebuild(heap, count, time, below):
     """Fill `heap` with the ranks that hold fewer than `below` samples; returns how many."""
     size = 0
@@ -99,7 +100,7 @@ def _rebuild(heap, count, time, below):
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _roomiest(heap, size, used, need, cap, time, count):
     """Heap place of the first rank in line that has room for `need` tokens; -1 if none has."""
     best = -1
@@ -109,7 +110,7 @@ def _roomiest(heap, size, used, need, cap, time, count):
     return best
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def lightest_first(order, cost, tokens, target, cap, min_count, max_count):
     """Give each sample of `order` to the rank with the least time so far that may take it.
 

@@ -5,14 +5,15 @@ ties differently on different CPUs. A byte-wise counting sort does neither: O(N)
 digits in which the costs differ are visited.
 """
 
-import numba
 import numpy as np
+
+from fsranks.libraries import kernel
 
 _BITS = 11
 _BUCKETS = 1 << _BITS
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def descending(cost):
     """Positions of `cost` (int64[N], not negative) from the dearest to the cheapest, ties by position. int32[N]."""
     n = cost.size

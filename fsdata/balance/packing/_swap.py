@@ -11,8 +11,9 @@ All amounts are integers and the targets come in as numbers: nothing here depend
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from fsranks.libraries import kernel
 
 _SPARE = 8  # free places per row, for rows that receive more samples than they give
 _PATIENCE = 4  # partners tried for a group that finds no exchange (the most loaded group tries them all)
@@ -40,7 +41,7 @@ class Rules(NamedTuple):
     rounds: int
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def fill_rows(order, group, value, tokens, num_groups):
     """Rows of `num_groups` groups; `order` lists the samples by descending `value`, `group` int32[N]."""
     n = order.size
@@ -67,7 +68,7 @@ def fill_rows(order, group, value, tokens, num_groups):
     return SortedGroups(values, samples, start, count, load, used)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _take_out(rows, g, at):
     start = rows.start[g]
     stop = start + rows.size[g] - 1
@@ -77,7 +78,7 @@ def _take_out(rows, g, at):
     rows.size[g] -= 1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _put_in(rows, g, value, sample):
     start = rows.start[g]
     k = start + rows.size[g]
@@ -90,7 +91,7 @@ def _put_in(rows, g, value, sample):
     rows.size[g] += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _too_much(rows, rules, a, b):
     """The least gain that would leave group b as slow as group a is now."""
     if rules.target[a] == rules.target[b]:
@@ -98,7 +99,7 @@ def _too_much(rows, rules, a, b):
     return np.int64((rows.load[a] / rules.target[a] - rows.load[b] / rules.target[b]) * rules.target[b] * (1 - 1e-12))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _find(rows, rules, tokens, a, b):
     """The exchange that takes load from group a to group b: places in their rows, (-1, -1) if none helps.
 
@@ -148,7 +149,7 @@ def _find(rows, rules, tokens, a, b):
     return best_a, best_b
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _exchange(rows, rank, tokens, a, b, at_a, at_b):
     """Carry out an exchange; two samples that are swapped swap their ranks, one that is moved gets rank b."""
     value = rows.value[rows.start[a] + at_a]
@@ -173,7 +174,7 @@ def _exchange(rows, rank, tokens, a, b, at_a, at_b):
     rows.used[b] += net
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _round(rows, rules, rank, tokens, first, last):
     """One round over groups [first, last); returns the number of exchanges."""
     n = last - first
@@ -207,7 +208,7 @@ def _round(rows, rules, rank, tokens, first, last):
     return made
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def improve(rows, rules, rank, tokens, span):
     """Exchange samples until no group is above its ceiling or nothing helps; changes `rows` and `rank` in place.
 

@@ -1,14 +1,14 @@
 """Values that cannot be read in any order: they are decoded whole (numba, nogil)."""
 
 import numpy as np
-from numba import njit
 
 from fsdata.kernels.memory import word_at
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import signed, varint32
+from fsranks.libraries import kernel
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _unpacked(raw, end, bit, width):
     """`width` bits, 1 to 64, that begin at `bit`. Bytes from `end` on are 0."""
     value, at, have = np.uint64(0), bit >> 3, 0
@@ -21,7 +21,7 @@ def _unpacked(raw, end, bit, width):
     return value if width == 64 else value & ((np.uint64(1) << np.uint64(width)) - np.uint64(1))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_deltas(raw, begin, end, width, least, value, narrow, found):
     """Values that follow `value`, each by its delta, into `found`; the last one."""
     mask = ~np.uint64(0) if width == 64 else (np.uint64(1) << np.uint64(width)) - np.uint64(1)
@@ -46,7 +46,7 @@ def _add_deltas(raw, begin, end, width, least, value, narrow, found):
     return value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _signed(raw, at, narrow):
     """(the number, where it ends); one of more than 64 bits, or 32 if `narrow`, is a read past the end."""
     value, end = signed(raw, at)
@@ -56,7 +56,7 @@ def _signed(raw, at, narrow):
     return value, end
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_deltas(raw, at, end, narrow, found):
     """DELTA_BINARY_PACKED -> `found`, int64 [n], all of them; a code.
 
@@ -98,7 +98,7 @@ def read_deltas(raw, at, end, narrow, found):
     return OK
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_split(raw, begin, count, width, found):
     """BYTE_STREAM_SPLIT -> the same bytes, value by value. raw: uint8; found: uint8 [count * width]."""
     for byte in range(width):
@@ -106,14 +106,14 @@ def read_split(raw, begin, count, width, found):
             found[i * width + byte] = raw[begin + byte * count + i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_bits(raw, begin, found):
     """PLAIN booleans -> `found`, int64 [n]."""
     for i in range(len(found)):
         found[i] = (raw[begin + (i >> 3)] >> (i & 7)) & 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_bit_runs(raw, begin, end, found):
     """RLE booleans, the values at [begin, end) -> `found`, int64 [n]; a code."""
     at, done = begin, 0

@@ -6,10 +6,11 @@ element k of a list is that of the list and k times the item size, as anywhere e
 """
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from fsdata.kernels.memory import ask_for, pointer, word_at
 from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
+from fsranks.libraries import kernel
 
 PAGED = 64
 PAGED_SHIFT = 56
@@ -34,13 +35,13 @@ INT32_FLOAT = 5
 UINT32_FLOAT = 6
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def _converted(to, of):
     for i in range(len(to)):
         to[i] = of[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def convert(target, at, count, stored, itemsize):
     """`count` values of the form `stored` -> int64 or float32, `itemsize` bytes each."""
     to, of = pointer(target), pointer(at)
@@ -63,7 +64,7 @@ def convert(target, at, count, stored, itemsize):
         _converted(carray(to, (count,), np.float32), carray(of, (count,), np.uint32))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def _chosen(to, dictionary, at, first, width):
     """Values of the dictionary, at the positions of a run from its position `first` on."""
     mask = np.uint64((1 << width) - 1)
@@ -72,25 +73,25 @@ def _chosen(to, dictionary, at, first, width):
         to[i] = dictionary[np.int64((word_at(at + (bit >> 3)) >> np.uint64(bit & 7)) & mask)]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _chosen8(target, dictionary, at, first, width, count):
     values = carray(pointer(dictionary), (1 << 32,), np.int64)
     _chosen(carray(pointer(target), (count,), np.int64), values, at, first, width)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _chosen4(target, dictionary, at, first, width, count):
     values = carray(pointer(dictionary), (1 << 32,), np.int32)
     _chosen(carray(pointer(target), (count,), np.int32), values, at, first, width)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@kernel(inline="always")
 def place_of(address, itemsize):
     """(column, value in it) of a paged address."""
     return (address >> COLUMN_SHIFT) & (MOST_COLUMNS - 1), (address & (MOST_BYTES - 1)) // itemsize
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _run_of(runs, count, first):
     """The run that value `first` stands in."""
     low, high = np.int64(0), count
@@ -103,7 +104,7 @@ def _run_of(runs, count, first):
     return low
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def ask(column, first, count):
     """Ask for the bytes of values [first, first + count) of a column, which `fetch` needs soon; the run of the first.
 
@@ -125,7 +126,7 @@ def ask(column, first, count):
     return begin
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fetch(target, column, first, count, itemsize, near):
     """Values [first, first + count) of a column to `target`. A run that may be near them -> the run of the last one.
 

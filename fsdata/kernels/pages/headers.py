@@ -1,10 +1,10 @@
 """The page headers of a column chunk (numba, nogil)."""
 
 import numpy as np
-from numba import njit
 
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import DEPTH, STRUCT, after, next_field, signed
+from fsranks.libraries import kernel
 
 # Columns of the table of pages, int64 [P, 15].
 KIND = 0  # of page, as in Parquet
@@ -28,7 +28,7 @@ DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
 PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT = 0, 2, 3, 5, 8, 9
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _inner(raw, at, kind, page, inside):
     """The struct of one kind of page -> `page`, whose values are -1 if a field is missing. Where it ends."""
     before, seen = np.int64(0), 0
@@ -60,7 +60,7 @@ def _inner(raw, at, kind, page, inside):
             at = after(raw, at, what, inside)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_header(raw, at, page, inside):
     """One page header -> `page`, int64 [12]. Where it ends: beyond `raw` if that has not all of it.
 
@@ -93,7 +93,7 @@ def read_header(raw, at, page, inside):
             at = after(raw, at, what, inside)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def check_header(page, at, end, first, values, room):
     """Whether a page can be; a code.
 
@@ -122,7 +122,7 @@ def check_header(page, at, end, first, values, room):
     return OK
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_headers(raw, values, unpacked):
     """(pages int64 [P, 12]; code; the page that is damaged or unknown).
 

@@ -4,10 +4,10 @@ Levels are small numbers in runs: one number many times (RLE), or groups of eigh
 """
 
 import numpy as np
-from numba import njit
 
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import varint32
+from fsranks.libraries import kernel
 
 NULL = -1  # the length of a list that is null, or of a value
 
@@ -16,7 +16,7 @@ ROWS = 0  # that have begun
 VALUES = 1  # that are not null
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def next_run(raw, at, end, width, top):
     """(levels of the run, the level, -1 if they differ; the first bit of those; where the run ends); no levels where
     that is not possible."""
@@ -32,7 +32,7 @@ def next_run(raw, at, end, width, top):
     return count, np.int64(raw[begin]), 0, begin + 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_levels(raw, bounds, count, repeated, top, present, length, known):
     """Add a page to `length`; a code, UNKNOWN where an element of a list is null.
 

@@ -1,10 +1,10 @@
 """Where pages begin: what an offset index says of it, and what levels say (numba, nogil)."""
 
 import numpy as np
-from numba import njit
 
 from fsdata.kernels.pages import headers
 from fsdata.kernels.thrift import DEPTH, LIST, STRUCT, after, items, next_field, signed, varint
+from fsranks.libraries import kernel
 
 # Columns of the table of locations, int64 [P, 3].
 AT = 0  # first byte of the header of the page in the file
@@ -12,7 +12,7 @@ BYTES = 1  # of header and page
 ROW = 2  # the first row of the page in the row group
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _location(raw, at, found, inside):
     """One PageLocation -> `found`. Where it ends."""
     before = np.int64(0)
@@ -26,7 +26,7 @@ def _location(raw, at, found, inside):
             at = after(raw, at, kind, inside)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_locations(raw, count):
     """int64 [count, 3] of the offset index `raw`; -1 where a number is missing, and if it has not `count` pages."""
     found = np.full((count, 3), -1, np.int64)
@@ -47,7 +47,7 @@ def read_locations(raw, count):
             at = after(raw, at, kind, inside)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def begin_with_rows(raw, pages):
     """Whether a row begins with every page of version 2 of a column of lists, as its first level of repetition says.
 

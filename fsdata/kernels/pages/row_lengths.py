@@ -4,10 +4,10 @@
 """
 
 import numpy as np
-from numba import njit
 
 from fsdata.kernels.pages import DAMAGED, OK
 from fsdata.kernels.pages.levels import next_run
+from fsranks.libraries import kernel
 
 # Of what is known after some pages of a chunk, int64 [3].
 ROWS = 0  # that have begun
@@ -15,7 +15,7 @@ NULL_ROWS = 1
 NULL_ELEMENTS = 2
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _packed(raw, bit, width):
     """The number of `width` bits, at most 8, that begins at a bit."""
     at, shift = bit >> 3, bit & 7
@@ -25,7 +25,7 @@ def _packed(raw, bit, width):
     return value & ((1 << width) - 1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_lengths(raw, bounds, count, top, empty, length, known):
     """Add a page to `length`; a code.
 

@@ -1,10 +1,11 @@
 """The rows of a column, page after page: how long they are, and where their values lie (numba, nogil)."""
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from fsdata.kernels.memory import pointer
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN, deltas, fetch, headers, levels, runs
+from fsranks.libraries import kernel
 
 # How a column is stored and what is needed of it, int64 [8]; see `fsdata.decode.pages.forms`.
 PHYSICAL = 0
@@ -46,7 +47,7 @@ ROWS_WRONG = 14  # damage
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def room_for(pages, form):
     """Bytes of what is made of pages whose values cannot stay as they are stored. As many as their bytes can hold."""
     values = np.int64(0)
@@ -62,7 +63,7 @@ def room_for(pages, form):
     return values * 8
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _level_bounds(page, raw, repeated, top, bounds):
     """Where the levels of a page begin and end -> `bounds`, int64 [4], as `levels.read_levels` takes them; a fault."""
     bounds[:] = 0
@@ -88,7 +89,7 @@ def _level_bounds(page, raw, repeated, top, bounds):
     return NOTHING
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _check(at, count, form):
     """Whether `count` stored values are what the field can hold; others are left to pyarrow, which names them."""
     bad = False
@@ -106,7 +107,7 @@ def _check(at, count, form):
     return NOTHING
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _settle(found, form):
     """int64 [n] in place to what is needed of them: int64, or float32 in the first half; a fault."""
     unsigned = form[STORED] == fetch.UINT32 or form[STORED] == fetch.UINT32_FLOAT
@@ -122,7 +123,7 @@ def _settle(found, form):
     return TOO_LARGE if bad else NOTHING
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_made(page, raw, begin, count, encoding, form, state, made):
     """Values that cannot stay as they are stored -> `made`; a fault."""
     physical, width = form[PHYSICAL], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
@@ -154,7 +155,7 @@ def _add_made(page, raw, begin, count, encoding, form, state, made):
     return VALUES_WRONG if code == DAMAGED else _settle(found, form)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _set_dictionary(page, raw, form, state, made):
     count, width = page[headers.VALUES], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
     if form[PHYSICAL] == BOOLEAN:
@@ -171,7 +172,7 @@ def _set_dictionary(page, raw, form, state, made):
     return fault
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_positions(page, raw, begin, first, count, state, table, tail):
     if state[SIZE] < 0:
         return NO_DICTIONARY
@@ -185,7 +186,7 @@ def _add_positions(page, raw, begin, first, count, state, table, tail):
     return NOTHING if code == OK else POSITIONS_WRONG
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _with_room(table, used, more):
     if used + more <= len(table):
         return table
@@ -196,7 +197,7 @@ def _with_room(table, used, more):
     return larger
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_pages(pages, form, state, length, table, tails, made):
     """Add pages to `state` and `length`; the table of runs, `table` or a larger one. It ends at a fault.
 
@@ -260,7 +261,7 @@ def read_pages(pages, form, state, length, table, tails, made):
     return table
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def finish_rows(column, rows, length, first, itemsize, target):
     """`first`, int64 [rows]: the values before each row; and the values themselves if `target` is not 0.
 

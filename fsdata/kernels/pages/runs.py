@@ -5,11 +5,11 @@ values; the last line says only how many values there are.
 """
 
 import numpy as np
-from numba import njit
 
 from fsdata.kernels.memory import word_at
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
 from fsdata.kernels.thrift import varint32
+from fsranks.libraries import kernel
 
 # Columns of the table.
 FIRST = 0  # values before the run
@@ -25,7 +25,7 @@ REPEATED = -1  # one value of the dictionary
 TAIL = 64  # bytes at the end of a page that are copied, so that a word can be read at every one of them
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _next_run(raw, at, end, width):
     """(values, whether they differ, where they begin, where the run ends, after `end` if it is cut); no values where
     that is not possible."""
@@ -42,7 +42,7 @@ def _next_run(raw, at, end, width):
     return (0 if stop > end else count), False, begin, stop
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_runs(raw, at, end, width, count):
     """How many runs `count` values have at most, those that are cut in two included."""
     runs = 0
@@ -55,7 +55,7 @@ def count_runs(raw, at, end, width, count):
     return runs
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _outside(at, width, count, size):
     """Whether one of `count` positions of `width` bits is not below `size`. A word must be readable at all of them.
 
@@ -84,7 +84,7 @@ def _outside(at, width, count, size):
     return wrong != 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def index_positions(raw, begin, end, address, count, size, tail, runs, first):
     """Runs of `count` positions in a dictionary of `size` values -> (code, runs written).
 

@@ -1,16 +1,20 @@
-"""What torch prints because of TorchRec stays off the user's terminal; everything else gets there."""
+"""What torch prints because of TorchRec stays off the user's terminal; everything else gets there. And what numba does
+where it can keep nothing, and when Ctrl-C comes while it compiles."""
 
 import logging
 import runpy
+import signal
 import subprocess
 import sys
 
 import pytest
 import torch.fx._symbolic_trace as symbolic_trace
+from numba.core import caching
+from numba.extending import overload
 
 import fscomm.tables.torchrec.binding
 from fsdata.batch import torchrec_binding
-from fsranks import torch_notices
+from fsranks import libraries
 
 BATCH = """
 import torch
@@ -27,7 +31,7 @@ def test_the_notice_is_dropped_and_other_records_pass(caplog):
     assert [record.getMessage()[: len(BEGIN)] for record in caplog.records] == [BEGIN]
     caplog.clear()
     symbolic_trace.is_fx_tracing_warning.cache_clear()
-    torch_notices.keep_fx_notice_away()
+    libraries.keep_fx_notice_away()
     symbolic_trace.is_fx_tracing()
     logger = logging.getLogger(symbolic_trace.__name__)
     logger.error("other")
@@ -38,7 +42,7 @@ def test_the_notice_is_dropped_and_other_records_pass(caplog):
 def test_it_is_dropped_where_torchrec_is_imported(monkeypatch):
     dropped = []
     monkeypatch.setattr(torchrec_binding, "keep_fx_notice_away", lambda: dropped.append("fsdata"))
-    monkeypatch.setattr(torch_notices, "keep_fx_notice_away", lambda: dropped.append("fscomm"))
+    monkeypatch.setattr(libraries, "keep_fx_notice_away", lambda: dropped.append("fscomm"))
     torchrec_binding._torchrec.__wrapped__()
     runpy.run_path(fscomm.tables.torchrec.binding.__file__)
     assert dropped == ["fsdata", "fscomm"]
@@ -64,3 +68,37 @@ def test_nothing_is_printed(ours):
     )
     assert BEGIN not in said
     assert "other" in said, "the logger is as it was"
+
+
+def test_kernels_are_compiled_where_numba_can_keep_nothing(monkeypatch, caplog):
+    """In a read-only installation without a home folder."""
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    libraries._say_that_nothing_is_kept.cache_clear()
+    one, two = libraries.kernel(lambda x: x + 1), libraries.kernel(inline="always")(lambda x: x + 2)
+    assert (one(1), two(1)) == (2, 3)
+    assert [record.getMessage()[:37] for record in caplog.records] == ["numba finds no folder to keep compiled"[:37]]
+
+
+class CtrlC:
+    """Comes where Python can raise nothing: what `__del__` raises is printed and dropped."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def typed():
+    """What numba calls to learn the type of a call, while it compiles."""
+
+
+@overload(typed)
+def type_of_typed():
+    CtrlC()
+    return lambda: 5
+
+
+def test_ctrl_c_is_not_lost_while_a_kernel_is_compiled():
+    kernel = libraries.kernel(lambda: typed())
+    with pytest.raises(KeyboardInterrupt):
+        kernel()
+    assert kernel() == 5
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
