@@ -37,8 +37,9 @@ class Connector:
         self._end = self.network.clock.now() + self.timeout_s
         self.store.post(f"here/{self.rank}", json.dumps(self.network.process()), self.timeout_s)
         for number in range(_TRIES):
+            where = self.store, f"gloo/{number}", self.rank, self.world_size
             try:
-                gloo = self.network.connect(self.store, f"gloo/{number}", self.rank, self.world_size, self.timeout_s)
+                gloo = self.network.connect(*where, self.timeout_s, within_s=self._left_s())
                 failure = ""
             except RuntimeError as error:
                 gloo, failure = None, brief(error) or type(error).__name__
@@ -47,12 +48,16 @@ class Connector:
             if not failures:
                 return gloo, self.network.neighbours(outcomes, self.rank)
             del gloo  # its connections end before the next ones are made
+            if any(outcome["late"] for outcome in outcomes.values()):
+                break  # all ranks know: none tries again, and waits for the others in vain
         rank, failure = next(iter(failures.items()))
-        raise self._over(outcomes, f"{_TRIES} tries failed, the last one on rank {rank}: {failure}")
+        tries = "1 try" if number == 0 else f"{number + 1} tries"
+        raise self._over(outcomes, f"{tries} failed, the last one on rank {rank}: {failure}")
 
     def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:
         """What every rank says about try `number`; `failure` is empty if it worked here."""
-        said = json.dumps({"failure": failure, **self.network.process()})
+        late = self.network.clock.now() >= self._end
+        said = json.dumps({"failure": failure, "late": late, **self.network.process()})
         self.store.post(f"connected/{number}/{self.rank}", said, self._left_s())
         if failure:
             self._check_here(number, failure)

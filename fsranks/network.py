@@ -24,8 +24,13 @@ class Network(Protocol):
         """The next store for `purpose` of these ranks: every rank asks for one equally often."""
         ...
 
-    def connect(self, store: JobStore, name: str, rank: int, world_size: int, timeout_s: float) -> Any:
-        """A new gloo group of all ranks, which meet under `name` in `store`. Raises RuntimeError if that fails."""
+    def connect(
+        self, store: JobStore, name: str, rank: int, world_size: int, timeout_s: float, *, within_s: float
+    ) -> Any:
+        """A new gloo group of all ranks, which meet under `name` in `store`. Raises RuntimeError if that fails.
+
+        timeout_s: of each of its exchanges. within_s: for connecting.
+        """
         ...
 
     def process(self) -> dict[str, Any]:
@@ -47,13 +52,17 @@ class TorchNetwork:
     def store(self, purpose: str, timeout_s: float) -> JobStore:
         return job_store(self._group, purpose, timeout_s)
 
-    def connect(self, store: JobStore, name: str, rank: int, world_size: int, timeout_s: float) -> Any:
-        limit = datetime.timedelta(seconds=timeout_s)
+    def connect(
+        self, store: JobStore, name: str, rank: int, world_size: int, timeout_s: float, *, within_s: float
+    ) -> Any:
+        within = datetime.timedelta(seconds=within_s)
 
         def make(store: dist.Store) -> Any:
-            return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, world_size, limit)
+            gloo = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, world_size, within)
+            gloo._set_default_timeout(datetime.timedelta(seconds=timeout_s))
+            return gloo
 
-        return store.lend(make, timeout_s)
+        return store.lend(make, within_s)
 
     def process(self) -> dict[str, Any]:
         return own_process()

@@ -91,6 +91,16 @@ class World:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        for left in (2, 1, 0):
+            try:
+                self._start()
+                return
+            except WorldError:  # now and then the kernel resets one of many new connections
+                if not left:
+                    raise
+
+    def _start(self) -> None:
+        size = self.size
         context = multiprocessing.get_context("forkserver")
         servers = [_server(_HASH_SEEDS[rank % 2]) for rank in range(size)]
         self._pipes: list[Connection] = []

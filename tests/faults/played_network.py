@@ -82,14 +82,16 @@ class PlayedNetwork:
         number = self._job.made[key] = self._job.made.get(key, 0) + 1
         return JobStore(PlayedConnection(self._job, self._rank), f"{purpose}/{number}", self.clock)  # type: ignore[arg-type]
 
-    def connect(self, store: JobStore, name: str, rank: int, world_size: int, timeout_s: float) -> Any:
+    def connect(
+        self, store: JobStore, name: str, rank: int, world_size: int, timeout_s: float, *, within_s: float
+    ) -> Any:
         """All ranks meet, as in gloo: whoever does not come within the limit makes it fail."""
         ranks = self._job.ranks
         ranks.wait(self._job.latency_s())
         members = self._job.groups.setdefault(f"{store.store.prefix}/{name}", [None] * world_size)
         mine = PlayedGloo(self._job, members, rank, timeout_s)
         members[rank] = weakref.ref(mine)
-        ranks.block(lambda: mine.closed or None not in members, timeout_s)
+        ranks.block(lambda: mine.closed or None not in members, within_s)
         if None in members:
             mine.close()
             raise RuntimeError(_LATE)

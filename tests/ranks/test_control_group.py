@@ -238,8 +238,10 @@ def breaking(times: int) -> type[PlayedNetwork]:
     class Breaking(PlayedNetwork):
         tries = 0
 
-        def connect(self, store: Any, name: str, rank: int, world_size: int, timeout_s: float) -> Any:
-            made = super().connect(store, name, rank, world_size, timeout_s)
+        def connect(
+            self, store: Any, name: str, rank: int, world_size: int, timeout_s: float, *, within_s: float
+        ) -> Any:
+            made = super().connect(store, name, rank, world_size, timeout_s, within_s=within_s)
             Breaking.tries += rank == 1
             if rank == 1 and Breaking.tries <= times:
                 raise RuntimeError("[pair.cc:1] Read error: Connection reset by peer. This is typical")
@@ -252,6 +254,16 @@ def test_a_connection_that_breaks_while_it_is_made_is_made_again_by_all_ranks() 
     network = breaking(2)
     played(lambda group, rank: gather_many(group, rank, SIZE), network=network)
     assert vars(network)["tries"] == 3
+
+
+def test_all_tries_together_have_one_limit() -> None:
+    class Silent(PlayedNetwork):
+        def connect(self, *where: Any, within_s: float) -> Any:
+            self.clock.wait(within_s)
+            raise RuntimeError("[pair.cc:1] Connect timeout. This is typical")
+
+    with pytest.raises(PeerError, match="1 try failed, the last one on rank 0: Connect timeout"):
+        played(lambda group, rank: None, network=Silent)
 
 
 def test_connections_that_keep_breaking_are_given_up_by_all_ranks() -> None:

@@ -28,6 +28,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import fscomm
+from freescale_tools.console.ranks import join_ranks
 from freescale_tools.demo.data import DemoData, schema, sources
 from freescale_tools.demo.model.features import HISTORY, ModelSpec
 from freescale_tools.demo.model.fingerprint import fingerprint
@@ -189,7 +190,7 @@ def main(job_file: str) -> None:
     _quiet()
     torch.set_num_threads(1)
     job: Job = pickle.loads(Path(job_file).read_bytes())
-    dist.init_process_group("gloo")
+    join_ranks("gloo", timeout_s=1800)
     try:
         with progress_of(job.steps, shown=dist.get_rank() == 0) as progress:
             outcome = compare(job, progress)

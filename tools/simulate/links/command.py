@@ -1,6 +1,5 @@
 """The command `freescale measure-links`: joins the ranks that torchrun started, measures, and writes the file."""
 
-import datetime
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +89,7 @@ def _measured(
     import torch
     import torch.distributed as dist
 
+    from freescale_tools.console.ranks import join_ranks
     from freescale_tools.simulate.links import exchange_times
     from freescale_tools.simulate.links.hardware_file import as_toml, fits, measured_hardware
 
@@ -99,7 +99,7 @@ def _measured(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group(chosen, timeout=datetime.timedelta(seconds=timeout_s))
+        join_ranks(chosen, timeout_s=timeout_s)
         try:
             points = exchange_times.all_to_alls(device, worlds, sizes, repeats=repeats)
             reduce_s = exchange_times.all_reduce(device, sizes[-1], repeats=repeats)
