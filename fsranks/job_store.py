@@ -6,6 +6,7 @@ may then block for ever. So every question is asked in a thread of its own, whic
 
 import collections
 import contextlib
+import datetime
 import hashlib
 import os
 import threading
@@ -48,14 +49,17 @@ class StoreConnection:
         """The store with `prefix` before every key."""
         return dist.PrefixStore(prefix, self.store)
 
-    def say(self, statement: Callable[[], object], timeout_s: float) -> None:
+    def say(self, statement: Callable[[threading.Event], object], timeout_s: float) -> None:
         """`ask`, but behind a question that hangs the statement waits for its turn, also after this raised."""
         if self._unanswered:
             _in_thread(statement, 0)
         self.ask(statement, timeout_s)
 
-    def ask(self, question: Callable[[], T], timeout_s: float) -> T:
-        """`question()`. Raises StoreLost if it raises, or has not ended `_PATIENCE_S` after `timeout_s`."""
+    def ask(self, question: Callable[[threading.Event], T], timeout_s: float) -> T:
+        """What `question` gives; it gets an event that is set when nobody waits for that any more.
+
+        Raises StoreLost if it raises, or has not ended `_PATIENCE_S` after `timeout_s`.
+        """
         if self._unanswered:
             raise StoreLost(self._unanswered)
         limit_s = timeout_s + _PATIENCE_S
@@ -91,21 +95,17 @@ class JobStore:
 
     def post(self, key: str, text: str, timeout_s: float) -> None:
         store = self.store
-        self._connection.say(lambda: store.set(key, text), timeout_s)
+        self._connection.say(lambda given_up: store.set(key, text), timeout_s)
 
     def wait(self, keys: Iterable[str], timeout_s: float) -> dict[str, str]:
         """The notes under `keys`, waiting at most `timeout_s`; those not posted by then are left out."""
         keys = list(keys)
-        given_up = threading.Event()
-        try:
-            return self._connection.ask(lambda: self._poll(keys, timeout_s, given_up), timeout_s)
-        finally:
-            given_up.set()  # after Ctrl-C nobody waits for an answer
+        return self._connection.ask(lambda given_up: self._poll(keys, timeout_s, given_up), timeout_s)
 
     def decide(self, key: str, text: str, timeout_s: float) -> str:
         """Post `text` under `key` unless another rank did before; returns the note that is there now."""
         store = self.store
-        return self._connection.ask(lambda: store.compare_set(key, "", text), timeout_s).decode()
+        return self._connection.ask(lambda given_up: store.compare_set(key, "", text), timeout_s).decode()
 
     def hear(
         self, prefix: str, rank: int, world_size: int, answer: Callable[[dict[int, str]], str], timeout_s: float
@@ -141,7 +141,7 @@ class JobStore:
 
     def lend(self, function: Callable[[dist.Store], T], timeout_s: float) -> T:
         """`function(store)`, left alone after `timeout_s`. Raises RuntimeError for a reason other than the store."""
-        outcome = _in_thread(lambda: function(self.store), timeout_s)
+        outcome = _in_thread(lambda given_up: function(_Lent(self.store, self._clock, given_up)), timeout_s)
         if not outcome:
             self.wait([""], 0)  # raises StoreLost if the store is the reason
             raise RuntimeError(f"no end after {timeout_s:g} s")
@@ -175,6 +175,31 @@ class JobStore:
         return self._there(keys[:middle]) + self._there(keys[middle:]) if middle else []
 
 
+class _Lent(dist.Store):
+    """What gloo needs of a store to connect. Waiting ends when nobody waits for gloo any more: in C++ it would not."""
+
+    def __init__(self, store: Any, clock: Clock, given_up: threading.Event) -> None:
+        super().__init__()
+        self._store = store
+        self._clock = clock
+        self._given_up = given_up
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None:  # type: ignore[override]
+        begin, waited_s = self._clock.now(), 0.0
+        while not self._store.check(keys):
+            if self._clock.wait(min(max(_ASK_AGAIN_S, waited_s / 10), _ASK_AGAIN_AT_MOST_S), self._given_up):
+                raise RuntimeError("given up")
+            waited_s = self._clock.now() - begin
+            if waited_s > timeout.total_seconds():
+                raise RuntimeError(f"no {keys[0]} within {timeout.total_seconds():g} s")
+
+
 # Two tables of the process. The stores lie in torch.distributed, whose default process group is global too: no object
 # of FreeScale lives as long. Numbers are never given twice, not even after init_process_group is called again:
 # the store may be the old one (torchrun's is), and its notes must not be read as new ones.
@@ -190,35 +215,40 @@ def job_store(group: dist.ProcessGroup, purpose: str, timeout_s: float) -> JobSt
     default: Any = distributed_c10d._get_default_store()
     connection = _connections.setdefault(default, StoreConnection())
     if connection.store is None:  # one for all: each new connection may cost the host a slow look-up of its name
-        connection.store = connection.ask(default.clone, timeout_s)
+        connection.store = connection.ask(lambda given_up: default.clone(), timeout_s)
     return JobStore(connection, f"{name}/{_numbers[name]}")
 
 
 def _in_thread(
-    function: Callable[[], Any], timeout_s: float, at_end: Callable[[], object] = lambda: None
+    function: Callable[[threading.Event], Any], timeout_s: float, at_end: Callable[[], object] = lambda: None
 ) -> list[tuple[bool, Any]]:
-    """[(True, result)] or [(False, error)] of `function()`; empty while it runs. `at_end` is called when it has ended.
+    """[(True, result)] or [(False, error)] of `function`; empty while it runs. `at_end` is called when it has ended.
+
+    `function` gets an event that is set when nobody waits for it any more: after `timeout_s`, and after Ctrl-C.
 
     Blocks for `timeout_s` at most; the list may be filled later. Empty, too, where Python is ending and starts no
     thread (3.12 and later).
     """
     outcome: list[tuple[bool, Any]] = []
+    given_up, ended = threading.Event(), threading.Event()
 
     def call() -> None:
         try:
-            outcome.append((True, function()))
+            outcome.append((True, function(given_up)))
         except BaseException as error:
             outcome.append((False, error))
         finally:
             at_end()
+            ended.set()  # not `join`: once Ctrl-C has interrupted that, Python before 3.13 takes the thread for ended
 
-    thread = threading.Thread(target=call, name="freescale-store", daemon=True)
     with contextlib.suppress(RuntimeError):
-        thread.start()
+        threading.Thread(target=call, name="freescale-store", daemon=True).start()
         try:
-            thread.join(timeout_s)
+            ended.wait(timeout_s)
+            given_up.set()
         except BaseException:  # Ctrl-C. A thread that comes out of C++ when Python has ended would abort the process
-            thread.join(_LAST_WORD_S)
+            given_up.set()
+            ended.wait(_LAST_WORD_S)
             raise
     return outcome
 

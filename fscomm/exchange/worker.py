@@ -65,8 +65,8 @@ class Worker:
         self._error: BaseException | None = None
         self._under_way: list[tuple[Mark, Any]] = []  # issued and not done: its tensors must be kept
         self._queue: queue.SimpleQueue[tuple[Pending[Any], Mark, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"fscomm {name}", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()  # of the thread: after Ctrl-C it is waited for again, unlike in `join`
+        threading.Thread(target=self._live, name=f"fscomm {name}", daemon=True).start()
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         """Raises RuntimeError once the worker is closed."""
@@ -80,7 +80,13 @@ class Worker:
         """End the thread once everything submitted is done. Blocks, at most `limit_s` of it for the device."""
         self._closed = True
         self._queue.put(None)
-        self._thread.join()
+        self._ended.wait()
+
+    def _live(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._ended.set()
 
     def _serve(self) -> None:
         self._enter()

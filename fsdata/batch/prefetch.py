@@ -108,6 +108,7 @@ class Ahead(Generic[ItemT]):
             raise
         if late:
             give_up()
+            wait(late)
         self._executor.shutdown()
 
     def _submit(self) -> None:

@@ -4,6 +4,7 @@ Messages of two ranks in one group come in order; otherwise each takes a time th
 """
 
 import datetime
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -129,12 +130,12 @@ class PlayedConnection:
     def under(self, prefix: str) -> "PlayedStore":
         return PlayedStore(self, prefix, self._job.store)
 
-    def say(self, statement: Callable[[], object], timeout_s: float) -> None:
+    def say(self, statement: Callable[[threading.Event], object], timeout_s: float) -> None:
         self.ask(statement, timeout_s)
 
-    def ask(self, question: Callable[[], T], timeout_s: float) -> T:
+    def ask(self, question: Callable[[threading.Event], T], timeout_s: float) -> T:
         self._until = self._job.ranks.now() + timeout_s + 1.0
-        return question()
+        return question(threading.Event())
 
     def send(self, key: str, statement: Callable[[], object]) -> None:
         """One message to the store. While the store's host is stopped, it lies in the connection: that is no error."""

@@ -1,6 +1,8 @@
 """The job's store: what a wait returns, and how little it asks while a rank is late."""
 
 import contextlib
+import datetime
+import signal
 import threading
 
 import pytest
@@ -78,7 +80,7 @@ def test_what_is_said_while_a_question_hangs_reaches_the_store_when_it_goes_on()
     there, goes_on = dist.HashStore(), threading.Event()
     connection = StoreConnection(there)
     with pytest.raises(StoreLost, match=r"rank 0, which hosts .* does not answer"):
-        connection.ask(lambda: goes_on.wait(PATIENCE_S), -1.0)  # given up at once
+        connection.ask(lambda given_up: goes_on.wait(PATIENCE_S), -1.0)  # given up at once
     store = JobStore(connection, "test")
 
     class Behind:
@@ -109,16 +111,34 @@ def test_of_many_notes_few_questions_find_the_one_that_is_missing(store):
     assert store.store.questions < 5 + 2 * 6 + 2
 
 
-def test_after_ctrl_c_no_thread_asks_any_longer(monkeypatch):
-    """It would come out of torch's client when Python has ended, and abort the process."""
+class Interrupting:
+    """A store without notes: it is as if its user pressed Ctrl-C when it is first asked."""
+
+    asked = False
+
+    def check(self, keys):
+        if not self.asked:
+            self.asked = True
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return False
+
+    def set(self, key, value):
+        pass
+
+
+def wait_in_gloo(store):
+    store.lend(lambda lent: dist.ProcessGroupGloo(lent, 1, 2, datetime.timedelta(seconds=PATIENCE_S)), PATIENCE_S)
+
+
+@pytest.mark.parametrize("ask", [lambda store: store.wait(["not there"], PATIENCE_S), wait_in_gloo])
+def test_after_ctrl_c_no_thread_asks_any_longer(ask):
+    """It would come out of C++ when Python has ended, and abort the process."""
     store = JobStore(StoreConnection(dist.HashStore()), "test")
-    join = threading.Thread.join
-
-    def interrupted(thread, timeout=None):
-        monkeypatch.setattr(threading.Thread, "join", join)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.wait(["a note that does not come"], PATIENCE_S)
-    until(lambda: not any(thread.name == "freescale-store" for thread in threading.enumerate()))
+    store.store = Interrupting()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask(store)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    until(lambda: "freescale-store" not in [thread.name for thread in threading.enumerate()])
