@@ -43,7 +43,7 @@ KERNELS := $(COMPILED)/.ready
 $(KERNELS) test test-all test-times breaks faults: export NUMBA_CACHE_DIR := $(COMPILED)
 $(KERNELS) test test-all test-times breaks faults: export OMP_NUM_THREADS := 1
 
-$(KERNELS): $(READY) $(shell grep -rl --include=*.py njit fsdata fscomm tools)
+$(KERNELS): $(READY) $(shell grep -rl --include=*.py "import kernel$$" fsdata fscomm tools)
 	rm -rf $(COMPILED)
 	$(BIN)/python tests/compile_kernels.py
 	touch $@

@@ -25,7 +25,7 @@ from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library
 from fscomm.transports.opening import agree_on, split_name
-from fsranks.machine.local_processes import at_exit, why_over
+from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 

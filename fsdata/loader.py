@@ -43,7 +43,7 @@ from fsdata.steps.loader_options import LoaderOptions, can_pin, check_types, cor
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
 from fsranks.errors import describe
 from fsranks.job_store import job_store
-from fsranks.machine.local_processes import before_pools_end, why_over
+from fsranks.machine.at_exit import before_pools_end, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext, resolve
 

@@ -23,7 +23,7 @@ from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
 from fsranks.job_store import DIAGNOSIS_S, StoreLost
-from fsranks.machine.local_processes import at_exit, why_over
+from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.network import brief, hang_up
 from fsranks.rank_context import RankContext
 

@@ -1,2 +1,2 @@
-"""What there is on this machine: `local_processes` says which ranks are here and run, `memory_file` how much memory is
-free for files that lie in it."""
+"""This process and its machine: `local_processes` says which ranks are here and run, `memory_file` how much memory is
+free for files that lie in it, `at_exit` what is done when this process ends."""

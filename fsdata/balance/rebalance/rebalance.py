@@ -19,7 +19,7 @@ from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.errors import DataError, PeerError
 from fsranks.errors import describe
-from fsranks.machine.local_processes import before_pools_end, why_over
+from fsranks.machine.at_exit import before_pools_end, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 

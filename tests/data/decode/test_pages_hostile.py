@@ -158,7 +158,7 @@ def test_long_numbers_of_deltas(place, size, narrow, code):
     assert deltas.read_deltas(raw, 0, len(raw), narrow, np.empty(2, np.int64)) == code
 
 
-@pytest.mark.parametrize("place", (0, 1))
+@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize(("last", "code"), [(1, OK), (2, DAMAGED), (5, DAMAGED)])
 def test_numbers_of_deltas_have_64_bits_at_most(place, last, code):
     numbers = [b"\x00", b"\x00"]
