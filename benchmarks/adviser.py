@@ -38,7 +38,16 @@ def main() -> None:
     }
     rows = [line for name, report in reports.items() for line in _lines(name, report)]
     notes = [note for name, report in reports.items() for note in _notes(name, report)]
-    emit("adviser", "Predictions against measurements", COLUMNS, rows, [*notes, NOTE], reports, results=given.results)
+    emit(
+        "adviser",
+        "Predictions against measurements",
+        COLUMNS,
+        rows,
+        [*notes, NOTE],
+        reports,
+        results=given.results,
+        data="figures of the paper, exposed.json, held_out.json",
+    )
 
 
 def _lines(name: str, report: dict[str, Any]) -> Iterator[tuple[Any, ...]]:

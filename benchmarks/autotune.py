@@ -95,6 +95,7 @@ def main() -> None:
         ["method", "autotune", "jitter %", "first step", "below 2 from step", "steps 20-29", "after resume"],
         rows,
         notes=[f"Reports reach the plan {REPORT_DELAY} steps later; resumed from the saved state at step {RESUME_AT}."],
+        data="lognormal lengths, simulated",
     )
 
 

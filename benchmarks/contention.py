@@ -276,6 +276,7 @@ def main() -> None:
         ],
         extra={"hardware": asdict(hardware), "cuda": torch.version.cuda, "turns": [asdict(turn) for turn in turns]},
         results=arguments.results,
+        data="random matrices and samples",
     )
 
 

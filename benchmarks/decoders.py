@@ -62,6 +62,7 @@ def main() -> None:
         notes=[f"raw: pyarrow, {THREADS} threads, read_row_group of the columns that the loader reads; dropped."],
         extra={"runs": runs},
         results=arguments.results,
+        data="the reference set, oss_events, online_retail",
     )
 
 

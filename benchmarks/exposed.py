@@ -193,11 +193,17 @@ def run(sections: Sequence[Section], *, name: str, with_memory: bool) -> None:
         different[shared[0].name] = unlike
     peaks = memory(USUAL, ("plain", "fscomm"), RATE_MBIT) if with_memory else {}
     raw: dict[str, Any] = {"blocks": [block.raw() for block in blocks], "peak_bytes": peaks}
-    emit(name, *headline_table(blocks), notes=cost_notes(blocks, different, peaks), extra=raw)
-    emit(f"{name}_kinds", *kinds_table(blocks))
+    emit(
+        name,
+        *headline_table(blocks),
+        notes=cost_notes(blocks, different, peaks),
+        extra=raw,
+        data="random ids, made as it runs",
+    )
+    emit(f"{name}_kinds", *kinds_table(blocks), data="random ids, made as it runs")
     if any(block.condition["name"].startswith("collision") for block in blocks):
         title, columns, rows, notes = collision_table(blocks)
-        emit(f"{name}_collisions", title, columns, rows, notes=notes)
+        emit(f"{name}_collisions", title, columns, rows, notes=notes, data="random ids, made as it runs")
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ def main() -> None:
     ]
     notes.append(f"With Split(recent=100, segment=400, tokens=4): {100 * (parts - 1):+.1f} % processor time.")
     title = f"Histories of {given.requests:,} requests in {STRETCHES} stretches"
-    emit("histories", title, COLUMNS, rows, notes=notes, results=given.results)
+    emit("histories", title, COLUMNS, rows, notes=notes, results=given.results, data="oss_events")
     emit(
         "histories_sharing",
         f"Events that batches hold with sharing: {SHARING_RANKS} ranks, {SHARING_BATCH} requests each in time order",
@@ -275,6 +275,7 @@ def main() -> None:
         sharing(given.events),
         notes=[f"Means of {SHARING_STEPS} steps; at most {CAP:,} events of a request."],
         results=given.results,
+        data="oss_events",
     )
 
 

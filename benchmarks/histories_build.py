@@ -67,6 +67,7 @@ def main() -> None:
         rows,
         notes=["s and peak MB: of a fresh process, with its start and imports."],
         results=arguments.results,
+        data="oss_events, made-up events",
     )
 
 

@@ -173,6 +173,7 @@ def main() -> None:
             "The paper (GPU, 32 and 512 ranks): PyTorch 3 and 48.9 ms, Triton 0.1 and 0.6 ms.",
         ],
         results=arguments.results,
+        data="random samples",
     )
 
 

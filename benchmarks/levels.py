@@ -55,6 +55,7 @@ def main() -> None:
         notes=["Goal: a ratio of 3 or more. Checksums are those of all bytes, levels or not."],
         extra={"row_groups": ROW_GROUPS, "repeats": REPEATS},
         results=given.results,
+        data="the reference set",
     )
 
 

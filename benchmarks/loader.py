@@ -203,7 +203,7 @@ def _report(entries: Sequence[Entry], cold: dict[str, float], size: str, *, name
     }
     first = entries[0].runs[0]
     title = f"Loading the reference set: {first['rows']:,} rows, {first['columns']} columns, {size}"
-    print(emit(name, title, COLUMNS, rows, notes, extra))
+    print(emit(name, title, COLUMNS, rows, notes, extra, data="the reference set"))
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -129,6 +129,7 @@ def main() -> None:
             f"{RANKS} ranks, {rounds} rounds of {steps} steps with and without each delay, alternating; medians.",
             "Every wait is delayed on both ranks, so that it is exposed and nobody late.",
         ],
+        data="random ids, made as it runs",
     )
 
 

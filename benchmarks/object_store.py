@@ -185,7 +185,15 @@ def main() -> None:
         f"{os.cpu_count()} cores for loader, rclone and proxy together; {given.rounds} rounds, medians.",
         "CPU s of the store: rclone and the proxy.",
     ]
-    emit("object_store", "Reading from an object store", COLUMNS, rows, notes, results=given.results)
+    emit(
+        "object_store",
+        "Reading from an object store",
+        COLUMNS,
+        rows,
+        notes,
+        results=given.results,
+        data="the reference set",
+    )
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def main() -> None:
             else "The files had been rewritten before.",
         ],
         extra={"runs": measured},
+        data="the reference set",
     )
 
 

@@ -104,6 +104,7 @@ def main() -> None:
             f"share of tokens that leave their node of {NODE} ranks.",
             "ms: best time of one complete pack() call, with its checks, sort and report; ratio: to the argsort.",
         ],
+        data="lognormal lengths, simulated",
     )
 
 

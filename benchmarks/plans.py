@@ -301,6 +301,7 @@ def report(sets: Sequence[dict[str, Any]], fit: dict[str, Any], options: Any) ->
             f"The chosen plan's step over the default plan's: mean {ratio.mean():.3f}, worst {ratio.max():.3f}.",
         ],
         extra={"sets": list(sets), "fit": fit, "options": vars(options)},
+        data="random table sets and ids",
     )
 
 

@@ -231,6 +231,7 @@ def main() -> None:
         rows,
         notes=["Reference set, slowest rank of every step, mean per round, median of rounds; goal: at most 2 %."],
         extra={"waits_s": {str(world_size): waited for world_size, (waited, *_) in answers.items()}},
+        data="the reference set",
     )
     emit(
         "redistribute_stages",
@@ -245,6 +246,7 @@ def main() -> None:
             "The first collective includes waiting for the slowest rank. Three int64 lists, 12 ids, 10 floats a sample."
         ],
         extra={"settings": json.loads(json.dumps({"rounds": run.rounds, "steps": run.steps}))},
+        data="the reference set, lengths of the paper",
     )
     emit(
         "redistribute_embedding",
@@ -261,6 +263,7 @@ def main() -> None:
             "Move inputs wherever the loader is yours to change. Move embeddings where it is not (samples of a "
             "service, features made in the model), or where the inputs of an event are larger than its columns.",
         ],
+        data="the reference set, lengths of the paper",
     )
 
 

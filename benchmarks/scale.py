@@ -108,6 +108,7 @@ def main() -> None:
         rows,
         notes=[f"ms: the best of {STEPS}. Exchanges: of ids; of rows and gradients of 512 bytes, 16 MiB a chunk."],
         results=RESULTS,
+        data="oss_events, random ids",
     )
 
 

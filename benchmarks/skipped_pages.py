@@ -62,6 +62,7 @@ def main() -> None:
             "Lists of 200 values on average, zstd, page checksums, pages of 256 KB.",
         ],
         results=arguments.results,
+        data="one file of made-up rows",
     )
 
 

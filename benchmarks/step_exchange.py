@@ -124,6 +124,7 @@ def main() -> None:
         notes=["Median of the rounds on rank 0; the ratio is taken within each round."],
         extra={"ms": raw},
         results=arguments.results,
+        data="lengths, made as it runs",
     )
     emit(
         "step_exchange_gathers",
@@ -136,6 +137,7 @@ def main() -> None:
         ],
         notes=["`fsranks/gathering.py` takes direct up to 8 ranks and 128 KiB, else doubling."],
         results=arguments.results,
+        data="bytes, made as it runs",
     )
 
 

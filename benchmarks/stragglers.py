@@ -95,6 +95,7 @@ def main() -> None:
             "A wrong model hurts repair and hierarchical most: they stop at the tolerance, by the model's costs.",
             "vbs: counts within 25 % of the batch size; repair and hierarchical stop at 0.1 %.",
         ],
+        data="lognormal lengths, simulated",
     )
 
 

@@ -164,6 +164,7 @@ def report_sizes(answer: dict[tuple[str, int], dict[str, Any]], ranks: int) -> N
                 for (skew, n), found in answer.items()
             ]
         },
+        data="random bytes",
     )
     emit(
         "transports_throughput",
@@ -175,6 +176,7 @@ def report_sizes(answer: dict[tuple[str, int], dict[str, Any]], ranks: int) -> N
             if n >= MIB // 4
         ],
         notes=["Bytes to or from other ranks; the copy's rate is the limit that memory sets."],
+        data="random bytes",
     )
 
 
@@ -199,6 +201,7 @@ def report_behind(found: dict[str, Found], behind: Behind, *, rate_mbit: float |
             f"P99 / P50 of the idle link: {restless:.2g}; where it is large, the machine was busy and P99 says little.",
         ],
         extra={name: asdict(each) for name, each in found.items()},
+        data="random bytes",
     )
 
 

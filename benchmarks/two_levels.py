@@ -91,6 +91,7 @@ def main() -> None:
             "and their share of what fscomm sends without ranks_per_host. In-host: rows between ranks of a host.",
         ],
         results=given.results,
+        data="oss_events",
     )
 
 

@@ -1,13 +1,38 @@
-"""What figures were measured with: packages, and the GPU if torch sees one."""
+"""What figures were measured with: the head of every record."""
 
+import datetime
 import importlib.metadata
+import os
+import platform
+import shlex
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+_ROOT = Path(__file__).parents[2]
 _PACKAGES = (
     *("torch", "triton", "numba", "numpy", "cuda-bindings", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu"),
     *("torchdata", "pyarrow", "polars", "datasets"),
 )
+
+
+def head(data: str) -> dict[str, Any]:
+    """What every record begins with. `data`: what was measured on, in a few words.
+
+    Folders of this machine are left out of the command. A commit ends in `-dirty` if files differ from it.
+    """
+    program = Path(sys.argv[0]).resolve()
+    script = program.relative_to(_ROOT).as_posix() if program.is_relative_to(_ROOT) else program.name
+    options = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return {
+        "command": shlex.join(["python", script, *options]),
+        "commit": _output("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*") or "unknown",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "data": data,
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version(), **gpu()},
+        "versions": packages(),
+    }
 
 
 def packages() -> dict[str, str]:
@@ -41,8 +66,22 @@ def gpu() -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    """None in containers that lack the program."""
+    printed = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return printed.split("\n")[0] if printed else None
+
+
+def _output(*command: str) -> str:
+    """What a command prints; an empty text where it cannot be run."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")[0]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return None  # containers may lack the program
+        return ""
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

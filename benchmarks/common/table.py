@@ -1,19 +1,16 @@
 """Print the table of a benchmark and keep its numbers.
 
-Every benchmark ends in one call of `emit`: the reader sees a table, `results/<name>.json` keeps the same rows with the
-date, the machine and the versions they were measured with.
+Every benchmark ends in one call of `emit`: the reader sees a table, `results/<name>.json` keeps the same rows below a
+head that says how they were measured. `make figures` writes the figures of README and docs from these files.
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.environment import gpu, packages
+from common.environment import head
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -30,12 +27,14 @@ def emit(
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
     *,
+    data: str,
     results: Path = RESULTS,
 ) -> Path:
     """Print one table and write `<name>.json` into the folder `results`; returns the path of the JSON.
 
-    Floats are shown with four significant digits and stored whole; None is shown as a dash. `extra` is stored as it is
-    (raw runs, settings). ValueError if a row has not one value per column.
+    `data` says in a few words what was measured on. Floats are shown with four significant digits and stored whole;
+    None is shown as a dash. `extra` is stored as it is (raw runs, settings). ValueError if a row has not one value per
+    column.
     """
     for row in rows:
         if len(row) != len(columns):
@@ -48,9 +47,7 @@ def emit(
     document = {
         "name": name,
         "title": title,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version(), **gpu()},
-        "versions": packages(),
+        **head(data),
         "rows": [dict(zip(columns, row, strict=True)) for row in rows],
         "notes": list(notes),
         "extra": dict(extra or {}),
@@ -90,11 +87,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"cannot write {type(value).__name__} to JSON: {value!r}")
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

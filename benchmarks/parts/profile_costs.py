@@ -63,6 +63,7 @@ def main() -> None:
             f"page, inflated: {MANY_FILES:,} files and {MANY_LENGTHS:,} different lengths.",
         ],
         extra={"small": SMALL, "large": LARGE, "thick": THICK, "cores": CORES},
+        data="files of the reference layout, made as it runs",
     )
 
 

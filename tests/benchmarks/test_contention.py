@@ -52,7 +52,7 @@ def test_the_table_has_a_line_for_each_compute_size_and_way(tmp_path, capsys) ->
     rows = rows_of(turns, ways)
     assert [row[:3] for row in rows] == [[name, size, way] for name, size in CASES for way in ways]
     assert rows[0][3:] == pytest.approx([2.0, 2.2, 10.0, 5.0, 30.0, 50.0])
-    emit("contention", "title", COLUMNS, rows, notes=largest(rows), results=tmp_path)
+    emit("contention", "title", COLUMNS, rows, notes=largest(rows), data="random", results=tmp_path)
     shown = capsys.readouterr().out
     for line in (
         "matrix product of 32768 tokens beside copy by a kernel: 10.0 % slower.",
