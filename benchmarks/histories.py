@@ -231,8 +231,9 @@ def main() -> None:
         rank_of_four(given.events, given.rank)
         return
     notes = [f"At most {CAP:,} events of a request, {BATCH} requests a batch, one thread; the best of {ROUNDS} epochs."]
-    if given.check:
-        seen, wrong = check(given.events)
+    windows = check(given.events) if given.check else None
+    if windows is not None:
+        seen, wrong = windows
         notes.append(f"Of the windows of {seen:,} requests {wrong:,} differ from those of a search through all events.")
     with tempfile.TemporaryDirectory(prefix="freescale-") as name:
         out = Path(name)
@@ -267,7 +268,16 @@ def main() -> None:
     ]
     notes.append(f"With Split(recent=100, segment=400, tokens=4): {100 * (parts - 1):+.1f} % processor time.")
     title = f"Histories of {given.requests:,} requests in {STRETCHES} stretches"
-    emit("histories", title, COLUMNS, rows, notes=notes, results=given.results, data="oss_events")
+    of_all = {
+        "requests": total,
+        "windows that differ": windows and windows[1],
+        "disk MB, stored once": (thin + all_requests) / 1e6,
+        "disk MB, in rows": sizes[1] * total / given.requests / 1e6,
+        "table MB": table / 1e6,
+        "memory of 4 ranks / table": memory / table,
+        "split, CPU %": 100 * (parts - 1),
+    }
+    emit("histories", title, COLUMNS, rows, notes, of_all, results=given.results, data="oss_events")
     emit(
         "histories_sharing",
         f"Events that batches hold with sharing: {SHARING_RANKS} ranks, {SHARING_BATCH} requests each in time order",
