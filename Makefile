@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 SEEDS ?= 0 10000
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all test-times breaks faults kernels gpu check docs format clean
+.PHONY: demo test test-all test-times breaks faults kernels gpu check docs figures format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -85,6 +85,10 @@ check: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo built: build/site/index.html
+
+# The measured figures of README and docs, from benchmarks/results: see benchmarks/figures.
+figures: $(READY)
+	$(BIN)/cog -r -P -I benchmarks -p "from figures import *" README.md docs/*.md
 
 format: $(READY)
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -1,10 +1,14 @@
 """The shell commands of README and docs: those of `freescale` run, the others name what is there."""
 
+import argparse
+import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import tomllib
+from unittest import mock
 
 import pytest
 from pages import PAGES, ROOT, blocks, commands, name, prose
@@ -66,7 +70,7 @@ def test_the_program_of_getting_started_trains(tmp_path, monkeypatch):
 def others():
     """(page, words of a command) of every other command, also of those that stand in the text."""
     for page in PAGES:
-        in_text = re.findall(r"`((?:CUDA_\w+=\d+ )?(?:make|python|pytest) [^`]*)`", prose(page))
+        in_text = re.findall(r"`((?:CUDA_\w+=\d+ )?(?:make|pip install -e|python|pytest) [^`]*)`", prose(page))
         for command in [*commands(page), *in_text]:
             words = [word for word in shlex.split(command) if not re.fullmatch(r"CUDA_\w+=\d+", word)]
             if words[0] not in ("freescale", "torchrun"):
@@ -84,18 +88,32 @@ def check_make(*arguments):
 
 
 def check_pip(install, *arguments):
-    """Installs what the Makefile installs; the demo and the tests run with that."""
+    """Installs what the Makefile installs, with which the demo and the tests run, or an extra of the project."""
     assert install == "install"
     installed = (ROOT / "Makefile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [f".[{name}]" for name in project["optional-dependencies"]]
     for argument in arguments:
-        assert argument in installed or argument in "-e .", argument
+        assert argument in installed or argument in ("-e", ".", *extras), argument
 
 
 def check_benchmark(script, *arguments):
-    """The benchmark exists and knows the options; running it takes minutes."""
-    source = (ROOT / script).read_text()
-    for option in arguments:
-        assert not option.startswith("--") or f'"{option}"' in source, option
+    """The benchmark takes these arguments, and lacks none. It is ended there: running it takes minutes."""
+    if "ArgumentParser" not in (ROOT / script).read_text():
+        assert arguments == ()
+        return
+    parse = argparse.ArgumentParser.parse_args
+
+    def only_parse(parser, *given):
+        parse(parser, *given)
+        raise EOFError
+
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
+        patch.syspath_prepend(ROOT / "benchmarks")
+        patch.setattr(sys, "argv", [script, *arguments])
+        patch.setattr(argparse.ArgumentParser, "parse_args", only_parse)
+        with pytest.raises(EOFError):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
 def check_pytest(*arguments):

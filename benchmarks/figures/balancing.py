@@ -1,0 +1,111 @@
+"""What balancing leaves of the straggler share, what plans and moves cost."""
+
+from figures.records import Record, record, say, short, table
+
+
+def stragglers() -> None:
+    record_ = record("stragglers")
+    row = paper_like(record_)
+    table(
+        ["", "straggler share"],
+        [
+            ["without balancing", f"{row['none']:.1f} %"],
+            ["the paper's zig-zag (`fbs`)", f"{row['fbs']:.1f} %"],
+            ["FreeScale's default (`fbs+swap`)", f"{row['fbs+swap']:.3f} %"],
+        ],
+        record_,
+    )
+
+
+def paper_like(stragglers: Record) -> dict:
+    """64 ranks, lengths of the paper, planned with the true cost."""
+    return stragglers.row(case="true cost", ranks=64)
+
+
+def methods() -> None:
+    packing = record("packing")
+    counts = {
+        "none": "equal",
+        "fbs": "equal",
+        "fbs+swap": "equal",
+        "vbs": "within your limits",
+        "vbs-contiguous": "free",
+        "repair": "equal",
+        "hierarchical": "equal",
+    }
+    rows = []
+    for method, count in counts.items():
+        each = packing.where(method=method)
+        left = [f"{one['straggler %']:.1g}" if one["straggler %"] < 1 else f"{one['straggler %']:.0f}" for one in each]
+        moved = sorted(one["moved %"] for one in each)
+        times = "" if method == "none" else " / ".join(short(one["ms"]) for one in each)
+        between = f", {each[0]['crossing %']:.1f} % between nodes" if method == "hierarchical" else ""
+        rows.append([
+            method if method == "none" else f"`{method}`",
+            count,
+            _one_or_all(left),
+            _range(moved[0], moved[-1]) + between,
+            times,
+        ])  # fmt: skip
+    sorting = " / ".join(short(one["argsort ms"]) for one in packing.where(method="none"))
+    table(
+        [
+            "method",
+            "counts per rank",
+            "straggler share %, 64 / 256 / 1024 ranks",
+            "tokens that change rank",
+            "time of the plan, ms",
+        ],
+        [*rows, ["sorting the costs with numpy", None, None, None, sorting]],
+        packing,
+    )
+
+
+def wrong_costs() -> None:
+    stragglers = record("stragglers")
+    row = stragglers.row(case="planned by tokens")
+    say(
+        f"Planned by token counts alone, `repair` and `hierarchical` leave {row['repair']:.0f} % of the paper-like "
+        f"set, where `fbs+swap` leaves {row['fbs+swap']:.1f} %.",
+        stragglers,
+    )
+
+
+def autotune() -> None:
+    autotune = record("autotune")
+    off = autotune.row(method="fbs+swap", autotune="off")
+    on = autotune.row(**{"method": "fbs+swap", "autotune": "on", "jitter %": 0.0})
+    say(
+        f"For a rank 1.5x slower than three others the straggler share is {off['first step']:.0f} % before, and under "
+        f"2 % after {on['below 2 from step']} steps.",
+        autotune,
+    )
+
+
+def moving_embeddings() -> None:
+    moved = record("redistribute_embedding")
+    row = moved.row(set="paper-like", ranks=4, D=64)
+    time = row["plan"] + row["forward"] + row["backward"]
+    say(
+        "At 4 ranks, 16 samples of the paper's lengths each and D = 64 the difference is "
+        f"{row['MB sent']:.0f} MB and {time:.0f} ms against {row['input stage: MB sent']:.1f} MB and "
+        f"{row['input stage: ms']:.0f} ms.",
+        moved,
+    )
+
+
+def waits() -> None:
+    waits = record("redistribute")
+    added = max(row["added, % of the step"] for row in waits.rows)
+    ranks = " and ".join(str(row["ranks"]) for row in waits.rows)
+    what = "adds nothing that can be told from noise" if added <= 0 else f"adds {added:.1f} % of the step at most"
+    say(f"At {ranks} ranks with steps of 200 ms this {what} to the wait for data.", waits)
+
+
+def _one_or_all(texts: list[str]) -> str:
+    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
+
+
+def _range(least: float, most: float) -> str:
+    first, last = (short(value) for value in (least, most))
+    return f"{first} %" if first == last else f"{first}-{last} %"

@@ -1,0 +1,225 @@
+"""Exposed communication, many ranks, transports."""
+
+from figures.records import Record, listed, percent, record, say, short, table
+
+_MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
+
+
+def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
+    """None where the section has not this mode."""
+    rows = exposed.where(section=section, mode=mode)
+    return rows[0]["(1) exposed"] if rows else None
+
+
+def exposed() -> None:
+    record_ = record("exposed")
+    titles = {
+        "400 ms": "200 Mbit, 400 ms",
+        "400 ms, 20 after the backward": "200 Mbit, 400 ms, 20 of them after the backward",
+        "270 ms": "200 Mbit, 270 ms",
+        "400 ms, unshaped": "not limited, 400 ms",
+        "270 ms, unshaped": "not limited, 270 ms",
+        "real compute, 2 ranks": "2 ranks, real compute",
+        "8 ranks, 3 groups, skewed ids": "8 ranks, row-, table- and column-wise, skewed ids",
+        "20 M under DDP, 1 Gbit": "1 Gbit, 20 M dense parameters under DDP",
+    }
+    rows = []
+    for section, title in titles.items():
+        times = [exposed_ms(record_, section, mode) for mode in _MODES]
+        rows.append([title, *(None if time is None else f"{time:.0f}" for time in times)])
+    table(
+        [
+            "links, compute",
+            "plain loop",
+            "TrainPipelineSparseDist",
+            "TrainPipelinePEC (stubbed; its updates are wrong)",
+            "fscomm",
+        ],
+        rows,
+        record_,
+    )
+    base, slope = record("exposed_collisions").note(r"fscomm: ([\d.]+) ms \+ ([\d.]+) ms per percent")
+    (floor,) = record_.note(r"^400 ms: .* exposed: ([\d.]+) ms")
+    (memory,) = record_.note(r"peak memory over the plain loop ([\d,]+) bytes")
+    busy = record_.row(section="real compute, 2 ranks", mode="fscomm")
+    listed([
+        f"Sending the collision rows and their gradients alone takes {floor} ms at 200 Mbit (the links let a first "
+        "burst pass for free).",
+        f"With the collision rate the exposed time of fscomm grows by {slope} ms per percent, from {base} ms.",
+        f"fscomm takes {int(memory.replace(',', '')) / 1e6:.0f} MB more memory than the plain loop here.",
+        "Real compute leaves no core to the threads of fscomm. There the training thread waits for communication for "
+        f"{busy['(3) blocked']:.0f} ms, and loses the rest to the look-ups and updates of fscomm, which take the time "
+        "of the compute.",
+    ])  # fmt: skip
+
+
+def pooled_ms() -> None:
+    pooled = record("exposed_pooled")
+    table(
+        ["tables", "plain loop", "TrainPipelineSparseDist", "fscomm"],
+        [
+            [row["tables"], *(row[name] for name in ("plain loop", "TorchRec SparseDist", "fscomm"))]
+            for row in pooled.rows
+        ],
+        pooled,
+    )
+
+
+def pooled_bytes() -> None:
+    pooled = record("pooled")
+    models = list(dict.fromkeys(row["model"] for row in pooled.rows))
+    table(
+        ["", *(model.replace("1 ids", "1 id") for model in models)],
+        [
+            [sharding, *(f"{pooled.row(sharding=sharding, model=model)['ratio']:.2f}" for model in models)]
+            for sharding in ("table-wise", "row-wise")
+        ],
+        pooled,
+    )
+
+
+def many_ids() -> None:
+    pooled = record("pooled")
+    one, five, row_wise = (
+        pooled.row(sharding=sharding, model=model)["ratio"]
+        for sharding, model in (
+            ("table-wise", "1 ids a bag"),
+            ("table-wise", "5 ids a bag"),
+            ("row-wise", "5 ids a bag"),
+        )
+    )
+    say(
+        f"At 12 % collisions, one id a vector exposes {percent(one)} of the bytes, five ids expose {percent(five)} "
+        f"table-wise, {percent(row_wise)} row-wise.",
+        pooled,
+    )
+
+
+def scale() -> None:
+    scale = record("scale")
+    kinds = ("real", "uniform", "one pair 20 x")
+    plans = scale.where(stage="fscomm: plan a step")
+    rows = []
+    for ranks in dict.fromkeys(row["ranks"] for row in plans):
+        each = {row["ids"]: row for row in plans if row["ranks"] == ranks}
+        memory = [row["MiB at most"] for row in each.values()]
+        exchanges = [row["exchanges"] for row in each.values()]
+        rows.append([
+            f"{ranks:,}",
+            *(f"{each[kind]['ms']:.0f} ms" if kind in each else None for kind in kinds),
+            f"{min(memory):.0f} to {max(memory):.0f} MiB",
+            f"{min(exchanges)} to {max(exchanges)}",
+        ])  # fmt: skip
+    table(
+        [
+            "ranks",
+            "fscomm plans a step: real ids",
+            "random ids",
+            "one pair asks 20 times as much",
+            "memory at most",
+            "exchanges",
+        ],
+        rows,
+        scale,
+    )
+
+
+def many_ranks() -> None:
+    jobs = record("many_ranks")
+    table(
+        [
+            "ranks",
+            "`fscomm.enable`",
+            "leaving it",
+            "the rank that waited longest, over the mean",
+            "one rank is killed",
+        ],
+        [
+            [
+                row["ranks"],
+                f"{row['enable s']:.1f} s",
+                f"{row['leave s']:.1f} s",
+                f"{row['slowest / mean rank']:.2f}",
+                f"{row['of them name it']} others name it within {row['killed: others know after s']:.1f} s",
+            ]
+            for row in jobs.rows
+        ],
+        jobs,
+    )
+
+
+def two_levels() -> None:
+    levels = record("two_levels")
+    rows = []
+    for size in dict.fromkeys(row["hosts x ranks"] for row in levels.rows):
+        plain, flat, two = (
+            levels.row(**{"hosts x ranks": size, "rows": way}) for way in ("plain", "fscomm", "fscomm, two levels")
+        )
+        rows.append([
+            size,
+            f"{flat['rows MB']:.2f} MB",
+            f"{two['rows MB']:.2f} MB",
+            f"{two['to flat']:.2f}",
+            f"1/{size.split()[-1]}",
+            f"{flat['link MB']:.2f} to {two['link MB']:.2f} MB",
+            " / ".join(f"{each['step ms']:.0f}" for each in (plain, flat, two)) + " ms",
+        ])  # fmt: skip
+    table(
+        [
+            "hosts x ranks",
+            "rows, flat",
+            "rows, two levels",
+            "share",
+            "least",
+            "leaves hosts in all",
+            "plain / flat / two levels",
+        ],
+        rows,
+        levels,
+    )
+
+
+def exchanges() -> None:
+    transports = record("transports")
+    ways = (
+        "all_to_all_single",
+        "gloo",
+        "copy-engine, shared memory",
+        "host-staged, gloo",
+        "host-staged, shared memory",
+    )
+    rows = []
+    for size in ("1 KiB", "256 KiB", "4 MiB", "64 MiB"):
+        row = transports.row(**{"skew": "even", "mean bytes a pair": size})
+        rows.append([size, *(short(row[way]) for way in (*ways, "copy alone"))])
+    table(
+        [
+            "bytes to each peer",
+            "`all_to_all_single`",
+            "`gloo`",
+            "`copy-engine`",
+            "`host-staged` over gloo",
+            "over shared memory",
+            "copy alone",
+        ],
+        rows,
+        transports,
+    )
+
+
+def behind_bulk() -> None:
+    near, far = record("transports_behind"), record("transports_behind_link")
+    titles = {
+        "idle": "idle link",
+        "one group": "one process group for both",
+        "two groups": "a group for each",
+        "512 x 1024 KiB": "fscomm: chunks of 512 KiB, 1 MiB under way",
+        "1024 x 2048 KiB": "the same with 1 MiB, 2 MiB under way",
+    }
+    rows = []
+    for way, title in titles.items():
+        row, slow = near.row(way=way), far.row(way=way)
+        alone, beside = (row[f"bulk {what}, GB/s"] for what in ("alone", "beside"))
+        bulk = f"{alone:.2f}" if alone is not None else None if beside is None else f"{beside:.2f} (beside)"
+        rows.append([title, short(row["P50, ms"]), short(row["P99, ms"]), bulk, short(slow["P50, ms"])])
+    table(["", "P50, ms", "P99, ms", "bulk alone, GB/s", "P50, ms, over links of 2 Gbit/s"], rows, near, far)

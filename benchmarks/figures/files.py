@@ -1,0 +1,64 @@
+"""Many files, object stores."""
+
+from figures.records import listed, percent, record, short, table
+
+
+def many() -> None:
+    catalog = record("catalog")
+    titles = {
+        "listed, 1 rank": "100,000 files, listed, 1 rank",
+        "listed, 2 ranks of a host": "the same by 2 ranks of a host at once",
+        "from the catalog": "the same from a catalog",
+        "freescale catalog": "`freescale catalog` of them",
+        "freescale catalog --update": "`freescale catalog --update`, nothing new",
+        "key=value folders": "10,000 `key=value` folders with a file each",
+        "key=value folders, key read": "the same, the key is a field",
+    }
+    table(
+        ["", "seconds", "MB more afterwards", "at most"],
+        [
+            [title, short(row["s"]), *(row[name] and f"{row[name]:.0f}" for name in ("MB", "MB at most"))]
+            for way, title in titles.items()
+            if (row := catalog.row(way=way))
+        ],
+        catalog,
+    )
+
+
+def object_store() -> None:
+    store = record("object_store")
+    small = [row for row in store.rows if not row["from"].startswith("128 MB")]
+    rows = []
+    for row in small:
+        local = row["from"] == "local files"
+        title = row["from"] + {"-": "", "0": ", `read_ahead=0`"}.get(row["read ahead"], "")
+        span = f"{row['of local']:.2f} [{row['range']}]"
+        cpu = f"{row['CPU s']:.1f}" if local else f"{row['CPU s']:.1f}; {row['CPU s of the store']:.1f}"
+        rows.append([
+            title.replace("100 ms", "100 ms a request"),
+            1 if local else span,
+            f"{row['first batch s']:.1f}",
+            cpu,
+            f"{row['MB held at most']:.0f}" if row["MB held at most"] else None,
+        ])  # fmt: skip
+    table(
+        [
+            "",
+            "rows/s, of local files",
+            "first batch s",
+            "CPU s of the loader; of endpoint and proxy",
+            "MB held",
+        ],
+        rows,
+        store,
+    )
+    near, far = (store.row(**{"from": way, "read ahead": "256MB"}) for way in ("S3, no latency", "S3, 100 ms"))
+    alone = store.row(**{"from": "S3, 100 ms", "read ahead": "0"})
+    large = [store.row(**{"from": "128 MB row groups, S3, 100 ms", "read ahead": bound}) for bound in ("256MB", "64MB")]
+    listed([
+        f"100 ms cost {percent(1 - far['rows/s'] / near['rows/s'])} of the throughput without latency; without "
+        f"read-ahead they cost {percent(1 - alone['rows/s'] / near['rows/s'])}.",
+        f'The bound is kept. From row groups of 128 MB `read_ahead="256MB"` held at most '
+        f'{large[0]["MB held at most"]:.0f} MB, and `"64MB"` held one row group. Decoding these is so cheap that the '
+        f"endpoint, which gives {large[0]['of local']:.2f} of the local throughput, is the limit.",
+    ])  # fmt: skip

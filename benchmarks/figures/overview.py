@@ -1,0 +1,54 @@
+"""The first table of the README."""
+
+from figures import balancing, communication, loading
+from figures.records import record, table
+
+
+def gains() -> None:
+    stragglers, demo, exposed, histories, loader = (
+        record(name) for name in ("stragglers", "demo", "exposed", "histories", "loader")
+    )
+    left = balancing.paper_like(stragglers)
+    trained = {row["run"]: row for row in demo.where(data="synthetic")}
+    waits = [
+        communication.exposed_ms(exposed, "400 ms", mode) for mode in ("plain loop", "TorchRec SparseDist", "fscomm")
+    ]
+    in_rows, once = (histories.row(stored=way)["CPU ms / 1,000"] for way in ("in every row", "once, as of the request"))
+    cheapest = min(loading.others(loader), key=lambda row: row["CPU / raw"])
+    ours = loader.row(way="FreeScale", batch=512)
+    table(
+        ["what is measured", "without FreeScale", "with FreeScale", "command"],
+        [
+            [
+                "time that ranks wait for the slowest one: 64 ranks, lengths of the paper, simulated",
+                f"{left['none']:.1f} % (the paper's zig-zag: {left['fbs']:.1f} %)",
+                f"{left['fbs+swap']:.3f} %",
+                f"`{stragglers.command}`",
+            ],
+            [
+                "the same, trained: 2 processes on 2 CPU cores, synthetic data",
+                f"{trained['plain']['straggler %']:.1f} %",
+                f"{trained['balanced']['straggler %']:.1f} %",
+                "`make demo`",
+            ],
+            [
+                "communication that a step waits for: 4 ranks, links of 200 Mbit, 400 ms of compute, 12 % collisions",
+                f"{waits[0]:.0f} ms; TrainPipelineSparseDist {waits[1]:.0f} ms",
+                f"{waits[2]:.0f} ms",
+                f"`{exposed.command}`",
+            ],
+            [
+                "CPU time of loading 1,000 requests with up to 4,096 events, from a public event log",
+                f"{in_rows:.1f} ms, histories in every row",
+                f"{once:.1f} ms, histories stored once",
+                f"`{histories.command}`",
+            ],
+            [
+                "CPU time of loading, as a multiple of raw decoding by pyarrow",
+                f"{cheapest['CPU / raw']:.2f} ({cheapest['way']}: the cheapest of {len(loading.others(loader))} "
+                "other ways)",
+                f"{ours['CPU / raw']:.2f}",
+                f"`{loader.command}`",
+            ],
+        ],
+    )

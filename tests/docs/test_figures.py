@@ -1,0 +1,46 @@
+"""The measured figures of README and docs: `make figures` wrote them, from records that say how they were measured."""
+
+import datetime
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+from cogapp import Cog
+from pages import ROOT, prose
+
+RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+_GENERATED = re.compile(r"<!-- \[\[\[cog .*?\[\[\[end\]\]\] -->", re.DOTALL)
+_FIGURE = re.compile(r"\d[\d,.]*\s?(?:%|m?s|us|x|times|[kKMG]i?B)(?![\w/])")
+SETTINGS = {
+    "README.md": [],
+    "docs/performance.md": ["12 %", "16 MiB", "64 KiB", "128 KiB", "256 KB", "512 MiB"],
+}
+
+
+def test_pages_say_what_the_records_say(monkeypatch):
+    """As `make figures` writes them. If this fails, a record or a block of a page was changed by hand."""
+    make = subprocess.run(["make", "-n", "figures"], cwd=ROOT, capture_output=True, text=True, check=True)
+    _, *arguments = shlex.split(make.stdout.splitlines()[-1])
+    assert arguments[0] == "-r"
+    monkeypatch.chdir(ROOT)
+    Cog().callable_main(["cog", "--check", "--diff", *arguments[1:]])
+
+
+@pytest.mark.parametrize("page", SETTINGS)
+def test_figures_outside_generated_blocks_are_settings(page):
+    """Limits, goals and what a benchmark was given: everything that was measured stands in a block of cog's."""
+    text = re.sub(r"`[^`]*`", "", _GENERATED.sub("", prose(ROOT / page)))
+    assert sorted(set(_FIGURE.findall(text))) == sorted(SETTINGS[page])
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_record_says_how_it_was_measured(path):
+    record = json.loads(path.read_text())
+    assert record["name"] == path.stem
+    assert re.match(r"(python benchmarks/\w+\.py|freescale )", record["command"])
+    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", record["commit"])
+    assert datetime.datetime.fromisoformat(record["date"]).tzinfo is not None
+    assert record["data"]
+    assert record["machine"]["cores"] >= 1
