@@ -113,8 +113,7 @@ class Rounds:
         return self.steps().next
 
     def ahead(self, depth: int) -> Callable[[], object]:
-        batches: Iterator[object] = Ahead(AdaptedSteps(self.steps(), None).next, depth=depth, pin=False)
-        return lambda: next(batches)
+        return Ahead(AdaptedSteps(self.steps(), None).next, depth=depth, pin=False).take
 
 
 def measured(rounds: Rounds) -> Iterator[tuple[str, str, float]]:
