@@ -241,15 +241,15 @@ def _in_thread(
             at_end()
             ended.set()  # not `join`: once Ctrl-C has interrupted that, Python before 3.13 takes the thread for ended
 
-    with contextlib.suppress(RuntimeError):
-        threading.Thread(target=call, name="freescale-store", daemon=True).start()
-        try:
+    try:
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=call, name="freescale-store", daemon=True).start()
             ended.wait(timeout_s)
-            given_up.set()
-        except BaseException:  # Ctrl-C. A thread that comes out of C++ when Python has ended would abort the process
-            given_up.set()
-            ended.wait(_LAST_WORD_S)
-            raise
+        given_up.set()
+    except BaseException:  # Ctrl-C. A thread that comes out of C++ when Python has ended would abort the process
+        given_up.set()
+        ended.wait(_LAST_WORD_S)
+        raise
     return outcome
 
 

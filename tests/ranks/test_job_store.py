@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import signal
 import threading
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -130,7 +131,23 @@ def wait_in_gloo(store):
     store.lend(lambda lent: dist.ProcessGroupGloo(lent, 1, 2, datetime.timedelta(seconds=PATIENCE_S)), PATIENCE_S)
 
 
-@pytest.mark.parametrize("ask", [lambda store: store.wait(["not there"], PATIENCE_S), wait_in_gloo])
+def begin_to_wait(store):
+    """Ctrl-C comes when the thread runs, and before anybody waits for it."""
+    store.store, start = dist.HashStore(), threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(threading.Thread, "start", interrupted):
+        store.wait(["not there"], PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda store: store.wait(["not there"], PATIENCE_S), wait_in_gloo, begin_to_wait],
+    ids=["wait", "gloo", "begin"],
+)
 def test_after_ctrl_c_no_thread_asks_any_longer(ask):
     """It would come out of C++ when Python has ended, and abort the process."""
     store = JobStore(StoreConnection(dist.HashStore()), "test")
