@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -234,9 +235,10 @@ class SourceFiles:
         begin = time.monotonic()
         while True:
             for name in self._names_there():
-                catalog, _ = self.open_more(self.named([name]))
-                if len(catalog):
-                    return catalog
+                with suppress(FileNotFoundError):  # gone since it was listed
+                    catalog, _ = self.open_more(self.named([name]))
+                    if len(catalog):
+                        return catalog
             if follow.idle_s is not None and time.monotonic() - begin > follow.idle_s:
                 raise FileNotFoundError(f"{self.label}: no whole file has come for {follow.idle}")
             time.sleep(min(follow.every_s, 1.0))

@@ -1,13 +1,13 @@
 """The rows of a folder that grows, segment by segment."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
-from fsdata.errors import SchemaError
+from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of
@@ -19,7 +19,7 @@ from fsdata.steps.follow.late import LateTable
 from fsdata.steps.follow.watcher import Watcher, seen_after
 from fsdata.steps.unit_reader import fetch_planner, piece_reader
 
-_PATIENCE_S = 10.0  # for a file that rank 0 sees and this rank does not yet
+_PATIENCE_S = 10.0  # for a file that rank 0 sees whole and this rank does not yet
 
 
 class FollowedData(Dataset):
@@ -52,9 +52,8 @@ class FollowedData(Dataset):
         needed = {unit for stream in self.streams(progress, world_size) for unit in compact(stream).unit.tolist()}
         units = [at for at in (*segment.rest_units, *(at for at, _ in segment.new_units)) if at.unit in needed]
         self._open([segment.files[number] for number in sorted({at.file for at in units})])
-        self._source.match(
-            {self._numbers[file]: file.sides for file in dict.fromkeys(segment.files[at.file] for at in units)}
-        )
+        sides = {self._numbers[file]: file.sides for file in dict.fromkeys(segment.files[at.file] for at in units)}
+        _when_it_is_seen(lambda: self._source.match(sides))
         groups = self._source.groups
         places: dict[tuple[int, int], int] = {}
         for file in dict.fromkeys(at.file for at in units):
@@ -101,17 +100,26 @@ class FollowedData(Dataset):
         if not missing:
             return
         first = len(self._source.files)
-        end = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                self._source.extend([file.name for file in missing], [file.digest for file in missing])
-                break
-            except FileNotFoundError as error:
-                if time.monotonic() > end:
-                    error.add_note("it has not been read yet: files may be removed when all of their rows were read")
-                    raise
-                time.sleep(0.5)
+        names, digests = [file.name for file in missing], [file.digest for file in missing]
+        _when_it_is_seen(lambda: self._source.extend(names, digests))
         self._numbers |= {file: first + n for n, file in enumerate(missing)}
+
+
+def _when_it_is_seen(open_files: Callable[[], None]) -> None:
+    """Open files that rank 0 has seen whole: for a while, a network file system shows other hosts none, or an old size.
+
+    Raises: what `open_files` raises.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return open_files()
+        except (FileNotFoundError, CorruptFileError) as error:
+            if time.monotonic() > end:
+                if isinstance(error, FileNotFoundError):
+                    error.add_note("it has not been read yet: files may be removed when all of their rows were read")
+                raise
+            time.sleep(0.5)
 
 
 class _Units:

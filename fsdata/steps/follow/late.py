@@ -18,7 +18,7 @@ from fsdata.order.segment import SideFile
 from fsdata.sources.expressions import expressions
 from fsdata.sources.follow import seconds
 from fsdata.sources.source import Join
-from fsdata.steps.follow.watermark import Arrived
+from fsdata.steps.follow.watermark import Arrived, modified_at, stamps_of
 
 _LOG = logging.getLogger("fsdata")
 _WARNED_AFTER_NS = 60 * 10**9  # since a file was changed that is still not whole
@@ -54,7 +54,7 @@ class LateTable:
         self._wait_ns = int(join.wait_s * 10**9)
         self._lag_ns = int(seconds(join.source.follow.lag, "lag") * 10**9)
         self._held: dict[str, tuple[int, str, np.ndarray]] = {}  # name -> modified, digest, keys
-        self._found: dict[tuple[str, int], int] = {}  # name, time of modification -> when it was found
+        self._found: dict[tuple[str, tuple[int, int]], int] = {}  # name, stamp -> when it was found
         self._waiting: dict[str, _Waiting] = {}
         self._warned: set[str] = set()
 
@@ -70,9 +70,9 @@ class LateTable:
             return False
         now = time.time_ns()
         oldest, settled = since - self._wait_ns, now - self._lag_ns
-        stamps = {name: int(version[1]) for name, version in zip(listing.names(), listing.versions, strict=True)}
+        stamps = stamps_of(listing)
         self._found = {each: self._found.get(each, now) for each in stamps.items()}
-        there = {name: min(stamp, self._found[name, stamp]) for name, stamp in stamps.items()}
+        there = {name: modified_at(stamp, self._found[name, stamp]) for name, stamp in stamps.items()}
         self._held = {name: of for name, of in self._held.items() if of[0] >= oldest}
         new = [name for name, at in there.items() if name not in self._held and oldest <= at <= settled]
         if not new:

@@ -22,7 +22,7 @@ from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
 from fsdata.steps.follow.late import LateTable, sides_of
-from fsdata.steps.follow.watermark import EARLIEST, Arrived, Taken, next_to_look_at, visible
+from fsdata.steps.follow.watermark import EARLIEST, Arrived, Taken, modified_at, next_to_look_at, stamps_of, visible
 from fsranks.clock import MACHINE_CLOCK, Clock
 
 _LOG = logging.getLogger("fsdata")
@@ -162,7 +162,7 @@ class Watcher:
 
     def _update(self, listing: FileList) -> None:
         """Compare what is there with what is known."""
-        there = {name: int(version[1]) for name, version in zip(listing.names(), listing.versions, strict=True)}
+        there = stamps_of(listing)
         if there and self._clock.now() >= self._next_absent:
             absent = self._taken.absent(there)
             forgotten, self._absent = absent & self._absent, absent
@@ -171,12 +171,13 @@ class Watcher:
             self._next_absent = self._clock.now() + _FORGET_S
         for name in [name for name in self._known if name not in there]:
             gone = self._known.pop(name)
+            self._digest.pop(name, None)
+            self._warned.discard(name)
             if gone.whole:
                 _LOG.warning("%s: removed before it was read: %s", self._files.label, name)
         for name, stamp in there.items():
             if (name not in self._known or self._known[name].stamp != stamp) and name not in self._taken:
-                # A clock that is ahead gives times to come.
-                self._known[name] = Arrived(name, min(stamp, time.time_ns()), stamp=stamp)
+                self._known[name] = Arrived(name, modified_at(stamp, time.time_ns()), stamp=stamp)
                 self._changed = self._clock.now()
 
     def _found(self, *, idle: bool) -> News | None:

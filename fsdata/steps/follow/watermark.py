@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
+from fsdata.catalog.listing.file_list import FileList
+
 EARLIEST = -(2**63)
 _BYTES = 8  # of a name
 Key = tuple[int, str]
@@ -20,8 +22,8 @@ class Arrived:
     """A file that was found.
 
     Attributes:
-        modified: when it was changed last, ns; not later than it was found.
-        stamp: its time of modification as the file system says it: another one says that it was changed.
+        modified: when it was changed last, ns; not later than it was found, and then where its store does not say it.
+        stamp: its size and time of modification as the store says them: others say that it was changed.
         whole: it has a footer; None: nobody has looked; False: it had none when somebody looked.
         time: its latest time, ns or the unit of an integer column; by path 0, without rows `EARLIEST`.
         matched: its rows wait for no late side table.
@@ -33,7 +35,7 @@ class Arrived:
     whole: bool | None = None
     time: int = 0
     matched: bool = True
-    stamp: int = 0
+    stamp: tuple[int, int] = (0, 0)
     empty: bool = False
 
     @property
@@ -72,6 +74,19 @@ class Taken:
     def of_state(cls, state: Mapping[str, Any]) -> "Taken":
         raw, (time, name) = b64decode(state["names"], validate=True), state["upto"]
         return cls({raw[at : at + _BYTES] for at in range(0, len(raw), _BYTES)}, (int(time), str(name)))
+
+
+def stamps_of(files: FileList) -> dict[str, tuple[int, int]]:
+    """`Arrived.stamp` of each file of a listing, by name."""
+    return {name: (size, time) for name, (size, time, _) in zip(files.names(), files.versions.tolist(), strict=True)}
+
+
+def modified_at(stamp: tuple[int, int], found: int) -> int:
+    """`Arrived.modified` of a file that was found with this stamp at this time, ns.
+
+    A clock that is ahead gives times to come, and some stores give none (0).
+    """
+    return min(stamp[1] or found, found)
 
 
 def _digest(name: str) -> bytes:

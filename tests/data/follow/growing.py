@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from fsspec.implementations.local import LocalFileSystem
 from patience import PATIENCE_S
 
 from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, Schema, Sequence
@@ -33,6 +34,13 @@ def age(folder: Path, name: str, seconds: float) -> None:
     """Make a file look as if it had been written so long ago."""
     found = os.stat(folder / name)
     os.utime(folder / name, ns=(found.st_atime_ns, found.st_mtime_ns - int(seconds * 10**9)))
+
+
+class WithoutTimes(LocalFileSystem):
+    """A store that does not say when files were modified."""
+
+    def info(self, path, **options):
+        return {**super().info(path, **options), "mtime": None}
 
 
 def loader_of(folder: Path, follow: Follow | None = None, *, source=None, **options) -> FreeScaleDataLoader:

@@ -4,13 +4,14 @@ import json
 import logging
 import threading
 from base64 import b64decode
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from growing import ENDLESS, FAST, SCHEMA, age, loader_of, read, rows_of, write
+from growing import ENDLESS, FAST, SCHEMA, WithoutTimes, age, loader_of, read, rows_of, write
 from patience import PATIENCE_S
 
 from fsdata import (
@@ -24,6 +25,7 @@ from fsdata import (
     SchemaError,
     StateError,
 )
+from fsdata.catalog import catalog
 from fsdata.decode import source_files
 from fsdata.steps.follow import followed_data, followed_steps, watcher
 
@@ -133,7 +135,8 @@ def test_what_was_read_may_be_removed_and_what_was_not_may_not(folder, monkeypat
         assert "removed when all of their rows were read" in str(caught.value.__notes__)
 
 
-def test_a_file_that_was_replaced_before_it_was_read_is_named(folder):
+def test_a_file_that_was_replaced_before_it_was_read_is_named(folder, monkeypatch):
+    monkeypatch.setattr(followed_data, "_PATIENCE_S", 0.0)
     follow = Follow(**FAST, at_most=1)
     with loader_of(folder, follow) as loader:
         read(loader, 4)
@@ -277,6 +280,41 @@ def test_a_clock_that_is_ahead_holds_up_nothing(folder):
     age(folder, "01.parquet", -3600)
     with loader_of(folder, Follow(**FAST, lag="20ms")) as loader:
         assert read(loader) == list(range(30))
+
+
+def test_without_times_of_modification_the_lag_counts_from_when_a_file_was_found(folder, monkeypatch, listings):
+    now = [10**15]
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(time_ns=lambda: now[0]))
+
+    def after(seconds):
+        now[0] += seconds * 10**9
+
+    def written_again():
+        after(50)
+        write(folder, "00.parquet", range(8))
+
+    follow = Follow(**ENDLESS, lag="1m", at_most=1)
+    with loader_of(folder, follow, source={"filesystem": WithoutTimes(use_listings_cache=False)}) as loader:
+        listings += [lambda: None, written_again, lambda: after(50), lambda: after(50)]
+        assert read(loader, 2) == list(range(8))
+        assert listings == []
+
+
+def test_what_another_host_sees_later_is_waited_for(folder, monkeypatch):
+    """By its attribute cache a network file system shows an old size: the end of the file is not that of Parquet."""
+    seen, raw_footer = [], catalog.raw_footer
+
+    def late(file):
+        seen.append(file.path.rpartition("/")[2])
+        if seen.count("01.parquet") == 2:  # after rank 0 has looked at it
+            raise CorruptFileError(f"{file.path}: not a Parquet file")
+        return raw_footer(file)
+
+    monkeypatch.setattr(catalog, "raw_footer", late)
+    monkeypatch.setattr(followed_data, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None))
+    with loader_of(folder) as loader:
+        assert read(loader) == list(range(30))
+    assert seen.count("01.parquet") > 2
 
 
 @pytest.mark.parametrize("unit", ["ms", "ns"])

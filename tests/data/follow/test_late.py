@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from growing import ENDLESS, age
+from growing import ENDLESS, WithoutTimes, age
 from patience import PATIENCE_S
 from sets import same
 from worlds import shared_world
@@ -46,10 +46,10 @@ def put(frame, path):
     half.rename(path)
 
 
-def loader_of(folder, *, missing="mask", wait=ENDLESS["idle"], follow=None, batch_size=3, **options):
-    side = ParquetSource(folder / "side", follow=Follow(**FAST))
+def loader_of(folder, *, missing="mask", wait=ENDLESS["idle"], follow=None, batch_size=3, filesystem=None, **options):
+    side = ParquetSource(folder / "side", follow=Follow(**FAST), filesystem=filesystem)
     join = Join(side, on="request", fields=("score", "each", "weight"), missing=missing, wait=wait)
-    rows = ParquetSource(folder / "rows", follow=follow or Follow(**FAST), join=[join])
+    rows = ParquetSource(folder / "rows", follow=follow or Follow(**FAST), join=[join], filesystem=filesystem)
     return FreeScaleDataLoader(rows, SCHEMA, batch_size=batch_size, num_threads=1, timeout_s=PATIENCE_S, **options)
 
 
@@ -171,12 +171,28 @@ def test_old_side_files_are_forgotten(tmp_path):
     write_rows(tmp_path, 0)
     write_side(tmp_path, "a", [0, 1])
     (tmp_path / "side" / "b.parquet").write_bytes((tmp_path / "side" / "a.parquet").read_bytes())
-    os.utime(tmp_path / "side" / "a.parquet", ns=(0, 0))
+    os.utime(tmp_path / "side" / "a.parquet", ns=(1, 1))
     with loader_of(tmp_path, wait="50ms", batch_size=8) as loader:
         (batch,) = loader
         (files,) = {segment[2][0][1] for segment in loader.state_dict()["follow"]["files"]}
     assert files == "b.parquet"
     assert batch.mask["score"].tolist() == [True, True, *[False] * 6]
+
+
+def test_without_times_of_modification_rows_wait_from_when_they_were_found(tmp_path, monkeypatch):
+    write_rows(tmp_path, 0)
+    write_side(tmp_path, "a", [0])
+    actions, discover = [lambda: None, lambda: None, lambda: write_side(tmp_path, "b", range(1, 8))], late.discover
+
+    def listed(*args):
+        if actions:
+            actions.pop(0)()
+        return discover(*args)
+
+    monkeypatch.setattr(late, "discover", listed)
+    with loader_of(tmp_path, filesystem=WithoutTimes(use_listings_cache=False), batch_size=8) as loader:
+        (batch,) = loader
+    assert batch.mask["score"].all()
 
 
 @pytest.mark.parametrize(
