@@ -286,10 +286,9 @@ class StepExchange:
             raise _of_others(failed, texts, at)
         if left and not failed and not mine.left:
             why = texts[left[0]].decode(errors="replace")
-            raise PeerError(
-                f"rank {left[0]} left the loop before {at} (it {why}) and this rank went on. All ranks must take the "
-                "same number of steps"
-            )
+            alike = why in (CLOSED, RESTARTED)
+            advice = "All ranks must take the same number of steps" if alike else "Look at the log of that rank"
+            raise PeerError(f"rank {left[0]} left the loop before {at} (it {why}) and this rank went on. {advice}")
         status_word.check(words)
         return statuses, texts
 

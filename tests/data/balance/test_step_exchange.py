@@ -78,7 +78,7 @@ def test_every_sample_arrives_once_and_whole_where_the_plan_says() -> None:
         assert not any(counts) or after <= before
 
 
-def carrying(rank: int, world_size: int) -> None:
+def carrying(rank: int, world_size: int, why: str, advice: str) -> None:
     """The plan takes two rows of every rank; ranks 0 and 1 have three, rank 2 has one."""
     exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     plan, counts = np.array([2, 0, 1, 2, 0]), np.array([2, 2, 1])
@@ -93,17 +93,21 @@ def carrying(rank: int, world_size: int) -> None:
         assert read(step.rest, 0) == sample(2, rank, 0, lengths_of(2, rank, 1))
     assert exchange.tell(10 + rank) == [10, 11, 12]
     if rank == 0:
-        exchange.leave()  # not between epochs: the carried rows are still to come
+        exchange.leave(why)  # not between epochs: the carried rows are still to come
     else:
-        with pytest.raises(PeerError, match="rank 0 left the loop before step 1"):
+        with pytest.raises(PeerError, match=rf"rank 0 left the loop before step 1 .* \(it {why}\).*{advice}"):
             exchange.step(step.rest, SPEC, lambda _: Assignment(rank=plan[:2]), StatusWord(epoch=0, step=1))
     with pytest.raises(MismatchError, match="different plans"):
         exchange.step(table, SPEC, lambda _: Assignment(rank=plan[: 5 - 2 * (rank == 1)], rows=1 + (rank != 1)), status)
     exchange.close()
 
 
-def test_rows_that_the_plan_leaves_out_stay_and_the_epoch_goes_on() -> None:
-    shared_world(3).run(carrying)
+@pytest.mark.parametrize(
+    ("why", "advice"),
+    [("closed its loader", "the same number of steps"), ("raised ValueError: bad", "Look at the log")],
+)
+def test_rows_that_the_plan_leaves_out_stay_and_the_epoch_goes_on(why: str, advice: str) -> None:
+    shared_world(3).run(carrying, why, advice)
 
 
 def agreeing(rank: int, world_size: int) -> list[tuple[int, bool, int, int]]:
