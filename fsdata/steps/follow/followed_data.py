@@ -30,7 +30,7 @@ class FollowedData(Dataset):
         del self.fingerprint["rows"]
         self._source = source
         self._time_column = _time_column(given, schema)
-        self._numbers: dict[FileAt, int] = {}
+        self._numbers: dict[FileAt, int] = {}  # in the source, of the files of the segment
         self._places: dict[int, int] = {}  # unit -> row group of the source
         units = _Units(source, self._places)
         self._read = piece_reader([source], self.layout, units, None)
@@ -85,6 +85,7 @@ class FollowedData(Dataset):
             rest_units=tuple(UnitAt(unit, numbers.index(group.file), group.index) for unit, group in left.items()),
             seen=seen_after(None if before is None else before.seen, files, change),
         )
+        self._numbers = {file: self._numbers[file] for file in segment.files}
         return progress.extended(segment, world_size)
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:

@@ -159,6 +159,20 @@ def test_a_second_loop_goes_on_behind_the_first(folder):
         assert loader.state_dict()["epoch"] == 0
 
 
+def test_a_loader_holds_few_files_and_goes_back_all_the_same(folder):
+    with loader_of(folder, Follow(**ENDLESS, at_most=1)) as loader:
+        batches = iter(loader)
+        rows = rows_of(next(batches))
+        state = loader.state_dict()
+        for number in range(3, 10):
+            write(folder, f"{number:02}.parquet", range(number * 10, number * 10 + 10))
+        rows += [row for _ in range(24) for row in rows_of(next(batches))]
+        assert rows == list(range(100))
+        assert len(loader._followed._numbers) <= 3
+        loader.load_state_dict(state)
+        assert read(loader, 24) == list(range(4, 100))
+
+
 def test_rows_wait_until_they_fill_a_batch(folder):
     with loader_of(folder, batch_size=20, drop_last=True) as loader:
         assert read(loader) == list(range(20))
