@@ -21,7 +21,9 @@ SETTINGS = {
 
 def test_pages_say_what_the_records_say(monkeypatch):
     """As `make figures` writes them. If this fails, a record or a block of a page was changed by hand."""
-    make = subprocess.run(["make", "-n", "--no-print-directory", "figures"], cwd=ROOT, capture_output=True, text=True, check=True)
+    make = subprocess.run(
+        ["make", "-n", "--no-print-directory", "figures"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     _, *arguments = shlex.split(make.stdout.splitlines()[-1])
     assert arguments[0] == "-r"
     monkeypatch.chdir(ROOT)
