@@ -51,7 +51,9 @@ def _signed(raw, at, narrow):
     """(the number, where it ends); one of more than 64 bits, or 32 if `narrow`, is a read past the end."""
     value, end = signed(raw, at)
     most = 5 if narrow else 10
-    if end - at > most or (narrow and value != np.int32(value)) or (end - at == 10 and raw[end - 1] > 1):
+    if end > len(raw) or end - at > most:
+        return np.int64(0), len(raw) + 1
+    if (narrow and value != np.int32(value)) or (end - at == 10 and raw[end - 1] > 1):
         return np.int64(0), len(raw) + 1
     return value, end
 

@@ -313,10 +313,15 @@ def read_by_another_thread(run: Run) -> None:
         reader.result(PATIENCE_S)
 
 
+def _some_table(run: Run) -> torch.Tensor:
+    """One of this rank; zeros where it has none."""
+    return next(iter(run.tables().values()), torch.zeros(1, 1))
+
+
 @loop
 def tables_read_by_whatever_looks_at_them(run: Run) -> None:
     """By what was taken before the block, at its beginning, and in every step; between any two parts of a step."""
-    table = next(iter(run.tables().values()))
+    table = _some_table(run)
     average = {name: each.detach().clone() for name, each in run.model.named_parameters()}
     early = [run.model.state_dict(), _states(run), [table.data, table.detach().T]]
 
@@ -373,7 +378,7 @@ def tables_held_by_numpy(run: Run) -> None:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             run.train(step, batch)
             if step == 2:
-                array = next(iter(run.tables().values())).detach().numpy()
+                array = _some_table(run).detach().numpy()
             if array is not None:
                 run.record(f"array {step}", torch.from_numpy(array.copy()))
                 array *= 1 + step / 8

@@ -260,7 +260,7 @@ def fault(ours: tuple[str, object], arrows: tuple[str, object], raw: bytes) -> s
         return None
     if re.search("rows where the footer says|do not have the same size", str(arrows[1])):
         pages = [header for chunk in _chunks(footer_of(raw)) for _, _, _, header in _pages(raw, chunk)]
-        if any(header[header[1] + 5].get(1, 0) <= 0 for header in pages):
+        if any(header.get(header[1] + 5, {}).get(1, 0) <= 0 for header in pages):
             return None
     return f"pyarrow: {str(arrows)[:300]}; pages: {str(ours)[:300]}"
 
