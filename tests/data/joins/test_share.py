@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from as_of_data import POOL, UIH, Data, source
@@ -148,3 +150,21 @@ def test_only_histories_that_are_stored_once_are_shared(tmp_path: Path) -> None:
         FreeScaleDataLoader(ParquetSource(str(tmp_path / "requests"), join=join), other, batch_size=4)
     with pytest.raises(SchemaError, match="share names one key"):
         Sequence("uih", ("item",), share=("user",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("decoder", ["pyarrow", "pages"])
+def test_rows_with_the_same_default_in_one_field_do_not_share_the_others(tmp_path: Path, decoder: str) -> None:
+    columns = {"item": [None, None, [7, 8]], "cat": [[1], [2], [3, 4]], "cand": [[10, 11], [12], [13]], "r": [0, 1, 2]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    schema = Schema(
+        sequences=[Sequence("uih", fields=("item", "cat"), share="r")],
+        candidates=Sequence("candidates", fields=("cand",)),
+        explode="candidates",
+        context=("r",),
+    )
+    source = ParquetSource(tmp_path, defaults={"item": 99}, decoder=decoder)
+    with FreeScaleDataLoader(source, schema, batch_size=4) as loader:
+        (batch,) = loader
+    features = batch.features.to_dict()
+    seen = {name: expand(features[name].values(), batch.shared["uih"]).tolist() for name in ("item", "cat")}
+    assert seen == {"item": [99, 99, 99, 7, 8], "cat": [1, 1, 2, 3, 4]}
