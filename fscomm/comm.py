@@ -234,9 +234,10 @@ class Comm:
         return None if self._newest_lookahead is None else self._newest_lookahead.unconsumed
 
     def _with_counts(self, library: Library, found: Mapping[str, Any], unserved: Mapping[str, str]) -> "Comm":
-        """Count the forwards of modules that are not served."""
-        for name, why in unserved.items():
-            counted = found[name].register_forward_pre_hook(partial(_count_plain, self._recorder, library, name, why))
+        """Count the forwards of modules of which nothing is served."""
+        for name in found.keys() & unserved.keys():
+            count = partial(_count_plain, self._recorder, library, name, unserved[name])
+            counted = found[name].register_forward_pre_hook(count)
             self._undo.callback(counted.remove)
         return self
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fscomm.engine import trial
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.plan.compiled import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
-from fscomm.tables.sharding_library import Library, of_all_ranks
+from fscomm.tables.sharding_library import Library, in_whole, of_all_ranks
 from fscomm.transports.gloo import unknown_orders
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
@@ -25,7 +26,7 @@ class Agreed:
     """The same on every rank.
 
     Attributes:
-        found: the sharded modules by name. problems: why some of them run plainly.
+        found: the sharded modules by name. problems: why some of them, or parts of them, run plainly.
         modules: [M] what is served; a module that may be called several times stands there once for each call.
         finder: finds their features in a batch.
     """
@@ -67,17 +68,30 @@ def agree_on_modules(
         found = find()
         here = library.problems(found, context, calls)
         asked = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host}
-        same = {"modules": ", ".join(found), **{name: str(value) for name, value in asked.items()}}
-        told = all_ranks.agree(same, tell=json.dumps(here))
-    problems = of_all_ranks([json.loads(of_rank) for of_rank in told])
+        same = {"modules": ", ".join(found), **library.versions()}
+        same |= {name: str(value) for name, value in asked.items()}
+        told = all_ranks.agree(same, tell=json.dumps([here, trial.tried()]))
+    said, tried = zip(*(json.loads(of_rank) for of_rank in told), strict=True)
+    parts = {name: library.parts(name, module) for name, module in found.items()}
+    problems = in_whole(of_all_ranks(said), parts)
     with meeting() as all_ranks:
-        adding = {name: library.adds_parts(module) for name, module in found.items() if name not in problems}
-        told = all_ranks.agree({}, tell=json.dumps(unknown_orders(adding, timeout_s=timeout_s)))
-    problems |= of_all_ranks([json.loads(of_rank) for of_rank in told])
+        served = {name: module for name, module in found.items() if name not in problems}
+        tried_by_all = set.intersection(*map(set, tried))
+        here = trial.problems(library, served, context, tried_by_all=tried_by_all, timeout_s=timeout_s)
+        adding: dict[str, Any] = {}
+        for name, module in served.items():
+            adding |= library.adds_parts(name, module, problems)
+        here |= unknown_orders(adding, timeout_s=timeout_s)
+        told = all_ranks.agree({}, tell=json.dumps(here))
+    problems = in_whole(problems | of_all_ranks([json.loads(of_rank) for of_rank in told]), parts)
     note_fallbacks(recorder, problems, strict=strict)
     with meeting() as all_ranks:
-        served = [(name, module) for name, module in found.items() if name not in problems]
-        modules = [library.bind(name, module, ranks_per_host) for name, module in served for _ in range(calls)]
+        modules = [
+            library.bind(name, module, ranks_per_host, problems)
+            for name, module in found.items()
+            if name not in problems
+            for _ in range(calls)
+        ]
         finder = FeatureFinder(
             [module.name for module in modules],
             features,

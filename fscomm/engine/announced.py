@@ -46,6 +46,9 @@ class AnnouncedSteps:
         draws: loader and training draw from the same random numbers here.
         """
         self._connections.check()
+        for module, kjt in zip(self._served.modules, given, strict=True):
+            if kjt is not None:
+                module.meet(kjt)
         before = self._newest
         step = Step(
             number=self._number,

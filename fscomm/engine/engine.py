@@ -166,7 +166,7 @@ class Engine:
             self._begin(m, step)
         if step is not None and agreed.served:
             self._count(m, features, call, None)
-            return self._run_served(m, step, agreed)
+            return self._run_served(m, step, features, agreed)
         why = decision.why or WARM_UP
         if step is not None and decision.mode.served:
             others = name_ranks([rank for rank, mode in enumerate(modes) if not mode.served])
@@ -178,7 +178,8 @@ class Engine:
     def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
         """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
         if call.training and not call.inside_backward:
-            self._recorder.forward(self.modules[m].name, *self.modules[m].asked(features), why)
+            for asked in self.modules[m].asked(features):
+                self._recorder.forward(asked.part, asked.ids, asked.nbytes, asked.plainly or why)
 
     def report_plain(self, m: int, why: str) -> None:
         """Module m cannot be served. Raises NotServedError if `strict`."""
@@ -244,7 +245,7 @@ class Engine:
         self._tables.forget(step, [m])
         self.steps.forwarded = step
 
-    def _run_served(self, m: int, step: Step, mode: Mode) -> Any:
+    def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
         groups, ids = self._served.groups[m], step.ids
         hypers = {g: [take_hyper(kernel) for kernel in self._served.kernels[g]] for g in groups}
@@ -266,7 +267,11 @@ class Engine:
             )
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, fetched.items(), strict=True)
         ]
-        return self.modules[m].output(ids.parts[m], rows)
+        if not self.modules[m].in_part:
+            return self.modules[m].output(features, ids.parts[m], rows)
+        with self._connections.peers.within():
+            output = self.modules[m].output(features, ids.parts[m], rows)
+        return self._watched(m, step, output)
 
     def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:
         """The module's own forward. Its kernels read and update in program order.
@@ -280,6 +285,10 @@ class Engine:
                 output = self.modules[m].plain(features)
         finally:
             self._reading = outside
+        return self._watched(m, step, output)
+
+    def _watched(self, m: int, step: Step | None, output: Any) -> Any:
+        """What a forward gave that is, at least in part, the module's own: its exchanges are waited for later."""
         self.modules[m].around_wait(output, self._connections.peers.within)
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.

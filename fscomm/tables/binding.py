@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,9 +20,18 @@ from fscomm.tables.pooled_tables import PooledTables
 from fscomm.tables.shadow_kernels import GroupTables, Tables
 
 
+class Asked(NamedTuple):
+    """By a forward of a module: of all its tables, or of a part of them."""
+
+    part: str
+    ids: int
+    nbytes: int  # of the embeddings that are given for them
+    plainly: str | None  # why the part is not served
+
+
 @dataclass(slots=True, kw_only=True)
 class Binding(ABC):
-    """A served module: its groups, and what stands in for its forward.
+    """A served module: its groups that are served, and what stands in for its forward.
 
     Attributes:
         name: as the user sees it.
@@ -49,6 +58,11 @@ class Binding(ABC):
     def process_group(self) -> Any:
         """Of the ranks that share the tables."""
 
+    @property
+    def in_part(self) -> bool:
+        """Whether some of its groups run plainly, inside the forward of those that are served."""
+        return False
+
     @abstractmethod
     def divide_by(self, group: int) -> Sequence[int]:
         """What the gradients of the group are divided by before they update rows, one number after the other."""
@@ -57,17 +71,22 @@ class Binding(ABC):
     def proxy_targets(self, group: int) -> list[Any]:
         """Whose forward reads the tables: the fused kernels, or what looks up nothing where this rank has none."""
 
+    def meet(self, features: Any) -> None:
+        """The training thread is about to announce features. Before `prepare` changes the module beside its forward."""
+        del features
+
     @abstractmethod
     def prepare(self, features: Any) -> tuple[list[Any], list[Any]]:
         """What `output` needs, and [G] what is asked of the owners. No collective. In the ids worker."""
 
     @abstractmethod
-    def output(self, parts: list[Any], rows: list[torch.Tensor]) -> Any:
-        """What the module's forward returns, from what `prepare` gave and the output rows of each group."""
+    def output(self, features: Any, parts: list[Any], rows: list[torch.Tensor]) -> Any:
+        """What the module's forward returns for `features`, from what `prepare` gave and the output rows of each group.
+        Groups that run plainly do so in here; only then it blocks."""
 
     @abstractmethod
-    def asked(self, features: Any) -> tuple[int, int]:
-        """How many ids a forward looks up, and the bytes of the embeddings that it gives for them."""
+    def asked(self, features: Any) -> list[Asked]:
+        """What a forward looks up."""
 
     @abstractmethod
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:

@@ -157,14 +157,14 @@ def channel(context: RankContext, *, timeout_s: float) -> Channel:
     return GlooChannel(context, timeout_s=timeout_s)
 
 
-def unknown_orders(groups: Mapping[str, Sequence[Any]], *, timeout_s: float) -> dict[str, str]:
-    """Why modules cannot be served, since gloo does not add in the order that `plan/gloo_order.py` says.
+def unknown_orders(groups: Mapping[str, Any], *, timeout_s: float) -> dict[str, str]:
+    """Why tables cannot be served, since gloo does not add in the order that `plan/gloo_order.py` says.
 
-    groups: the process groups in which vectors of each module are added up. Collective: it compares the order with real
-    reduce-scatters.
+    groups: by what tables are called: the process group in which their vectors are added up. Collective: it compares
+    the order with real reduce-scatters.
     """
-    checked = {group: _is_known(group, timeout_s) for of_module in groups.values() for group in of_module}
-    return {name: UNKNOWN for name, of_module in groups.items() if not all(checked[group] for group in of_module)}
+    checked = {group: _is_known(group, timeout_s) for group in dict.fromkeys(groups.values())}
+    return {name: UNKNOWN for name, group in groups.items() if not checked[group]}
 
 
 def _is_known(group: Any, timeout_s: float) -> bool:

@@ -5,7 +5,7 @@ with two processes on one GPU.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 from fscomm.comm import Comm
 from fscomm.plan.routes import Request, request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.tables.binding import Binding
+from fscomm.tables.binding import Asked, Binding
 from fscomm.tables.codec import as_they_are
 
 HOST = torch.device("cpu")
@@ -153,11 +153,11 @@ class RowsBinding(Binding):
         sent = Sent(features, self.module.blocks, self.layouts[0].world_size)
         return [], [request(sent.ids, sent.counts.flatten().tolist(), sent.place, self.layouts[0])]
 
-    def output(self, parts: list[Any], rows: list[torch.Tensor]) -> torch.Tensor:
+    def output(self, features: Ids, parts: list[Any], rows: list[torch.Tensor]) -> torch.Tensor:
         return rows[0]
 
-    def asked(self, features: Ids) -> tuple[int, int]:
-        return StandIn().asked(self.module, features)
+    def asked(self, features: Ids) -> list[Asked]:
+        return [Asked(self.name, *StandIn().asked(self.module, features), None)]
 
     def on_gradient(self, output: torch.Tensor, then: Callable[[], None]) -> None:
         if output.requires_grad:
@@ -176,10 +176,19 @@ class StandIn:
     def problems(self, found: Mapping[str, Any], context: Any, calls: int) -> dict[str, str]:
         return {}
 
-    def adds_parts(self, module: Any) -> list[Any]:
-        return []
+    def parts(self, name: str, module: Any) -> list[str]:
+        return [f"{name} (row_wise)"]
 
-    def bind(self, name: str, module: Any, ranks_per_host: int) -> RowsBinding:
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def trial(self, module: Any) -> None:
+        return None
+
+    def adds_parts(self, name: str, module: Any, unserved: Collection[str]) -> dict[str, Any]:
+        return {}
+
+    def bind(self, name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]) -> RowsBinding:
         layout = GroupLayout(
             module=name,
             sharding="row_wise",

@@ -1,18 +1,18 @@
-"""What the bindings of all kinds of TorchRec's sharded modules have in common."""
+"""A sharded module of TorchRec that is served, or some of its sharding groups."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
-from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from fscomm.tables.binding import Binding
-from fscomm.tables.torchrec.servable import where
+from fscomm.plan import bags, routes
+from fscomm.tables.binding import Asked, Binding
+from fscomm.tables.torchrec import structure
+from fscomm.tables.torchrec.own_forward import InputDist, dist_input, output, pass_by
 from fsranks.libraries import keep_fx_notice_away
 
 keep_fx_notice_away()
@@ -20,17 +20,25 @@ keep_fx_notice_away()
 
 @dataclass(slots=True, kw_only=True)
 class TorchRecBinding(Binding):
-    """input_dists: [G] in host memory: they bucketize, and keep what they would send."""
+    """numbers: [G] of the served groups among those of the module. input_dists: [G] in host memory: they bucketize, and
+    keep what they would send. plainly: why the other groups run plainly, by what they are called."""
 
-    input_dists: list[nn.Module]
+    numbers: list[int]
+    input_dists: list[Callable[[Any], Any]]
+    plainly: Mapping[str, str]
+    met: bool = False
 
     @property
     def device(self) -> torch.device:
-        return where(self.module)
+        return structure.where(self.module)
 
     @property
     def process_group(self) -> Any:
         return self.module._env.process_group
+
+    @property
+    def in_part(self) -> bool:
+        return bool(self.plainly)
 
     def divide_by(self, group: int) -> Sequence[int]:
         layout = self.layouts[group]
@@ -41,10 +49,45 @@ class TorchRecBinding(Binding):
         return layout.world_size // owners, owners
 
     def proxy_targets(self, group: int) -> list[Any]:
-        return self.kernels[group] or [self.module._lookups[group]]
+        return self.kernels[group] or [self.module._lookups[self.numbers[group]]]
 
-    def asked(self, features: Any) -> tuple[int, int]:
-        return asked(self.module, features)
+    def meet(self, features: KeyedJaggedTensor) -> None:
+        if not self.met:  # TorchRec makes the input dists when it sees the first features
+            nothing_sent = [pass_by] * len(self.module._lookups)
+            dist_input(self.module, nothing_sent, self.module.create_context(), features)
+            self.met = True
+
+    def prepare(self, features: KeyedJaggedTensor) -> tuple[list[Any], list[Any]]:
+        """The context of the module's forward, in which index dedup notes which unique id each id was; the KJT of each
+        group of the module, as its forward splits them."""
+        context = self.module.create_context()
+        dists = [InputDist(dist, self.device) for dist in self.input_dists]
+        of_groups: list[Any] = [pass_by] * len(self.module._lookups)
+        for number, dist in zip(self.numbers, dists, strict=True):
+            of_groups[number] = dist
+        split = dist_input(self.module, of_groups, context, features)
+        requests = [_request(dist, layout) for dist, layout in zip(dists, self.layouts, strict=True)]
+        return [context, *split], requests
+
+    def output(self, features: KeyedJaggedTensor, parts: list[Any], rows: list[torch.Tensor]) -> Any:
+        context, *given = parts
+        if self.in_part:
+            context = self.module.create_context()
+            own = [pass_by if number in self.numbers else dist for number, dist in enumerate(self.module._input_dists)]
+            given = dist_input(self.module, own, context, features)
+        of_groups: list[torch.Tensor | None] = [None] * len(self.module._lookups)
+        for number, of_group in zip(self.numbers, rows, strict=True):
+            of_groups[number] = of_group
+        return output(self.module, context, given, of_groups)
+
+    def asked(self, features: Any) -> list[Asked]:
+        if not self.in_part:
+            return [Asked(self.name, *structure.asked(self.module, features), None)]
+        names = structure.parts(self.name, self.module)
+        return [
+            Asked(name, *structure.asked_of_group(self.module, sharding, features), self.plainly.get(name))
+            for name, (_, sharding) in zip(names, structure.shardings(self.module), strict=True)
+        ]
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
         def watch(result: Any) -> Any:
@@ -74,12 +117,14 @@ def make_features(
     return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, stride=stride)
 
 
-def asked(module: Any, features: Any) -> tuple[int, int]:
-    """How many ids a forward of a sharded module looks up, and the bytes of the embeddings that it gives for them."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    ids = features.values().numel()
-    if isinstance(module, ShardedEmbeddingCollection):
-        return ids, 4 * ids * module._embedding_dim
-    dims = getattr(module, "_embedding_dims", [])  # of pooled features, each with one vector a sample
-    return ids, 4 * features.stride() * sum(dims)
+def _request(dist: InputDist, layout: Any) -> Any:
+    """What is asked of the owners of a group."""
+    sent = dist.sent
+    ids = sent.values().long()
+    if layout.pooling is None:
+        back = getattr(dist.dist, "unbucketize_permute_tensor", None)
+        return routes.request(ids, sent.length_per_key(), back, layout)
+    weights = sent.weights_or_none()
+    if weights is not None and not weights.is_floating_point():
+        weights = None  # as TorchRec's look-up does
+    return bags.request(ids, sent.lengths().view(len(sent.keys()), -1), weights, layout)

@@ -5,15 +5,14 @@ one row (int8). Then it makes no difference in which parts rows travel: decoded,
 exchange.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import CommOp
 
 from fscomm.tables.codec import Codec, Codecs, as_they_are
+from fscomm.tables.torchrec.structure import is_pooled
 
 _NUMBER_BY_NUMBER = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
 _IN_GROUPS = (SparseType.INT8,)
@@ -27,34 +26,31 @@ def codecs(module: Any, sharding: str, given: torch.dtype, dim: int) -> Codecs:
     return Codecs(given, *(_codec(each, dim) for each in (quantised.forward, quantised.backward)))
 
 
-def problem(module: Any, dims: Iterable[tuple[str, int]], given: torch.dtype) -> str | None:
-    """Why what `module` sends quantised cannot be sent in other parts, or None. dims: of rows, by sharding."""
-    for sharding, dim in dims:
-        quantised = _quantised(module, sharding)
-        if quantised is None:
-            continue
-        operations = _operations(module, sharding)
-        if len(operations) > 1:
-            return f"its vectors are quantised twice, inside a host and between hosts ({sharding})"
-        if given != torch.float32:
-            return f"communication of {given} rows is quantised"
-        for codec in (quantised.forward, quantised.backward):
-            precision = getattr(codec, "_comm_precision", None)
-            if precision not in (*_NUMBER_BY_NUMBER, *_IN_GROUPS):
-                name = getattr(precision, "name", codec)
-                return f"communication is quantised in a way that was never measured here ({name})"
-            if precision in _IN_GROUPS and CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER in operations:
-                return f"the parts of its vectors are added up as {precision.name} (row-wise pooling)"
-            if precision in _IN_GROUPS and dim % _group(codec):
-                return (
-                    f"communication is quantised in groups of {_group(codec)} numbers, which do not cut {dim} columns"
-                )
+def problem(module: Any, sharding: str, dim: int, given: torch.dtype) -> str | None:
+    """Why what a group of `module` sends quantised cannot be sent in other parts, or None. dim: columns of its rows."""
+    quantised = _quantised(module, sharding)
+    if quantised is None:
+        return None
+    operations = _operations(module, sharding)
+    if len(operations) > 1:
+        return f"its vectors are quantised twice, inside a host and between hosts ({sharding})"
+    if given != torch.float32:
+        return f"communication of {given} rows is quantised"
+    for codec in (quantised.forward, quantised.backward):
+        precision = getattr(codec, "_comm_precision", None)
+        if precision not in (*_NUMBER_BY_NUMBER, *_IN_GROUPS):
+            name = getattr(precision, "name", codec)
+            return f"communication is quantised in a way that was never measured here ({name})"
+        if precision in _IN_GROUPS and CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER in operations:
+            return f"the parts of its vectors are added up as {precision.name} (row-wise pooling)"
+        if precision in _IN_GROUPS and dim % _group(codec):
+            return f"communication is quantised in groups of {_group(codec)} numbers, which do not cut {dim} columns"
     return None
 
 
 def _operations(module: Any, sharding: str) -> list[CommOp]:
     """What rows go through on their way, one after the other."""
-    if not isinstance(module, ShardedEmbeddingBagCollection):
+    if not is_pooled(module):
         return [CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL]
     match sharding:
         case "row_wise":

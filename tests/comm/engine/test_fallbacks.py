@@ -32,7 +32,7 @@ from worlds import shared_world
 
 import fscomm
 from fscomm.errors import NotServedError
-from fscomm.tables.torchrec import servable
+from fscomm.tables.torchrec import servable, structure
 
 CONFIG = Config(modules=TWO, static_graph=False, even=True, steps=5)
 
@@ -170,8 +170,8 @@ def test_the_reason_is_reported(kind: str, config: Config, reason: str) -> None:
 
 def of_tables_on(device: str, module: Any) -> str | None:
     """What would be said of the module if its tables were on that device."""
-    with mock.patch.object(servable, "where", return_value=torch.device(device)):
-        return servable.problem_here(module)
+    with mock.patch.object(structure, "where", return_value=torch.device(device)):
+        return next(iter(servable.group_problems("it", module).values()), None)
 
 
 def on_cuda(rank: int, size: int) -> None:

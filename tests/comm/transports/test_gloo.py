@@ -42,7 +42,7 @@ def test_the_order_of_gloo(size: int, dtype: torch.dtype) -> None:
 
 def checked(rank: int, size: int) -> dict[str, str]:
     group: Any = dist.group.WORLD
-    return gloo.unknown_orders({"a": [group], "b": [group, group]}, timeout_s=PATIENCE_S)
+    return gloo.unknown_orders({"a": group, "b": group}, timeout_s=PATIENCE_S)
 
 
 def checked_wrong(rank: int, size: int) -> dict[str, str]:

@@ -1,0 +1,141 @@
+"""A trial: before the first module of a kind is served in this process, a small one is, and compared with itself.
+
+It is trained twice on the first two ranks, plainly and served. What forwards give and what the tables hold in the end
+must be the same to the bit. This finds what changed in a version of the library that nobody has looked at yet.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fscomm.device import device_of
+from fscomm.engine.engine import Engine
+from fscomm.report.recorder import Recorder
+from fscomm.tables.binding import Binding
+from fscomm.tables.shadow_kernels import memory
+from fscomm.tables.sharding_library import Library, Trial
+from fsranks.errors import describe
+from fsranks.network import hang_up
+from fsranks.rank_context import RankContext
+
+RANKS = 2  # that try it out for all: they all have the same versions
+_HOST = torch.device("cpu")
+_tried: dict[str, str | None] = {}  # kind -> what went wrong
+
+
+def tried() -> list[str]:
+    """The kinds that need no trial in this process."""
+    return sorted(_tried)
+
+
+def problems(
+    library: Library,
+    served: Mapping[str, Any],
+    context: RankContext,
+    *,
+    tried_by_all: Collection[str],
+    timeout_s: float,
+) -> dict[str, str]:
+    """Why modules cannot be served. Collective; blocks."""
+    of_modules = {name: made for name, module in served.items() if (made := library.trial(module)) is not None}
+    new = {trial.kind: trial for trial in of_modules.values() if trial.kind not in tried_by_all}
+    if new:
+        ranks = list(range(min(RANKS, context.world_size)))
+        group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
+        here = context.rank in ranks
+        try:
+            _tried.update(
+                {kind: _problem(library, trial, group, timeout_s) if here else None for kind, trial in new.items()}
+            )
+        finally:
+            if here:
+                dist.destroy_process_group(group)
+    return {name: why for name, trial in of_modules.items() if (why := _tried[trial.kind]) is not None}
+
+
+def _problem(library: Library, trial: Trial, group: Any, timeout_s: float) -> str | None:
+    context = RankContext(rank=group.rank(), world_size=group.size(), group=group)
+    try:
+        plain = _Trained(library, trial, group)
+        for features in plain.batches:
+            plain.train(features)
+        served = _Trained(library, trial, group)
+        served.train_served(context, timeout_s)
+    except Exception as error:  # of a library that works differently
+        hang_up(group._get_backend(_HOST), group.rank(), group.size())  # the other rank may wait for this one
+        return f"a trial of {trial.kind} failed: {describe(error)}"
+    if not _same(plain.outputs, served.outputs):
+        return f"in a trial of {trial.kind} it gave other embeddings than without fscomm"
+    if not _same(plain.tables(), served.tables()):
+        return f"in a trial of {trial.kind} its tables were updated otherwise than without fscomm"
+    return None
+
+
+class _Trained:
+    """A module of a trial."""
+
+    def __init__(self, library: Library, trial: Trial, group: Any) -> None:
+        self.batches = trial.batches(group.rank())
+        self.outputs: list[torch.Tensor] = []
+        self._trial = trial
+        self._module = trial.make(group)
+        self._binding: Binding = library.bind("trial", self._module, 1, {})
+
+    def train(self, features: Any) -> None:
+        """One step, in which every number of the output has another gradient."""
+        found = self._trial.tensors(self._module(features))
+        self.outputs += [each.detach().clone() for each in found]
+        torch.stack([(each * torch.arange(each.numel()).view_as(each)).sum() for each in found]).sum().backward()
+
+    def train_served(self, context: RankContext, timeout_s: float) -> None:
+        """All steps."""
+        engine = Engine(
+            [self._binding],
+            context,
+            Recorder(rank=context.rank),
+            device=device_of(_HOST),
+            transport="gloo",
+            explicit=frozenset(),
+            strict=True,
+            timeout_s=timeout_s,
+        )
+        try:
+            with contextlib.ExitStack() as installed:
+                for proxy in engine.proxies(0):
+                    proxy.install()
+                    installed.callback(proxy.remove)
+                self._module.forward = lambda features: engine.forward(engine.call(0), features)
+                installed.callback(delattr, self._module, "forward")
+                self._loop(engine)
+        except BaseException as error:
+            engine.abort(f"a trial failed: {describe(error)}")
+            raise
+        finally:
+            engine.close("the trial is over")
+
+    def tables(self) -> list[torch.Tensor]:
+        kernels = [kernel for of_group in self._binding.kernels for kernel in of_group]
+        return [part for kernel in kernels for part in memory(kernel, ("weights", "momentum1")).values()]
+
+    def _loop(self, engine: Engine) -> None:
+        """As a look-ahead has it: each batch is announced before the one before it is trained on. The first one runs
+        plainly."""
+        coming = [*self.batches[1:], None]
+        engine.announce([None], [None])
+        for features, following in zip(self.batches, coming, strict=True):
+            if following is None:
+                engine.steps.end()
+            else:
+                engine.announce([following], [None])
+            engine.hold()
+            self.train(features)
+            engine.resume()
+        engine.finish()
+
+
+def _same(plain: list[torch.Tensor], served: list[torch.Tensor]) -> bool:
+    return len(plain) == len(served) and all(map(torch.equal, plain, served))

@@ -1,0 +1,76 @@
+"""TorchRec's own forward of a sharded module, with other parts in it.
+
+A forward sends ids to the owners of rows, looks the rows up there, and sends them back: one input dist, one look-up and
+one output dist for each sharding group. What is served has stand-ins for these three. All that lies between them (the
+order of features, index dedup, means, what is put together at the end) is done by TorchRec's methods as they are, in
+whatever version is installed.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torchrec.distributed.types import NoWait
+
+from fscomm.tables.torchrec.structure import HOST
+
+
+def dist_input(module: Any, input_dists: Sequence[Any], context: Any, features: Any) -> Any:
+    """[groups of the module] what the look-ups get, after these input dists. Blocks if one of them does."""
+    return type(module).input_dist(_With(module, _input_dists=input_dists), context, features).wait().wait()
+
+
+def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | None]) -> Any:
+    """What the module's forward returns, if the output dists gave these rows, by group. None: what they give."""
+    lookups, output_dists = list(module._lookups), list(module._output_dists)
+    for group, of_group in enumerate(rows):
+        if of_group is not None:
+            lookups[group] = partial(_give, of_group)
+            output_dists[group] = partial(_as_they_came, output_dists[group])
+    changed = _With(module, _lookups=lookups, _output_dists=output_dists)
+    return type(module).compute_and_output_dist(changed, context, given)
+
+
+class InputDist:
+    """In the place of an input dist: what that would send stays here, in host memory, where plans are made.
+
+    sent: the KJT, its keys in the order of the ranks that get them. dist: the input dist, which sends nothing itself.
+    """
+
+    def __init__(self, dist: Callable[[Any], Any], device: torch.device) -> None:
+        self.dist = dist
+        self._on_host = device.type == "cpu"
+        self.sent: Any = None
+
+    def __call__(self, features: Any) -> Any:
+        self.sent = self.dist(features if self._on_host else features.to(HOST))
+        return pass_by(features)
+
+
+def pass_by(features: Any) -> Any:
+    """In the place of an input dist that is not needed."""
+    return NoWait(NoWait(features))
+
+
+class _With:
+    """A module for its own methods, with some of its attributes replaced. What is set is set on the module."""
+
+    def __init__(self, module: Any, **parts: Any) -> None:
+        vars(self).update(parts, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_module"], name, value)
+
+
+def _give(rows: torch.Tensor, _: Any) -> torch.Tensor:
+    return rows
+
+
+def _as_they_came(dist: Any, rows: torch.Tensor, _: Any) -> Any:
+    for callback in getattr(dist, "_callbacks", None) or ():  # column-wise: puts columns of a table together
+        rows = callback(rows)
+    return NoWait(rows)
