@@ -82,7 +82,7 @@ def in_whole(problems: Mapping[str, str], parts: Mapping[str, Sequence[str]]) ->
     merged = dict(problems)
     for name, of_module in parts.items():
         reasons = {part: merged[part] for part in of_module if part in merged}
-        if name in merged or len(reasons) == len(of_module):
+        if reasons and (name in merged or len(reasons) == len(of_module)):
             merged = {part: why for part, why in merged.items() if part not in reasons}
             merged.setdefault(name, "; ".join(dict.fromkeys(reasons.values())))
     return merged

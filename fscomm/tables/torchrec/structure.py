@@ -37,10 +37,11 @@ def where(module: Any) -> torch.device:
 
 
 def shardings(module: Any) -> list[tuple[str, Any]]:
-    """(sharding type, TorchRec's sharding) of each group of its tables."""
+    """(sharding type, TorchRec's sharding) of each group of its tables; none where there are no such groups."""
     if is_pooled(module):
-        return list(zip(module._sharding_types, module._embedding_shardings, strict=True))
-    return list(module._sharding_type_to_sharding.items())
+        kinds, found = getattr(module, "_sharding_types", []), getattr(module, "_embedding_shardings", [])
+        return list(zip(kinds, found, strict=True))
+    return list(getattr(module, "_sharding_type_to_sharding", {}).items())
 
 
 def parts(name: str, module: Any) -> list[str]:

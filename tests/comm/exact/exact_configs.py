@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from exact_kinds import planned
 from exact_model import Config, Table, mixed
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     CounterBasedRegularizationDefinition,
@@ -143,6 +144,24 @@ CONFIGS: dict[str, Config] = {
         modules={"a": mixed(), "b": _pooled("table", "mean")}, quantised=("fp32", "fp16"), loss_scale=1024.0
     ),
     "quantised sums": Config(modules={"a": _pooled("row", "mean")}, quantised=("fp16", "fp32"), steps=10),
+    "planned": Config(  # as a planner has it: large tables by rows or whole, small ones on every rank, one in UVM
+        modules={
+            "a": (
+                Table(name="r", rows=97, sharding="row", features=("r0", "r1", "r2"), precision="FP16"),
+                Table(name="c", rows=60, sharding="column", features=("c0", "c1"), precision="FP16", home=1),
+                Table(name="u", rows=50, sharding="table", features=("u0",), home=1),
+            ),
+            "b": (
+                Table(name="d", rows=6, sharding="data", features=("d0",), pooling="mean"),
+                *_pooled("table", "mean"),
+                Table(name="q", rows=41, sharding="row", features=("q0",), pooling="sum"),
+            ),
+        },
+        static_graph=False,
+        quantised=("fp16", "fp16"),
+        max_batch=12,
+        builder=planned,
+    ),
     "quantised in groups": Config(
         modules={"a": _wide("table", "mean"), "b": _wide("column", "sum")}, quantised=("int8", "int8"), steps=10
     ),

@@ -134,6 +134,11 @@ def uvm(config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, Net(config), s="fused_uvm_caching")
 
 
+def planned(config: Config, size: int) -> tuple[Any, Any]:
+    """As `uvm`, of a table that lies whole."""
+    return build_net(config, size, Net(config), u="fused_uvm_caching")
+
+
 def tracked(config: Config, size: int) -> tuple[Any, Any]:
     model, optimizer = untracked(config, size)
     model.module.embeddings["b"].register_post_lookup_tracker_fn(lambda *_: None)

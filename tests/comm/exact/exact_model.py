@@ -306,7 +306,7 @@ def sharding_of(table: Table, size: int, host: int, kernel: str | None = None) -
         case "row":
             return row_wise(compute_kernel=kernel)
         case "table":
-            return table_wise(rank=home)
+            return table_wise(rank=home, compute_kernel=kernel)
         case "column":
             return column_wise(ranks=[home, (home + 1) % size])
         case "data":

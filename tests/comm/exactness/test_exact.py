@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from worlds import World, shared_world
 
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.report.served import WARM_UP
 
 TRANSPORTS = ("gloo", "copy-engine", "host-staged")
 
@@ -73,6 +74,23 @@ def test_models(name: str, size: int, transport: str, chunk_rows: int | None) ->
         assert said["fallbacks"] == {}
         for forwards in said["report"]["forwards"].values():
             assert forwards["served"] == config.calls * (config.steps - 1)
+
+
+@pytest.mark.parametrize(("dedup", "transport"), [(False, "gloo"), (True, "copy-engine")])
+def test_groups_that_run_plainly_inside_a_served_forward(dedup: bool, transport: str) -> None:
+    """Of a module that has tables which cannot be served the others are."""
+    plainly = {"embeddings.a (table_wise)": "fused_uvm_caching", "embeddings.b (data_parallel)": "data_parallel"}
+    served = {"embeddings.a (row_wise)", "embeddings.a (column_wise)"}
+    served |= {"embeddings.b (row_wise)", "embeddings.b (table_wise)"}
+    config = CONFIGS["planned"].but(dedup=dedup)
+    for said in check(shared_world(2), config, "base", transport=transport):
+        assert said["fallbacks"].keys() == plainly.keys()
+        forwards = said["report"]["forwards"]
+        assert forwards.keys() == plainly.keys() | served
+        for name, each in forwards.items():
+            assert each["ids"] + each["plain_ids"] > 0
+            assert each["served"] == (0 if name in plainly else config.steps - 1)
+            assert all(plainly.get(name, WARM_UP) in why for why in each["plain"])
 
 
 SMALL = CONFIGS["loops"].but(
