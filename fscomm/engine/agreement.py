@@ -83,7 +83,7 @@ def agree_on_modules(
             adding |= library.adds_parts(name, module, problems)
         here |= unknown_orders(adding, timeout_s=timeout_s)
         told = all_ranks.agree({}, tell=json.dumps(here))
-    problems = in_whole(problems | of_all_ranks([json.loads(of_rank) for of_rank in told]), parts)
+    problems = in_whole(problems | of_all_ranks(trial.causes([json.loads(of_rank) for of_rank in told])), parts)
     note_fallbacks(recorder, problems, strict=strict)
     with meeting() as all_ranks:
         modules = [

@@ -5,7 +5,7 @@ must be the same to the bit. This finds what changed in a version of the library
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,16 +14,18 @@ import torch.distributed as dist
 
 from fscomm.device import device_of
 from fscomm.engine.engine import Engine
+from fscomm.exchange.lost_peers import is_of_gloo
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
 from fscomm.tables.shadow_kernels import memory
 from fscomm.tables.sharding_library import Library, Trial
-from fsranks.errors import describe
+from fsranks.errors import PeerError, describe
 from fsranks.network import hang_up
 from fsranks.rank_context import RankContext
 
 RANKS = 2  # that try it out for all: they all have the same versions
 _HOST = torch.device("cpu")
+_LOST = "a trial lost the other rank"
 _tried: dict[str, str | None] = {}  # kind -> what went wrong
 
 
@@ -43,18 +45,24 @@ def problems(
     """Why modules cannot be served. Collective; blocks."""
     of_modules = {name: made for name, module in served.items() if (made := library.trial(module)) is not None}
     new = {trial.kind: trial for trial in of_modules.values() if trial.kind not in tried_by_all}
-    if new:
-        ranks = list(range(min(RANKS, context.world_size)))
+    ranks = list(range(min(RANKS, context.world_size)))
+    for kind, trial in new.items():
         group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
-        here = context.rank in ranks
         try:
-            _tried.update(
-                {kind: _problem(library, trial, group, timeout_s) if here else None for kind, trial in new.items()}
-            )
+            _tried[kind] = _problem(library, trial, group, timeout_s) if context.rank in ranks else None
         finally:
-            if here:
+            if context.rank in ranks:
                 dist.destroy_process_group(group)
     return {name: why for name, trial in of_modules.items() if (why := _tried[trial.kind]) is not None}
+
+
+def causes(said: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """What ranks said, without those that only lost a rank which says why itself."""
+    known = {name for of_rank in said for name, why in of_rank.items() if not why.startswith(_LOST)}
+    return [
+        {name: why for name, why in of_rank.items() if name not in known or not why.startswith(_LOST)}
+        for of_rank in said
+    ]
 
 
 def _problem(library: Library, trial: Trial, group: Any, timeout_s: float) -> str | None:
@@ -67,11 +75,13 @@ def _problem(library: Library, trial: Trial, group: Any, timeout_s: float) -> st
         served.train_served(context, timeout_s)
     except Exception as error:  # of a library that works differently
         hang_up(group._get_backend(_HOST), group.rank(), group.size())  # the other rank may wait for this one
+        if isinstance(error, PeerError) or is_of_gloo(error):
+            return f"{_LOST}: {describe(error)}"
         return f"a trial of {trial.kind} failed: {describe(error)}"
-    if not _same(plain.outputs, served.outputs):
-        return f"in a trial of {trial.kind} it gave other embeddings than without fscomm"
     if not _same(plain.tables(), served.tables()):
         return f"in a trial of {trial.kind} its tables were updated otherwise than without fscomm"
+    if not _same(plain.outputs, served.outputs):
+        return f"in a trial of {trial.kind} it gave other embeddings than without fscomm"
     return None
 
 

@@ -72,7 +72,7 @@ class LostPeers:
 
     def explain(self, error: BaseException) -> PeerError | None:
         """An error that names the lost rank, in place of an error of gloo; None for any other error. Blocks shortly."""
-        if not self._gloo or self._control is None or not _is_of_gloo(error):
+        if not self._gloo or self._control is None or not is_of_gloo(error):
             return None
         waited_s = 0.0 if self._since is None else (self._until or self._now()) - self._since
         self._hang_up()  # this wakes ranks that wait for this one, so that they also check which rank was lost
@@ -104,6 +104,6 @@ class LostPeers:
             hang_up(gloo, gloo.rank(), gloo.size())
 
 
-def _is_of_gloo(error: BaseException) -> bool:
+def is_of_gloo(error: BaseException) -> bool:
     """Errors of gloo are bare RuntimeErrors. They name a file of gloo, or they say that a connection was closed."""
     return type(error) is RuntimeError and any(words in str(error) for words in ("/gloo/", "pair closure"))

@@ -4,10 +4,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
-import torchrec
 from exact import Run, compare, differences, flat, new_run, raw_state
 from exact_kinds import TWO, ids_made
 from exact_loops import LOOPS
@@ -157,22 +155,6 @@ def told_where(rank: int, size: int) -> tuple[list[str], dict[str, str]]:
 
 def test_ids_that_the_model_makes_itself_are_served_once_features_says_how() -> None:
     assert on_two(told_where) == [([], {}), ([], {})]
-
-
-def untested_version(rank: int, size: int) -> tuple[list[str], dict[str, str]]:
-    with mock.patch.object(torchrec, "__version__", "7.0"):
-        model, _ = build(CONFIG, size)
-        with refused(NotServedError, r"torchrec 7\.0 was not tested"):
-            fscomm.enable(model, strict=True).__enter__()
-        found, said = compare(rank, size, CONFIG, LOOPS["base"])
-    return found, said["fallbacks"]
-
-
-def test_an_untested_version() -> None:
-    for found, fallbacks in on_two(untested_version):
-        assert found == []
-        assert fallbacks.keys() == {"embeddings.a", "embeddings.b"}
-        assert all("torchrec 7.0 was not tested" in reason for reason in fallbacks.values())
 
 
 def changed_model(run: Run) -> None:

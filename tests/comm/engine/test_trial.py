@@ -1,0 +1,152 @@
+"""What fscomm relies on in TorchRec and fbgemm is looked up and tried before anything is served."""
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torchrec
+from exact import compare
+from exact_configs import CONFIGS
+from exact_loops import LOOPS
+from exact_model import build
+from patience import PATIENCE_S
+from worlds import World, shared_world
+
+import fscomm
+from fscomm.engine import trial
+from fscomm.errors import MismatchError
+from fscomm.tables.shadow_kernels import Shadow
+from fscomm.tables.torchrec import facts, own_forward, structure
+
+ROWS, BAGS = "ShardedEmbeddingCollection", "ShardedEmbeddingBagCollection"
+CONFIG = CONFIGS["pooled mixed"].but(steps=4)  # a: bags, b: rows
+BOTH = {"embeddings.a": BAGS, "embeddings.b": ROWS}
+
+
+def with_another_library(rank: int, size: int, change: str, on_ranks: tuple[int, ...]) -> tuple[list[str], Any]:
+    """What differs from the plain run, and why modules run plainly, if the library had another `change`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_tried", {})
+        if rank in on_ranks:
+            CHANGES[change](patch)
+        found, said = compare(rank, size, CONFIG, LOOPS["base"])
+        return found, said["fallbacks"]
+
+
+def more_is_given(patch: pytest.MonkeyPatch) -> None:
+    give = own_forward._give
+    patch.setattr(own_forward, "_give", lambda rows, features: give(rows, features) + rows.detach() * 2e-7)
+
+
+def more_is_learned(patch: pytest.MonkeyPatch) -> None:
+    update = Shadow.update
+
+    def twice(self: Shadow, hyper: Any, *rest: Any, **options: Any) -> None:
+        update(self, replace(hyper, learning_rate=2 * hyper.learning_rate), *rest, **options)
+
+    patch.setattr(Shadow, "update", twice)
+
+
+def it_raises(patch: pytest.MonkeyPatch) -> None:
+    def output(*_: Any) -> Any:
+        raise TypeError("compute_and_output_dist() got an unexpected argument")
+
+    patch.setattr(own_forward, "output", output)
+    patch.setattr("fscomm.tables.torchrec.binding.output", output)
+
+
+def kernels_have_less(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(facts, "KERNEL", (*facts.KERNEL, "momentum_of_old"))
+
+
+def modules_have_less(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(facts, "MODULE", (*facts.MODULE, "_of_old"))
+
+
+def methods_take_more(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(facts, "ARGUMENTS", {**facts.ARGUMENTS, "input_dist": 1})
+
+
+def features_go_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(structure, "runs", lambda sharding: ((1,),))
+
+
+CHANGES = {
+    each.__name__: each
+    for each in (
+        more_is_given,
+        more_is_learned,
+        it_raises,
+        kernels_have_less,
+        modules_have_less,
+        methods_take_more,
+        features_go_elsewhere,
+    )
+}
+SAID = {
+    "more_is_given": "in a trial of {kind} it gave other embeddings than without fscomm",
+    "more_is_learned": "in a trial of {kind} its tables were updated otherwise than without fscomm",
+    "it_raises": "a trial of {kind} failed: TypeError: compute_and_output_dist() got an unexpected argument",
+    "kernels_have_less": "has no momentum_of_old",
+    "modules_have_less": f"{{kind}} of torchrec {torchrec.__version__} has no _of_old",
+    "methods_take_more": f"input_dist of {{kind}} of torchrec {torchrec.__version__} takes ",
+    "features_go_elsewhere": "sends [",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_library_that_works_otherwise_is_not_served(change: str) -> None:
+    """The training is that without fscomm all the same."""
+    for found, fallbacks in shared_world(2).run(with_another_library, change, (0, 1)):
+        assert found == []
+        assert fallbacks.keys() == BOTH.keys()
+        for name, kind in BOTH.items():
+            assert SAID[change].format(kind=kind) in fallbacks[name]
+
+
+def test_one_rank_alone_fails_in_its_trial() -> None:
+    """The other one does not wait for it, and ranks that take no part are told."""
+    with World(3) as world:
+        for found, fallbacks in world.run(with_another_library, "it_raises", (1,)):
+            assert found == []
+            assert fallbacks.keys() == BOTH.keys()
+            assert "a trial of" in fallbacks["embeddings.a"]
+
+
+def trials(rank: int, size: int) -> tuple[list[str], list[str]]:
+    """The kinds that were tried in a first block, and those in a second one."""
+    made: list[str] = []
+    problem = trial._problem
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_tried", {})
+        patch.setattr(trial, "_problem", lambda *args: made.append(args[1].kind) or problem(*args))
+        model, _ = build(CONFIG, size)
+        random = torch.random.get_rng_state()
+        for _ in range(2):
+            before = list(made)
+            with fscomm.enable(model, strict=True, timeout_s=PATIENCE_S):
+                pass
+        assert torch.equal(torch.random.get_rng_state(), random)
+    return before, made[len(before) :]
+
+
+def test_there_is_one_trial_of_a_kind_in_a_process() -> None:
+    """It draws no random numbers of the program."""
+    ((first, second),) = shared_world(1).run(trials)
+    assert (sorted(first), second) == (sorted(BOTH.values()), [])
+
+
+def other_version(rank: int, size: int) -> str:
+    model, _ = build(CONFIG, size)
+    with mock.patch.object(torchrec, "__version__", f"7.{rank}"), pytest.raises(MismatchError) as refused:
+        fscomm.enable(model, timeout_s=PATIENCE_S).__enter__()
+    return str(refused.value)
+
+
+def test_ranks_with_other_versions() -> None:
+    for said in shared_world(2).run(other_version):
+        assert "torchrec" in said
+        assert "7.0" in said
+        assert "7.1" in said
