@@ -47,7 +47,11 @@ def problems(
     new = {trial.kind: trial for trial in of_modules.values() if trial.kind not in tried_by_all}
     ranks = list(range(min(RANKS, context.world_size)))
     for kind, trial in new.items():
-        group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
+        try:
+            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:  # a rank did not come: when the ranks meet next, that one is named
+            _tried[kind] = f"{_LOST}: {describe(error)}"
+            continue
         try:
             _tried[kind] = _problem(library, trial, group, timeout_s) if context.rank in ranks else None
         finally:
@@ -68,11 +72,12 @@ def causes(said: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 def _problem(library: Library, trial: Trial, group: Any, timeout_s: float) -> str | None:
     context = RankContext(rank=group.rank(), world_size=group.size(), group=group)
     try:
-        plain = _Trained(library, trial, group)
-        for features in plain.batches:
-            plain.train(features)
-        served = _Trained(library, trial, group)
-        served.train_served(context, timeout_s)
+        with _HOST, torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            plain = _Trained(library, trial, group)
+            for features in plain.batches:
+                plain.train(features)
+            served = _Trained(library, trial, group)
+            served.train_served(context, timeout_s)
     except Exception as error:  # of a library that works differently
         hang_up(group._get_backend(_HOST), group.rank(), group.size())  # the other rank may wait for this one
         if isinstance(error, PeerError) or is_of_gloo(error):

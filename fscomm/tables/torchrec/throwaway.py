@@ -29,7 +29,7 @@ def trial(module: Any) -> Trial:
     """Of what is done with `module`."""
     pooled = structure.is_pooled(module)
     return Trial(
-        kind=type(module).__name__,
+        kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",
         make=partial(_make, _bags if pooled else _rows),
         batches=_batches,
         tensors=_of_bags if pooled else _of_rows,

@@ -126,7 +126,7 @@ def trials(rank: int, size: int) -> tuple[list[str], list[str]]:
         random = torch.random.get_rng_state()
         for _ in range(2):
             before = list(made)
-            with fscomm.enable(model, strict=True, timeout_s=PATIENCE_S):
+            with torch.inference_mode(), torch.autocast("cpu"), fscomm.enable(model, strict=True, timeout_s=PATIENCE_S):
                 pass
         assert torch.equal(torch.random.get_rng_state(), random)
     return before, made[len(before) :]

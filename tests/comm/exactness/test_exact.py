@@ -123,6 +123,13 @@ def test_loops_with_several_sharding_groups_in_a_module(loop: str, size: int) ->
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_with_groups_that_run_plainly(loop: str) -> None:
+    planned = CONFIGS["planned"]
+    check(shared_world(2), planned.but(modules={"a": planned.modules["a"]}), loop)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 @given(
     size=st.integers(1, 4),
