@@ -173,15 +173,18 @@ def gathered(report: str) -> dict[str, Any]:
         passed += not broken and case.find("skipped") is None
         if broken:
             name = f"{case.get('file') or case.get('classname')}::{case.get('name')}"
-            failed[name] = one_line(broken[0].get("message", ""))
+            failed[name] = one_line(broken[0].text or "")
         ids += [float(each.get("value", 0)) for each in case.iter("property") if each.get("name") == "ids served"]
     return {"passed": passed, "failed": failed, "ids": ids}
 
 
-def one_line(message: str) -> str:
-    """What was raised: the last line of a traceback, the first one of anything else, without names of folders."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no message"]
-    line = lines[-1] if any(each.startswith("Traceback") for each in lines) else lines[0]
+def one_line(output: str) -> str:
+    """What was raised, without names of folders: the last line of a traceback, also of one that pytest shows of a rank;
+    else the first line that pytest marks with E."""
+    lines = [line.strip() for line in re.findall("^E  (.*)$", output, re.MULTILINE) or output.splitlines()]
+    lines = [line for line in lines if line] or ["no message"]
+    marked, traced = output.startswith("E  ") or "\nE  " in output, any(line.startswith("Traceback") for line in lines)
+    line = lines[0] if marked and not traced else lines[-1]
     return re.sub(r"/[\w./-]*/", "", line)[:200]
 
 
