@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout, layout_of
@@ -17,17 +16,11 @@ from fsdata.sources import ParquetSource
 
 
 def write(path: Path, columns: dict[str, Any] | pa.Table, *, group: int | None = None, **options: Any) -> Path:
-    """A file of `columns` (arrays or Python lists) in row groups of `group` rows, pages with checksums.
-
-    Skips the test where this version of pyarrow cannot write them.
-    """
+    """A file of `columns` (arrays or Python lists) in row groups of `group` rows, pages with checksums."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     rows = group or max(table.num_rows, 1)
-    try:
-        pq.write_table(table, path, row_group_size=rows, write_page_checksum=True, **options)
-    except pa.ArrowNotImplementedError as error:
-        pytest.skip(f"pyarrow {pa.__version__} cannot write it: {error}")
+    pq.write_table(table, path, row_group_size=rows, write_page_checksum=True, **options)
     return path
 
 
