@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 SEEDS ?= 0 10000
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all test-times breaks faults kernels gpu check docs figures format clean
+.PHONY: demo test test-all test-times breaks faults kernels matrix gpu check docs figures format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -71,6 +71,12 @@ breaks: $(KERNELS)
 # Plays ranks that end, stop, fail or are late, as the seeds say. SEEDS="4711 4712" replays one.
 faults: $(KERNELS)
 	$(BIN)/python tests/faults/play.py $(SEEDS)
+
+# Tries other versions of torch, fbgemm, torchrec and Python: tests/versions/matrix.py. VERSIONS="2.9 2.14" chooses rows,
+# KEEP=<folder> keeps their environments. It writes docs/versions.md.
+matrix: $(READY)
+	$(BIN)/python tests/versions/matrix.py $(if $(KEEP),--keep $(KEEP)) $(VERSIONS)
+	$(MAKE) figures
 
 # Machines with a GPU may have no network, so nothing is installed unless FREESCALE_CUDA=1 asks for it.
 gpu: $(if $(FREESCALE_CUDA),$(READY))

@@ -14,4 +14,5 @@ __all__ = [
     "simulation",
     "tools",
     "training",
+    "versions",
 ]

@@ -29,7 +29,7 @@ _FAULTS = {
     kernel.REPETITIONS: "a histogram of {found} repetition levels for {allowed}",
     kernel.DEFINITIONS: "a histogram of {found} definition levels for {allowed}",
     kernel.BYTES_OF_NUMBERS: "a size of byte arrays in a column that has none",
-    kernel.NULL_COUNT: "{found} nulls, not 0 to {allowed}",
+    kernel.NULL_COUNT: "{found} nulls",
     kernel.CHUNK_VALUES: "{found} values for {allowed} rows",
     kernel.GROUP_ROWS: "{found} rows",
     kernel.FILE_ROWS: "{found} rows in all, {allowed} in the row groups",
@@ -46,7 +46,7 @@ class Footer:
     Attributes:
         digest: a hash of the raw footer: it is the file's identity.
         schema: without the metadata by key, which `metadata` has; one object for all files of the same schema.
-        null_counts: int64 [row groups, leaf columns], -1 where the footer has none.
+        null_counts: int64 [row groups, leaf columns], -1 where the footer has none, or more than values.
     """
 
     file: FileRef

@@ -41,7 +41,7 @@ def test_figures_outside_generated_blocks_are_settings(page):
 def test_a_record_says_how_it_was_measured(path):
     record = json.loads(path.read_text())
     assert record["name"] == path.stem
-    assert re.match(r"(python benchmarks/\w+\.py|freescale )", record["command"])
+    assert re.match(r"(python benchmarks/\w+\.py|freescale |make )", record["command"])
     assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", record["commit"])
     assert datetime.datetime.fromisoformat(record["date"]).tzinfo is not None
     assert record["data"]

@@ -79,6 +79,7 @@ def test_served_after_the_first_step(program: str, loader: str, loop: str, folde
         of_modules = said["report"]["forwards"]
         ids = sum(each["ids"] for each in of_modules.values())
         share = ids / (ids + sum(each["plain_ids"] for each in of_modules.values()))
+        record_property("ids served", share)
         record_property("summary", f"{program}, {loader}, {loop}: {share:.1%} of the ids served")
         assert share >= 0.95 * (STEPS - 1) / STEPS
         for each in of_modules.values():

@@ -283,7 +283,7 @@ def _stored(files: SourceFiles, field: WantedField) -> np.dtype[Any]:
 def _integer(kind: pa.DataType) -> np.dtype[Any]:
     if pa.types.is_boolean(kind):
         return np.dtype(np.uint8)
-    return np.dtype(kind.to_pandas_dtype()) if pa.types.is_integer(kind) else np.dtype(np.int64)
+    return np.dtype(str(kind)) if pa.types.is_integer(kind) else np.dtype(np.int64)
 
 
 def _check_keys(keys: np.ndarray, label: str, on: str) -> None:

@@ -176,8 +176,10 @@ def made(rank: int, world_size: int) -> None:
     def make(zero_cta: bool, context: RankContext = context) -> Any:
         return nccl.nccl_backend(context, device, timeout_s=PATIENCE_S, zero_cta=zero_cta)
 
-    with pytest.raises(RuntimeError, match="install a CUDA build of torch"):
-        make(False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "is_nccl_available", lambda: False)
+        with pytest.raises(RuntimeError, match="install a CUDA build of torch"):
+            make(False)
     with pytest.raises(ValueError, match="process group"):
         make(False, RankContext(rank=0, world_size=2))
     with pytest.MonkeyPatch.context() as patch:

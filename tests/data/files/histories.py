@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from patience import PATIENCE_S
+from sets import parts_of
 
 from fsdata import FreeScaleDataLoader, Jagged, ParquetSource, Schema, Sequence
 
@@ -94,7 +95,7 @@ def expected(row: int) -> dict[str, object]:
 
 def samples_of(batch) -> list[dict[str, object]]:
     """A batch taken apart into plain rows; the offsets of labels are compared with those of their sequence."""
-    features = batch.features.to_dict()
+    features = parts_of(batch.features)
     for group in SCHEMA.groups:
         for name in group.labels + group.id_labels:
             assert batch.labels[name].offsets.tolist() == features[group.fields[0]].offsets().tolist()
@@ -104,7 +105,7 @@ def samples_of(batch) -> list[dict[str, object]]:
     for group in (UIH, RECENT):
         assert batch.nested[group.name].keys() == list(group.nested)
         assert batch.nested[group.name].stride() == len(parts[group.fields[0]].values)
-        for name, part in batch.nested[group.name].to_dict().items():
+        for name, part in parts_of(batch.nested[group.name]).items():
             events = [ids.tolist() for ids in Jagged(part.values(), part.offsets().long())]
             for sample, start, count in zip(samples, *_places(parts[group.fields[0]]), strict=True):
                 sample[name] = events[start : start + count]

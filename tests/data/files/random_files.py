@@ -42,7 +42,7 @@ def numbers(rng: np.random.Generator, count: int, kind: pa.DataType) -> pa.Array
     if pa.types.is_boolean(kind):
         return pa.array(rng.random(count) < rng.choice([0.02, 0.5]))
     width = pa.int64() if pa.types.is_timestamp(kind) else pa.int32() if pa.types.is_date(kind) else kind
-    most = np.iinfo(width.to_pandas_dtype())
+    most = np.iinfo(str(width))
     if kind == pa.uint64():
         least, stop = 0, 1 << 40
     else:

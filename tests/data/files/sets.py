@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from fsdata import Jagged, ParquetSource, Schema, Sequence
 
@@ -75,9 +76,16 @@ def expected(folder: Path) -> dict[int, dict]:
     return samples
 
 
+def parts_of(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    """`features.to_dict()`; also of no samples, where that of torchrec 1.7 and before fails."""
+    if features.stride():
+        return features.to_dict()
+    return {key: JaggedTensor(values=features.values(), lengths=features.lengths()) for key in list(features.keys())}
+
+
 def samples_of(batch) -> list[dict]:
     """A batch taken apart into plain rows."""
-    features = batch.features.to_dict()
+    features = parts_of(batch.features)
     rows = []
     for i in range(len(batch)):
         row = {key: _row(feature, i) for key, feature in features.items()}

@@ -12,6 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from parquet import write
 from patience import PATIENCE_S
+from sets import parts_of
 from worlds import shared_world
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence
@@ -135,10 +136,10 @@ def loader_of(folder: Path, of: dict[str, Any], decoder: str) -> FreeScaleDataLo
 
 
 def samples(batch: Any) -> list[dict[str, Any]]:
-    lists = {name: (part.values().tolist(), part.lengths()) for name, part in batch.features.to_dict().items()}
+    lists = {name: (part.values().tolist(), part.lengths()) for name, part in parts_of(batch.features).items()}
     lists |= {name: (part.values.tolist(), part.lengths) for name, part in batch.jagged.items()}
     for part in batch.nested.values():
-        for name, ids in part.to_dict().items():
+        for name, ids in parts_of(part).items():
             lists[name] = [each.tolist() for each in ids.values().split(ids.lengths().tolist())], lists["item"][1]
     click = batch.labels["click"]
     lists["click"] = (

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from fsdata.errors import SchemaError
-from fsdata.sources.expressions import expressions
+from fsdata.sources.expressions import elementwise, expressions
 from fsdata.sources.expressions.elementwise import check
 
 A, NAME, TIME, LIST = pl.col("a"), pl.col("name"), pl.col("t"), pl.col("l")
@@ -170,6 +170,23 @@ FORMS = [
 def test_forms_stay_what_they_are(expression, form):
     """Saved states hold hashes of these. If a new polars fails this, translate in `elementwise`: do not change them."""
     assert expressions.checked(expression, "here").form == form
+
+
+def test_the_seed_of_a_hash_is_read_alike_where_polars_1_writes_it_four_times():
+    def form(seed):
+        function = {"input": [{"Column": "a"}], "function": {"Hash": seed}}
+        return check(json.dumps({"Function": function}))[0]
+
+    assert form([3, 3, 3, 3]) == form(3)
+    assert form([3, 3, 3, 4]) != form(3)
+
+
+def test_polars_1_must_not_slice_lists_by_columns(monkeypatch):
+    """It takes a null length as no length where it is alone, and gives null where other rows have a length."""
+    monkeypatch.setattr(elementwise, "version", lambda package: "1.44.2")
+    expressions.checked(LIST.list.slice(0, 2), "here")
+    with pytest.raises(SchemaError, match=r"here: .*list\.slice with numbers from columns"):
+        expressions.checked(LIST.list.slice(0, pl.col("b")), "here")
 
 
 def test_what_a_newer_polars_may_write_is_read_alike_or_refused():

@@ -137,7 +137,7 @@ def _planned(
             f"TorchRec's planner finds no plan: {first_line(error).strip()} Give more --ranks or --memory, smaller "
             "tables or a smaller --batch-size"
         ) from error
-    options = planner.get_selected_options()
+    options = planner._best_plan or []  # TorchRec 1.7 has no get_selected_options() yet, which gives the same
     return Chosen(
         placed=tuple(rating.placed(option) for option in options),
         memory=_memory(options, rating.setting.ranks),
@@ -228,8 +228,8 @@ class _Estimator(ShardEstimator):
             placed = self._rating.placed(option)
             for shard in option.shards:
                 look, rows, update, gradients, ids = shard_cost(placed, self._rating.shard(shard), self._rating.setting)
-                # Perf.total leaves the exchange of ids out.
-                shard.perf = Perf(look, rows + ids, update, gradients, input_dist_comms=ids)
+                # Perf.total leaves the exchange of ids out; Perf of TorchRec 1.4 has no place for it.
+                shard.perf = Perf(look, rows + ids, update, gradients)
 
 
 class _Climber(Proposer):
