@@ -284,6 +284,7 @@ class Comm:
         assert engine is not None
         if self._over:
             return engine.modules[m].plain(features)
+        engine.device.refuse_capture()
         m = engine.call(m)
         if self._batch is not None and torch.is_grad_enabled() and not in_backward():
             why = self._finder.learn(m, self._batch, features)

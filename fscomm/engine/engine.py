@@ -67,7 +67,7 @@ class Engine:
         self.modules = modules
         self._served = served = ServedModules(modules)
         self._recorder = recorder
-        self._device = device
+        self.device = device
         self._strict = strict
         self._explicit = explicit  # modules whose features the user names
         self._connections = Connections(
@@ -260,7 +260,7 @@ class Engine:
         step.hypers.update(hypers)
         fetched = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
         tensors = [tensor for merge, buffer in fetched.values() for tensor in (merge.index, buffer)]
-        self._device.reads(*ids.parts[m], *tensors)
+        self.device.reads(*ids.parts[m], *tensors)
         rows = [
             GradientTap.apply(
                 self._anchor, codec.rows.decode(merge.output(buffer)), partial(self._updates.take_gradient, step, g)
