@@ -19,6 +19,7 @@ from fscomm.engine.forward_modes import in_backward
 from fscomm.errors import INSTEAD
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead, Rng
+from fscomm.loop.uncompiled import not_compiled
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
@@ -352,6 +353,7 @@ class _Forward:
         self.comm = comm
         self._m = m
 
+    @not_compiled
     def __call__(self, features: Any) -> Any:
         return self.comm._forward(self._m, features)
 
