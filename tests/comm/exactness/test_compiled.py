@@ -6,6 +6,7 @@ it where ranks have batches of different sizes. Where both are compiled, the tes
 """
 
 import gc
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,16 @@ import torch
 import tqdm
 from exact import Loop, Run, compare, plain
 from exact_model import Batch, Config, Table
+from patience import PATIENCE_S
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import compiled_autograd
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
+from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
 import fscomm
+from fscomm.tables.torchrec.binding import TorchRecBinding
 
 OURS = str(Path(fscomm.__file__).parent)
 CONFIG = Config(
@@ -230,3 +234,44 @@ def in_one_graph(run: Run) -> None:
 
 def test_one_graph_cannot_hold_a_served_module() -> None:
     check(2, in_one_graph)
+
+
+def compiled_while_ids_are_prepared(run: Run) -> None:
+    """The ids of a batch that has none are sent while the training thread compiles."""
+    begun, prepared = threading.Event(), threading.Event()
+    prepare = TorchRecBinding.prepare
+
+    def prepare_then(self: Any, features: KeyedJaggedTensor) -> Any:
+        if features.values().numel():
+            return prepare(self, features)
+        begun.wait(PATIENCE_S)
+        try:
+            return prepare(self, features)
+        finally:
+            prepared.set()
+
+    def slow(graph: torch.fx.GraphModule, _: Any) -> Any:
+        begun.set()
+        prepared.wait(PATIENCE_S)
+        return graph.forward
+
+    batches = run.loader()
+    batches[3].ids = {name: nothing_of(kjt) for name, kjt in batches[3].ids.items()}
+    with pytest.MonkeyPatch.context() as patch, run.enable() as comm:
+        patch.setattr(TorchRecBinding, "prepare", prepare_then)
+        for number, batch in enumerate(comm.lookahead(batches)):
+            if run.mode == "fscomm" and number == 2:
+                torch.compile(lambda x: x + 1, backend=slow)(torch.ones(2))
+                assert prepared.is_set()
+            run.train(number, batch)
+
+
+def nothing_of(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """As many samples, without an id."""
+    lengths = torch.zeros_like(kjt.lengths())
+    return KeyedJaggedTensor(keys=kjt.keys(), values=kjt.values()[:0], lengths=lengths, stride=kjt.stride())
+
+
+def test_ids_are_prepared_while_the_training_thread_compiles() -> None:
+    config = CONFIG.but(one_kjt=True, modules={"a": CONFIG.modules["a"]})
+    check(2, compiled_while_ids_are_prepared, config, unserved=2)
