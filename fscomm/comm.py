@@ -19,6 +19,7 @@ from fscomm.engine.forward_modes import in_backward
 from fscomm.errors import INSTEAD
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Lookahead, Rng
+from fscomm.loop.uncompiled import not_compiled
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
@@ -284,6 +285,7 @@ class Comm:
         assert engine is not None
         if self._over:
             return engine.modules[m].plain(features)
+        engine.device.refuse_capture()
         m = engine.call(m)
         if self._batch is not None and torch.is_grad_enabled() and not in_backward():
             why = self._finder.learn(m, self._batch, features)
@@ -351,6 +353,7 @@ class _Forward:
         self.comm = comm
         self._m = m
 
+    @not_compiled
     def __call__(self, features: Any) -> Any:
         return self.comm._forward(self._m, features)
 

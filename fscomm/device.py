@@ -6,6 +6,7 @@ a result of another thread lets its own stream wait for that thread's mark; the 
 """
 
 import contextlib
+import ctypes
 import time
 from typing import Any, Protocol
 
@@ -15,12 +16,14 @@ Mark = Any  # None where nothing is left to wait for
 
 CAPTURED = (
     "a CUDA graph is being captured, and what fscomm issues cannot be part of a graph, because it waits for other "
-    "ranks. Capture before the fscomm block is entered, or in mode thread_local and only what uses no tables"
+    "ranks. Capture only what uses no tables: the dense part of the model (torch.cuda.make_graphed_callables). Where "
+    "another thread than the one that trains captures, give torch.cuda.graph capture_error_mode='thread_local'"
 )
 LATE = (
     "{where} did not come to the end of what fscomm waits for within {limit_s:g} s: what was issued to it before takes "
     "longer, or hangs. If it is only busy, raise timeout_s"
 )
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
 
 
@@ -30,7 +33,7 @@ class Device(Protocol):
     where: torch.device
 
     def enter(self) -> None:
-        """Issue from now on to a stream of this thread's own; once, by a worker."""
+        """Issue from now on to a stream of this thread's own, whatever another thread captures; once, by a worker."""
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """One more stream: what a thread issues inside `with` goes there, as often as it is entered."""
@@ -45,6 +48,9 @@ class Device(Protocol):
 
     def wait(self, mark: Mark, limit_s: float) -> None:
         """Block until `mark` is done. Raises TimeoutError after `limit_s`: work before it takes longer, or hangs."""
+
+    def refuse_capture(self) -> None:
+        """Raise RuntimeError if what this thread issues now goes into a CUDA graph."""
 
     def reads(self, *tensors: Any) -> None:
         """This thread uses tensors that another thread made: their memory must not be reused before that is done."""
@@ -77,6 +83,9 @@ class Host:
     def wait(self, mark: Mark, limit_s: float) -> None:
         del mark, limit_s
 
+    def refuse_capture(self) -> None:
+        pass
+
     def reads(self, *tensors: Any) -> None:
         del tensors
 
@@ -93,23 +102,24 @@ class Cuda:
     def enter(self) -> None:
         torch.cuda.set_device(self.where)
         torch.cuda.set_stream(torch.cuda.Stream(self.where))
+        _let_others_capture()
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.stream(torch.cuda.Stream(self.where))
 
     def mark(self) -> Mark:
-        _refuse_capture()
+        self.refuse_capture()
         return torch.cuda.current_stream(self.where).record_event()
 
     def after(self, mark: Mark) -> None:
         if mark is not None:
-            _refuse_capture()
+            self.refuse_capture()
             torch.cuda.current_stream(self.where).wait_event(mark)
 
     def is_done(self, mark: Mark) -> bool:
         try:
             return mark is None or mark.query()
-        except RuntimeError as error:  # in a capture of mode global no thread may ask
+        except RuntimeError as error:  # while this thread captures, and in one that did not `enter` while any does
             if "captur" in str(error):
                 raise RuntimeError(CAPTURED) from error
             raise
@@ -122,6 +132,10 @@ class Cuda:
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
+    def refuse_capture(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(CAPTURED)
+
     def reads(self, *tensors: Any) -> None:
         stream = torch.cuda.current_stream(self.where)
         for tensor in tensors:
@@ -131,9 +145,17 @@ class Cuda:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
 
-def _refuse_capture() -> None:
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(CAPTURED)
+def _let_others_capture() -> None:
+    """What this thread does, and what another one captures meanwhile, do not concern each other.
+
+    Otherwise, while any thread captures in mode global (that of torch.cuda.graph), a question about an event, or memory
+    asked of the driver, is an error in all threads, and breaks the capture, too. The mode is the calling thread's own.
+    """
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    with contextlib.suppress(OSError):  # not NVIDIA's driver: there captures must be of mode thread_local
+        status = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        if status:
+            raise RuntimeError(f"cuThreadExchangeStreamCaptureMode failed: CUDA error {status}")
 
 
 def device_of(where: torch.device) -> Device:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from fscomm.engine.table_access import TableAccess
 from fscomm.exchange.connections import Connections
 from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
@@ -153,10 +155,24 @@ class AnnouncedSteps:
             for m, kjt in enumerate(given):
                 if kjt is not None:
                     groups = served.groups[m]
-                    parts[m], requests[groups.start : groups.stop] = served.modules[m].prepare(kjt)
+                    parts[m], requests[groups.start : groups.stop] = self._prepare(m, kjt)
             ids = self._connections.ids.run(number, before.result() if before else None, status, requests)
         self._count(ids)
         return replace(ids, parts=parts)
+
+    def _prepare(self, m: int, kjt: Any) -> tuple[Any, list[Any]]:
+        """As `Binding.prepare`; nothing where that fails because another thread compiles: the module runs plainly then.
+
+        While torch.compile traces in the training thread, torch says so in all threads (torch 2.13). TorchRec takes
+        that for an export, and refuses a KJT without ids (TorchRec 1.9).
+        """
+        prepare = self._served.modules[m].prepare
+        try:
+            return prepare(kjt)
+        except RuntimeError:
+            if torch.compiler.is_compiling():
+                return None, [None] * len(self._served.groups[m])
+        return prepare(kjt)
 
     def _count(self, ids: ExchangedIds) -> None:
         """Tell the recorder what the step will look up, and the ids that were exchanged for it."""

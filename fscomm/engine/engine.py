@@ -35,7 +35,7 @@ from fscomm.report.recorder import Recorder
 from fscomm.report.served import WARM_UP
 from fscomm.report.user_line import user_line
 from fscomm.tables.binding import Binding
-from fscomm.tables.gradient_tap import GradientTap
+from fscomm.tables.gradient_tap import tap
 from fscomm.tables.handles import Handles, find
 from fscomm.tables.plain_kernels import LookupProxy, Update
 from fscomm.tables.shadow_kernels import own, take_hyper
@@ -67,7 +67,7 @@ class Engine:
         self.modules = modules
         self._served = served = ServedModules(modules)
         self._recorder = recorder
-        self._device = device
+        self.device = device
         self._strict = strict
         self._explicit = explicit  # modules whose features the user names
         self._connections = Connections(
@@ -86,7 +86,6 @@ class Engine:
             for calls in served.calls
         }
         self._updates.complete = self._complete_handed_out
-        self._anchor = torch.zeros(0, requires_grad=True, device=device.where)
         self._reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
         self._called: set[int] = set()  # modules, since the user got the batch
@@ -260,11 +259,9 @@ class Engine:
         step.hypers.update(hypers)
         fetched = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
         tensors = [tensor for merge, buffer in fetched.values() for tensor in (merge.index, buffer)]
-        self._device.reads(*ids.parts[m], *tensors)
+        self.device.reads(*ids.parts[m], *tensors)
         rows = [
-            GradientTap.apply(
-                self._anchor, codec.rows.decode(merge.output(buffer)), partial(self._updates.take_gradient, step, g)
-            )
+            tap(codec.rows.decode(merge.output(buffer)), partial(self._updates.take_gradient, step, g))
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, fetched.items(), strict=True)
         ]
         if not self.modules[m].in_part:

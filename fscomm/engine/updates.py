@@ -15,6 +15,7 @@ from fscomm.engine.table_order import ANY, Rows
 from fscomm.exchange.connections import Connections
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import Gradients, Step
+from fscomm.loop.uncompiled import not_compiled
 from fscomm.tables.plain_kernels import Update
 
 
@@ -63,6 +64,7 @@ class Updates:
         if step is not None:
             self._reached.append(step)
 
+    @not_compiled
     def reach_plain(self, m: int, step: Step | None) -> None:
         """A backward pass is at what a plain forward of module m gave, before it reaches the kernels of any rank."""
         self.reach(step)
@@ -143,6 +145,7 @@ class _EndOfPass:
         self._then = then
         self._failed: Callable[[], None] | None = failed
 
+    @not_compiled
     def __call__(self) -> None:
         self._failed = None
         self._then()

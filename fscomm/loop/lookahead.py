@@ -19,6 +19,7 @@ import torch
 
 from fscomm.loop.kjt_paths import BatchSnapshot
 from fscomm.loop.random_streams import OwnStream, Streams
+from fscomm.loop.uncompiled import not_compiled
 from fsranks.errors import PeerError
 
 T = TypeVar("T")
@@ -105,6 +106,7 @@ class Lookahead(Generic[T]):
         self._epoch: _Epoch[T] | None = None
         self._closed = False
 
+    @not_compiled
     def __iter__(self) -> Iterator[T]:
         """Raises RuntimeError after `close`, and where the loader is an iterator of which one cannot tell if it goes on
         or starts over."""
@@ -125,6 +127,7 @@ class Lookahead(Generic[T]):
         self._epoch = _Epoch(iterator, self._loader, self._listener, self._device, self._draws)
         return self._epoch
 
+    @not_compiled
     def __next__(self) -> T:
         """The next batch of the epoch that is running; the first call starts one. Blocks on the loader for the batch
         after it.
@@ -282,6 +285,7 @@ class _Epoch(Generic[T]):
     def __iter__(self) -> "_Epoch[T]":
         return self
 
+    @not_compiled
     def __next__(self) -> T:
         if self._left:
             raise RuntimeError(

@@ -110,4 +110,4 @@ class Binding(ABC):
     def proxies(self, group: int) -> list[Callable[[AccessOrder], LookupProxy]]:
         """What makes the proxies of the group's kernels."""
         kind = KernelProxy if self.kernels[group] else EmptyProxy
-        return [partial(kind, target, where=self.device) for target in self.proxy_targets(group)]
+        return [partial(kind, target) for target in self.proxy_targets(group)]

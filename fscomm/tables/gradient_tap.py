@@ -5,9 +5,18 @@ from typing import Any
 
 import torch
 
+from fscomm.loop.uncompiled import not_compiled
+
+
+def tap(rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor) -> torch.Tensor:
+    """`rows` as part of the graph; `deliver` gets their gradient and the tensors `saved`."""
+    anchor = rows.new_zeros(0).requires_grad_()  # not shared: compiled autograd adds up what a leaf gets, even nothing
+    result: torch.Tensor = GradientTap.apply(anchor, rows, deliver, *saved)
+    return result
+
 
 class GradientTap(torch.autograd.Function):
-    """`rows` as part of the graph; `deliver` gets their gradient and the tensors `saved`.
+    """The node of `tap`.
 
     A graph that a loss still holds after its backward keeps nothing of the step, unless it is retained for another one.
     `anchor` is a leaf that requires a gradient and never gets one: it makes this a node of the graph. `saved` passes
@@ -23,6 +32,7 @@ class GradientTap(torch.autograd.Function):
         return rows.data  # not a view of `rows`: the user may write into what a forward gives
 
     @staticmethod
+    @not_compiled
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         deliver, saved = ctx.deliver, ctx.saved_tensors
         if deliver is None:

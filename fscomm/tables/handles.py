@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from fscomm.loop.uncompiled import is_traced, not_compiled
+
 _PROPERTIES = "dtype device layout shape ndim grad grad_fn is_leaf requires_grad _version"
 _METHODS = "size dim numel stride storage_offset element_size is_contiguous is_floating_point data_ptr __len__"
 _SAYS_NO_VALUE = frozenset(
@@ -83,7 +85,7 @@ class Handles:
         """What an operation gave."""
         for tensor in _tensors(result):
             self.watch(tensor, _places(tensor))
-        if function in _LEAVES_TORCH:
+        if function in _LEAVES_TORCH and not is_traced():
             try:
                 self._outside.append(weakref.ref(result))
             except TypeError:
@@ -122,6 +124,7 @@ class _Handle:
     plain: Any
 
     @classmethod
+    @not_compiled
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), options: dict[str, Any] | None = None
     ) -> Any:

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fscomm.tables.gradient_tap import GradientTap
+from fscomm.loop.uncompiled import not_compiled
+from fscomm.tables.gradient_tap import tap
 from fscomm.tables.shadow_kernels import Shadow, own_forward, read_hyper
 
 Update = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
@@ -37,10 +38,9 @@ class AccessOrder(Protocol):
 class LookupProxy(ABC):
     """In the place of the `forward` of `target`, from `install` until `remove`."""
 
-    def __init__(self, target: Any, order: AccessOrder, where: torch.device) -> None:
+    def __init__(self, target: Any, order: AccessOrder) -> None:
         self._target = target
         self.order = order
-        self._anchor = torch.zeros(0, requires_grad=True, device=where)
 
     def install(self) -> None:
         self._target.forward = self
@@ -48,6 +48,7 @@ class LookupProxy(ABC):
     def remove(self) -> None:
         del self._target.forward
 
+    @not_compiled
     def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
         read = self.order.read()
         with _saved_tensors() as saved:
@@ -55,7 +56,7 @@ class LookupProxy(ABC):
         if not rows.requires_grad:
             return rows
         make_update = self._backward(args, options, saved)
-        return GradientTap.apply(self._anchor, rows.detach(), partial(self._deliver, read, make_update), *saved)
+        return tap(rows.detach(), partial(self._deliver, read, make_update), *saved)
 
     @abstractmethod
     def _backward(

@@ -6,6 +6,7 @@ the law of `fscomm/engine/table_order.py` by `table_law.watch`.
 """
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -13,17 +14,18 @@ from unittest.mock import Mock
 import pytest
 import torch
 from clocks import Clocks, Moment
-from exact import compare, new_run
+from exact import Run, compare, new_run
 from exact_configs import CONFIGS
 from exact_kinds import TWO, without_gradients
 from exact_loops import LOOPS
-from exact_model import Config, build
+from exact_model import Batch, Config, build
 from patience import PATIENCE_S
 from table_law import watch
 from worlds import shared_world
 
 import fscomm
-from fscomm.device import Cuda
+from fscomm import comm
+from fscomm.device import CAPTURED, Cuda, Host
 from fscomm.engine.updates import Updates
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.row_exchange import RowExchange
@@ -231,6 +233,55 @@ def test_a_stream_whose_work_goes_into_a_graph_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     use(Cuda(WHERE))
     assert len(issued) == 1
+
+
+class Capturing(Host):
+    """One thread issues into a CUDA graph."""
+
+    thread: int | None = None
+
+    def mark(self) -> None:
+        self.refuse_capture()
+
+    def after(self, mark: Any) -> None:
+        self.refuse_capture()
+
+    def refuse_capture(self) -> None:
+        if threading.get_ident() == self.thread:
+            raise RuntimeError(CAPTURED)
+
+
+def captures_too_much(run: Run, device: Capturing) -> None:
+    """Before the first step, and between two steps, the loop tries to capture the whole model, then goes on without."""
+
+    def capture(batch: Batch) -> None:
+        device.thread = threading.get_ident()
+        with pytest.raises(RuntimeError, match="Capture only what uses no tables"):
+            run.model(batch)
+        device.thread = None
+
+    with run.enable() as comm:
+        if run.mode == "fscomm":
+            capture(run.loader()[0])
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if run.mode == "fscomm" and step == 3:
+                capture(batch)
+            run.train(step, batch)
+
+
+def compare_with(rank: int, size: int, config: Config) -> tuple[list[str], dict[str, Any]]:
+    device = Capturing()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "device_of", lambda where: device)
+        return compare(rank, size, config, partial(captures_too_much, device=device))
+
+
+def test_a_forward_in_a_capture_is_refused_and_the_loop_goes_on() -> None:
+    config = CONFIGS["row"].but(steps=6)
+    for found, said in shared_world(2).run(compare_with, config):
+        assert found == []
+        assert said["fallbacks"] == {}
+        assert said["report"]["forwards"]["embeddings.a"]["served"] == config.steps - 1
 
 
 def test_an_event_that_may_not_be_asked_for_during_a_capture_says_so() -> None:

@@ -48,7 +48,8 @@ typedef struct { int order; Location source, target; unsigned flags; } Attribute
     X(cuStreamSynchronize, cuStreamSynchronize, 2000) X(cuStreamWaitEvent, cuStreamWaitEvent, 2000) \
     X(cuStreamWaitValue32, cuStreamWaitValue32, 2000) X(cuStreamWriteValue32, cuStreamWriteValue32, 2000) \
     X(cuStreamIsCapturing, cuStreamIsCapturing, 2000) X(cuStreamBeginCapture, cuStreamBeginCapture, 2000) \
-    X(cuStreamEndCapture, cuStreamEndCapture, 2000) X(cuMemcpyAsync, cuMemcpyAsync, 2000) \
+    X(cuStreamEndCapture, cuStreamEndCapture, 2000) \
+    X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 2000) X(cuMemcpyAsync, cuMemcpyAsync, 2000) \
     X(cuMemcpyBatchAsync, cuMemcpyBatchAsync, 12080) X(cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2, 13000) \
     X(cuEventCreate, cuEventCreate, 2000) X(cuEventDestroy, cuEventDestroy, 2000) \
     X(cuEventRecord, cuEventRecord, 2000) X(cuEventQuery, cuEventQuery, 2000)
@@ -75,7 +76,7 @@ static Stream default_stream;
 static int version = 13000, hardware_queues = 32, room = 1024, next_queue, captures;
 static uint64_t alias; /* added to what cuMemHostGetDevicePointer tells */
 static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local int contexts;
+static _Thread_local int contexts, capture_mode; /* mode 0: global */
 
 /* A call that was told to fail does nothing else. */
 static CUresult begin(int call) {
@@ -259,7 +260,7 @@ CUresult cuEventRecord(Event *event, Stream *given) {
 CUresult cuEventQuery(Event *event) { /* without the lock */
     IN_CONTEXT(cuEventQuery);
     if (event->captured) return CAPTURED_EVENT;
-    if (captures) return CAPTURE_UNSUPPORTED; /* of another stream, in the mode in which all threads have to keep off */
+    if (captures && !capture_mode) return CAPTURE_UNSUPPORTED; /* in mode global all threads have to keep off */
     return !event->stream || atomic_load(&event->stream->done) >= event->number ? SUCCESS : NOT_READY;
 }
 
@@ -271,6 +272,13 @@ CUresult cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
     }
     if (!event->stream) return SUCCESS;
     return issue(stream, (Operation){.kind = BEHIND, .behind = event->stream, .until = event->number});
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    BEGIN(cuThreadExchangeStreamCaptureMode);
+    int before = capture_mode;
+    capture_mode = *mode, *mode = before;
+    return SUCCESS;
 }
 
 CUresult cuStreamBeginCapture(Stream *stream, int mode) {

@@ -5,10 +5,12 @@ import gc
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import host_cuda
 import pytest
@@ -18,6 +20,7 @@ from host_cuda import HERE, NAME, Setup, called, driver_for, failing, on_host_cu
 from patience import PATIENCE_S, until
 from transport_jobs import AllToAll, open_by
 
+from fscomm import device
 from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring import cuda_driver
 from fscomm.transports.ring.cuda_api import Cuda, CudaError
@@ -169,6 +172,23 @@ def a_graph_that_is_being_captured_is_named(driver: CudaDriver) -> None:
     assert driver.wait(queue.mark(), PATIENCE_S)
 
 
+def workers_may_ask_while_another_thread_captures(driver: CudaDriver) -> None:
+    """A worker's thread, once it is `Cuda.enter`ed, in the mode of captures that torch has by default."""
+    cuda, mark, stream = driver.cuda, driver.queue("send").mark(), driver.stream()
+
+    def work(enter: Callable[[], None]) -> bool:
+        enter()
+        return cuda_driver.poll(mark.done, PATIENCE_S)
+
+    torch_cuda = dict.fromkeys(("set_device", "set_stream", "Stream"), mock.DEFAULT)
+    with mock.patch.multiple(torch.cuda, **torch_cuda), ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        cuda("cuStreamBeginCapture", stream, cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        assert one.submit(work, device.Cuda(torch.device("cuda", 0)).enter).result()
+        with pytest.raises(CudaError, match="a CUDA graph is being captured"):
+            other.submit(work, lambda: None).result()
+        cuda("cuStreamEndCapture", stream)
+
+
 def errors_of_the_driver_name_the_call(driver: CudaDriver) -> None:
     """A function that the driver has not is an error of the bindings' own; an old driver is refused at once."""
     with pytest.raises(CudaError) as caught:
@@ -203,6 +223,7 @@ def an_older_driver_copies_as_it_likes(driver: CudaDriver) -> None:
         (close_ends_queues_that_wait_and_is_final, {}),
         (close_ends_queues_that_wait_and_is_final, {"queues": 1}),
         (a_graph_that_is_being_captured_is_named, {}),
+        (workers_may_ask_while_another_thread_captures, {}),
         (errors_of_the_driver_name_the_call, {}),
         (an_older_driver_copies_as_it_likes, {"driver": 12070}),
     ],
