@@ -5,7 +5,8 @@ must be the same to the bit. This finds what changed in a version of the library
 """
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+import gc
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -53,11 +54,27 @@ def problems(
             _tried[kind] = f"{_LOST}: {describe(error)}"
             continue
         try:
-            _tried[kind] = _problem(library, trial, group, timeout_s) if context.rank in ranks else None
+            with _nothing_left():
+                _tried[kind] = _problem(library, trial, group, timeout_s) if context.rank in ranks else None
         finally:
             if context.rank in ranks:
                 dist.destroy_process_group(group)
     return {name: why for name, trial in of_modules.items() if (why := _tried[trial.kind]) is not None}
+
+
+@contextlib.contextmanager
+def _nothing_left() -> Iterator[None]:
+    """What is made inside is gone at the end, in cycles, too. A forked process (a worker of a DataLoader) that collects
+    a process group as garbage would end: threads of the group are not there."""
+    frozen = gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()  # what was there before is not walked over
+    try:
+        yield
+    finally:
+        gc.collect()
+        if not frozen:
+            gc.unfreeze()
 
 
 def causes(said: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -1,5 +1,7 @@
 """What fscomm relies on in TorchRec and fbgemm is looked up and tried before anything is served."""
 
+import gc
+import os
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -136,6 +138,32 @@ def test_there_is_one_trial_of_a_kind_in_a_process() -> None:
     """It draws no random numbers of the program."""
     ((first, second),) = shared_world(1).run(trials)
     assert (sorted(first), second) == (sorted(BOTH.values()), [])
+
+
+def collected_in_forks(rank: int, size: int) -> list[int]:
+    """How processes end that are forked in a block and after it, and collect what is garbage there."""
+    with mock.patch.object(trial, "_tried", {}):
+        gc.disable()
+        try:
+            model, _ = build(CONFIG, size)
+            with fscomm.enable(model, strict=True, timeout_s=PATIENCE_S):
+                inside = forked()
+            return [inside, forked()]
+        finally:
+            gc.enable()
+
+
+def forked() -> int:
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_nothing_is_left_that_ends_a_forked_process() -> None:
+    """As a worker of torch's DataLoader is one."""
+    assert shared_world(2).run(collected_in_forks) == [[0, 0]] * 2
 
 
 def other_version(rank: int, size: int) -> str:

@@ -178,12 +178,11 @@ def configs(draw: st.DrawFn) -> Config:
         shardings = ["row", "row", "table", "column", *(["host", "grid"] if poolings != [""] else [])]
         for number in range(draw(st.integers(1, 3))):
             name = f"{module}{number}"
-            beside = ["data"] if poolings != [""] and number else []  # on the CPU TorchRec has such bags only
             tables.append(
                 Table(
                     name=name,
                     rows=draw(st.sampled_from([12, 24, 41, 97])),
-                    sharding=draw(st.sampled_from(shardings + beside)),
+                    sharding=draw(st.sampled_from(shardings)),
                     features=tuple(f"{name}_{feature}" for feature in range(draw(st.integers(1, 2)))),
                     precision=draw(st.sampled_from(["FP32", "FP32", "FP32", "FP16"])),
                     home=draw(st.integers(0, 3)),
