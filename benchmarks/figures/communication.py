@@ -95,6 +95,17 @@ def many_ids() -> None:
     )
 
 
+def entering() -> None:
+    enable = record("enable")
+    without, tried = (enable.row(ranks=2, trial=trial) for trial in ("without", "with"))
+    say(
+        f"On two ranks with both kinds of modules, the first block of a process takes {short(tried['first'])} s to "
+        f"enter, {short(tried['first'] - without['first'])} s of it for the trials, the second block "
+        f"{short(tried['second'])} s.",
+        enable,
+    )
+
+
 def scale() -> None:
     scale = record("scale")
     kinds = ("real", "uniform", "one pair 20 x")
