@@ -31,8 +31,8 @@ _tried: dict[str, str | None] = {}  # kind -> what went wrong
 
 
 def tried() -> list[str]:
-    """The kinds that need no trial in this process."""
-    return sorted(_tried)
+    """The kinds that need no trial in this process. One that only lost a rank says nothing of the library."""
+    return sorted(kind for kind, why in _tried.items() if why is None or not why.startswith(_LOST))
 
 
 def problems(

@@ -27,6 +27,7 @@ OF_BAGS = ("_embedding_dims", "_embedding_shardings", "_sharding_types")
 SHARDING = ("_grouped_embedding_configs_per_rank", "create_input_dist", "embedding_dims", "feature_names")
 CONFIG = ("embedding_tables", "fused_params", "pooling")
 TABLE = ("local_cols", "local_rows", "name", "num_features")
+OF_HOSTS = ("_intra_pg",)  # of a sharding of bags that lie in parts on the ranks of one host
 LOOKUP = ("_emb_modules",)
 KERNEL = (
     "_max_counter_update_freq",
@@ -60,9 +61,10 @@ def of_module(module: Any, methods: Iterable[str]) -> str | None:
     return None
 
 
-def of_sharding(sharding: Any) -> str | None:
-    """What is missing of a group, as all ranks see it."""
-    if why := _missing(sharding, SHARDING):
+def of_sharding(module: Any, kind: str, sharding: Any) -> str | None:
+    """What is missing of a group, as all ranks see it. kind: its sharding type."""
+    of_hosts = OF_HOSTS if structure.is_pooled(module) and kind in structure.OF_HOSTS else ()
+    if why := _missing(sharding, (*SHARDING, *of_hosts)):
         return why
     configs = [config for of_rank in structure.configs(sharding) for config in of_rank]
     if why := _first_missing(configs, CONFIG):

@@ -124,7 +124,7 @@ def _problem_of_group(module: Any, kind: str, sharding: Any) -> str | None:
     """Why a group cannot be served, as all ranks see it."""
     if kind not in SERVED_SHARDINGS:
         return f"sharding {kind} is not served"
-    if why := facts.of_sharding(sharding):
+    if why := facts.of_sharding(module, kind, sharding):
         return why
     columns, given_out = structure.row_columns(module, kind, sharding), structure.output_dtype(sharding)
     if why := codecs.problem(module, kind, columns, given_out):

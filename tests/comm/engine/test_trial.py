@@ -3,16 +3,17 @@
 import gc
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torchrec
-from exact import compare
+from exact import compare, new_run
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
-from exact_model import build
+from exact_model import build, ids_of
 from patience import PATIENCE_S
 from worlds import World, shared_world
 
@@ -21,6 +22,7 @@ from fscomm.engine import trial
 from fscomm.errors import MismatchError
 from fscomm.tables.shadow_kernels import Shadow
 from fscomm.tables.torchrec import facts, own_forward, structure
+from fscomm.tables.torchrec.binding import TorchRecBinding
 
 ROWS, BAGS = "ShardedEmbeddingCollection", "ShardedEmbeddingBagCollection"
 CONFIG = CONFIGS["pooled mixed"].but(steps=4)  # a: bags, b: rows
@@ -55,7 +57,6 @@ def it_raises(patch: pytest.MonkeyPatch) -> None:
     def output(*_: Any) -> Any:
         raise TypeError("compute_and_output_dist() got an unexpected argument")
 
-    patch.setattr(own_forward, "output", output)
     patch.setattr("fscomm.tables.torchrec.binding.output", output)
 
 
@@ -138,6 +139,44 @@ def test_there_is_one_trial_of_a_kind_in_a_process() -> None:
     """It draws no random numbers of the program."""
     ((first, second),) = shared_world(1).run(trials)
     assert (sorted(first), second) == (sorted(BOTH.values()), [])
+
+
+def tried_after_a_lost_rank(rank: int, size: int) -> list[str]:
+    lost = {ROWS: f"{trial._LOST}: connection closed", BAGS: None}
+    with mock.patch.object(trial, "_tried", lost):
+        before = trial.tried()
+        model, _ = build(CONFIG, size)
+        with fscomm.enable(model, strict=True, timeout_s=PATIENCE_S):
+            return before
+
+
+def test_a_trial_that_lost_a_rank_is_made_again() -> None:
+    assert shared_world(2).run(tried_after_a_lost_rank) == [[BAGS]] * 2
+
+
+def made_before_they_are_prepared(rank: int, size: int) -> list[bool]:
+    """Whether TorchRec had made the input dists when the ids worker prepared a batch, of which no forward knew yet."""
+    made: list[bool] = []
+    prepare = TorchRecBinding.prepare
+
+    def noted(self: TorchRecBinding, features: Any) -> Any:
+        made.append(not self.module._has_uninitialized_input_dist)
+        return prepare(self, features)
+
+    run = new_run(rank, size, CONFIG, "fscomm")
+    features = {f"embeddings.{name}": partial(ids_of, module=name) for name in CONFIG.modules}
+    run.options = {"features": features}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchRecBinding, "prepare", noted)
+        LOOPS["base"](run)
+    return made
+
+
+def test_input_dists_are_made_by_the_training_thread() -> None:
+    """The worker would make them beside a forward, and there would be two of each."""
+    for made in shared_world(2).run(made_before_they_are_prepared):
+        assert len(made) >= CONFIG.steps
+        assert all(made)
 
 
 def collected_in_forks(rank: int, size: int) -> list[int]:
