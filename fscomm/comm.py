@@ -25,6 +25,7 @@ from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library
+from fscomm.tables.torchrec.installed import installed
 from fscomm.transports.opening import agree_on, split_name
 from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.meeting import Meeting
@@ -53,7 +54,7 @@ class enable:
 
     features: for modules whose input is not found in the batch by itself, a function from the batch to the
     KeyedJaggedTensor that the module will get, by the module's name in the model; a list of functions for the calls of
-    a module that is called more than once.
+    a module that is called more than once. Those of modules that run plainly are not called.
 
     calls: how often in a step the model calls a module, at most. Calls after those run plainly.
 
@@ -82,8 +83,6 @@ class enable:
         ranks_per_host: int = 1,
         timeout_s: float = 300,
     ) -> None:
-        from fscomm.tables.torchrec import torchrec_library
-
         if transport != "auto":
             split_name(transport)
         if not timeout_s > 0:
@@ -95,7 +94,7 @@ class enable:
             raise ValueError(f"ranks_per_host must be a number from 1 to {most}, got {ranks_per_host!r}")
         self._enter = partial(
             Comm.enter,
-            torchrec_library,
+            installed(),
             model,
             dict(features or {}),
             calls,

@@ -94,7 +94,7 @@ def agree_on_modules(
         ]
         finder = FeatureFinder(
             [module.name for module in modules],
-            features,
+            {name: given for name, given in features.items() if name not in problems},
             problem=library.features_problem,
             make=library.make_features,
         )

@@ -10,6 +10,7 @@ from torch import nn
 from fscomm.tables.binding import Binding
 from fsranks.rank_context import RankContext
 
+_WRAPPERS = ("_dmp_wrapped_module", "module", "_orig_mod")  # what TorchRec, DDP and torch.compile add to a path
 MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 
 
@@ -65,6 +66,16 @@ class Trial:
     make: Callable[[Any], Any]
     batches: Callable[[int], Sequence[Any]]
     tensors: Callable[[Any], list[torch.Tensor]]
+
+
+def outermost(model: nn.Module, is_sharded: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of those sharded modules of `model` that lie in no other one; names without wrappers."""
+    inside: list[str] = []
+    for path, module in model.named_modules():
+        if is_sharded(module) and not any(path.startswith(outer) for outer in inside):
+            inside.append(path + ".")
+            parts = (part for part in path.split(".") if part not in _WRAPPERS)
+            yield ".".join(parts) or "model", module
 
 
 def of_all_ranks(problems: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -12,21 +12,15 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fscomm.tables.sharding_library import outermost
+
 HOST = torch.device("cpu")
 OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, lies on the ranks of one host
 IN_PARTS = ("row_wise", *OF_HOSTS)  # vectors of pooled tables are added up from parts that several ranks have
 
-_WRAPPERS = ("_dmp_wrapped_module", "module", "_orig_mod")  # what TorchRec, DDP and torch.compile add to a path
-
 
 def sharded_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(name, module) of every outermost sharded module; names as the user sees them, without wrappers."""
-    inside: list[str] = []
-    for path, module in model.named_modules():
-        if isinstance(module, ShardedModule) and not any(path.startswith(outer) for outer in inside):
-            inside.append(path + ".")
-            parts = (part for part in path.split(".") if part not in _WRAPPERS)
-            yield ".".join(parts) or "model", module
+    return outermost(model, lambda module: isinstance(module, ShardedModule))
 
 
 def is_pooled(module: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,6 +108,28 @@ def test_a_library_that_works_otherwise_is_not_served(change: str) -> None:
         assert fallbacks.keys() == BOTH.keys()
         for name, kind in BOTH.items():
             assert SAID[change].format(kind=kind) in fallbacks[name]
+
+
+def without_a_module(rank: int, size: int) -> tuple[list[str], Any]:
+    """As `with_another_library`, if torchrec had not a module that fscomm imports."""
+    config = CONFIG.but(steps=2)
+    run = {"features": {"embeddings.a": lambda batch: batch.ids["a"]}}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.startswith("fscomm.tables.torchrec")]:
+            patch.delitem(sys.modules, name)
+        patch.delattr(fscomm.tables, "torchrec")
+        patch.setitem(sys.modules, "torchrec.distributed.comm_ops", None)
+        found, said = compare(rank, size, config, LOOPS["base"], options=run)
+        return found, said["fallbacks"]
+
+
+def test_a_library_that_lacks_a_module() -> None:
+    for found, fallbacks in shared_world(2).run(without_a_module):
+        assert found == []
+        assert fallbacks.keys() == BOTH.keys()
+        for why in fallbacks.values():
+            assert f"torchrec {torchrec.__version__} has not what this fscomm needs: " in why
+            assert "comm_ops" in why
 
 
 def test_one_rank_alone_fails_in_its_trial() -> None:

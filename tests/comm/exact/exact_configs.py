@@ -48,6 +48,10 @@ def _kinds(sharding: str, precision: str = "FP32") -> dict[str, tuple[Table, ...
     }
 
 
+def _names(table: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{table}{number}" for number in range(count))
+
+
 def _pooled(sharding: str, pooling: str) -> tuple[Table, ...]:
     """One sharding group of three tables, one of other columns, four features."""
     return (
@@ -147,14 +151,14 @@ CONFIGS: dict[str, Config] = {
     "planned": Config(  # as a planner has it: large tables by rows or whole, small ones on every rank, one in UVM
         modules={
             "a": (
-                Table(name="r", rows=97, sharding="row", features=("r0", "r1", "r2"), precision="FP16"),
+                Table(name="r", rows=97, sharding="row", features=_names("r", 12), precision="FP16"),
                 Table(name="c", rows=60, sharding="column", features=("c0", "c1"), precision="FP16", home=1),
                 Table(name="u", rows=50, sharding="table", features=("u0",), home=1),
             ),
             "b": (
                 Table(name="d", rows=6, sharding="data", features=("d0",), pooling="mean"),
                 *_pooled("table", "mean"),
-                Table(name="q", rows=41, sharding="row", features=("q0",), pooling="sum"),
+                Table(name="q", rows=41, sharding="row", features=_names("q", 12), pooling="sum"),
             ),
         },
         static_graph=False,
