@@ -12,7 +12,7 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import Partitions
 from fsdata.catalog.roles import WantedField, is_list, is_text, objection, plain
 from fsdata.errors import SchemaError
-from fsdata.sources.expressions import expressions
+from fsdata.sources import expressions
 from fsdata.sources.source import ParquetSource, Policy
 
 Origin = Literal["column", "partition", "expression", "default"]

@@ -17,7 +17,7 @@ from fsdata.catalog.bounds import as_columns
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.errors import DataError, SchemaError
-from fsdata.sources.expressions import expressions
+from fsdata.sources import expressions
 from fsdata.sources.source import ParquetSource
 
 if TYPE_CHECKING:

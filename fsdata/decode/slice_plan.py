@@ -15,7 +15,7 @@ from fsdata.decode.arrow.widen import is_native
 from fsdata.decode.row_layout import Field, Layout, ids_of
 from fsdata.errors import SchemaError
 from fsdata.kernels import index
-from fsdata.sources.expressions.expressions import Expression
+from fsdata.sources.expressions import Expression
 
 POLICY = {"error": index.ERROR, "default": index.DEFAULT, "drop": index.DROP}
 

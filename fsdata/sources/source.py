@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
-from fsdata.sources.expressions import expressions
+from fsdata.sources import expressions
 from fsdata.sources.follow import Follow, seconds
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ParquetSource:
             table (of Iceberg also a metadata file), and behind it `@VERSION` (of Iceberg the id of a snapshot) for
             another version than the newest. The table's metadata says which files there are, and their partitions.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
-            list) per row from that row alone, of the operations in `fsdata.sources.expressions.elementwise`; kept as an
+            list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
         defaults: field -> number for a missing column and for nulls under the policy `default`; for a passthrough field
             of text it is a string. In lists it stands for null elements; a list that is null or missing becomes

@@ -113,7 +113,7 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    declared, labelled, nested, passed, adapted, tables, own, from_catalog = python("docs/sources-and-schema.md")
+    declared, labelled, nested, passed, adapted, tables, own, in_python, from_catalog = python("docs/sources-and-schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -139,6 +139,9 @@ def test_sources_and_schema(here):
     exec(own, scope)
     with fsdata.FreeScaleDataLoader(scope["source"], scope["schema"], batch_size=32) as loader:
         assert {n for batch in loader for n in batch.features["country"].values().tolist()} == {1, 2, 3, 5, 8}
+    exec(in_python, scope)
+    with fsdata.FreeScaleDataLoader(scope["SOURCE"], scope["SCHEMA"], batch_size=32) as loader:
+        assert sum(len(batch) for batch in loader) == 300
     exec(from_catalog, scope)
     assert scope["source"].label == "source-0.catalog"
 

@@ -2,7 +2,7 @@
 
 The files lie in `files/`, because a saved state knows the bytes of their footers, and those differ between releases of
 pyarrow: 44 rows of our own in three files, 19 of a partner below folders that give a column, a table of users, and the
-job file `job.toml`.
+job file `job.py`.
 """
 
 from hashlib import blake2b

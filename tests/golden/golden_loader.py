@@ -1,6 +1,7 @@
 """Orders and saved states of loaders in one process; ranks are given by hand, because no row drops out."""
 
 import json
+import runpy
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import golden_digest as digest
 from golden_data import SCHEMA, sources
 
-from fsdata import FreeScaleDataLoader, Schema, sources_from_toml
+from fsdata import FreeScaleDataLoader
 
 State = dict[str, Any]
 SIZES = (1, 2, 3)
@@ -46,10 +47,8 @@ def others(folder: Path) -> dict[str, Any]:
     with loader(folder, 0, 1, dropping=True) as made:
         dropping = [digest.line(batch) for batch in made]
         dropping += [str(len(made)), *map(str, made.skipped)]
-    job = folder / "job.toml"
-    with FreeScaleDataLoader(
-        sources_from_toml(job), Schema.from_toml(job), batch_size=6, rank=0, world_size=1, num_threads=1
-    ) as made:
+    schema, source = runpy.run_path(str(folder / "job.py"))["JOB"]
+    with FreeScaleDataLoader(source, schema, batch_size=6, rank=0, world_size=1, num_threads=1) as made:
         from_file = [digest.line(batch) for batch in made]
         state = made.state_dict()
     return {

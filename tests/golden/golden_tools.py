@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "collisions", *OWN, "--ids", "item", "--batch-size", "4", "--ranks", "2", "--time", "at", "--seed", "3",
         "--dim", "16", "--json", "--out", "OUT",
     ),
-    "check": ("check", *OWN, "--schema", "job.toml", "--json"),
+    "check": ("check", *OWN, "--schema", "job.py:JOB", "--json"),
 }  # fmt: skip
 LEFT_OUT = ("paths", "created", "simulation", "code")
 """Where files lie, when the document was made, how fast machines are, what is laid out after the length of a path."""
@@ -32,7 +32,7 @@ def documents(folder: Path) -> dict[str, Any]:
     result = {}
     for name, arguments in COMMANDS.items():
         with tempfile.TemporaryDirectory() as out:
-            places = {**{path: str(folder / path) for path in (*OWN, "job.toml")}, "OUT": out}
+            places = {**{path: str(folder / path) for path in (*OWN, "job.py:JOB")}, "OUT": out}
             done = CliRunner().invoke(app, [places.get(each, each) for each in arguments])
         assert done.exit_code in (0, 1), done.output
         result[name] = _kept(json.loads(done.stdout), str(folder))

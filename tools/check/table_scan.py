@@ -19,7 +19,7 @@ from fsdata.catalog.footers import Footer
 from fsdata.catalog.roles import WantedField
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources import AsOf, Join, ParquetSource
-from fsdata.sources.expressions.expressions import Expression, evaluate
+from fsdata.sources.expressions import Expression, evaluate
 
 
 class Table:

@@ -16,8 +16,8 @@ from fsdata.catalog.bind import FieldBinding, difference, partition_column
 from fsdata.catalog.roles import objection
 from fsdata.decode.arrow import widen
 from fsdata.errors import DataError, SchemaError
-from fsdata.sources.expressions import expressions
-from fsdata.sources.expressions.expressions import Expression
+from fsdata.sources import expressions
+from fsdata.sources.expressions import Expression
 
 _BATCH_BYTES = 3 << 20
 _MIN_ROWS = 512

@@ -35,7 +35,7 @@ from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import histories, index
 from fsdata.kernels.copy import STORED, gather_fields
 from fsdata.schema import Schema
-from fsdata.sources.expressions import expressions
+from fsdata.sources import expressions
 from fsdata.sources.source import AsOf, ParquetSource
 
 _KEYS, _OFFSETS = " keys", " offsets"  # no field is called so

@@ -15,7 +15,7 @@ from fsdata.catalog.listing.find_files import discover
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
 from fsdata.order.segment import SideFile
-from fsdata.sources.expressions import expressions
+from fsdata.sources import expressions
 from fsdata.sources.follow import seconds
 from fsdata.sources.source import Join
 from fsdata.steps.follow.watermark import Arrived, modified_at, stamps_of

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from fsdata.errors import SchemaError
-from fsdata.sources.expressions import elementwise, expressions
-from fsdata.sources.expressions.elementwise import check
+from fsdata.sources import elementwise, expressions
+from fsdata.sources.elementwise import check
 
 A, NAME, TIME, LIST = pl.col("a"), pl.col("name"), pl.col("t"), pl.col("l")
 ROWS = pa.table(

@@ -11,9 +11,8 @@ from user_files import found, users
 from fsdata import Schema, Sequence
 from fsdata.decode.opened_source import open_source
 from fsdata.errors import DataError, SchemaError
-from fsdata.sources import ParquetSource
-from fsdata.sources.expressions import expressions
-from fsdata.sources.expressions.expressions import Expression
+from fsdata.sources import ParquetSource, expressions
+from fsdata.sources.expressions import Expression
 
 
 def test_renames_expressions_and_filters(tmp_path):

@@ -11,7 +11,7 @@ from fsdata.sources import sources_from_toml
 
 DOCUMENT = """
 [schema]
-context = ["user", "hour", "country"]
+context = ["user", "country"]
 dense = ["age"]
 labels = ["click"]
 
@@ -21,15 +21,13 @@ fields = ["item", "word"]
 
 [[sources]]
 paths = "data/*.parquet"
-defaults = { hour = 0 }
+defaults = { country = 0 }
 nulls = { click = "drop" }
-filter = "uid <> 2"
 weight = 2.0
 on_error = "skip"
 
 [sources.columns]
 user = "uid"
-hour = { sql = "CAST(at / 3600 AS BIGINT) % 24" }
 country = { hash = "country", buckets = 10 }
 word = { hash = "words", buckets = 5, list = true }
 
@@ -47,7 +45,6 @@ def test_a_source_with_everything(tmp_path):
         tmp_path / "data" / "a.parquet",
         {
             "uid": pa.array([1, 2, 3, 4]),
-            "at": pa.array([7200, 0, None, 0]),
             "country": pa.array(["de", "fr", "de", "it"]),
             "click": pa.array([1.0, 1.0, 0.0, None]),
             "item": lists(pa.int64(), [1], [2], [3, 4], []),
@@ -60,14 +57,13 @@ def test_a_source_with_everything(tmp_path):
     (source,) = sources_from_toml(tmp_path / "job.toml")
     assert (source.weight, source.on_error) == (2.0, "skip")
     samples = read_rows(source, schema)
-    assert column(samples, "user") == [[1], [3]]
-    assert column(samples, "hour") == [[2], [0]]
-    assert column(samples, "dense") == [[33.0], [-1.0]]
+    assert column(samples, "user") == [[1], [2], [3]]
+    assert column(samples, "dense") == [[33.0], [-1.0], [-1.0]]
     countries = column(samples, "country")
-    assert countries[0] == countries[1]
+    assert countries[0] == countries[2] != countries[1]
     assert 0 <= countries[0][0] < 10
     words = column(samples, "word")
-    assert words[0][0] == words[1][0]
+    assert words[0][0] == words[2][0]
     assert all(0 <= word < 5 for row in words for word in row)
 
 
@@ -80,20 +76,31 @@ def test_a_source_with_everything(tmp_path):
         ("[[sources]]\nweight = 1", r"sources\[0\] needs paths"),
         ("[[sources]]\npaths = 3", "paths are strings"),
         ("[[sources]]\npaths = 'a'\non_error = 'x'", r"sources\[0\]: on_error must be"),
-        ("[[sources]]\npaths = 'a'\nfilter = 'a >'", r"sources\[0\]\.filter: not an SQL expression"),
-        ("[[sources]]\npaths = 'a'\ncolumns = { a = { expr = 'x' } }", r"sources\[0\]\.columns\.a is a name"),
+        ("[[sources]]\npaths = 'a'\nfilter = 'a > 1'", r"sources\[0\]: filter is written in Python: make the schema"),
+        (
+            "[[sources]]\npaths = 'a'\ncolumns = { a = { expr = 'x' } }",
+            r"columns\.a has no option expr; there are hash,",
+        ),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 0 } }", "positive integer, got 0"),
         ("[[sources]]\npaths = 'a'\n[[sources.join]]\npaths = 'b'", r"sources\[0\]\.join\[0\] needs on and fields"),
         ('[[sources]]\npaths = "a\\u0000b"', r"sources\[0\]: paths='.*a\\x00b': no path contains such"),
-        ("[[sources]]\npaths = 'a'\ncolumns = 3", r"sources\[0\]\.columns is a table, got 3"),
+        ("[[sources]]\npaths = 'a'\ncolumns = 3", r"sources\[0\]: columns maps field names, got 3"),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = [1] }", r"sources\[0\]: columns=\{'a': ...\} takes a column name"),
         (
-            "[[sources]]\npaths = 'a'\ncolumns = { a = { sql = 3 } }",
-            r"sources\[0\]\.columns\.a: SQL is a string, got 3",
+            "[[sources]]\npaths = 'a'\ncolumns = { a = { sql = 'b + 1' } }",
+            r"sources\[0\]\.columns\.a: an expression is written in Python",
         ),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 3, buckets = 2 } }", r"columns\.a: hash must be the name"),
         ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 2, list = 1 } }", "list must be true or"),
-        ("[[sources]]\npaths = 'a'\nfilter = 3", r"sources\[0\]\.filter: SQL is a string, got 3"),
+        (
+            "[[sources]]\npaths = 'a'\n[[sources.as_of]]\npaths = 'b'\nwhere = 'x'",
+            r"as_of\[0\]: where is written in Py",
+        ),
+        (
+            "[[sources]]\npaths = 'a'\nretry = { trys = 3 }",
+            r"sources\[0\]\.retry has no option trys; there are tries, max_s",
+        ),
+        ("[[sources]]\npaths = 'a'\nretry = { tries = 0 }", r"sources\[0\]\.retry: Retry\(tries=...\) is an integer"),
         ("[[sources]]\npaths = 'a'\njoin = 3", r"sources\[0\]\.join is a list of tables, got 3"),
         ("[[sources]]\npaths = 'a'\njoin = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
         (

@@ -91,8 +91,7 @@ def check(document: str) -> tuple[str, tuple[str, ...]]:
         raise _too_deep() from None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise SchemaError(
-            f"this version of polars writes it in a way that is not known here ({error!r}): take an older polars, or "
-            "write it as SQL in a schema file"
+            f"this version of polars writes it in a way that is not known here ({error!r}): take an older polars"
         ) from error
     return text, tuple(dict.fromkeys(walk.columns))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fsdata.errors import DataError, SchemaError
-from fsdata.sources.expressions.elementwise import check
+from fsdata.sources.elementwise import check
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,22 +70,6 @@ def conjuncts(condition: Expression) -> list[Expression]:
         return [condition]
     sides = [Expression(side, "", tuple(side.meta.root_names())) for side in condition.polars.meta.pop()]
     return [each for side in sides for each in conjuncts(side)]
-
-
-def parse(sql: Any, where: str) -> Expression:
-    """The expression that a SQL string says; see `fsdata.sources.expressions.sql`. Polars' own SQL is not used."""
-    if not isinstance(sql, str):
-        raise SchemaError(f"{where}: SQL is a string, got {sql!r}")
-    import polars as pl
-
-    from fsdata.sources.expressions.sql_functions import expression_of
-
-    try:
-        tree, expression = expression_of(sql)
-    except (SchemaError, pl.exceptions.PolarsError, TypeError) as error:
-        raise SchemaError(f"{where}: {error}") from error
-    result = checked(expression, where)
-    return Expression(result.polars, f"sql {tree.form}", result.columns)
 
 
 def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:
