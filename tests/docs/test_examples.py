@@ -113,7 +113,8 @@ def test_readme(training, capsys):
 
 
 def test_sources_and_schema(here):
-    declared, labelled, nested, passed, adapted, tables, own, in_python, from_catalog = python("docs/sources-and-schema.md")
+    page = python("docs/sources-and-schema.md")
+    declared, labelled, nested, passed, adapted, tables, own, in_python, from_catalog = page
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")

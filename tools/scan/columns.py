@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn, leaf
+from freescale_tools.scan.levels import Lengths, read_lengths
 from fsdata.catalog.footers import Footer, Skipped, open_file
 from fsdata.catalog.roles import plain
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
-from fsdata.decode.pages.lengths import Lengths, read_lengths
 
 _BATCH_BYTES = 3 << 19  # larger batches decode more slowly: their memory is no longer in the cache
 _MAX_ROWS = 8192

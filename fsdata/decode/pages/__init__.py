@@ -3,7 +3,4 @@
 `forms` says which columns these are and how their values are stored; `page_rows` says which pages hold the rows that
 are needed; `chunk` unpacks the pages of a column chunk; `column` finds out what they say of its rows, without decoding
 values; `held` lets rows refer to them. `columns` does this for a row group.
-
-`lengths` reads how long the lists of a column chunk are, and nothing else: of lists of anything, for which `nesting`
-knows the levels. `front` unpacks a page as far as its levels go.
 """

@@ -3,7 +3,7 @@
 `headers` finds the pages of a column chunk; `locations` says where they begin, and with which row; `levels` says how
 long the lists of its rows are; `runs` says where its values lie in the pages, and in which form; `deltas` decodes what
 cannot stay as it is stored; `rows` does all that for one page after another; `fetch` brings values from there to their
-place. `row_lengths` reads lengths alone.
+place.
 
 Everything but `fetch` reads bytes that nobody has checked, and checks every number before it uses it. The result of a
 kernel is then a code:

@@ -1,12 +1,13 @@
 """pack: what every plan promises, the caps, the six methods, and bad arguments."""
 
 import numpy as np
+import packing_reference
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata.balance.packing import Plan, pack, reference
+from fsdata.balance.packing import Plan, pack
 from fsdata.balance.packing.even import even_counts
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
@@ -89,7 +90,7 @@ def test_repair_is_never_worse_than_an_even_home(cost, num_ranks, data):
 def test_lower_bound_holds_for_the_best_plan_there_is(cost, num_ranks):
     n = len(cost)
     for method, least, most in (("fbs+swap", n // num_ranks, -(-n // num_ranks)), ("vbs", min(1, n // num_ranks), n)):
-        best = reference.largest_load(cost, num_ranks, least=least, most=most)
+        best = packing_reference.largest_load(cost, num_ranks, least=least, most=most)
         floor = 1 - sum(cost) / num_ranks / best if best else 0.0
         assert pack(cost, num_ranks, method=method).lower_bound <= floor + 1e-12
 

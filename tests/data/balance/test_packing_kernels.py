@@ -1,10 +1,11 @@
 """Every packing kernel gives what its plain Python reference gives."""
 
 import numpy as np
+import packing_reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata.balance.packing import _deal, _sort, _swap, reference
+from fsdata.balance.packing import _deal, _sort, _swap
 
 NO_CAP = np.iinfo(np.int64).max
 costs = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 10**4), st.integers(0, 2**56)), max_size=40)
@@ -17,7 +18,7 @@ def int64(values):
 
 @given(costs)
 def test_descending(cost):
-    assert _sort.descending(int64(cost)).tolist() == reference.descending(cost)
+    assert _sort.descending(int64(cost)).tolist() == packing_reference.descending(cost)
 
 
 def test_descending_beyond_one_digit_and_with_ties():
@@ -27,8 +28,8 @@ def test_descending_beyond_one_digit_and_with_ties():
 
 @given(costs, ranks)
 def test_zigzag(cost, num_ranks):
-    order = reference.descending(cost)
-    expected = reference.zigzag(order, num_ranks)
+    order = packing_reference.descending(cost)
+    expected = packing_reference.zigzag(order, num_ranks)
     assert _deal.zigzag(np.array(order, np.int32), num_ranks).tolist() == expected
 
 
@@ -37,7 +38,7 @@ def test_contiguous(cost, shares):
     target = [share * max(sum(cost), 1) / sum(shares) for share in shares]
     least = min(1, len(cost) // len(shares))
     found = _deal.contiguous(int64(cost), np.array(target), least)
-    assert found.tolist() == reference.contiguous(cost, target, least)
+    assert found.tolist() == packing_reference.contiguous(cost, target, least)
 
 
 @st.composite
@@ -54,8 +55,8 @@ def dealing(draw):
 @given(dealing())
 def test_lightest_first(case):
     cost, tokens, target, cap, least, most = case
-    order = reference.descending(cost)
-    expected, done = reference.lightest_first(order, cost, tokens, target, cap, least, most)
+    order = packing_reference.descending(cost)
+    expected, done = packing_reference.lightest_first(order, cost, tokens, target, cap, least, most)
     rank, failed = _deal.lightest_first(
         np.array(order, np.int32), int64(cost), int64(tokens), np.array(target), cap, least, most
     )
@@ -83,8 +84,8 @@ def exchanging(draw):
 @given(exchanging())
 def test_improve(case):
     cost, rank, tokens, rules, span = case
-    order = reference.descending(cost)
-    expected = reference.improve(order, rank, cost, tokens, rules, span=span)
+    order = packing_reference.descending(cost)
+    expected = packing_reference.improve(order, rank, cost, tokens, rules, span=span)
     found = np.array(rank, np.int32)
     rows = _swap.fill_rows(np.array(order, np.int32), found, int64(cost), int64(tokens), rules.target.size)
     _swap.improve(rows, rules, found, int64(tokens), span)

@@ -4,8 +4,9 @@ import compact_thrift as thrift
 import numpy as np
 import pytest
 
+from freescale_tools.scan import level_kernels
 from fsdata.kernels import pages
-from fsdata.kernels.pages import deltas, headers, levels, row_lengths, runs
+from fsdata.kernels.pages import deltas, headers, levels, runs
 from fsdata.kernels.thrift import varint
 
 OK, DAMAGED, UNKNOWN = pages.OK, pages.DAMAGED, pages.UNKNOWN
@@ -172,7 +173,7 @@ def of_loader(raw, bounds, rows, known):
 
 
 def of_commands(raw, bounds, rows, known):
-    return row_lengths.add_lengths(raw, bounds, 4, 2, 1, rows, known)
+    return level_kernels.add_lengths(raw, bounds, 4, 2, 1, rows, known)
 
 
 @pytest.mark.parametrize("read", [of_loader, of_commands])

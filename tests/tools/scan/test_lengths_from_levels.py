@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.scan.columns import Lengths, Reader, lengths_of
 from freescale_tools.scan.files import leaf, open_files
+from freescale_tools.scan.levels import read_lengths
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
-from fsdata.decode.pages.lengths import read_lengths
 
 CODECS = ["none", "zstd", "snappy", "gzip", "lz4"]
 ITEMS = {

@@ -1,33 +1,51 @@
 """How long the lists of a column chunk are, from the levels of its pages alone: no value is decoded.
 
 A page is read whole if its bytes are compressed together with its levels, or if it has a checksum; other pages only as
-far as their levels go. It is unpacked as far, where its codec can be. So damaged values in a page without a checksum
-may not be noticed.
+far as their levels go. It is unpacked as far, where its codec can be: the libraries of Snappy and LZ4 unpack all or
+nothing. So damaged values in a page without a checksum may not be noticed.
 """
 
 import functools
+import threading
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import cramjam
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 from isal.isal_zlib import crc32
 
+from freescale_tools.scan import level_kernels
+from fsdata.catalog.roles import plain
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.decode.pages.forms import why_left
-from fsdata.decode.pages.front import IN_PARTS, unpack_front
-from fsdata.decode.pages.nesting import ListLevels
 from fsdata.kernels import pages
-from fsdata.kernels.pages import headers, row_lengths
+from fsdata.kernels.pages import headers
 from fsdata.kernels.thrift import DEPTH
 
+_SIZED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
+_LISTS = (*_SIZED, pa.types.is_fixed_size_list)
 _FIRST_BYTES = 1 << 12  # of a page that are unpacked first; most pages with long lists need no more
 _ZSTD_BYTES = (1 << 17) - 1  # zstd unpacks a block of so many and one at once
 _MOST_HEADER_BYTES = 16 << 20  # as in pyarrow
+IN_PARTS = frozenset({"ZSTD", "GZIP"})
+_own = threading.local()
+_WITH_HEADER = 47  # zlib looks for the header of gzip or its own
 
 Read = Callable[[int, np.ndarray], int]
 """(first byte, memory) -> how many bytes of the file are now there; fewer than there is room for if it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListLevels:
+    """Of definition: `top` of an element that is not null, `empty` of a list without elements; lower ones are null."""
+
+    top: int
+    empty: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +86,7 @@ def read_lengths(row_group: pq.RowGroupMetaData, leaf: int, levels: ListLevels, 
             except ValueError as error:
                 raise Damaged(f"page {number}: {error}") from error
             count = int(header[headers.VALUES])
-            if row_lengths.add_lengths(raw, bounds, count, levels.top, levels.empty, found, known) != pages.OK:
+            if level_kernels.add_lengths(raw, bounds, count, levels.top, levels.empty, found, known) != pages.OK:
                 raise Damaged(f"page {number}: levels that cannot be")
     rows, null_rows, null_elements = known.tolist()
     if rows != len(found):
@@ -211,3 +229,80 @@ def _bounds(raw: np.ndarray) -> tuple[np.ndarray, int]:
         bounds[place : place + 2] = at + 4, at + 4 + size
         at += 4 + size
     return bounds, at
+
+
+def _zstd(data: memoryview, target: memoryview) -> int:
+    if not hasattr(_own, "zstd"):
+        _own.zstd = zstandard.ZstdDecompressor()
+    with _own.zstd.stream_reader(data) as reader:
+        return reader.readinto(target)
+
+
+def _gzip(data: memoryview, target: memoryview) -> int:
+    done, rest = 0, data.tobytes()
+    while rest and done < len(target):
+        member = zlib.decompressobj(_WITH_HEADER)
+        found = member.decompress(rest, len(target) - done)
+        target[done : done + len(found)] = found
+        done, rest = done + len(found), member.unused_data
+    return done
+
+
+_UNPACK: dict[str, Callable[[memoryview, memoryview], int]] = {
+    "ZSTD": _zstd,
+    "SNAPPY": cramjam.snappy.decompress_raw_into,
+    "GZIP": _gzip,
+    "LZ4": cramjam.lz4.decompress_block_into,
+}
+
+
+def unpack_front(data: np.ndarray, codec: str, target: np.ndarray) -> None:
+    """Fill `target`, uint8 [at least 1], with the first bytes that `data` becomes; with all if not in `IN_PARTS`.
+
+    Raises:
+        ValueError: `data` is not what the codec makes, as far as it was looked at.
+    """
+    try:
+        found = _UNPACK[codec](data.data, target.data)
+    except (OSError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError) as error:
+        raise ValueError(f"{codec}: {error}") from error
+    if found != len(target):
+        raise ValueError(f"{codec}: {found} bytes where {len(target)} or more are said")
+
+
+def list_levels(schema: pq.ParquetSchema, arrow: pa.Schema, leaf: int) -> ListLevels | None:
+    """Of a leaf column inside one list; None if it is in none or in several, or in a list of fixed size or a map, of
+    which pyarrow checks more than the lengths.
+
+    Args:
+        schema, arrow: of one file.
+    """
+    leaves = [each for field in arrow for each in _leaves(field, 0, ())]
+    column = schema.column(leaf)
+    if len(leaves) != len(schema) or column.max_definition_level > 255:
+        return None
+    top, lists = leaves[leaf]
+    if (top, len(lists)) != (column.max_definition_level, column.max_repetition_level) or len(lists) != 1:
+        return None
+    return None if lists[0] is None else ListLevels(top, lists[0])
+
+
+def _leaves(field: pa.Field, top: int, lists: tuple[int | None, ...]) -> Iterator[tuple[int, tuple[int | None, ...]]]:
+    """(level of definition, that of an empty list for every list around it, None where others count) of every leaf.
+
+    top, lists: of what is around the field.
+    """
+    kind = plain(field.type)
+    top += field.nullable
+    if pa.types.is_struct(kind):
+        inner = [kind.field(number) for number in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        inner, lists, top = [kind.key_field, kind.item_field], (*lists, None), top + 1
+    elif any(test(kind) for test in _LISTS):
+        sized = any(test(kind) for test in _SIZED)
+        inner, lists, top = [kind.value_field], (*lists, top if sized else None), top + 1
+    else:
+        yield top, lists
+        return
+    for child in inner:
+        yield from _leaves(child, top, lists)
