@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fsdata.batch.loss import global_mean
     from fsdata.batch.shared import Shared, expand
     from fsdata.batch.split import segment_mask
+    from fsdata.embedding_balance.hooks import EmbeddingBalance
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.schema import Schema, Sequence, Split
     from fsdata.sources import AsOf, Follow, Join, ParquetSource, Retry, sources_from_toml
@@ -33,6 +34,7 @@ __all__ = [
     "CorruptFileError",
     "CostModel",
     "DataError",
+    "EmbeddingBalance",
     "Follow",
     "FreeScaleDataLoader",
     "FreeScaleError",
@@ -67,6 +69,7 @@ _WHERE = {
     "Balance": "fsdata.balance.options",
     "Batch": "fsdata.batch.batch",
     "CostModel": "fsdata.balance.cost",
+    "EmbeddingBalance": "fsdata.embedding_balance.hooks",
     "Follow": "fsdata.sources",
     "FreeScaleDataLoader": "fsdata.loader",
     "Jagged": "fsdata.batch.jagged",

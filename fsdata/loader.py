@@ -39,7 +39,7 @@ from fsdata.steps.adapt import AdaptedSteps, Made
 from fsdata.steps.dataset import Dataset
 from fsdata.steps.follow.followed_data import FollowedData
 from fsdata.steps.follow.followed_steps import FollowedSteps
-from fsdata.steps.loader_options import LoaderOptions, can_pin, check_types, cores_of_this_rank, one_group
+from fsdata.steps.loader_options import LoaderOptions, can_pin, check_types, cores_of_this_rank
 from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
 from fsranks.errors import describe
 from fsranks.job_store import job_store
@@ -102,9 +102,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
         rank: defaults to that in `process_group`, else of torch.distributed, else torchrun's environment, else 0 of 1.
         world_size: in the same way; give both or none.
         process_group: the ranks that share the data, where that is not all of the job (data-parallel beside context- or
-            tensor-parallel ranks). A group of gloo's is made from them. `Balance(process_group=...)` means the same.
+            tensor-parallel ranks). A group of gloo's is made from them.
         timeout_s: how long any rank waits for the others, when the loader is made and in every step, before it raises,
-            naming the missing ones. `Balance(timeout_s=...)` overrides it for the steps.
+            naming the missing ones. A rank may pause the loop (evaluation, checkpoint) while others wait for it: set
+            this longer than that.
 
     Constructing reads footers, compares files and arguments over all ranks, and creates process groups: call it on
     every rank, on the main thread, in the same order. Iterating blocks until the next batch is there.
@@ -157,7 +158,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         )
         sources = [sources] if isinstance(sources, ParquetSource | str | os.PathLike) else list(sources)
         self._adapt = adapt
-        self._context = resolve(rank, world_size, one_group(process_group, balance))
+        self._context = resolve(rank, world_size, process_group)
         self._pool = Pool()
         self._memory: HostMemory = PageLocked() if self._options.pin else Reused(self._pool)
         pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
@@ -194,9 +195,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if needs_peers:
             self._turn.settle()
         if needs_peers or (balance is not None and balance.max_tokens is not None):
-            self._exchange = StepExchange(
-                self._context, timeout_s=balance.step_timeout_s(timeout_s) if balance else timeout_s
-            )
+            self._exchange = StepExchange(self._context, timeout_s=timeout_s)
             nested = [name for group in schema.groups for name in group.nested]
             self._planner = (
                 StepPlanner(balance, self._context.world_size, carry=True, nested=nested, exploded=schema.explode)

@@ -10,7 +10,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch.distributed as dist
 
 from fsdata.balance.autotune import AutoTune
 from fsdata.balance.cost import CostModel, Polynomial
@@ -50,10 +49,6 @@ class Balance:
             `EmbeddingBalance` cannot carry rows over: there such a batch is an error too.
         ranks_per_node: for `hierarchical`, and for `auto` where nodes have more than one rank.
         autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
-        process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
-        timeout_s: how long a rank waits for another in one step before it raises, naming it; None takes the
-            `timeout_s` of the loader or of `rebalance`. A rank may pause the loop (evaluation, checkpoint) while others
-            wait for it: set this longer than that.
 
     Raises:
         ValueError: an unknown method, a number out of range, or an option that the method cannot honour.
@@ -65,8 +60,6 @@ class Balance:
     max_tokens: int | None = None
     ranks_per_node: int | None = None
     autotune: bool = False
-    process_group: dist.ProcessGroup | None = None
-    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         methods = (*get_args(Method), AUTO)
@@ -89,16 +82,10 @@ class Balance:
             )
         if self.autotune and self.method in _NO_SPEED:
             raise ValueError(f"method={self.method!r} cannot follow the speed of ranks: use 'vbs' or 'fbs+swap'")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
-
-    def step_timeout_s(self, default_s: float) -> float:
-        """How long a rank waits for another in one step: `timeout_s`, else `default_s`."""
-        return default_s if self.timeout_s is None else self.timeout_s
 
     def __repr__(self) -> str:
-        """What ranks compare: without the process group, and without the addresses that plain functions show."""
-        names = ("method", "cost", "max_tokens", "ranks_per_node", "autotune", "timeout_s")
+        """What ranks compare: without the addresses that plain functions show."""
+        names = ("method", "cost", "max_tokens", "ranks_per_node", "autotune")
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return re.sub(r" at 0x[0-9a-f]+", "", f"Balance({shown})")
 

@@ -1,13 +1,16 @@
 """What the loader yields: one rank's share of a global batch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from fsdata.batch.jagged import Jagged
+from fsdata.batch.plain import padded, to_dict
 from fsdata.batch.shared import Shared
 from fsdata.batch.split import SplitSequence
+from fsdata.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,8 @@ class Batch:
     """B samples.
 
     Attributes:
-        features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object.
+        features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object. Where
+            torchrec is not installed: a dict of jagged tensors of torch, `fsdata.batch.plain.JaggedFeatures`.
         dense: float32 [B, D], columns in schema order.
         labels: name -> float32 [B]; `Jagged` float32 where the label is a list aligned with the candidates; `Jagged`
             float32 or int64 with the offsets of its sequence, for its `labels` and `id_labels`.
@@ -60,6 +64,7 @@ class Batch:
             with `missing="mask"`.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
+        schema: what the fields are; None in batches that no loader made.
     """
 
     features: Any
@@ -73,6 +78,27 @@ class Batch:
     split: dict[str, SplitSequence] = field(default_factory=dict)
     passthrough: dict[str, torch.Tensor | list[str]] = field(default_factory=dict)
     mask: dict[str, torch.Tensor] = field(default_factory=dict)
+    schema: Schema | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Field name -> what the batch has of it, for models that take tensors by name. `context` fields are int64 [B],
+        `dense` fields float32 [B], lists are `Jagged`, labels and passthrough fields as they are here.
+
+        Sequences with `share` are expanded, so that every sample has its own events. `nested` fields and masks of joins
+        are not in it: they stay in `batch.nested` and `batch.mask`.
+        """
+        return to_dict(self)
+
+    def padded(self, max_length: int | Mapping[str, int] | None = None) -> dict[str, Any]:
+        """`to_dict()` with lists as tensors [B, max_length]: the values first, then zeros. `{sequence}_mask`, bool
+        [B, max_length], says where values are. Of longer lists the end is kept that `Sequence(keep=...)` names.
+
+        max_length: of all sequences, or by the sequence's name; None: that of the schema.
+
+        Raises:
+            ValueError: no length for a sequence, or one below 1. SchemaError: a field is called like a mask.
+        """
+        return padded(self, max_length)
 
     @property
     def loss_weight(self) -> float:

@@ -68,8 +68,8 @@ class Layout:
     """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, float32, texts and masks.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
-    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.steps.explode`. All who ask
-    share what the properties return: nobody may change it.
+    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.steps.explode`. schema: what
+    it is the layout of. All who ask share what the properties return: nobody may change it.
     """
 
     fields: tuple[Field, ...]
@@ -78,6 +78,7 @@ class Layout:
     shared: tuple[str, ...] = ()
     split: tuple[tuple[str, Split], ...] = ()
     exploded: str | None = None
+    schema: Schema | None = None
 
     @cached_property
     def itemsize(self) -> np.ndarray:
@@ -181,7 +182,7 @@ def layout_of(
     rest += [Field(_MASK + name, "mask", 1, None) for name in schema.field_names if name in masks]
     shared = tuple(group.name for group in schema.groups if group.share is not None)
     split = tuple((group.name, group.split) for group in schema.groups if group.split is not None)
-    return Layout((*keys, *rest), len(keys), schema.dense, shared, split, schema.explode)
+    return Layout((*keys, *rest), len(keys), schema.dense, shared, split, schema.explode, schema)
 
 
 _AS_OF = "as of "

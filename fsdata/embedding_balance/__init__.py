@@ -2,7 +2,3 @@
 
 `EmbeddingBalance` moves looked-up rows in place of samples.
 """
-
-from fsdata.embedding_balance.hooks import EmbeddingBalance
-
-__all__ = ["EmbeddingBalance"]

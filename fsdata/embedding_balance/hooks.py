@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -26,22 +27,32 @@ class EmbeddingBalance:
     row per sample, or a tuple or dict of such. The hooks last as long as the block; every forward of `embedding` plans
     anew. Collective and blocking: see `fsdata.embedding_balance.dispatch`.
 
+    process_group: the ranks that share a global batch; default all. timeout_s: how long a rank waits for another.
+
     Raises ValueError without torch.distributed, and for a Balance with autotune or method="auto", which need a
     loader's reports.
     """
 
-    def __init__(self, embedding: nn.Module, dense: nn.Module, *, balance: Balance | None = None) -> None:
+    def __init__(
+        self,
+        embedding: nn.Module,
+        dense: nn.Module,
+        *,
+        balance: Balance | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        timeout_s: float = 300.0,
+    ) -> None:
         balance = balance or Balance()
         if balance.autotune or balance.method == AUTO:
             raise ValueError(
                 'autotune=True and method="auto" need the compute times that a loader is told: leave them off here'
             )
-        context = resolve(process_group=balance.process_group)
+        context = resolve(process_group=process_group)
         self._modules = embedding, dense
         self._dispatcher = Dispatcher(
             StepPlanner(balance, context.world_size),
-            process_group=balance.process_group,
-            timeout_s=balance.step_timeout_s(300.0),
+            process_group=process_group,
+            timeout_s=timeout_s,
         )
         self._hooks: list[RemovableHandle] = []
         self.handle: Handle | None = None

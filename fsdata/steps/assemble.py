@@ -69,6 +69,7 @@ class BatchMaker:
             split=_split(table, layout, windows, memory) if layout.split else {},
             passthrough=passthrough,
             mask={name: flat[row].view(torch.bool) for name, row in plan.masks},
+            schema=layout.schema,
         )
 
     def _dense(self, flat: dict[int, torch.Tensor], rows: int) -> torch.Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from fsdata.balance.options import Balance
 from fsdata.catalog.cores import usable_cores
@@ -58,14 +57,6 @@ class LoaderOptions:
 def cores_of_this_rank() -> int:
     """Cores this process may use, shared with the other ranks on the host."""
     return max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-
-
-def one_group(given: dist.ProcessGroup | None, balance: Balance | None) -> dist.ProcessGroup | None:
-    """The group that one of both names."""
-    of_balance = balance.process_group if isinstance(balance, Balance) else None
-    if given is not None and of_balance is not None and given is not of_balance:
-        raise ValueError("process_group and Balance(process_group=...) are two groups: give one of them")
-    return of_balance if given is None else given
 
 
 def can_pin(wanted: bool) -> bool:

@@ -6,6 +6,7 @@ Three ways to make a step, by what the ranks have to tell each other:
 - `BalancedSteps`: the global batch is dealt out anew (PAPER section 1, Algorithm 1).
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,12 @@ from fsdata.order.progress import Progress
 from fsdata.steps.assemble import BatchMaker
 from fsdata.steps.explode import explode, items_of
 from fsdata.steps.reader import Reader
+
+_LOG = logging.getLogger("fsdata")
+_LEFT_OUT = (
+    "rank %d: epoch %d ends with up to %d of this rank's rows left out, because another rank has none left: rows drop "
+    "out by filter, nulls or damage. Give balance=Balance() to deal them out, or uneven='empty' to read all of them"
+)
 
 Uneven = Literal["drop", "empty"]
 
@@ -229,6 +236,9 @@ class AgreedSteps(Steps):
             self.dropped = int(self.share.left[self.share.rank]) - self.reader.position
         if nothing:
             self.dropped += table.num_rows
+        if self.over and self._uneven == "drop" and self.dropped and not (all(ended) and all(samples)):
+            _LOG.warning(_LEFT_OUT, self.share.rank, self.share.progress.epoch, self.dropped)
+        if nothing:
             return None
         counted = table.counts()
         items = group_items(table, self.layout, counted) if self.share.world_size == 1 else {}

@@ -10,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance, StepPlanner
@@ -21,7 +22,7 @@ from fsdata.errors import DataError, PeerError
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over
 from fsranks.meeting import Meeting
-from fsranks.rank_context import resolve
+from fsranks.rank_context import RankContext, resolve
 
 BatchT = TypeVar("BatchT")
 Lengths = str | Mapping[str, str] | Callable[[Any], Any]
@@ -36,6 +37,7 @@ def rebalance(
     lengths: Lengths,
     balance: Balance | None = None,
     replicate: Collection[str] = (),
+    process_group: dist.ProcessGroup | None = None,
     timeout_s: float = 300.0,
 ) -> "Rebalanced[BatchT]":
     """Wrap any loader so that the samples of every global batch are dealt out evenly by cost.
@@ -52,8 +54,8 @@ def rebalance(
             KeyedJaggedTensor `features`), or {sequence: path}.
         balance: default `Balance()`.
         replicate: paths of parts that are the same for all samples; every rank keeps its own value.
+        process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
         timeout_s: how long a rank waits for another, here and in one step. Longer than any pause of a single rank.
-            `Balance(timeout_s=...)` overrides it for the steps.
 
     With one rank, batches pass through unchanged. Constructing it is collective: every rank, main thread, same order.
 
@@ -63,7 +65,8 @@ def rebalance(
         PeerError: another rank failed, left or did not answer, naming it.
         RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
     """
-    return Rebalanced(loader, lengths=lengths, balance=balance, replicate=replicate, timeout_s=timeout_s)
+    context = resolve(process_group=process_group)
+    return Rebalanced(loader, context, lengths=lengths, balance=balance, replicate=replicate, timeout_s=timeout_s)
 
 
 class Rebalanced(Generic[BatchT]):
@@ -72,6 +75,7 @@ class Rebalanced(Generic[BatchT]):
     def __init__(
         self,
         loader: Iterable[BatchT],
+        context: RankContext,
         *,
         lengths: Lengths,
         balance: Balance | None,
@@ -80,7 +84,6 @@ class Rebalanced(Generic[BatchT]):
     ) -> None:
         balance = Balance() if balance is None else balance
         self._loader = loader
-        context = resolve(process_group=balance.process_group)
         with Meeting(context, what="rebalance", timeout_s=timeout_s) as meeting:
             if isinstance(replicate, str):
                 raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
@@ -93,7 +96,7 @@ class Rebalanced(Generic[BatchT]):
             )
         self._exchange: StepExchange | None = None
         if context.world_size > 1:
-            self._exchange = StepExchange(context, timeout_s=balance.step_timeout_s(timeout_s))
+            self._exchange = StepExchange(context, timeout_s=timeout_s)
         self._planner = StepPlanner(balance, context.world_size)
         self._wrapped = WrappedLoader(loader, measure, replicate)
         self._epoch = 0

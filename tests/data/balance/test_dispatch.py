@@ -166,9 +166,9 @@ def nonsense(rank, size):
         for lengths, error, message in NONSENSE:
             with pytest.raises(error, match=message):
                 dispatch(torch.ones(3), dispatcher.plan(lengths))
-    embeddings, balance = nn.Linear(2, 2), Balance(timeout_s=PATIENCE_S)
+    embeddings = nn.Linear(2, 2)
     with (
-        EmbeddingBalance(embeddings, nn.Identity(), balance=balance),
+        EmbeddingBalance(embeddings, nn.Identity(), timeout_s=PATIENCE_S),
         pytest.raises(TypeError, match="Linear gave a Tensor"),
     ):
         embeddings(torch.ones(1, 2))
@@ -218,7 +218,7 @@ def hooked(rank, size, kind):
         tables = [EmbeddingConfig(name=n, num_embeddings=30, embedding_dim=WIDTH, feature_names=[n]) for n in "ab"]
         embeddings, top = EmbeddingCollection(tables=tables), Dense(kind)
         if balanced:
-            with EmbeddingBalance(embeddings, top, balance=Balance(timeout_s=PATIENCE_S)) as balance:
+            with EmbeddingBalance(embeddings, top, timeout_s=PATIENCE_S) as balance:
                 with pytest.raises(RuntimeError, match="comes first"):
                     balance.move(dense)
                 out = first(top(embeddings(features), balance.move(dense)))

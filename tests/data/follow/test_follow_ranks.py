@@ -159,8 +159,7 @@ def source_of_ids(folder, **columns):
 
 
 def read_ids(rank, world_size, folder):
-    balance = Balance(timeout_s=PATIENCE_S)
-    options = {"batch_size": 3, "num_threads": 1, "timeout_s": PATIENCE_S, "shuffle": True, "balance": balance}
+    options = {"batch_size": 3, "num_threads": 1, "timeout_s": PATIENCE_S, "shuffle": True, "balance": Balance()}
     found = []
     with FreeScaleDataLoader(source_of_ids(folder), WITH_IDS, **options) as loader:
         for batch in loader:

@@ -60,7 +60,7 @@ def check_rows(batch: Any) -> None:
 def count_events(rank: int, size: int, folder: Path, method: str) -> tuple[int, list[float]]:
     """Events that the batches of this rank hold, and the straggler share of each step."""
     events, stragglers = 0, []
-    options = {"batch_size": 60, "num_threads": 1, "balance": Balance(method, timeout_s=PATIENCE_S)}
+    options = {"batch_size": 60, "num_threads": 1, "balance": Balance(method), "timeout_s": PATIENCE_S}
     with FreeScaleDataLoader(source(folder), SHARED, **options) as loader:
         for batch in loader:
             events += len(batch.features["item"].values())

@@ -1,7 +1,5 @@
 """The loader on several ranks with `balance`: what it does without histories, with `max_tokens`, and for how long."""
 
-import sys
-
 import numpy as np
 import polars as pl
 import pytest
@@ -9,8 +7,8 @@ from patience import PATIENCE_S
 from rank_loaders import COST, loader_on, orders_of
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence, rebalance
-from fsdata.balance.exchange import GlobalBatch, StatusWord, StepExchange
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata.balance.exchange import GlobalBatch, StatusWord
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing import OverCapError, pack
 
@@ -20,7 +18,8 @@ CANDIDATES = Schema(candidates=Sequence("candidates", ("candidate",)), context=(
 
 def read_one_hot(rank, world_size, folder, method, schema):
     source = ParquetSource(str(folder / "own"))
-    with FreeScaleDataLoader(source, schema, batch_size=4, balance=Balance(method, timeout_s=PATIENCE_S)) as loader:
+    options = {"balance": Balance(method), "timeout_s": PATIENCE_S}
+    with FreeScaleDataLoader(source, schema, batch_size=4, **options) as loader:
         return [(batch.stats.samples, batch.features["row"].values().tolist()) for batch in loader]
 
 
@@ -32,27 +31,6 @@ def test_without_sequences_ranks_get_equal_numbers(folder, method, schema):
     assert sorted(row for steps in by_rank for _, rows in steps for row in rows) == list(range(40))
     if schema is ONE_HOT:
         assert [counts for steps in by_rank for counts, _ in steps] == [4] * 10
-
-
-def limits_of_steps(rank, world_size, folder):
-    """The time limits with which loaders, whose own is 601 s, and `rebalance` make their exchanges."""
-    limits = []
-
-    def noted(context, *, timeout_s):
-        limits.append(timeout_s)
-        return StepExchange(context, timeout_s=timeout_s)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("loader", "balance.rebalance.rebalance"):
-            patch.setattr(sys.modules[f"fsdata.{module}"], "StepExchange", noted)
-        for balance in (Balance(), Balance(timeout_s=602)):
-            loader_on(folder, balance=balance, timeout_s=601).close()
-            rebalance([], lengths="x", balance=balance, timeout_s=603).close()
-    return limits
-
-
-def test_the_limit_of_a_step_is_balances_else_the_loaders(folder):
-    assert shared_world(2).run(limits_of_steps, folder) == [[601, 603, 602, 602]] * 2
 
 
 SOME = [row for row in range(40) if row < 22 or row % 5 == 0]

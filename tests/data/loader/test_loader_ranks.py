@@ -1,5 +1,7 @@
 """The loader on several ranks: who shares it, and what they hear of each other."""
 
+import logging
+
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
@@ -79,8 +81,6 @@ def data_parallel(rank, world_size, folder):
         rows = [row for batch in loader for row in rows_of(batch)]
     with pytest.raises(ValueError, match="give process_group="):
         loader_on(folder, sources=source, rank=rank // 2, world_size=2)
-    with pytest.raises(ValueError, match="are two groups"):
-        loader_on(folder, process_group=mine, balance=Balance(process_group=dist.group.WORLD))
     dist.destroy_process_group(mine)
     return rows
 
@@ -88,6 +88,32 @@ def data_parallel(rank, world_size, folder):
 def test_a_group_of_the_ranks_that_share_the_data(folder):
     by_rank = shared_world(3).run(data_parallel, folder)
     assert sorted(by_rank[0] + by_rank[2]) == by_rank[1] == SOME
+
+
+def ends_early(rank, world_size, folder, uneven):
+    """What is logged of an epoch that ends when one rank has no row left, and what the loader counts."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("fsdata").addHandler(handler)
+    try:
+        source = ParquetSource(str(folder / "own"), filter=pl.col("row") < 3)
+        with loader_on(folder, sources=source, uneven=uneven) as loader:
+            seen = sum(len(batch) for batch in loader)
+            return seen, loader.dropped, said
+    finally:
+        logging.getLogger("fsdata").removeHandler(handler)
+
+
+@pytest.mark.parametrize("uneven", ["drop", "empty"])
+def test_an_epoch_that_leaves_rows_unread_says_so(folder, uneven):
+    answers = shared_world(2).run(ends_early, folder, uneven)
+    for rank, (_, dropped, said) in enumerate(answers):
+        unread = [each for each in said if "rows left out" in each]
+        assert bool(unread) == (dropped > 0)
+        assert all(f"rank {rank}: epoch 0 ends with up to {dropped} of this rank's" in each for each in unread)
+    assert any(dropped for _, dropped, _ in answers) == (uneven == "drop")
+    assert (sum(seen for seen, *_ in answers) == 3) == (uneven == "empty")
 
 
 def leave_early(rank, world_size, folder):

@@ -44,8 +44,8 @@ def test_batches_that_wait_are_counted(folder):
 
 
 def balanced(rank, size, folder):
-    balance = Balance(timeout_s=PATIENCE_S)
-    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=5, num_threads=1, balance=balance) as loader:
+    options = {"num_threads": 1, "balance": Balance(), "timeout_s": PATIENCE_S}
+    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=5, **options) as loader:
         batches = len(list(loader))
         return batches, loader.stats()
 

@@ -59,9 +59,8 @@ def read_histories(rank, world_size, folder, share):
     pool = Sequence("pool", ("bought",), labels=("stars",), id_labels=("next",))
     schema = Schema(sequences=(uih, pool), context=("row", "user"), passthrough=("text", "at"))
     source = as_of_data.source(folder, columns={"text": pl.format("row {}", pl.col("row"))})
-    balance = Balance(timeout_s=PATIENCE_S)
     found = {}
-    with FreeScaleDataLoader(source, schema, batch_size=7, balance=balance, timeout_s=PATIENCE_S) as loader:
+    with FreeScaleDataLoader(source, schema, batch_size=7, balance=Balance(), timeout_s=PATIENCE_S) as loader:
         for batch in loader:
             rows = batch.features["row"].values().tolist()
             assert batch.passthrough["text"] == [f"row {row}" for row in rows]

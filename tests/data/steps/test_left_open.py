@@ -71,7 +71,7 @@ def test_a_loader_that_nobody_refers_to_leaves_no_thread(folder):
 
 def end_with_open_exchanges(rank, ranks, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    limits = {"balance": Balance(timeout_s=PATIENCE_S), "timeout_s": PATIENCE_S}
+    limits = {"balance": Balance(), "timeout_s": PATIENCE_S}
     rows = FreeScaleDataLoader(ParquetSource(folder / "set"), SCHEMA, batch_size=2, **limits)
     foreign = rebalance([{"x": torch.arange(8)}] * 16, lengths=lambda batch: batch["x"], **limits)
     globals()["left"] = [iter(rows), iter(foreign)]

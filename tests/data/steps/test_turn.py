@@ -82,7 +82,7 @@ def test_a_second_iterator_of_rebalance_ends_the_first():
 def iterate_twice(rank, world_size, folder):
     """Both iterators are there before either has a thread: two threads must never share the exchange."""
     before = threading.active_count()
-    options = {"batch_size": 4, "balance": Balance(timeout_s=PATIENCE_S), "timeout_s": PATIENCE_S}
+    options = {"batch_size": 4, "balance": Balance(), "timeout_s": PATIENCE_S}
     with FreeScaleDataLoader(ParquetSource(folder / "own"), SCHEMA, **options) as loader:
         first, second = iter(loader), iter(loader)
         next(second)
@@ -106,7 +106,7 @@ def interrupted(rank, world_size, folder):
             assert len(samples_of(batch)) == 1
 
     loader = FreeScaleDataLoader(
-        ParquetSource(str(folder / "own")), SCHEMA, batch_size=1, balance=Balance(timeout_s=PATIENCE_S)
+        ParquetSource(str(folder / "own")), SCHEMA, batch_size=1, balance=Balance(), timeout_s=PATIENCE_S
     )
     with pytest.raises(KeyboardInterrupt if rank == 1 else PeerError) as caught, loader:
         train(loader)

@@ -1,0 +1,137 @@
+"""A batch for models without TorchRec: plain tensors by field name, lists padded to one length if wanted.
+
+`JaggedFeatures` stands in for the KeyedJaggedTensor where torchrec is not installed.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fsdata.batch.jagged import Jagged
+from fsdata.batch.shared import Shared, expand
+from fsdata.errors import SchemaError
+
+if TYPE_CHECKING:
+    from fsdata.batch.batch import Batch
+    from fsdata.schema import Sequence
+
+
+class JaggedFeatures(dict[str, Any]):
+    """Key -> a jagged tensor of torch [B, lengths], int64: `.values()` [T] and `.offsets()` [B + 1], as a JaggedTensor
+    of torchrec has them."""
+
+    @classmethod
+    def of(cls, keys: tuple[str, ...], values: Tensor, lengths: Tensor, stride: int) -> "JaggedFeatures":
+        """values: [sum of lengths], key after key; lengths: int64 [keys * stride]."""
+        by_key = lengths.view(len(keys), stride)
+        parts = values.split(by_key.sum(1).tolist())
+        return cls(
+            (key, _nested(part, Jagged.from_lengths(part, own).offsets))
+            for key, part, own in zip(keys, parts, by_key, strict=True)
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "JaggedFeatures":
+        """The same with `function` of values and offsets."""
+        return JaggedFeatures(
+            (key, _nested(function(each.values()), function(each.offsets()))) for key, each in self.items()
+        )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "JaggedFeatures":
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "JaggedFeatures":
+        return self.map(lambda tensor: tensor.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for each in self.values():
+            each.values().record_stream(stream)
+            each.offsets().record_stream(stream)
+
+
+def _nested(values: Tensor, offsets: Tensor) -> Any:
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def to_dict(batch: "Batch") -> dict[str, Any]:
+    """See `Batch.to_dict`."""
+    schema = batch.schema
+    assert schema is not None
+    found: dict[str, Any] = {name: batch.features[name].values() for name in schema.context}
+    for group in schema.groups:
+        if group.name == schema.explode:  # every sample has one
+            found |= {name: batch.features[name].values() for name in group.fields}
+            found |= {name: batch.jagged[name].values for name in group.floats}
+            found |= {name: batch.labels[name] for name in (*group.id_labels, *group.labels)}
+            continue
+        shared = batch.shared.get(group.name)
+        found |= {name: _jagged(_whole(batch.features[name]), shared) for name in group.fields}
+        found |= {name: _jagged(batch.jagged[name], shared) for name in group.floats}
+        found |= {name: _label(batch.labels[name], shared) for name in (*group.id_labels, *group.labels)}
+    found |= {name: batch.dense[:, column] for column, name in enumerate(schema.dense)}
+    return found | {name: batch.labels[name] for name in schema.labels} | dict(batch.passthrough)
+
+
+def padded(batch: "Batch", max_length: int | Mapping[str, int] | None) -> dict[str, Any]:
+    """See `Batch.padded`."""
+    schema = batch.schema
+    assert schema is not None
+    found = to_dict(batch)
+    for group in schema.groups:
+        names = (*group.fields, *group.floats, *group.id_labels, *group.labels)
+        if group.name == "candidates":
+            names += tuple(name for name in schema.labels if isinstance(found[name], Jagged))
+        lists = [name for name in names if isinstance(found[name], Jagged)]
+        if not lists:
+            continue
+        wide = _width(group, max_length)
+        mask = f"{group.name}_mask"
+        if mask in found:
+            raise SchemaError(f"a field is called {mask!r}, and so is the mask of {group.name!r}: rename the field")
+        index, found[mask] = _places(found[lists[0]].offsets, wide, keep_last=group.keep == "last")
+        for name in lists:
+            found[name] = _filled(found[name].values, index, found[mask])
+    return found
+
+
+def _width(group: "Sequence", max_length: int | Mapping[str, int] | None) -> int:
+    given = max_length.get(group.name) if isinstance(max_length, Mapping) else max_length
+    wide = group.max_length if given is None else given
+    if wide is None:
+        raise ValueError(
+            f"padded() has no length for {group.name!r}: give max_length=N or {{{group.name!r}: N}}, or the Sequence a "
+            "max_length"
+        )
+    if wide < 1:
+        raise ValueError(f"max_length of {group.name!r} must be at least 1, got {wide!r}")
+    return wide
+
+
+def _places(offsets: Tensor, wide: int, *, keep_last: bool) -> tuple[Tensor, Tensor]:
+    """(int64 [B, wide], where the values of each place stand; bool [B, wide], whether it has one). Does not
+    synchronise."""
+    place = torch.arange(wide, device=offsets.device)
+    length = offsets.diff()
+    start = offsets[1:] - length.clamp(max=wide) if keep_last else offsets[:-1]
+    return start[:, None] + place, place < length[:, None]
+
+
+def _filled(values: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+    if not len(values):
+        return values.new_zeros(index.shape)
+    return values[index.clamp(max=len(values) - 1)].masked_fill(~mask, 0)
+
+
+def _whole(jagged: Any) -> Jagged:
+    return Jagged(jagged.values(), jagged.offsets())
+
+
+def _label(value: Tensor | Jagged, shared: Shared | None) -> Tensor | Jagged:
+    return _jagged(value, shared) if isinstance(value, Jagged) else value
+
+
+def _jagged(value: Jagged, shared: Shared | None) -> Jagged:
+    if shared is None:
+        return value
+    return Jagged.from_lengths(expand(value.values, shared), shared.length)

@@ -1,0 +1,143 @@
+"""Batches for models without TorchRec: tensors by name, padded lists, jagged tensors of torch."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import as_of_data
+import histories
+import polars as pl
+import pytest
+import torch
+from histories import SCHEMA as OF_HISTORIES
+from rank_loaders import loader_on
+
+from fsdata import FreeScaleDataLoader, Jagged, ParquetSource, Schema, SchemaError, Sequence
+from fsdata.batch import torchrec_binding
+from fsdata.batch.plain import JaggedFeatures
+
+LISTS = {"uih": ("item", "price", "watched", "weight", "next_item"), "recent": ("seen", "liked")}
+LISTS["candidates"] = ("candidate", "click")
+
+
+def batches_of(folder: Any, schema: Schema = OF_HISTORIES) -> list[Any]:
+    with histories.loader_on(folder, schema=schema, batch_size=9) as loader:
+        return list(loader)
+
+
+def rows_in(value: Jagged) -> list[list[float]]:
+    return [row.tolist() for row in value]
+
+
+def test_tensors_by_name(history_folder) -> None:
+    """Every value is what its sample has; all fields but nested ones are there."""
+    for batch in batches_of(history_folder):
+        found = batch.to_dict()
+        assert found.keys() == {"row", "bought", *(name for names in LISTS.values() for name in names)}
+        assert torch.equal(found["bought"], batch.labels["bought"])
+        for at, row in enumerate(found["row"].tolist()):
+            sample = histories.expected(row)
+            for name in found.keys() - {"row", "bought"}:
+                assert found[name][at].tolist() == sample[name]
+
+
+@pytest.mark.parametrize("length", [4, {"uih": 2, "recent": 1, "candidates": 6}], ids=["one", "each"])
+def test_padded_lists(history_folder, length) -> None:
+    kept = {"uih": "last", "recent": "first", "candidates": "last"}
+    for batch in batches_of(history_folder):
+        found, lists = batch.padded(length), batch.to_dict()
+        for group, names in LISTS.items():
+            wide = length if isinstance(length, int) else length[group]
+            for name in names:
+                mask = found[f"{group}_mask"]
+                assert found[name].shape == mask.shape == (len(batch), wide)
+                assert not found[name][~mask].any()
+                for row, some, whole in zip(found[name], mask, lists[name], strict=True):
+                    wanted = whole[-wide:] if kept[group] == "last" else whole[:wide]
+                    assert torch.equal(row[some], wanted)
+                    assert some[: len(wanted)].all()
+
+
+def test_the_length_is_that_of_the_schema(history_folder) -> None:
+    (first, *_) = batches_of(history_folder)
+    with pytest.raises(ValueError, match=r"no length for 'candidates': give max_length=N or \{'candidates': N\}"):
+        first.padded()
+    found = first.padded({"candidates": 2})
+    assert (found["item"].shape[1], found["seen"].shape[1], found["click"].shape[1]) == (5, 3, 2)
+    with pytest.raises(ValueError, match="max_length of 'uih' must be at least 1, got 0"):
+        first.padded(0)
+
+
+def test_a_field_that_is_called_like_a_mask(history_folder) -> None:
+    schema = Schema(context=("uih_mask",), sequences=(Sequence("uih", ("item",)),))
+    with loader_on(None, ParquetSource(history_folder, columns={"uih_mask": "row"}), schema) as loader:
+        batch = next(iter(loader))
+    with pytest.raises(SchemaError, match="a field is called 'uih_mask', and so is the mask of 'uih'"):
+        batch.padded(3)
+
+
+def test_samples_without_an_event(history_folder) -> None:
+    """A batch of which a sequence holds nothing."""
+    schema = replace(OF_HISTORIES, candidates=None, labels=())
+    source = ParquetSource(history_folder, filter=pl.col("row") % 4 == 0)
+    with loader_on(None, source, schema, batch_size=3) as loader:
+        for batch in loader:
+            found = batch.padded(2)
+            assert not found["uih_mask"].any()
+            assert found["item"].shape == (len(batch), 2)
+
+
+@pytest.mark.parametrize("explode", [None, "candidates"])
+def test_exploded_candidates_are_single(history_folder, explode) -> None:
+    schema = replace(OF_HISTORIES, candidates=Sequence("candidates", ("candidate",), labels=("click",)))
+    for batch in batches_of(history_folder, replace(schema, explode=explode)):
+        found = batch.padded(3)
+        assert ("candidates_mask" in found) == (explode is None)
+        if explode:
+            assert found["candidate"].shape == found["click"].shape == found["row"].shape
+            rows = torch.div(found["candidate"], 1000, rounding_mode="floor")
+            assert torch.equal(rows, found["row"])
+
+
+def test_shared_sequences_are_expanded(tmp_path) -> None:
+    as_of_data.Data.drawn(3).write(tmp_path)
+    found = []
+    groups = as_of_data.UIH, as_of_data.POOL
+    for share in (None, "user"):
+        schema = Schema(sequences=[replace(group, share=share) for group in groups], context=("row", "user"))
+        with FreeScaleDataLoader(as_of_data.source(tmp_path), schema, batch_size=16) as loader:
+            found.append([batch.to_dict() for batch in loader])
+    for plain, shared in zip(*found, strict=True):
+        assert plain.keys() == shared.keys()
+        for name in (name for group in groups for name in group.all_fields):
+            assert rows_in(plain[name]) == rows_in(shared[name])
+
+
+def test_without_torchrec(history_folder, monkeypatch) -> None:
+    """Features are jagged tensors of torch, with the same values."""
+    keyed = batches_of(history_folder)
+    torchrec_binding.register_pipelineable.cache_clear()
+    monkeypatch.setattr(torchrec_binding, "_torchrec", lambda: None)
+    for batch, other in zip(batches_of(history_folder), keyed, strict=True):
+        moved = batch.to("cpu")
+        for mine, whole in ((moved.features, other.features), (moved.nested["uih"], other.nested["uih"])):
+            assert isinstance(mine, JaggedFeatures)
+            assert list(mine) == whole.keys()
+            for key in mine:
+                assert torch.equal(mine[key].values(), whole[key].values())
+                assert torch.equal(mine[key].offsets(), whole[key].offsets())
+        assert batch.to_dict().keys() == other.to_dict().keys()
+        for name, value in batch.padded(4).items():
+            assert torch.equal(value, other.padded(4)[name])
+    torchrec_binding.register_pipelineable.cache_clear()
+
+
+def test_torchrec_that_is_missing_or_broken(tmp_path, monkeypatch) -> None:
+    find = torchrec_binding._torchrec.__wrapped__
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    assert find() is None
+    monkeypatch.delitem(sys.modules, "torchrec")
+    (tmp_path / "torchrec.py").write_text("import a_library_that_is_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"torchrec is there but cannot be imported .No module named 'a_library"):
+        find()
