@@ -49,8 +49,8 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
     yield from (f"default {name} {value!r}" for name, value in sorted(source.defaults.items()))
     yield from (f"nulls {name} {policy}" for name, policy in sorted(source.nulls.items()))
     if source.condition is not None:
-        yield "filter"
-        yield source.condition.form
+        yield from ("filter", source.condition.form) if source.filter is not None else ()
+        yield from () if source.condition.split is None else (source.condition.split.form,)
     if source.map is not None:
         yield f"map {_name_of(source.map)}"
     yield from (join.form for join in source.join)

@@ -54,7 +54,7 @@ def may_have_rows(catalog: Catalog, source: ParquetSource) -> np.ndarray:
         return keep
     schema_of = catalog.schema_of_group
     for condition in expressions.conjuncts(source.condition):
-        bound = _bound(condition.polars)
+        bound = None if condition.polars is None else _bound(condition.polars)
         if bound is not None:
             for number in np.unique(schema_of).tolist():
                 groups = schema_of == number

@@ -245,7 +245,7 @@ class OpenSource:
         if not null.any():
             return times
         bad = null.copy()
-        if self._files.source.filter is not None:
+        if self._files.source.condition is not None:
             kept = self._files.decode(self._filtered_time_plans, group, *here)
             if kept is not None and kept.rows is not None:
                 bad = np.zeros(group.rows, bool)
@@ -334,7 +334,7 @@ def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def _may_drop(source: ParquetSource, schema: Schema) -> bool:
     drops = any(source.policy(name) == "drop" for name in schema.field_names)
-    return drops or source.filter is not None or source.on_error == "skip" or schema.explode is not None
+    return drops or source.condition is not None or source.on_error == "skip" or schema.explode is not None
 
 
 def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:

@@ -1,7 +1,8 @@
 """Where samples come from: Parquet files and how they become the fields of a schema.
 
 A `source` is what the user says of them, in Python or in a `toml_file`. `expressions` over columns are checked, and
-evaluated batch by batch; `elementwise` says which polars functions are allowed. `follow` says how files grow.
+evaluated batch by batch; `elementwise` says which polars functions are allowed. `hash_split` takes a part of the rows
+by the hash of a column, and `follow` says how files grow.
 """
 
 from fsdata.sources.follow import Follow

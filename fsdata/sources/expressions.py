@@ -5,13 +5,15 @@ Polars is imported on first use: a source without expressions does not pay for i
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources.elementwise import check
+from fsdata.sources.hash_split import HashSplit
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,14 +24,16 @@ class Expression:
     """An expression known to give one value (or list) per row from that row alone.
 
     Attributes:
-        polars: what is evaluated.
+        polars: what is evaluated; None where only `split` is asked.
         form: what it says, the same for every version of polars; for fingerprints.
         columns: what it reads, each once.
+        split: of a condition, what has to hold, too.
     """
 
-    polars: "pl.Expr"
+    polars: "pl.Expr | None"
     form: str
     columns: tuple[str, ...]
+    split: HashSplit | None = None
 
 
 def checked(value: Any, where: str) -> Expression:
@@ -62,8 +66,23 @@ def checked(value: Any, where: str) -> Expression:
     return Expression(value, form, columns)
 
 
+def with_split(condition: Expression | None, split: HashSplit | None) -> Expression | None:
+    """The condition that both must hold."""
+    if split is None:
+        return condition
+    polars, form, columns = (condition.polars, condition.form, condition.columns) if condition else (None, "", ())
+    return Expression(polars, form, tuple(dict.fromkeys((*columns, split.column))), split)
+
+
 def conjuncts(condition: Expression) -> list[Expression]:
-    """The conditions of which all must be true: the sides of every `and` at the top."""
+    """The conditions of which all must be true: the sides of every `and` at the top, and the split."""
+    if condition.split is not None:
+        split = Expression(None, "", (condition.split.column,), condition.split)
+        if condition.polars is None:
+            return [split]
+        columns = tuple(condition.polars.meta.root_names())
+        return [*conjuncts(Expression(condition.polars, "", columns)), split]
+    assert condition.polars is not None
     document = json.loads(condition.polars.meta.serialize(format="json"))
     root = document.get("BinaryExpr") if isinstance(document, dict) else None
     if root is None or root["op"] not in ("And", "LogicalAnd"):
@@ -128,11 +147,25 @@ def _frame(rows: pa.Table | pa.RecordBatch) -> "pl.DataFrame":
 def _run(expression: Expression, frame: "pl.DataFrame") -> pa.Array:
     import polars as pl
 
+    if expression.split is not None:
+        return _both(expression, frame)
+    assert expression.polars is not None
     try:
         column = frame.select(expression.polars.alias("")).to_arrow().column(0)
     except pl.exceptions.PolarsError as error:
         raise SchemaError(f"expression failed: {error}") from error
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _both(condition: Expression, frame: "pl.DataFrame") -> pa.Array:
+    """bool: where a condition and its split are true."""
+    assert condition.split is not None
+    column = frame.get_column(condition.split.column).to_arrow()
+    inside = pa.array(condition.split.holds(column))
+    if condition.polars is None:
+        return inside
+    rest = _run(replace(condition, split=None), frame)
+    return pc.and_kleene(rest, inside) if pa.types.is_boolean(rest.type) else rest
 
 
 def _without_dictionaries(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from fsdata.errors import SchemaError
 from fsdata.sources import expressions
 from fsdata.sources.follow import Follow, seconds
+from fsdata.sources.hash_split import HashSplit
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,6 +77,11 @@ class ParquetSource:
             with any number of rows, and with some rows twice: it must be a function of each row alone. States know it
             by module and name; its code is not compared. Fields of partitions, defaults and joins do not pass it, nor
             does the order of `mix="time"`.
+        split: a column of integers or text: the rows whose values hash into `keep` are read, for sets that share no
+            user (or item, or day). A row is in the same set on every rank, in every run and version. Rows where the
+            column is null are in no set. As a `filter`, it comes before anything else.
+        keep: (low, high) of [0, 1): `(0, 0.98)` keeps about 98 % of the values, `(0.98, 1)` the others.
+        salt: another one deals the values out anew.
         filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
         skip: leave out so many rows, in the order of files and before `filter`.
         limit: read at most so many of the rest: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
@@ -101,6 +107,9 @@ class ParquetSource:
     follow: Follow | None = None
     filter: "pl.Expr | expressions.Expression | None" = None
     map: "Callable[[pa.RecordBatch], pa.RecordBatch] | None" = None
+    split: str | None = None
+    keep: tuple[float, float] = (0.0, 1.0)
+    salt: str | int = ""
     filesystem: Any = None
     skip: int = 0
     limit: int | None = None
@@ -131,6 +140,10 @@ class ParquetSource:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
             set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
+        if self.split is None and (tuple(self.keep), self.salt) != ((0.0, 1.0), ""):
+            raise SchemaError("keep=... and salt=... belong to split=..., the column whose hash they are asked of")
+        if self.split is not None:
+            _part(self)
         if self.map is not None and not callable(self.map):
             raise SchemaError(f"map takes a function of a pyarrow.RecordBatch, got {self.map!r}")
         for name, least in (("skip", 0), ("limit", 1)):
@@ -181,8 +194,9 @@ class ParquetSource:
 
     @property
     def condition(self) -> expressions.Expression | None:
-        """`filter` as it was checked."""
-        return cast("expressions.Expression | None", self.filter)
+        """`filter` as it was checked, and `split`."""
+        given = cast("expressions.Expression | None", self.filter)
+        return expressions.with_split(given, None if self.split is None else _part(self))
 
     @property
     def path_list(self) -> tuple[str, ...]:
@@ -344,6 +358,15 @@ class AsOf:
         """Lists that only `where` needs."""
         read = () if self.condition is None else self.condition.columns
         return tuple(name for name in read if name not in (*self.fields, *self.times))
+
+
+def _part(source: ParquetSource) -> HashSplit:
+    if not isinstance(source.keep, tuple | list) or len(source.keep) != 2 or not all(map(_is_number, source.keep)):
+        raise SchemaError(f"keep is (low, high), two numbers, got {source.keep!r}")
+    if not isinstance(source.salt, str | int):
+        raise SchemaError(f"salt is a text or an integer, got {source.salt!r}")
+    assert source.split is not None
+    return HashSplit(source.split, float(source.keep[0]), float(source.keep[1]), str(source.salt))
 
 
 def _check_follow(source: ParquetSource) -> None:

@@ -114,7 +114,7 @@ def test_readme(training, capsys):
 
 def test_sources_and_schema(here):
     page = python("docs/sources-and-schema.md")
-    declared, labelled, nested, passed, adapted, tables, own, in_python, from_catalog = page
+    declared, labelled, nested, passed, adapted, tables, parts, own, in_python, from_catalog = page
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -137,6 +137,12 @@ def test_sources_and_schema(here):
     assert scope["loss"].item() > 0
     exec(tables, scope)
     assert scope["fixed"].table_parts == ("delta", "warehouse/impressions", 41)
+    exec(parts, scope)
+    counted = []
+    for source in (scope["train"], scope["test"]):
+        with fsdata.FreeScaleDataLoader(source, fsdata.Schema(context=("user_id",)), batch_size=32) as loader:
+            counted.append(sum(len(batch) for batch in loader))
+    assert sum(counted) == 300
     exec(own, scope)
     with fsdata.FreeScaleDataLoader(scope["source"], scope["schema"], batch_size=32) as loader:
         assert {n for batch in loader for n in batch.features["country"].values().tolist()} == {1, 2, 3, 5, 8}

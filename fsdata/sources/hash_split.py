@@ -1,0 +1,85 @@
+"""A part of the rows by a hash of one column: training, validation and test that never share a key.
+
+The hash is our own, because a row must be in the same part on every rank, in every run and with every version of every
+library: splitmix64 of the integer and the salt; of a text, of its FNV-1a hash over UTF-8. Changing it breaks every
+split that somebody has trained with; a test holds its values.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fsdata.errors import SchemaError
+
+_FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class HashSplit:
+    """The rows for which `column` hashes into [low, high), a part of [0, 1). Nulls are in no part."""
+
+    column: str
+    low: float
+    high: float
+    salt: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column:
+            raise SchemaError(f"split names one column, got {self.column!r}")
+        if not 0 <= self.low < self.high <= 1:
+            raise SchemaError(
+                f"keep=(low, high) is a part of the rows, 0 <= low < high <= 1, got {(self.low, self.high)}: "
+                "(0, 0.98) and (0.98, 1) are two parts that share no row"
+            )
+
+    @property
+    def form(self) -> str:
+        """What it says; for fingerprints."""
+        return f"split {self.column} keep {self.low!r} {self.high!r} salt {self.salt}"
+
+    def holds(self, column: pa.Array) -> np.ndarray:
+        """bool [N]: which rows are in the part.
+
+        Raises:
+            SchemaError: a column of neither integers nor text.
+        """
+        if pa.types.is_integer(column.type):
+            values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+        elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or _is_view(column.type):
+            values = _fnv(column.cast(pa.large_string()).fill_null(""))
+        else:
+            raise SchemaError(f"split={self.column!r} needs a column of integers or text, and it is {column.type}")
+        salt = np.uint64(int.from_bytes(blake2b(self.salt.encode(), digest_size=8).digest(), "little"))
+        place = (_mixed(values ^ salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
+        known: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
+        return known & (place >= self.low) & (place < self.high)
+
+
+def _is_view(kind: Any) -> bool:
+    return bool(pa.types.is_string_view(kind))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """splitmix64, uint64 [N]."""
+    values = values + _STEP
+    for shift, factor in _MIX:
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    return values ^ (values >> np.uint64(31))
+
+
+def _fnv(texts: pa.Array) -> np.ndarray:
+    """uint64 [N]: all texts at once, one byte of each after another."""
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    start, length = ends[:-1], np.diff(ends)
+    found = np.full(len(texts), _FNV_START)
+    for place in range(int(length.max(initial=0))):
+        some = np.flatnonzero(length > place)
+        found[some] = (found[some] ^ raw[start[some] + place]) * _FNV_PRIME
+    return found
