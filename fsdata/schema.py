@@ -4,6 +4,7 @@ A `Schema` names the fields of a sample and their roles; a `ParquetSource` says 
 Field names are the keys of `Batch.features`, so they are unique over the whole schema.
 """
 
+import importlib
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -179,6 +180,15 @@ class Schema:
         shown = [each.name for each in fields(self) if each.name not in later]
         return f"Schema({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
+    def __str__(self) -> str:
+        """Python code that makes it, on several lines; without what is not used."""
+        groups = "".join(f"        {_code(group)},\n" for group in self.sequences)
+        lines = [f"    sequences=(\n{groups}    ),\n"] if self.sequences else []
+        for name in (each.name for each in fields(self) if each.name != "sequences" and getattr(self, each.name)):
+            value = getattr(self, name)
+            lines.append(f"    {name}={_code(value) if isinstance(value, Sequence) else repr(value)},\n")
+        return f"Schema(\n{''.join(lines)})"
+
     @property
     def groups(self) -> tuple[Sequence, ...]:
         """The sequences, then the candidates."""
@@ -195,6 +205,22 @@ class Schema:
         floats = tuple(field for group in self.groups for field in group.floats)
         along = tuple(field for group in self.groups for field in group.nested + group.id_labels + group.labels)
         return self.keys + floats + self.dense + self.labels + along + self.passthrough
+
+    @classmethod
+    def infer(cls, path: str | Path, *, filesystem: Any = None) -> "Schema":
+        """A schema to begin with, of the columns of a file; `print` shows it as code, to be read and changed.
+
+        Lists that have the same lengths in the first rows are one sequence, the longest are `uih`. Scalars: integers
+        are `context`, floats `dense`, booleans `labels`, text `passthrough`, the first timestamp `time`. Only you know
+        which other columns are labels and candidates. Columns without a place are logged. Blocks for reading rows.
+
+        path: a file, glob or folder, see `ParquetSource`; the first file with rows counts.
+
+        Raises:
+            FileNotFoundError, PermissionError; SchemaError: no rows, or no column that can be a field.
+        """
+        found: Schema = importlib.import_module("fsdata.catalog.infer_schema").infer_schema(path, filesystem)
+        return found
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Schema":
@@ -258,6 +284,13 @@ def table_of(value: Any, where: str, keys: Collection[str]) -> dict[str, Any]:
     if unknown:
         raise SchemaError(f"{where} has no option {', '.join(unknown)}; there are {', '.join(keys)}")
     return value
+
+
+def _code(group: Sequence) -> str:
+    """Python code that makes a sequence."""
+    used = [each for each in fields(group) if each.name != "name" and getattr(group, each.name) != each.default]
+    given = "".join(f", {each.name}={getattr(group, each.name)!r}" for each in used)
+    return f"Sequence({group.name!r}{given})"
 
 
 def _keys_of(kind: type) -> list[str]:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.scan.files import open_files
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
-from fsdata.catalog.cores import usable_cores
+from fsranks.machine.cores import usable_cores
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,4 +40,4 @@ def test_nobody_else_asks_the_system():
         for path in package.rglob("*.py")
         if re.search(r"\bsched_getaffinity\b", path.read_text())
     ]
-    assert asking == ["fsdata/catalog/cores.py"]
+    assert asking == ["fsranks/machine/cores.py"]

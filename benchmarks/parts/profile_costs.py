@@ -27,7 +27,7 @@ from freescale_tools.profile.predict import predict
 from freescale_tools.report.page import render
 from freescale_tools.scan.files import FileSet, open_files
 from freescale_tools.write.synth.presets import reference_set
-from fsdata.catalog.cores import usable_cores
+from fsranks.machine.cores import usable_cores
 
 COLUMN = "item_ids"
 COLUMNS = Columns(sequences=(COLUMN,))

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,7 @@ from torch import Tensor
 from fsdata.batch.jagged import Jagged
 from fsdata.batch.shared import Shared, expand
 from fsdata.errors import SchemaError
-
-if TYPE_CHECKING:
-    from fsdata.batch.batch import Batch
-    from fsdata.schema import Sequence
+from fsdata.schema import Schema, Sequence
 
 
 class JaggedFeatures(dict[str, Any]):
@@ -54,10 +51,9 @@ def _nested(values: Tensor, offsets: Tensor) -> Any:
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
-def to_dict(batch: "Batch") -> dict[str, Any]:
+def to_dict(batch: Any) -> dict[str, Any]:
     """See `Batch.to_dict`."""
-    schema = batch.schema
-    assert schema is not None
+    schema: Schema = batch.schema
     found: dict[str, Any] = {name: batch.features[name].values() for name in schema.context}
     for group in schema.groups:
         if group.name == schema.explode:  # every sample has one
@@ -73,10 +69,9 @@ def to_dict(batch: "Batch") -> dict[str, Any]:
     return found | {name: batch.labels[name] for name in schema.labels} | dict(batch.passthrough)
 
 
-def padded(batch: "Batch", max_length: int | Mapping[str, int] | None) -> dict[str, Any]:
+def padded(batch: Any, max_length: int | Mapping[str, int] | None) -> dict[str, Any]:
     """See `Batch.padded`."""
-    schema = batch.schema
-    assert schema is not None
+    schema: Schema = batch.schema
     found = to_dict(batch)
     for group in schema.groups:
         names = (*group.fields, *group.floats, *group.id_labels, *group.labels)
@@ -95,7 +90,7 @@ def padded(batch: "Batch", max_length: int | Mapping[str, int] | None) -> dict[s
     return found
 
 
-def _width(group: "Sequence", max_length: int | Mapping[str, int] | None) -> int:
+def _width(group: Sequence, max_length: int | Mapping[str, int] | None) -> int:
     given = max_length.get(group.name) if isinstance(max_length, Mapping) else max_length
     wide = group.max_length if given is None else given
     if wide is None:

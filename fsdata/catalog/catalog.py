@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
-from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, checked, digest, parsed, raw_footer
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
 from fsdata.catalog.listing.hosts import Hosts
@@ -29,6 +28,7 @@ from fsdata.catalog.listing.progress_bar import ProgressBar
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.errors import CorruptFileError
+from fsranks.machine.cores import usable_cores
 
 SHARED_FROM = 1_000  # files; the catalog of fewer is made by every process for itself
 _BLOCK = 256  # files that one thread reads at a time

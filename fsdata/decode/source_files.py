@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from fsdata.catalog.bind import bind
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
-from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList
 from fsdata.catalog.listing.find_files import discover, found_now, root_of
@@ -39,6 +38,7 @@ from fsdata.decode.slices import Slice, decode
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
+from fsranks.machine.cores import usable_cores
 
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from fsdata.balance.options import Balance
-from fsdata.catalog.cores import usable_cores
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsdata.steps.steps import Uneven
+from fsranks.machine.cores import usable_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

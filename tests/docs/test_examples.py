@@ -112,9 +112,9 @@ def test_readme(training, capsys):
     assert str(training["comm"].report()) in capsys.readouterr().out
 
 
-def test_sources_and_schema(here):
+def test_sources_and_schema(here, capsys):
     page = python("docs/sources-and-schema.md")
-    declared, labelled, nested, passed, adapted, tables, parts, own, in_python, from_catalog = page
+    declared, inferred, labelled, nested, passed, adapted, tables, parts, own, in_python, from_catalog = page
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -124,6 +124,8 @@ def test_sources_and_schema(here):
     schema, sources = fsdata.Schema.from_toml("data.toml"), fsdata.sources_from_toml("data.toml")
     with fsdata.FreeScaleDataLoader(sources, schema, batch_size=32) as loader:
         assert sum(len(batch) for batch in loader) == 300
+    exec(inferred, scope)
+    assert eval(capsys.readouterr().out, {"Schema": fsdata.Schema, "Sequence": fsdata.Sequence}).groups
     exec(labelled, scope)
     assert scope["batch"].labels["next_item"].values.dtype == torch.int64
     assert scope["per_event"].item() > 0

@@ -22,7 +22,7 @@ from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
-from fsdata.catalog.cores import usable_cores
+from fsranks.machine.cores import usable_cores
 
 _LENGTHS = (50, 100, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 _MOST_LENGTHS = 6

@@ -18,10 +18,10 @@ from freescale_tools.console.errors import CommandFailed, first_line
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.columns import Bound, Reader, bind
 from freescale_tools.scan.files import FileSet
-from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, Skipped
 from fsdata.catalog.retry import unreachable
 from fsdata.errors import DataError
+from fsranks.machine.cores import usable_cores
 
 MOST_IDS = 80 << 20
 _ENOUGH_IDS = 32 << 20  # more ids are read only if the batches need them

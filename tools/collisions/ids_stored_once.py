@@ -13,7 +13,7 @@ from freescale_tools.console.errors import CommandFailed
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.columns import bind
 from freescale_tools.scan.histories import Requests, Windows
-from fsdata.catalog.cores import usable_cores
+from fsranks.machine.cores import usable_cores
 
 
 def hold_stored_once(

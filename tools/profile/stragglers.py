@@ -10,7 +10,7 @@ from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.simulate.batches import METHODS, UNPACKED, Samples, Setting, simulate_setting
 from fsdata.balance.cost import CostModel, Polynomial, Power
-from fsdata.catalog.cores import usable_cores
+from fsranks.machine.cores import usable_cores
 
 MAX_LENGTHS = (1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 BATCH_SIZES = (16, 32, 64, 128, 256, 512)

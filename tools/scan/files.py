@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.levels import ListLevels, list_levels
-from fsdata.catalog.cores import usable_cores
 from fsdata.catalog.footers import Footer, Skipped, read_footers
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError, SchemaError
+from fsranks.machine.cores import usable_cores
 
 _REMOTE_THREADS = 16  # reading remote footers is waiting, not computing
 _NAMED = 3

@@ -38,10 +38,10 @@ def catalog(
 def _run(terminal: Terminal, paths: list[str], out: Path, bounds: list[str], *, update: bool) -> None:
     from fsdata.catalog.catalog import EMPTY, updated
     from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
-    from fsdata.catalog.cores import usable_cores
     from fsdata.catalog.listing.find_files import discover
     from fsdata.catalog.retry import Retrying
     from fsdata.errors import SchemaError
+    from fsranks.machine.cores import usable_cores
 
     begin = time.monotonic()
     try:

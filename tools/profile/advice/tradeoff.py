@@ -19,7 +19,7 @@ from freescale_tools.simulate.hardware.parameters import Hardware
 from freescale_tools.simulate.schedule.durations import FLOAT, ID, work
 from freescale_tools.simulate.schedule.step import BALANCED, WAYS, timeline
 from freescale_tools.simulate.workload import Choice, Workload, choose, workload
-from fsdata.catalog.cores import usable_cores
+from fsranks.machine.cores import usable_cores
 
 _LOST = (0.05, 0.2)
 _HOUR_MS = 3_600_000

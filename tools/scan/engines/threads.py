@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from freescale_tools.scan.engines.engine import Item, Lost, Result, ahead
-from fsdata.catalog.cores import usable_cores
+from fsranks.machine.cores import usable_cores
 
 REMOTE_THREADS = 16  # reading remote files is mostly waiting
 _AHEAD = 3  # items that wait or run per thread

@@ -1,0 +1,93 @@
+"""A schema guessed from a file, and the code that it prints."""
+
+from datetime import datetime
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence, Split
+
+EVENTS = [[1, 2, 3], [], None, [4]]
+CODE = """Schema(
+    sequences=(
+        Sequence('uih', fields=('item', 'at'), floats=('price',), nested=('tags',)),
+        Sequence('seen list', fields=('seen',)),
+    ),
+    context=('row', 'user'),
+    dense=('age',),
+    labels=('click',),
+    time='requested',
+    passthrough=('request',),
+)"""
+
+
+def table_of(**more):
+    return pa.table(
+        {
+            "row": [0, 1, 2, 3],
+            "item": EVENTS,
+            "seen": [[7], [8, 9], None, []],
+            "price": [[0.5] * len(each or []) if each is not None else None for each in EVENTS],
+            "at": pa.array([[0] * len(each or []) for each in EVENTS], pa.list_(pa.timestamp("ms"))),
+            "tags": [[[1]] * len(each or []) for each in EVENTS],
+            "age": [1.5, 2.5, None, 3.5],
+            "click": [True, False, True, None],
+            "request": pa.array(["a", "b", "c", None]).dictionary_encode(),
+            "requested": [datetime(2026, 11, 26)] * 4,
+            "user": pa.array([1, 2, 3, 4], pa.uint16()),
+            **more,
+        }
+    )
+
+
+def test_every_column_has_a_place(tmp_path, caplog):
+    """And the schema reads the file that it was made of, where nulls have defaults."""
+    pl.DataFrame({"row": []}).write_parquet(tmp_path / "a.parquet")
+    words = pa.array([["a"]] * 4)
+    pq.write_table(table_of(words=words), tmp_path / "b.parquet")
+    schema = Schema.infer(tmp_path)
+    assert str(schema) == CODE
+    assert eval(CODE) == schema
+    assert [record.getMessage() for record in caplog.records] == [
+        "Schema.infer: words has no place in a schema: it is list<element: string> [b.parquet]"
+    ]
+    defaults = {name: 0 for name in schema.field_names if name not in schema.passthrough} | {"request": ""}
+    with FreeScaleDataLoader(ParquetSource(tmp_path / "b.parquet", defaults=defaults), schema, batch_size=4) as loader:
+        (batch,) = loader
+    assert batch.features["item"].values().tolist() == [1, 2, 3, 4]
+
+
+def test_lists_of_lists_alone_are_left_out(tmp_path, caplog):
+    pq.write_table(pa.table({"row": [1], "tags": [[[1], []]]}), tmp_path / "a.parquet")
+    assert Schema.infer(str(tmp_path / "*.parquet")) == Schema(context=("row",))
+    assert "tags: no list of single values is as long" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"name": [[["a"]]]}, "a.parquet has no column that a sample can be made of: name"),
+        ({"row": []}, "no file has a"),
+    ],
+)
+def test_files_without_a_field(tmp_path, columns, message):
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match=message):
+        Schema.infer(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        Schema.infer(tmp_path / "nothing")
+
+
+def test_code_makes_the_same_schema():
+    schema = Schema(
+        sequences=(
+            Sequence("uih", ("a",), max_length=7, keep="first", split=Split(recent=1, segment=2, tokens=3)),
+            Sequence("b", floats=("c",), labels=("d",), share="user"),
+        ),
+        candidates=Sequence("candidates", ("e",)),
+        context=("user",),
+        explode="candidates",
+    )
+    assert eval(str(schema)) == schema
