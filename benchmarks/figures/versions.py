@@ -6,6 +6,8 @@ from typing import Any
 
 from figures.records import listed, percent, record, table
 
+_WIDE = 100  # signs of a reason
+
 
 def tried() -> None:
     """A row of the table for each row of `make matrix`."""
@@ -48,5 +50,6 @@ def _reasons(row: dict[str, Any]) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """As it is, whatever signs of Markdown are in it."""
-    return f"`{text.replace('`', '')}`"
+    """As it is, whatever signs of Markdown are in it; in one line of a page, which has no place for more."""
+    text = text.replace("`", "")
+    return f"`{text if len(text) <= _WIDE else text[: _WIDE - 4] + ' ...'}`"
