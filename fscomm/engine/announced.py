@@ -172,7 +172,7 @@ class AnnouncedSteps:
         except RuntimeError:
             if torch.compiler.is_compiling():
                 return None, [None] * len(self._served.groups[m])
-        return prepare(kjt)
+        return prepare(kjt)  # it has ended compiling since, or the error is another one and comes again
 
     def _count(self, ids: ExchangedIds) -> None:
         """Tell the recorder what the step will look up, and the ids that were exchanged for it."""

@@ -96,7 +96,8 @@ class Batch:
         max_length: of all sequences, or by the sequence's name; None: that of the schema.
 
         Raises:
-            ValueError: no length for a sequence, or one below 1. SchemaError: a field is called like a mask.
+            ValueError: no length for a sequence, one below 1, or a name that is no sequence. SchemaError: a field is
+                called like a mask.
         """
         return padded(self, max_length)
 

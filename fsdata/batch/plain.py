@@ -17,22 +17,28 @@ from fsdata.schema import Schema, Sequence
 
 class JaggedFeatures(dict[str, Any]):
     """Key -> a jagged tensor of torch [B, lengths], int64: `.values()` [T] and `.offsets()` [B + 1], as a JaggedTensor
-    of torchrec has them."""
+    of torchrec has them. Keys of the same lengths share their offsets: torch computes with two such tensors only then.
+    """
 
     @classmethod
     def of(cls, keys: tuple[str, ...], values: Tensor, lengths: Tensor, stride: int) -> "JaggedFeatures":
         """values: [sum of lengths], key after key; lengths: int64 [keys * stride]."""
         by_key = lengths.view(len(keys), stride)
         parts = values.split(by_key.sum(1).tolist())
-        return cls(
-            (key, _nested(part, Jagged.from_lengths(part, own).offsets))
-            for key, part, own in zip(keys, parts, by_key, strict=True)
-        )
+        offsets: dict[bytes, Tensor] = {}
+        found = cls()
+        for key, part, own in zip(keys, parts, by_key, strict=True):
+            of_key = offsets.setdefault(own.numpy().tobytes(), Jagged.from_lengths(part, own).offsets)
+            found[key] = torch.nested.nested_tensor_from_jagged(part, of_key)
+        return found
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "JaggedFeatures":
         """The same with `function` of values and offsets."""
+        offsets = {id(each.offsets()): each.offsets() for each in self.values()}
+        moved = {name: function(each) for name, each in offsets.items()}
+        make = torch.nested.nested_tensor_from_jagged
         return JaggedFeatures(
-            (key, _nested(function(each.values()), function(each.offsets()))) for key, each in self.items()
+            (key, make(function(each.values()), moved[id(each.offsets())])) for key, each in self.items()
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "JaggedFeatures":
@@ -47,13 +53,9 @@ class JaggedFeatures(dict[str, Any]):
             each.offsets().record_stream(stream)
 
 
-def _nested(values: Tensor, offsets: Tensor) -> Any:
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
-
-
 def to_dict(batch: Any) -> dict[str, Any]:
     """See `Batch.to_dict`."""
-    schema: Schema = batch.schema
+    schema = _schema_of(batch)
     found: dict[str, Any] = {name: batch.features[name].values() for name in schema.context}
     for group in schema.groups:
         if group.name == schema.explode:  # every sample has one
@@ -71,7 +73,11 @@ def to_dict(batch: Any) -> dict[str, Any]:
 
 def padded(batch: Any, max_length: int | Mapping[str, int] | None) -> dict[str, Any]:
     """See `Batch.padded`."""
-    schema: Schema = batch.schema
+    schema = _schema_of(batch)
+    named = set(max_length) if isinstance(max_length, Mapping) else set()
+    unknown = sorted(named - {group.name for group in schema.groups})
+    if unknown:
+        raise ValueError(f"max_length names {', '.join(unknown)}, not a sequence of the schema")
     found = to_dict(batch)
     for group in schema.groups:
         names = (*group.fields, *group.floats, *group.id_labels, *group.labels)
@@ -90,6 +96,13 @@ def padded(batch: Any, max_length: int | Mapping[str, int] | None) -> dict[str, 
     return found
 
 
+def _schema_of(batch: Any) -> Schema:
+    if batch.schema is None:
+        raise ValueError("this Batch knows no schema, because no FreeScaleDataLoader made it: give Batch(schema=...)")
+    schema: Schema = batch.schema
+    return schema
+
+
 def _width(group: Sequence, max_length: int | Mapping[str, int] | None) -> int:
     given = max_length.get(group.name) if isinstance(max_length, Mapping) else max_length
     wide = group.max_length if given is None else given
@@ -98,8 +111,8 @@ def _width(group: Sequence, max_length: int | Mapping[str, int] | None) -> int:
             f"padded() has no length for {group.name!r}: give max_length=N or {{{group.name!r}: N}}, or the Sequence a "
             "max_length"
         )
-    if wide < 1:
-        raise ValueError(f"max_length of {group.name!r} must be at least 1, got {wide!r}")
+    if type(wide) is not int or wide < 1:
+        raise ValueError(f"max_length of {group.name!r} must be an integer of at least 1, got {wide!r}")
     return wide
 
 

@@ -48,14 +48,17 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
         yield computed[name].form if name in computed else str(column)
     yield from (f"default {name} {value!r}" for name, value in sorted(source.defaults.items()))
     yield from (f"nulls {name} {policy}" for name, policy in sorted(source.nulls.items()))
-    if source.condition is not None:
-        yield from ("filter", source.condition.form) if source.filter is not None else ()
-        yield from () if source.condition.split is None else (source.condition.split.form,)
+    condition = source.condition
+    if condition is not None and condition.polars is not None:
+        yield "filter"
+        yield condition.form
+    if condition is not None and condition.split is not None:
+        yield condition.split.form
     if source.map is not None:
         yield f"map {_name_of(source.map)}"
     yield from (join.form for join in source.join)
     if source.skip or source.limit is not None:
-        yield f"skip {source.skip} limit {source.limit}" + ("" if source.condition is None else " before filter")
+        yield f"skip {source.skip} limit {source.limit}" + ("" if condition is None else " before filter")
     if source.follow is not None:
         yield f"follow by {source.follow.by}"
     yield f"weight {source.weight!r} on_error {source.on_error}"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.roles import is_list, is_text, plain
+from fsdata.catalog.roles import Number, Shape, WantedField, is_list, objection, plain
 from fsdata.errors import SchemaError
 from fsdata.schema import Schema, Sequence
 
@@ -29,7 +29,7 @@ def infer_schema(path: str | Path, filesystem: Any) -> Schema:
     size: dict[bytes, float] = {}
     for name in rows.schema.names:
         column = rows.column(name)
-        role = _role(plain(column.type))
+        role = _role(name, plain(column.type))
         if role is None:
             _LOG.warning("Schema.infer: %s has no place in a schema: it is %s [%s]", name, column.type, file)
         elif not is_list(plain(column.type)):
@@ -47,37 +47,36 @@ def infer_schema(path: str | Path, filesystem: Any) -> Schema:
 
 def _sequences(groups: list[tuple[bytes, dict[str, list[str]]]]) -> Iterator[Sequence]:
     """The longest lists first. Events are counted along ids or floats, so that lists of lists alone are left out."""
-    for number, (_, roles) in enumerate(groups):
+    name = _LONG
+    for _, roles in groups:
         if not roles.keys() & {"fields", "floats"}:
             _LOG.warning("Schema.infer: %s: no list of single values is as long", ", ".join(roles["nested"]))
             continue
         first = (roles.get("fields") or roles["floats"])[0]
-        yield Sequence(_LONG if number == 0 else f"{first} list", **_tuples(roles))
+        yield Sequence(name or f"{first} list", **_tuples(roles))
+        name = ""
 
 
 def _tuples(roles: dict[str, list[str]]) -> dict[str, Any]:
     return {role: tuple(names) for role, names in roles.items()}
 
 
-def _role(kind: pa.DataType) -> str | None:
+_ROLES: dict[bool, tuple[tuple[str, Number, Shape], ...]] = {  # of lists or not; the first that takes a type has it
+    False: (("context", "id", "scalar"), ("dense", "value", "scalar"), ("passthrough", "passthrough", "scalar")),
+    True: (("fields", "id", "list"), ("floats", "value", "list"), ("nested", "id", "nested")),
+}
+
+
+def _role(name: str, kind: pa.DataType) -> str | None:
     """Of a column in `Schema`, or of a list in its `Sequence`."""
-    types = pa.types
-    if is_list(kind):
-        item = plain(kind.value_type)
-        if is_list(item):
-            return "nested" if types.is_integer(plain(item.value_type)) else None
-        if types.is_floating(item) or types.is_decimal(item):
-            return "floats"
-        return "fields" if types.is_integer(item) or types.is_temporal(item) or types.is_boolean(item) else None
-    if types.is_boolean(kind):
+    if pa.types.is_null(kind):
+        return None
+    if pa.types.is_boolean(kind):
         return "labels"
-    if types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind):
         return "time"
-    if types.is_integer(kind) or types.is_date(kind):
-        return "context"
-    if types.is_floating(kind) or types.is_decimal(kind):
-        return "dense"
-    return "passthrough" if is_text(kind) else None
+    wanted = ((role, WantedField(name, number, shape, role)) for role, number, shape in _ROLES[is_list(kind)])
+    return next((role for role, field in wanted if objection(field, kind) is None), None)
 
 
 def _first_rows(path: str | Path, filesystem: Any) -> tuple[str, pa.RecordBatch]:

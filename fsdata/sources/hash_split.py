@@ -7,7 +7,6 @@ split that somebody has trained with; a test holds its values.
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ from fsdata.errors import SchemaError
 
 _FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -50,7 +50,7 @@ class HashSplit:
         """
         if pa.types.is_integer(column.type):
             values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-        elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or _is_view(column.type):
+        elif any(test(column.type) for test in _TEXT):
             values = _fnv(column.cast(pa.large_string()).fill_null(""))
         else:
             raise SchemaError(f"split={self.column!r} needs a column of integers or text, and it is {column.type}")
@@ -58,10 +58,6 @@ class HashSplit:
         place = (_mixed(values ^ salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
         known: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
         return known & (place >= self.low) & (place < self.high)
-
-
-def _is_view(kind: Any) -> bool:
-    return bool(pa.types.is_string_view(kind))
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

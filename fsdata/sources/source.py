@@ -140,7 +140,7 @@ class ParquetSource:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
             set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
-        if self.split is None and (tuple(self.keep), self.salt) != ((0.0, 1.0), ""):
+        if self.split is None and (self.keep not in ((0.0, 1.0), [0.0, 1.0]) or self.salt != ""):
             raise SchemaError("keep=... and salt=... belong to split=..., the column whose hash they are asked of")
         if self.split is not None:
             _part(self)

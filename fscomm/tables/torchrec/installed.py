@@ -36,7 +36,7 @@ class UnknownLibrary:
         return []
 
     def versions(self) -> dict[str, str]:
-        return {}
+        return {"torchrec": self._why}  # ranks that can import it have another answer, and all of them raise
 
     def trial(self, module: Any) -> None:
         return None

@@ -110,26 +110,42 @@ def test_a_library_that_works_otherwise_is_not_served(change: str) -> None:
             assert SAID[change].format(kind=kind) in fallbacks[name]
 
 
-def without_a_module(rank: int, size: int) -> tuple[list[str], Any]:
+def without_a_module(rank: int, size: int, on_ranks: tuple[int, ...]) -> tuple[list[str], Any]:
     """As `with_another_library`, if torchrec had not a module that fscomm imports."""
     config = CONFIG.but(steps=2)
     run = {"features": {"embeddings.a": lambda batch: batch.ids["a"]}}
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in sys.modules if name.startswith("fscomm.tables.torchrec")]:
-            patch.delitem(sys.modules, name)
-        patch.delattr(fscomm.tables, "torchrec")
-        patch.setitem(sys.modules, "torchrec.distributed.comm_ops", None)
+        if rank in on_ranks:
+            for name in [name for name in sys.modules if name.startswith("fscomm.tables.torchrec")]:
+                patch.delitem(sys.modules, name)
+            patch.delattr(fscomm.tables, "torchrec")
+            patch.setitem(sys.modules, "torchrec.distributed.comm_ops", None)
         found, said = compare(rank, size, config, LOOPS["base"], options=run)
         return found, said["fallbacks"]
 
 
+LACKS = f"torchrec {torchrec.__version__} has not what this fscomm needs: "
+
+
 def test_a_library_that_lacks_a_module() -> None:
-    for found, fallbacks in shared_world(2).run(without_a_module):
+    for found, fallbacks in shared_world(2).run(without_a_module, (0, 1)):
         assert found == []
         assert fallbacks.keys() == BOTH.keys()
         for why in fallbacks.values():
-            assert f"torchrec {torchrec.__version__} has not what this fscomm needs: " in why
+            assert LACKS in why
             assert "comm_ops" in why
+
+
+def refused_without_a_module(rank: int, size: int) -> str:
+    with pytest.raises(MismatchError) as refused:
+        without_a_module(rank, size, (1,))
+    return str(refused.value)
+
+
+def test_one_rank_alone_has_a_library_that_lacks_a_module() -> None:
+    for said in shared_world(2).run(refused_without_a_module):
+        assert "torchrec" in said
+        assert LACKS in said
 
 
 def test_one_rank_alone_fails_in_its_trial() -> None:

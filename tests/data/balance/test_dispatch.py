@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from patience import PATIENCE_S
 from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
@@ -203,7 +204,7 @@ def first(output):
     return output[0] if isinstance(output, tuple) else output["logits"] if isinstance(output, dict) else output
 
 
-def hooked(rank, size, kind):
+def hooked(rank, size, kind, process_group=None):
     """A model without and with `EmbeddingBalance` has the same outputs and gradients, and keeps no hook."""
     random = torch.Generator().manual_seed(rank)
     lengths = torch.randint(0, 2 + 6 * rank, (10,), generator=random)  # two keys, five samples
@@ -218,23 +219,40 @@ def hooked(rank, size, kind):
         tables = [EmbeddingConfig(name=n, num_embeddings=30, embedding_dim=WIDTH, feature_names=[n]) for n in "ab"]
         embeddings, top = EmbeddingCollection(tables=tables), Dense(kind)
         if balanced:
-            with EmbeddingBalance(embeddings, top, timeout_s=PATIENCE_S) as balance:
+            with EmbeddingBalance(embeddings, top, process_group=process_group, timeout_s=PATIENCE_S) as balance:
                 with pytest.raises(RuntimeError, match="comes first"):
                     balance.move(dense)
                 out = first(top(embeddings(features), balance.move(dense)))
                 (out * torch.arange(1.0, 6.0)).sum().backward()
-            assert balance.handle.straggler_after < balance.handle.straggler_before
+            if dist.get_world_size(process_group) > 1:
+                assert balance.handle.straggler_after < balance.handle.straggler_before
+            moved = set(balance.handle.origin[:, 0].tolist())
             assert not any(module._forward_hooks for module in (embeddings, top))
         else:
             out = first(top(embeddings(features), dense))
             (out * torch.arange(1.0, 6.0)).sum().backward()
         results.append([out.detach(), *(table.weight.grad for table in embeddings.embeddings.values())])
     assert all(map(torch.equal, *results))
+    return moved
 
 
 @pytest.mark.parametrize("kind", ["tensor", "tuple", "dict"])
 def test_outputs_and_gradients_at_home_are_those_of_the_plain_model(kind):
     shared_world(2).run(hooked, kind)
+
+
+def hooked_apart(rank, size):
+    """Ranks 0 and 2 share a global batch; rank 1 has its own. The ranks that samples come from."""
+    groups = [dist.new_group(members) for members in ([0, 2], [1])]
+    moved = hooked(rank, size, "tensor", groups[rank % 2])
+    dist.destroy_process_group(groups[rank % 2])
+    return moved
+
+
+def test_a_group_of_the_ranks_that_share_a_global_batch():
+    zero, one, two = shared_world(3).run(hooked_apart)
+    assert zero | two == {0, 1}  # as the group counts them
+    assert one == {0}
 
 
 @pytest.mark.parametrize("balance", [Balance(autotune=True), Balance("auto")])

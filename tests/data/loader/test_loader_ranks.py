@@ -5,12 +5,14 @@ import logging
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from rank_loaders import COST, loader_on, orders_of, rows_of, threads_end
 from sets import write
 from worlds import shared_world
 
-from fsdata import Balance, CorruptFileError, MismatchError, ParquetSource, PeerError
+from fsdata import Balance, CorruptFileError, MismatchError, ParquetSource, PeerError, rebalance
 
 KEPT = (pl.col("row") < 22) | (pl.col("row") % 5 == 0)  # what is left differs between ranks
 SOME = [row for row in range(40) if row < 22 or row % 5 == 0]
@@ -79,6 +81,10 @@ def data_parallel(rank, world_size, folder):
     source = ParquetSource(str(folder / "own"), filter=KEPT)
     with loader_on(folder, sources=source, balance=Balance(cost=COST), process_group=mine) as loader:
         rows = [row for batch in loader for row in rows_of(batch)]
+    shared = [{"x": torch.arange(4) + 10 * rank}] * 3
+    with rebalance(shared, lengths=lambda batch: batch["x"] + 1, process_group=mine, timeout_s=PATIENCE_S) as balanced:
+        moved = sorted(value for batch in balanced for value in batch["x"].tolist())
+    assert (moved == sorted(torch.cat([batch["x"] for batch in shared]).tolist())) == (rank == 1)
     with pytest.raises(ValueError, match="give process_group="):
         loader_on(folder, sources=source, rank=rank // 2, world_size=2)
     dist.destroy_process_group(mine)

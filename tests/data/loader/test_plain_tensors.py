@@ -64,8 +64,12 @@ def test_the_length_is_that_of_the_schema(history_folder) -> None:
         first.padded()
     found = first.padded({"candidates": 2})
     assert (found["item"].shape[1], found["seen"].shape[1], found["click"].shape[1]) == (5, 3, 2)
-    with pytest.raises(ValueError, match="max_length of 'uih' must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_length of 'uih' must be an integer of at least 1, got 0"):
         first.padded(0)
+    with pytest.raises(ValueError, match="max_length names uhi, not a sequence"):
+        first.padded({"uhi": 3, "candidates": 2})
+    with pytest.raises(ValueError, match="knows no schema"):
+        replace(first, schema=None).to_dict()
 
 
 def test_a_field_that_is_called_like_a_mask(history_folder) -> None:
@@ -129,6 +133,18 @@ def test_without_torchrec(history_folder, monkeypatch) -> None:
         assert batch.to_dict().keys() == other.to_dict().keys()
         for name, value in batch.padded(4).items():
             assert torch.equal(value, other.padded(4)[name])
+    torchrec_binding.register_pipelineable.cache_clear()
+
+
+def test_jagged_tensors_of_one_sequence_go_together(history_folder, monkeypatch) -> None:
+    """Torch adds such tensors up only if they have the same offsets, not equal ones."""
+    torchrec_binding.register_pipelineable.cache_clear()
+    monkeypatch.setattr(torchrec_binding, "_torchrec", lambda: None)
+    schema = Schema(context=("row",), sequences=[Sequence("uih", ("item", "next_item"))])
+    for batch in batches_of(history_folder, schema):
+        for features in (batch.features, batch.to("cpu").features):
+            both = features["item"] + features["next_item"]
+            assert torch.equal(both.values(), features["item"].values() + features["next_item"].values())
     torchrec_binding.register_pipelineable.cache_clear()
 
 

@@ -60,8 +60,12 @@ def test_every_column_has_a_place(tmp_path, caplog):
 
 
 def test_lists_of_lists_alone_are_left_out(tmp_path, caplog):
-    pq.write_table(pa.table({"row": [1], "tags": [[[1], []]]}), tmp_path / "a.parquet")
-    assert Schema.infer(str(tmp_path / "*.parquet")) == Schema(context=("row",))
+    """The longest of the others is `uih`."""
+    table = pa.table({"row": [1], "tags": [[[1], []]], "seen": [[7]], "none": pa.nulls(1)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    wanted = Schema(sequences=(Sequence("uih", ("seen",)),), context=("row",))
+    assert Schema.infer(str(tmp_path / "*.parquet")) == wanted
+    assert "none has no place in a schema: it is null" in caplog.text
     assert "tags: no list of single values is as long" in caplog.text
 
 

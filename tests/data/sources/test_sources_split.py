@@ -120,6 +120,7 @@ def test_in_a_toml_file(tmp_path):
         ({"split": "user", "keep": 0.5}, "two numbers, got 0.5"),
         ({"split": "user", "salt": 1.5}, "a text or an integer, got 1.5"),
         ({"keep": (0, 0.5)}, "belong to split="),
+        ({"keep": 0.5}, "belong to split="),
         ({"salt": "x"}, "belong to split="),
     ],
 )
