@@ -17,6 +17,7 @@ def _torchrec() -> Any:
         import torchrec
     except ModuleNotFoundError as error:
         if error.name == "torchrec":
+            keep_fx_notice_away()  # jagged tensors of torch lead to it, too
             return None
         raise _broken(error) from error
     except ImportError as error:
