@@ -1,6 +1,7 @@
 """Levels of repetition and definition -> how many elements the list of every row has, null or not (numba, nogil).
 
-`levels` does the same for the loader, which has no place for null elements and lists inside structs.
+`fsdata.kernels.pages.levels` does the same for the loader, which has no place for null elements and lists inside
+structs.
 """
 
 import numpy as np

@@ -32,7 +32,7 @@ _LISTS = (*_SIZED, pa.types.is_fixed_size_list)
 _FIRST_BYTES = 1 << 12  # of a page that are unpacked first; most pages with long lists need no more
 _ZSTD_BYTES = (1 << 17) - 1  # zstd unpacks a block of so many and one at once
 _MOST_HEADER_BYTES = 16 << 20  # as in pyarrow
-IN_PARTS = frozenset({"ZSTD", "GZIP"})
+_IN_PARTS = frozenset({"ZSTD", "GZIP"})
 _own = threading.local()
 _WITH_HEADER = 47  # zlib looks for the header of gzip or its own
 
@@ -212,7 +212,7 @@ class _Fronts:
                 return raw, bounds
 
     def _unpacked(self, data: np.ndarray, size: int, count: int) -> np.ndarray:
-        count = count if self._codec in IN_PARTS else size
+        count = count if self._codec in _IN_PARTS else size
         if count > len(self._memory):
             self._memory = np.empty(count, np.uint8)
         unpack_front(data, self._codec, self._memory[:count])
@@ -257,7 +257,7 @@ _UNPACK: dict[str, Callable[[memoryview, memoryview], int]] = {
 
 
 def unpack_front(data: np.ndarray, codec: str, target: np.ndarray) -> None:
-    """Fill `target`, uint8 [at least 1], with the first bytes that `data` becomes; with all if not in `IN_PARTS`.
+    """Fill `target`, uint8 [at least 1], with the first bytes that `data` becomes; with all if not in `_IN_PARTS`.
 
     Raises:
         ValueError: `data` is not what the codec makes, as far as it was looked at.
