@@ -498,7 +498,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
                 self._exchange,
                 self._planner,
                 sure=not data.may_drop,
-                resolve=data.resolve,
+                receive=data.receive,
             )
         if data.may_drop:
             return AgreedSteps(share, reader, data.layout, memory, self._exchange, options.uneven)

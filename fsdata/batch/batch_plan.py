@@ -31,7 +31,6 @@ class BatchPlan:
         tensors: (first, stop, dtype) of those that values are copied into; the values of the fields first, ...,
             stop - 1 lie one after another.
         tensor_of: int64 [F], the number of the tensor of each field, -1 where it has none.
-        copied: int64, the fields that have one; None if all have.
         itemsize: int64 [F], bytes.
         listed: int64 [L], the first field of every sequence whose offsets some `Jagged` has.
         dense: (row, width) of the dense block, if there is one.
@@ -42,7 +41,6 @@ class BatchPlan:
 
     tensors: tuple[tuple[int, int, torch.dtype], ...]
     tensor_of: np.ndarray
-    copied: np.ndarray | None
     itemsize: np.ndarray
     listed: np.ndarray
     dense: tuple[int, int] | None
@@ -77,7 +75,6 @@ class BatchPlan:
         return cls(
             tensors=tensors,
             tensor_of=tensor_of,
-            copied=np.flatnonzero(tensor_of >= 0) if (tensor_of < 0).any() else None,
             itemsize=layout.itemsize,
             listed=np.array(list(first.values()), np.int64),
             dense=next(((row, field.width) for row, field in rest if field.kind == "dense"), None),

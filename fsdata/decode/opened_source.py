@@ -14,18 +14,16 @@ from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
-from fsdata.decode.align import Defaults, Groups, align, groups_of
+from fsdata.decode.block import Column, Rows, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
 from fsdata.decode.joins.late_side import LateSide
-from fsdata.decode.joins.side_table import FLAGS, SideTable, attach, load_side_table, open_side
-from fsdata.decode.joins.stored_side import load_stored_side
+from fsdata.decode.joins.side_table import SideTable, attach, load_side_table, open_side
+from fsdata.decode.piece import align
+from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable, SurvivingRows, empty
-from fsdata.decode.slice_plan import SlicePlan
-from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import RowGroup, SourceFiles
 from fsdata.errors import DataError, SchemaError
 from fsdata.schema import Schema
@@ -76,9 +74,9 @@ class OpenSource:
         for side in sides:
             missing = dict.fromkeys(side.fields, 0) if side.join.missing == "mask" else {}
             defaults.update({**missing, **side.source.defaults})
-        self._defaults = Defaults(defaults)
+        self._defaults = defaults
         self.masks = frozenset(name for side in sides if side.join.missing == "mask" for name in side.fields)
-        self._plans: dict[Layout, tuple[tuple[SlicePlan, ...], Groups]] = {}
+        self._plans: dict[Layout, tuple[PiecePlan, ...]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
@@ -195,7 +193,7 @@ class OpenSource:
 
     def fetch(self, group: RowGroup, layout: Layout) -> RowGroupBytes | None:
         """The bytes that `read` needs, for read-ahead; None if the file is local."""
-        return self._files.fetch(self._plan(layout)[0], group)
+        return self._files.fetch(self._plan(layout), group)
 
     def read(
         self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RowGroupBytes | None = None
@@ -206,27 +204,25 @@ class OpenSource:
             CorruptFileError, OSError: see `SourceFiles.decode`.
             DataError: rows that contradict the schema and the null policies.
         """
-        plans, groups = self._plan(layout)
         start, stop = start + group.first, stop + group.first
-        table = self._files.decode(plans, group, start, stop, fetched)
-        if table is None:
-            return SurvivingRows(empty(layout.itemsize), np.empty(0, np.int64))
-        where = self._files.where(group)
+        piece = self._files.decode(self._plan(layout), group, start, stop, fetched)
+        if piece is None:
+            return SurvivingRows(no_rows(len(layout.fields)), np.empty(0, np.int64))
         for slot in layout.masks.values():
-            table.address[slot], table.length[slot] = FLAGS.ctypes.data + 1, 1
+            piece.columns[slot] = Column.constant(np.ones(1, np.uint8))
         for side in (*self._sides, *(late.of(group.file) for late in self._late.values())):
-            attach(table, side, layout, where)
-        self.histories.attach(table, layout, where)
+            attach(piece, side)
+        self.histories.attach(piece)
         if layout.dense:
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
-            width = len(layout.dense)
-            table.address[slot] = table.dense.ctypes.data + 4 * width * np.arange(len(table.dense))
-            table.length[slot] = width
-            table.owners.append(table.dense)
-        align(table, groups, layout, self._defaults, where)
+            piece.columns[slot] = Column.of(piece.dense.reshape(-1), width=len(layout.dense))
+        align(piece, self._defaults)
         if layout.exploded is not None:
-            table.drop |= table.length[layout.groups[layout.exploded]] == 0
-        return _survivors(table, layout, start, stop)
+            piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
+        rows = Rows.of(piece.block(self.index))
+        if piece.drop.any():
+            return SurvivingRows(rows.take(piece.alive), piece.rows[piece.alive] - start)
+        return SurvivingRows(rows, None if rows.num_rows == stop - start else piece.rows - start)
 
     def read_times(self, group: RowGroup) -> np.ndarray:
         """int64 [rows]: the time of every row, nanoseconds if the column is a timestamp or date.
@@ -238,16 +234,16 @@ class OpenSource:
         """
         assert self._schema.time is not None
         here = group.first, group.first + group.rows
-        table = self._files.decode(self._time_plans, group, *here)
-        if table is None:
+        piece = self._files.decode(self._time_plans, group, *here)
+        if piece is None:
             return np.zeros(group.rows, np.int64)
-        times, null = table.arrays[wanted_time(self._schema.time)]
+        times, null = piece.arrays[wanted_time(self._schema.time)]
         if not null.any():
             return times
         bad = null.copy()
         if self._files.source.condition is not None:
             kept = self._files.decode(self._filtered_time_plans, group, *here)
-            if kept is not None and kept.rows is not None:
+            if kept is not None:
                 bad = np.zeros(group.rows, bool)
                 bad[kept.rows - group.first] = null[kept.rows - group.first]
         if bad.any():
@@ -266,19 +262,18 @@ class OpenSource:
         """Close open files. Rows already read stay valid."""
         self._files.close()
 
-    def _plan(self, layout: Layout) -> tuple[tuple[SlicePlan, ...], Groups]:
+    def _plan(self, layout: Layout) -> tuple[PiecePlan, ...]:
         with self._lock:
             if layout not in self._plans:
-                plans = self._files.plans(lambda field: field.role != "time", layout, filtered=True)
-                self._plans[layout] = plans, groups_of(self._schema, layout)
+                self._plans[layout] = self._files.plans(lambda field: field.role != "time", layout, filtered=True)
             return self._plans[layout]
 
     @cached_property
-    def _time_plans(self) -> tuple[SlicePlan, ...]:
+    def _time_plans(self) -> tuple[PiecePlan, ...]:
         return self._files.plans(lambda field: field.role == "time", Layout((), 0), filtered=False)
 
     @cached_property
-    def _filtered_time_plans(self) -> tuple[SlicePlan, ...]:
+    def _filtered_time_plans(self) -> tuple[PiecePlan, ...]:
         return self._files.plans(lambda field: field.role == "time", Layout((), 0), filtered=True)
 
     def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
@@ -386,7 +381,7 @@ def _load(join: Join | AsOf, schema: Schema, **options: Any) -> SideTable | Hist
     if isinstance(join, AsOf):
         return load_histories(join, schema, **options)
     opened = open_side(join, schema, **options)
-    return load_side_table(join, opened) if join.bucketed is None else load_stored_side(join, opened, schema)
+    return load_side_table(join, opened, schema)
 
 
 def _check_as_of(join: AsOf, schema: Schema, label: str) -> None:
@@ -417,12 +412,3 @@ def _check_units(files: SourceFiles, table: HistoryTable) -> None:
             f"{files.label}: {join.at} holds {unit}, and {join.time} of the {table.label} {table.unit}: bring one of "
             "them to the other's unit with an expression in columns={...}"
         )
-
-
-def _survivors(table: Slice, layout: Layout, start: int, stop: int) -> SurvivingRows:
-    rows = table.rows
-    whole = RowTable(table.address, table.length, layout.itemsize, tuple(table.owners))
-    if table.drop.any():
-        alive = np.flatnonzero(table.drop == 0)
-        return SurvivingRows(whole.take(alive), alive if rows is None else rows[alive] - start)
-    return SurvivingRows(whole, None if rows is None or len(rows) == stop - start else rows - start)

@@ -1,4 +1,4 @@
-"""In which order the fields of a sample stand in a `RowTable`, and which of them share lengths."""
+"""In which order the fields of a sample stand, and which of them share lengths."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ REFERENCE = 4  # numbers of a reference, see `fsdata.decode.joins.as_of`
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One row of a `RowTable`.
+    """One field of a sample as it is decoded, moved and copied; its place in the layout is its *slot*.
 
     `dense` is a single field of D elements, and a nested field of the schema is two: `counts`, how many ids every event
     has, which is as long as its sequence, and `nested_ids`, the ids of all events. A `reference` is no schema field: it
@@ -103,6 +103,15 @@ class Layout:
         return first
 
     @cached_property
+    def aligned(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Sequence, and the slots of the fields that must have one length in every row."""
+        slots: dict[str, list[int]] = {}
+        for slot, field in enumerate(self.fields):
+            if field.group is not None and field.kind not in ("text", "nested_ids"):
+                slots.setdefault(field.group, []).append(slot)
+        return tuple((name, tuple(of)) for name, of in slots.items())
+
+    @cached_property
     def texts(self) -> Mapping[str, int]:
         """Passthrough field that is text -> its index."""
         return {field.name: index for index, field in enumerate(self.fields) if field.kind == "text"}
@@ -135,11 +144,11 @@ class Layout:
 
     @cached_property
     def slots(self) -> Mapping[str, int]:
-        """Schema field -> its row of a `RowTable`; without the dense fields."""
+        """Schema field -> its slot; without the dense fields."""
         return {field.name: row for row, field in enumerate(self.fields) if field.kind != "dense"}
 
     def only(self, names: Collection[str]) -> "Layout":
-        """The layout of some schema fields. Its dense fields are in no `RowTable`."""
+        """The layout of some schema fields. Its dense fields have no slot."""
         fields = [field for field in self.fields if field.kind != "dense" and field.schema_field in names]
         num_keys = sum(field.name in names for field in self.fields[: self.num_keys])
         return Layout(tuple(fields), num_keys, tuple(name for name in self.dense if name in names))

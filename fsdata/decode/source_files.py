@@ -26,15 +26,16 @@ from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.arrow.record_batches import MapFailed, RowRange, wide_columns
+from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import Known, OpenFiles
 from fsdata.decode.files.remote_files import RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.pages.columns import PageDecoder
+from fsdata.decode.piece import Piece
+from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.slice_plan import SlicePlan, plan_slices
-from fsdata.decode.slices import Slice, decode
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
@@ -360,7 +361,7 @@ class SourceFiles:
         """Of a table, which version its files are."""
         return None if self._table is None else self._table.version
 
-    def plans(self, serves: Callable[[WantedField], bool], layout: Layout, *, filtered: bool) -> tuple[SlicePlan, ...]:
+    def plans(self, serves: Callable[[WantedField], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
         """How the fields that `serves` chooses are decoded, one plan per kind of file."""
         condition = self.source.condition if filtered else None
         plans = []
@@ -368,7 +369,7 @@ class SourceFiles:
             bindings = tuple(each for each in kind.bindings if serves(each.field))
             order_only = all(each.field.role == "time" for each in bindings)  # the order is that of the files
             plans.append(
-                plan_slices(
+                plan_pieces(
                     replace(kind, bindings=bindings),
                     layout,
                     condition=condition,
@@ -381,7 +382,7 @@ class SourceFiles:
     def where(self, group: RowGroup) -> str:
         return f"{self.label}, {self.catalog.files.name(group.file)}, row group {group.index}"
 
-    def fetch(self, plans: Sequence[SlicePlan], group: RowGroup) -> RowGroupBytes | None:
+    def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> RowGroupBytes | None:
         """What `decode` needs of a row group, to be read ahead of it; None if the file is local."""
         known, number = self._known(group.file), group.file
         if known.file.local:
@@ -400,12 +401,12 @@ class SourceFiles:
 
     def decode(
         self,
-        plans: Sequence[SlicePlan],
+        plans: Sequence[PiecePlan],
         group: RowGroup,
         start: int,
         stop: int,
         fetched: RowGroupBytes | None = None,
-    ) -> Slice | None:
+    ) -> Piece | None:
         """Rows [start, stop) of a row group; None if it is damaged and skipped.
 
         fetched: what `fetch` gave, if somebody has read it ahead. A remote row group is read here without it.
@@ -421,7 +422,7 @@ class SourceFiles:
         plan = plans[self._kind_of[number]]
         remote = fetched or self.fetch(plans, group)
 
-        def decoded(parquet: pq.ParquetFile, source: Any, indexes: np.ndarray | None = None) -> Slice:
+        def decoded(parquet: pq.ParquetFile, source: Any, indexes: np.ndarray | None = None) -> Piece:
             key = int(catalog.schema_of[number]), plan.batches.read
             wanted = RowRange(
                 group=group.index,
@@ -435,7 +436,7 @@ class SourceFiles:
             )
             return decode(parquet, wanted, plan, self._pool, self._pages, source)
 
-        def attempt() -> Slice:
+        def attempt() -> Piece:
             if remote is not None:
                 return remote.use(decoded)
             opened = self._open_files.take(self._known(number))

@@ -1,7 +1,6 @@
 """Histories as of a time (numba, nogil): which events of a key count for a row, and where they lie.
 
 A history table has the events of one key after another: K keys, E events, `offsets` int64 [K + 1]. N rows look up.
-An address of events says in its highest byte of which type they are stored: see `fsdata.kernels.copy`.
 """
 
 import numpy as np

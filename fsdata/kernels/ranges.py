@@ -11,7 +11,7 @@ ranges, T and U items of source and target, [...] the trailing dimensions of an 
 import numpy as np
 import torch
 
-from fsdata.kernels.copy import copy
+from fsdata.kernels.columns import copy
 from fsranks.libraries import kernel
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

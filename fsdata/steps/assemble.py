@@ -1,5 +1,6 @@
 """From references to tensors: one copy of every value to its final place in a `Batch`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,8 @@ from fsdata.batch.jagged import Jagged
 from fsdata.batch.shared import Shared
 from fsdata.batch.split import SplitSequence
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
+from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable
-from fsdata.kernels.copy import gather_fields
 from fsdata.kernels.places import find_offsets, find_places
 from fsdata.steps.share import Windows, share
 
@@ -27,21 +27,21 @@ class BatchMaker:
         self._memory = memory
         self._plan = BatchPlan.of(layout)
 
-    def make(self, table: RowTable, *, origin: np.ndarray, stats: StepStats, counts: np.ndarray | None = None) -> Batch:
-        """The rows of `table`, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `table`.
+    def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats, counts: np.ndarray | None = None) -> Batch:
+        """The rows, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `spans`.
 
-        counts: those of `table`, if the caller has them.
+        counts: those of `spans`, if the caller has them.
         """
         register_pipelineable(Batch)
         layout, plan, memory = self._layout, self._plan, self._memory
         windows: dict[str, Windows] = {}
+        parts, length = [spans], spans.length
         if layout.shared:
-            table, windows = share(table, layout)
+            parts, length, windows = share(spans, layout)
             counts = None
-        address, length = np.ascontiguousarray(table.address), np.ascontiguousarray(table.length)
         if counts is None:
-            counts = table.counts()
-        flat = self._gathered(address, length, counts)
+            counts = np.add.reduce(length, axis=1)
+        flat = self._gathered(parts, counts)
         offsets = self._offsets(length) if len(plan.listed) else []
         passthrough: dict[str, torch.Tensor | list[str]] = {name: flat[row] for name, row in plan.numbers}
         for name, row in plan.texts:
@@ -56,17 +56,17 @@ class BatchMaker:
                 layout.keys,
                 flat[0] if num_keys else memory.tensor(0, torch.int64),
                 memory.tensor_of(length[:num_keys].reshape(-1)),
-                table.num_rows,
+                spans.num_rows,
                 length_per_key=counts[:num_keys].tolist(),
             ),
-            dense=self._dense(flat, table.num_rows),
+            dense=self._dense(flat, spans.num_rows),
             labels=labels,
             jagged={each.name: Jagged(flat[each.row], offsets[each.offsets or 0]) for each in plan.jagged},
             origin=memory.tensor_of(origin),
             stats=stats,
             nested={name: _nested(flat, counts, *where) for name, where in plan.nested.items()},
             shared={name: _shared(each, memory) for name, each in windows.items()},
-            split=_split(table, layout, windows, memory) if layout.split else {},
+            split=_split(length, layout, windows, memory) if layout.split else {},
             passthrough=passthrough,
             mask={name: flat[row].view(torch.bool) for name, row in plan.masks},
             schema=layout.schema,
@@ -78,18 +78,17 @@ class BatchMaker:
         row, width = self._plan.dense
         return flat[row].view(rows, width)
 
-    def _gathered(self, address: np.ndarray, length: np.ndarray, counts: np.ndarray) -> dict[int, torch.Tensor]:
-        """First field of a tensor -> the values of all its fields, field after field. counts: int64 [F]."""
-        plan, memory, copied = self._plan, self._memory, self._plan.copied
+    def _gathered(self, parts: Sequence[Spans], counts: np.ndarray) -> dict[int, torch.Tensor]:
+        """First field of a tensor -> the values of all its fields, field after field. counts: int64 [F]. A field has
+        values in one of `parts`."""
+        plan, memory = self._plan, self._memory
         sizes = counts.tolist()
         flat = {first: memory.tensor(sum(sizes[first:stop]), dtype) for first, stop, dtype in plan.tensors}
         base = np.array([tensor.data_ptr() for tensor in flat.values()], np.int64)
-        target = np.empty_like(counts)
+        target = np.zeros_like(counts)
         find_places(counts, plan.itemsize, plan.tensor_of, base, target)
-        if copied is None:
-            gather_fields(address, length, plan.itemsize, target)
-        else:
-            gather_fields(address[copied], length[copied], plan.itemsize[copied], target[copied])
+        for spans in parts:
+            spans.gather(plan.itemsize, target)
         return flat
 
     def _offsets(self, length: np.ndarray) -> list[torch.Tensor]:
@@ -107,11 +106,11 @@ def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:
 
 
 def _split(
-    table: RowTable, layout: Layout, windows: dict[str, Windows], memory: HostMemory
+    length: np.ndarray, layout: Layout, windows: dict[str, Windows], memory: HostMemory
 ) -> dict[str, SplitSequence]:
     found = {}
     for name, options in layout.split:
-        events = windows[name].length if name in windows else table.length[layout.groups[name]].copy()
+        events = windows[name].length if name in windows else length[layout.groups[name]].copy()
         found[name] = SplitSequence.of(memory.tensor_of(events), options)
     return found
 

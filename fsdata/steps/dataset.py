@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from fsdata.decode.block import Column, Rows
 from fsdata.decode.files.read_ahead import ReadAhead
-from fsdata.decode.joins.as_of import buckets_of
-from fsdata.decode.joins.stored_side import bucket_of
+from fsdata.decode.joins.as_of import buckets_of, received
+from fsdata.decode.joins.side_table import bucket_of
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
-from fsdata.decode.row_table import RowTable
 from fsdata.errors import SchemaError
 from fsdata.order.deal import epoch_streams, window_order
 from fsdata.order.mix import Keys, Mix, Units, merged_units, sequential_units, weighted_keys
@@ -55,7 +52,7 @@ class Dataset:
             masks=frozenset(name for source in sources for name in source.masks),
         )
         self._bucket = buckets_of([source.histories for source in sources], self.layout) or bucket_of(
-            [side for source in sources for side in source.sides], self.layout
+            [source.sides for source in sources], self.layout
         )
         self.timing = Timing()
         self._shuffle = shuffle
@@ -81,12 +78,9 @@ class Dataset:
         for source in self.sources:
             source.close()
 
-    def resolve(self, rows: RowTable, some: np.ndarray) -> RowTable:
-        """The rows, of which `some`, int64 [n], came from other ranks, with their histories; see `Histories`."""
-        if not self.layout.references or not len(some):
-            return rows
-        owners = [owner for source in self.sources for owner in source.histories.resolve(rows, self.layout, some)]
-        return replace(rows, owners=(*rows.owners, *owners))
+    def receive(self, columns: list[Column], rows: int) -> Rows:
+        """Rows that came from other ranks, with their histories; see `received`."""
+        return received(columns, rows, self.layout, [source.histories for source in self.sources])
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """What every rank still has to read of the epoch."""
@@ -121,7 +115,7 @@ class Dataset:
             fetch_ahead=partial(read_ahead.over, of_item=self._fetches_of) if read_ahead else None,
             order=order if self._shuffle else None,
             group=self._bucket if self._shuffle else None,
-            itemsize=self.layout.itemsize,
+            fields=len(self.layout.fields),
             executor=executor,
             ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),
             timing=self.timing,

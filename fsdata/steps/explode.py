@@ -8,21 +8,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable
-from fsdata.kernels.copy import step_of
 
 
-def explode(table: RowTable, layout: Layout) -> tuple[RowTable, np.ndarray]:
+def explode(spans: Spans, layout: Layout) -> tuple[Spans, np.ndarray]:
     """(a sample for each candidate, in order, with all other fields of its row; int64 [C], the row of each)."""
     assert layout.exploded is not None
-    count = table.length[layout.groups[layout.exploded]]
+    count = spans.length[layout.groups[layout.exploded]]
     row = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    found = table.take(row)
+    found = spans.take(row)
     for slot, field in enumerate(layout.fields):
         if field.group == layout.exploded:
-            found.address[slot] += within * step_of(found.address[slot], field.itemsize)
+            found.start[slot] += within
             found.length[slot] = 1
     return found, row
 

@@ -9,8 +9,8 @@ from itertools import tee
 
 import numpy as np
 
+from fsdata.decode.block import Rows, SurvivingRows, concat, no_rows
 from fsdata.decode.files.read_ahead import Fetch, Fetches
-from fsdata.decode.row_table import RowTable, SurvivingRows, concat, empty
 from fsdata.order.stream import Piece, Window
 from fsdata.steps.timing import Timing
 from fsdata.steps.unit_reader import RowGroups
@@ -18,16 +18,14 @@ from fsdata.steps.unit_reader import RowGroups
 
 @dataclass(slots=True)
 class _Open:
-    """Decoded rows still to come.
+    """Decoded rows still to come, in the order in which they are yielded.
 
-    order: int64 [n], or a range, table rows in the order in which they are yielded. passed: int64 [n], the reader's
-    position once the row has been yielded. Rows that were dropped while reading appear in neither. start: the first
-    that has not been yielded.
+    passed: int64 [n], or a range, the reader's position once the row has been yielded. Rows that were dropped while
+    reading appear in neither. start: the first that has not been yielded.
     """
 
-    table: RowTable
-    order: np.ndarray | range
-    passed: np.ndarray
+    rows: Rows
+    passed: np.ndarray | range
     start: int = 0
 
 
@@ -51,8 +49,8 @@ class Reader:
         read: Callable[[Piece, RowGroups], SurvivingRows],
         fetch_ahead: Callable[[Iterator[Piece]], Fetches[Piece]] | None = None,
         order: Callable[[Window], np.ndarray] | None,
-        group: Callable[[RowTable], np.ndarray] | None = None,
-        itemsize: np.ndarray,
+        group: Callable[[Rows], np.ndarray] | None = None,
+        fields: int,
         executor: Executor,
         ahead: int,
         timing: Timing,
@@ -64,7 +62,7 @@ class Reader:
         self._order = order
         self._group = group
         self._read = read
-        self._itemsize = itemsize
+        self._fields = fields
         self._executor = executor
         self._ahead = ahead
         of_windows, of_pieces = tee(windows)
@@ -82,34 +80,33 @@ class Reader:
         self._before = 0  # position before the last take
         self._passed: list[np.ndarray] = []  # positions after each row of the last take, part by part
 
-    def take(self, count: int) -> RowTable:
+    def take(self, count: int) -> Rows:
         """The next `count` rows, fewer only at the end of the stream. Blocks until they are decoded.
 
         Raises what decoding raised, at the first row concerned; the reader is of no use afterwards.
         """
-        parts: list[RowTable] = []
+        parts: list[Rows] = []
         self._before, self._passed = self.position, []
         while count > 0 and self._decode():
             opened = self._open[0]
-            start, stop = opened.start, min(opened.start + count, len(opened.order))
+            start, stop = opened.start, min(opened.start + count, opened.rows.num_rows)
             opened.start = stop
-            if stop == len(opened.order):
+            if stop == opened.rows.num_rows:
                 self._open.popleft()
-            rows = opened.order[start:stop]
-            parts.append(opened.table.take(slice(rows.start, rows.stop) if isinstance(rows, range) else rows))
-            self._passed.append(opened.passed[start:stop])
+            parts.append(opened.rows.take(slice(start, stop)))
+            self._passed.append(np.asarray(opened.passed[start:stop]))
             count -= stop - start
             self.position = int(opened.passed[stop - 1])
-        return concat(parts) if parts else empty(self._itemsize)
+        return concat(parts) if parts else no_rows(self._fields)
 
-    def put_back(self, rows: RowTable) -> None:
+    def put_back(self, rows: Rows) -> None:
         """Yield `rows`, the last ones of the last take, again: `take` begins with them, `position` is before them."""
         passed = np.concatenate([[self._before], *self._passed])
         if len(passed) > 1:
             passed[-1] = self.position
         first = len(passed) - rows.num_rows
         if rows.num_rows:
-            self._open.appendleft(_Open(rows, np.arange(rows.num_rows), passed[first:]))
+            self._open.appendleft(_Open(rows, passed[first:]))
         self._passed = [passed[1:first]]
         self.position = int(passed[first - 1])
 
@@ -133,7 +130,7 @@ class Reader:
             self._submit(self._ahead)
             opened = self._opened(window, pieces)
             self._decoded += window.rows
-            if len(opened.order):
+            if opened.rows.num_rows:
                 self._open.append(opened)
             else:
                 self.position = self._decoded
@@ -160,24 +157,25 @@ class Reader:
 
     def _opened(self, window: Window, pieces: list[SurvivingRows]) -> _Open:
         planned = sum(piece.rows for piece in window.pieces)
+        rows = concat([piece.rows for piece in pieces])
+        passed = range(self._decoded + 1, self._decoded + window.rows + 1)
+        if self._order is None and self._group is None and rows.num_rows == planned:
+            return _Open(rows.take(slice(window.start, window.stop)), passed)
         order = np.arange(planned) if self._order is None else self._order(window)
-        passed = self._decoded + np.arange(1, window.rows + 1)
-        table = concat([piece.table for piece in pieces])
-        if self._order is None and self._group is None and table.num_rows == planned:
-            return _Open(table, range(planned)[window.start : window.stop], passed)
-        kept = _kept(window, pieces) if table.num_rows < planned else None
+        kept = _kept(window, pieces) if rows.num_rows < planned else None
         if self._group is not None:
             numbers = np.zeros(planned, np.int64)
-            numbers[slice(None) if kept is None else kept] = self._group(table)
+            numbers[slice(None) if kept is None else kept] = self._group(rows)
             order = order[np.argsort(numbers[order], kind="stable")]
         order = order[window.start : window.stop]
-        if kept is not None:
-            row_of = np.full(planned, -1)
-            row_of[kept] = np.arange(table.num_rows)
-            alive = row_of[order] >= 0
-            order, passed = row_of[order[alive]], passed[alive]
-            passed[-1:] = self._decoded + window.rows  # rows dropped at the end are passed with the last one that lives
-        return _Open(table, order, passed)
+        if kept is None:
+            return _Open(rows.take(order), passed)
+        row_of = np.full(planned, -1)
+        row_of[kept] = np.arange(rows.num_rows)
+        alive = row_of[order] >= 0
+        passed_by = np.asarray(passed)[alive]
+        passed_by[-1:] = self._decoded + window.rows  # rows dropped at the end are passed with the last one that lives
+        return _Open(rows.take(row_of[order[alive]]), passed_by)
 
 
 def _kept(window: Window, pieces: list[SurvivingRows]) -> np.ndarray:

@@ -1,17 +1,15 @@
 """Samples that see overlapping stretches of one history share it: which events a batch holds once (pure planning).
 
-Two windows of one table overlap if they overlap in memory, as nothing of the table is copied before the batch is made.
 Where histories stand in the rows, only the samples of one row share; they stand next to each other.
 Letters: N samples, M merged windows, F fields of the sequence.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable
-from fsdata.kernels.copy import STORED_SHIFT, step_of
+from fsdata.decode.block import Spans
+from fsdata.decode.row_layout import REFERENCE, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,38 +35,42 @@ class Windows:
         return np.where(self.length > 0, np.append(starts, 0)[self.row] + self.start, 0)
 
 
-def merge_windows(address: np.ndarray, length: np.ndarray, itemsize: int) -> Windows:
-    """Merge windows of tables that overlap. address, length: int64 [N] of one field; itemsize: of it in a batch."""
+def merge_windows(table: np.ndarray, begin: np.ndarray, length: np.ndarray) -> Windows:
+    """Merge windows that overlap. table, begin, length: int64 [N], in which table each lies, and where."""
     row, start = np.zeros_like(length), np.zeros_like(length)
     some = np.flatnonzero(length)
-    width = step_of(address[some], itemsize)
-    begin = address[some] & ((1 << STORED_SHIFT) - 1)
-    order = np.lexsort((some, begin))
-    begins, ends = begin[order], np.maximum.accumulate((begin + length[some] * width)[order])
+    order = np.lexsort((some, begin[some], table[some]))
+    of, begins = table[some][order], begin[some][order]
+    reach = begins + length[some][order]
     opens = np.ones(len(some), bool)
-    opens[1:] = begins[1:] >= ends[:-1]
+    tables = np.ones(len(some), bool)
+    tables[1:] = of[1:] != of[:-1]
+    far = int(reach.max(initial=0)) + 1
+    apart = far * np.cumsum(tables)  # so that windows of one table end before those of the next begin
+    ends = np.maximum.accumulate(reach + apart) - apart
+    opens[1:] = tables[1:] | (begins[1:] >= ends[:-1])
     window = np.cumsum(opens) - 1
     last = np.append(np.flatnonzero(opens)[1:] - 1, len(some) - 1)[: window[-1] + 1 if len(window) else 0]
     samples = some[order]
     earliest = np.minimum.reduceat(samples, np.flatnonzero(opens)) if len(some) else samples
     number = np.empty_like(earliest)
     number[np.argsort(earliest)] = np.arange(len(earliest))
-    widths = width[order]
     row[samples] = number[window]
-    start[samples] = (begins - begins[opens][window]) // widths
+    start[samples] = begins - begins[opens][window]
     first, size = np.empty_like(number), np.empty_like(number)
     first[number] = samples[opens]
-    size[number] = (ends[last] - begins[opens]) // widths[opens]
+    size[number] = ends[last] - begins[opens]
     return Windows(row=row, start=start, length=length.copy(), first=first, size=size)
 
 
-def windows_of_rows(address: np.ndarray, length: np.ndarray) -> Windows:
-    """One window for the samples of each row. address: int64 [F, N], of all fields; length: int64 [N].
+def windows_of_rows(places: np.ndarray, length: np.ndarray) -> Windows:
+    """One window for the samples of each row. places: int64 [k, N], the block of each sample and where its fields
+    begin; length: int64 [N].
 
     All fields are compared: null lists of one field begin at the same default in every row.
     """
     some = np.flatnonzero(length)
-    places = np.vstack([address, length])[:, some]
+    places = np.vstack([places, length])[:, some]
     opens = np.ones(len(some), bool)
     opens[1:] = (places[:, 1:] != places[:, :-1]).any(axis=0)
     row, first = np.zeros_like(length), some[opens]
@@ -76,21 +78,42 @@ def windows_of_rows(address: np.ndarray, length: np.ndarray) -> Windows:
     return Windows(row=row, start=np.zeros_like(length), length=length.copy(), first=first, size=length[first])
 
 
-def share(table: RowTable, layout: Layout) -> tuple[RowTable, dict[str, Windows]]:
-    """The rows with merged windows in the fields of shared sequences, M of them in the first rows and none in the
-    others, and the windows by sequence."""
+def share(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray, dict[str, Windows]]:
+    """(what is copied, part by part; int64 [F, N], the lengths of all fields; the windows by sequence).
+
+    The fields of a shared sequence have merged windows, M of them in the first rows, and nothing in the others.
+    """
     found: dict[str, Windows] = {}
-    address, length = table.address.copy(), table.length.copy()
+    parts, length = [replace(spans, length=spans.length.copy())], spans.length.copy()
     for name in layout.shared:
-        fields = [row for row, field in enumerate(layout.fields) if field.group == name]
+        fields = [slot for slot, field in enumerate(layout.fields) if field.group == name]
+        seen = spans.length[fields[0]]
         if name in layout.references:
-            windows = merge_windows(address[fields[0]], length[fields[0]], layout.fields[fields[0]].itemsize)
+            table, begin = _tables(spans, layout.references[name], seen), spans.start[fields[0]]
+            windows = merge_windows(table, begin, seen)
         else:
-            windows = windows_of_rows(address[fields], length[fields[0]])
-        ids = range(len(layout.fields))[layout.nested[name][1]] if name in layout.nested else ()
-        for row in (*fields, *ids):
-            sizes = length[row, windows.first] if row in ids else windows.size
-            address[row, : len(sizes)] = address[row, windows.first]
-            length[row, : len(sizes)], length[row, len(sizes) :] = sizes, 0
+            windows = windows_of_rows(np.vstack([spans.block, spans.start[fields]]), seen)
+        ids = list(range(len(layout.fields))[layout.nested[name][1]]) if name in layout.nested else []
+        merged = spans.take(windows.first)
+        sizes = np.zeros_like(merged.length)
+        sizes[fields], sizes[ids] = windows.size, merged.length[ids]
+        parts.append(replace(merged, length=sizes))
+        parts[0].length[fields + ids] = length[fields + ids] = 0
+        length[fields + ids, : len(windows.first)] = sizes[fields + ids]
         found[name] = windows
-    return RowTable(address, length, table.itemsize, table.owners), found
+    return parts, length, found
+
+
+def _tables(spans: Spans, slot: int, length: np.ndarray) -> np.ndarray:
+    """int64 [N]: a number for the table that the events of each row lie in.
+
+    Events of a window of which some do not count are copied without those: they lie apart, for every block.
+    slot: of the references. length: int64 [N], how many events count.
+    """
+    numbers = np.empty((spans.num_rows, REFERENCE), np.int64)
+    target = np.zeros(len(spans.start), np.int64)
+    target[slot] = numbers.ctypes.data
+    spans.gather(np.full(len(target), 8), target)
+    source, first, stop, _ = numbers.T
+    found: np.ndarray = source + np.where(length < stop - first, (spans.block.astype(np.int64) + 1) << 16, 0)
+    return found

@@ -18,9 +18,9 @@ from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepRe
 from fsdata.balance.options import StepPlanner
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.batch.host_memory import HostMemory
+from fsdata.decode.block import Column, Rows, Spans
 from fsdata.decode.joins.as_of import places
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable
 from fsdata.order.progress import Progress
 from fsdata.steps.assemble import BatchMaker
 from fsdata.steps.explode import explode, items_of
@@ -108,36 +108,36 @@ class Steps(ABC):
         share = self.share
         return share.hold and int((share.left - self.passed).min()) < share.batch_size
 
-    def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[RowTable, StatusWord]:
+    def _take(self, exchange: StepExchange | None, planned: bool = False) -> tuple[Rows, StatusWord]:
         """This rank's rows of the step in hand; an error in reading them is told to the other ranks, then raised."""
         share = self.share
         counts = share.counts(self.passed)
         wanted = int(counts[share.rank]) if planned else share.batch_size
         try:
             with told(exchange, self._status()):
-                table = self.reader.take(wanted)
+                rows = self.reader.take(wanted)
         except BaseException:
             self.over = True
             raise
-        last = not share.counts(self.passed + counts).any() if planned else table.num_rows < wanted
-        return table, self._status(rows=table.num_rows, position=self.reader.position, ended=last)
+        last = not share.counts(self.passed + counts).any() if planned else rows.num_rows < wanted
+        return rows, self._status(rows=rows.num_rows, position=self.reader.position, ended=last)
 
     def _status(self, **known: Any) -> StatusWord:
         before = self.share.progress
         return StatusWord(epoch=before.epoch, step=before.step + self.step, **known)
 
-    def _batch(self, table: RowTable, origin: np.ndarray, stats: StepStats, counts: np.ndarray | None = None) -> Batch:
-        """stats: of the samples, where rows are exploded. counts: those of `table`, if they are known."""
+    def _batch(self, spans: Spans, origin: np.ndarray, stats: StepStats, counts: np.ndarray | None = None) -> Batch:
+        """stats: of the samples, where rows are exploded. counts: those of `spans`, if they are known."""
         if self.layout.exploded is not None:
-            table, row = explode(table, self.layout)
+            spans, row = explode(spans, self.layout)
             origin, counts = origin[row], None
         with self.reader.timing.of("assemble"):
-            return self._maker.make(table, origin=origin, stats=stats, counts=counts)
+            return self._maker.make(spans, origin=origin, stats=stats, counts=counts)
 
-    def _samples(self, table: RowTable) -> int:
+    def _samples(self, spans: Spans) -> int:
         """How many samples rows become."""
         exploded = self.layout.exploded
-        return table.num_rows if exploded is None else int(table.length[self.layout.groups[exploded]].sum())
+        return spans.num_rows if exploded is None else int(spans.length[self.layout.groups[exploded]].sum())
 
     def _progress(self, positions: Sequence[int] | np.ndarray, tuning: dict | None = None) -> Progress:
         """Progress after the step in hand, and on to the next. positions: [W] rows passed in this stretch."""
@@ -192,11 +192,11 @@ class PlannedSteps(Steps):
             self.over = True
             self.dropped += own
             return None
-        table = self.reader.take(own)
-        samples, counted = table.num_rows, table.counts()
-        items = group_items(table, self.layout, counted) if self.share.world_size == 1 else {}
+        spans = self.reader.take(own).spans()
+        samples, counted = spans.num_rows, spans.counts()
+        items = group_items(spans, self.layout, counted) if self.share.world_size == 1 else {}
         stats = self._stats(samples, of_all, global_items=items)
-        batch = self._batch(table, self._own_origin(samples), stats, counted)
+        batch = self._batch(spans, self._own_origin(samples), stats, counted)
         return batch, self._progress(self.passed + counts)
 
 
@@ -220,8 +220,9 @@ class AgreedSteps(Steps):
         if self.over or self._held():
             self.over = True
             return None
-        table, status = self._take(self._exchange)
-        statuses: tuple[StatusWord, ...] = (replace(status, rows=self._samples(table)),)
+        rows, status = self._take(self._exchange)
+        spans = rows.spans()
+        statuses: tuple[StatusWord, ...] = (replace(status, rows=self._samples(spans)),)
         if self._exchange is not None:
             statuses = self._agree(self._exchange, statuses[0])
         samples = [status.rows for status in statuses]
@@ -235,15 +236,15 @@ class AgreedSteps(Steps):
         if self.over and self._uneven == "drop":
             self.dropped = int(self.share.left[self.share.rank]) - self.reader.position
         if nothing:
-            self.dropped += table.num_rows
+            self.dropped += spans.num_rows
         if self.over and self._uneven == "drop" and self.dropped and not (all(ended) and all(samples)):
             _LOG.warning(_LEFT_OUT, self.share.rank, self.share.progress.epoch, self.dropped)
         if nothing:
             return None
-        counted = table.counts()
-        items = group_items(table, self.layout, counted) if self.share.world_size == 1 else {}
-        stats = self._stats(self._samples(table), sum(samples), global_items=items)
-        batch = self._batch(table, self._own_origin(table.num_rows), stats, counted)
+        counted = spans.counts()
+        items = group_items(spans, self.layout, counted) if self.share.world_size == 1 else {}
+        stats = self._stats(self._samples(spans), sum(samples), global_items=items)
+        batch = self._batch(spans, self._own_origin(spans.num_rows), stats, counted)
         return batch, self._progress([status.position for status in statuses])
 
     def _agree(self, exchange: StepExchange, status: StatusWord) -> tuple[StatusWord, ...]:
@@ -273,26 +274,28 @@ class BalancedSteps(Steps):
         planner: StepPlanner,
         *,
         sure: bool,
-        resolve: Callable[[RowTable, np.ndarray], RowTable],
+        receive: Callable[[list[Column], int], Rows],
     ) -> None:
         """`sure`: no row can drop out, so that sizes are known beforehand and the last step's rows are dealt evenly.
-        `resolve`: completes the rows, int64 [n], that came from other ranks."""
+        `receive`: makes rows of what came from other ranks."""
         super().__init__(share, reader, layout, memory)
         self._exchange = exchange
         self._planner = planner
         self._spec = RecordSpec.of_layout(layout)
         self._sure = sure
-        self._resolve = resolve
+        self._receive = receive
         self._first_number = 0
 
     def next(self) -> tuple[Batch, Progress] | None:
         if self.over or self._held():
             self.over = True
             return None
-        table, status = self._take(self._exchange, self._sure)
+        rows, status = self._take(self._exchange, self._sure)
         try:
             with self.reader.timing.of("exchange"):
-                step = self._exchange.step(table, self._spec, self._planner, status, places(table, self.layout))
+                step = self._exchange.step(
+                    rows, self._spec, self._planner, status, places(rows, self.layout), self._receive
+                )
                 held = self.share.hold and not self._sure and any(each.ended for each in step.statuses)
                 positions = [] if held else self._positions(step)
         except BaseException:
@@ -306,8 +309,9 @@ class BalancedSteps(Steps):
             return None
         self._first_number = step.number - self.step
         exploded = self.layout.exploded
+        spans = step.rows.spans()
         stats = self._stats(
-            self._samples(step.table),
+            self._samples(spans),
             step.global_samples if exploded is None else step.global_items[exploded],
             global_items=items_of(step.lengths, exploded),
             straggler_before=step.straggler_before,
@@ -315,8 +319,7 @@ class BalancedSteps(Steps):
             moved=step.moved,
             carried=step.carried,
         )
-        rows = self._resolve(step.table, np.flatnonzero(step.origin[:, 0] != self.share.rank))
-        return self._batch(rows, step.origin, stats), self._progress(positions, self._planner.state_dict())
+        return self._batch(spans, step.origin, stats), self._progress(positions, self._planner.state_dict())
 
     def _positions(self, step: StepResult) -> list[int]:
         """Rows that every rank has passed with `step`."""
@@ -332,8 +335,8 @@ class BalancedSteps(Steps):
             self._exchange.report(compute_seconds, self._first_number + step)
 
 
-def group_items(table: RowTable, layout: Layout, counts: np.ndarray) -> dict[str, int]:
-    """Group name -> elements of the group in the samples of these rows. counts: those of `table`."""
+def group_items(spans: Spans, layout: Layout, counts: np.ndarray) -> dict[str, int]:
+    """Group name -> elements of the group in the samples of these rows. counts: those of `spans`."""
     if layout.exploded is None:
         return {name: int(counts[row]) for name, row in layout.groups.items()}
-    return items_of({name: table.length[row] for name, row in layout.groups.items()}, layout.exploded)
+    return items_of({name: spans.length[row] for name, row in layout.groups.items()}, layout.exploded)

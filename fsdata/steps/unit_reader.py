@@ -5,10 +5,10 @@ from typing import Protocol
 
 import numpy as np
 
+from fsdata.decode.block import SurvivingRows, concat
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import SurvivingRows, concat
 from fsdata.order.mix import Keys, Unit, merge_order
 from fsdata.order.stream import Piece
 
@@ -59,18 +59,18 @@ def _read_merged(
         keys(row_range.source, row_range.group)[row_range.start : row_range.stop] for row_range in unit.ranges
     ]
     order = merge_order(unit, range_keys)[piece.start : piece.stop]
-    tables, kept, first = [], [], 0
+    parts, kept, first = [], [], 0
     for number, row_range in enumerate(unit.ranges):
         source = sources[row_range.source]
         here = source.groups[row_range.group], layout, row_range.start, row_range.stop
-        rows = source.read(*here, *fetched[number : number + 1])
-        tables.append(rows.table)
-        kept.append(first + (np.arange(row_range.rows) if rows.kept is None else rows.kept))
+        found = source.read(*here, *fetched[number : number + 1])
+        parts.append(found.rows)
+        kept.append(first + (np.arange(row_range.rows) if found.kept is None else found.kept))
         first += row_range.rows
-    table = concat(tables)
-    if table.num_rows == unit.rows:
-        return SurvivingRows(table.take(order), None)
+    rows = concat(parts)
+    if rows.num_rows == unit.rows:
+        return SurvivingRows(rows.take(order), None)
     where = np.full(unit.rows, -1)
-    where[np.concatenate(kept)] = np.arange(table.num_rows)
+    where[np.concatenate(kept)] = np.arange(rows.num_rows)
     alive = np.flatnonzero(where[order] >= 0)
-    return SurvivingRows(table.take(where[order[alive]]), alive)
+    return SurvivingRows(rows.take(where[order[alive]]), alive)

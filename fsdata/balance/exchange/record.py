@@ -1,9 +1,6 @@
-"""How one sample looks on the wire, and where its fields lie in a received buffer (pure index arithmetic).
+"""What ranks have to know of a sample that travels: its fields, and which of them share lengths (pure).
 
-A record is all fields of one sample, one after another, padded to 8 bytes. Fields stand in order of falling alignment,
-so every field starts at a multiple of its own item size.
-
-Letters: F fields, G groups of fields that share lengths, N samples, W ranks.
+Letters: F fields, G groups of fields that share lengths, N samples.
 """
 
 import hashlib
@@ -24,7 +21,7 @@ class RecordSpec:
         group: int64 [F], index into `groups`, or -1 where every sample has `width` elements.
         width: int64 [F].
         groups: G names.
-        group_field: int64 [G], the field whose row of a `RowTable` holds the group's lengths.
+        group_field: int64 [G], the field whose lengths are those of the group.
         referred: fields whose values the receiver has, and that do not travel.
         uncounted: so many of the last groups are lengths of texts, which say nothing of a sample's work.
     """
@@ -42,11 +39,6 @@ class RecordSpec:
         shapes = {len(self.names), len(self.itemsize), len(self.group), len(self.width)}
         if len(shapes) != 1 or len(self.groups) != len(self.group_field):
             raise ValueError(f"a RecordSpec of {len(self.names)} fields whose arrays disagree")
-        alignment = alignment_of(self.itemsize)
-        if np.any(alignment[1:] > alignment[:-1]):
-            raise ValueError(
-                f"fields must stand in order of falling alignment, got item sizes {self.itemsize.tolist()}"
-            )
 
     @classmethod
     def of_layout(cls, layout: Layout) -> "RecordSpec":
@@ -71,7 +63,7 @@ class RecordSpec:
 
     @property
     def digest(self) -> int:
-        """A positive int64 that two specs share only if records of one can be read as records of the other."""
+        """A positive int64 that two specs share only if a rank with one can read what a rank with the other sends."""
         text = repr(
             (
                 self.names,
@@ -101,21 +93,3 @@ class RecordSpec:
         if not len(self.groups):
             return np.ascontiguousarray(fixed)
         return np.where(self.group[:, None] >= 0, lengths[self.group], fixed)
-
-    def record_bytes(self, lengths: np.ndarray) -> np.ndarray:
-        """int64 [N], padded to 8, from the lengths of the groups, int64 [G, N]."""
-        fixed = int((self.sent * self.width)[self.group < 0].sum())
-        per_element = np.zeros(len(self.groups), np.int64)
-        jagged = self.group >= 0
-        np.add.at(per_element, self.group[jagged], self.sent[jagged])
-        return (fixed + per_element @ lengths + 7) & ~7
-
-    def addresses(self, length: np.ndarray, record: np.ndarray) -> np.ndarray:
-        """int64 [F, N], where each field that travels starts, from all field lengths and each record's address [N]."""
-        size = length * self.sent[:, None]
-        return record[None, :] + np.cumsum(size, axis=0) - size
-
-
-def alignment_of(itemsize: np.ndarray) -> np.ndarray:
-    """int64 [F]: the largest power of two, at most 8, that divides the item size."""
-    return np.gcd(itemsize, 8)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fsdata.errors import MismatchError
 
-PROTOCOL = 3
+PROTOCOL = 4
 SIZE = 12
 _FLAGS = 6  # the column of these bits
 _ENDED, _LEFT, _FAILED = 1, 2, 4

@@ -22,8 +22,8 @@ from fsdata.balance.exchange.alone import Alone
 from fsdata.balance.exchange.fitted_gather import FittedGather
 from fsdata.balance.exchange.record import RecordSpec
 from fsdata.balance.exchange.status_word import StatusWord
-from fsdata.balance.exchange.transfer import Transfer, check_lengths
-from fsdata.decode.row_table import RowTable, empty
+from fsdata.balance.exchange.transfer import Receive, Transfer, check_lengths
+from fsdata.decode.block import Rows, no_rows
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import ControlGroup
 from fsranks.errors import describe
@@ -81,19 +81,19 @@ class StepResult:
 
     Attributes:
         number: counts the exchanges of this StepExchange from 0; what `report` refers to.
-        table: this rank's samples, in order of (origin rank, origin row). Received ones lie in a buffer it owns.
-        origin: int64 [n, 2], the rank that read the sample and its row in that rank's table.
+        rows: this rank's samples, in order of (origin rank, origin row).
+        origin: int64 [n, 2], the rank that read the sample and its row in what that rank gave.
         statuses: what every rank said, W of them.
         counts: int64 [W], samples of every rank after the exchange.
         lengths: group -> int64 [N], elements of the samples of all ranks, in order of home rank and row.
         straggler_before, straggler_after: from the plan; None in a step without samples.
         moved: share of the global batch's elements (of its samples where nothing is jagged) that changed rank.
         carried: samples of all ranks that the plan left out. The next step has to begin with them.
-        rest: those of this rank, the last ones of the table it gave.
+        rest: those of this rank, the last ones of what it gave.
     """
 
     number: int
-    table: RowTable
+    rows: Rows
     origin: np.ndarray
     statuses: tuple[StatusWord, ...]
     counts: np.ndarray
@@ -102,7 +102,7 @@ class StepResult:
     straggler_after: float | None
     moved: float
     carried: int
-    rest: RowTable
+    rest: Rows
 
     @property
     def global_items(self) -> dict[str, int]:
@@ -160,22 +160,26 @@ class StepExchange:
 
     def step(
         self,
-        table: RowTable | None,
+        rows: Rows | None,
         spec: RecordSpec,
         planner: Planner,
         status: StatusWord,
         places: Mapping[str, np.ndarray] | None = None,
+        receive: Receive | None = None,
     ) -> StepResult:
-        """Contribute the samples of `table` (None: none), receive this rank's share of the global batch.
+        """Contribute samples (None: none), receive this rank's share of the global batch.
 
-        places: int64 [n] of them, see `GlobalBatch`; all ranks give those of the same sequences.
+        Args:
+            places: int64 [n] of them, see `GlobalBatch`; all ranks give those of the same sequences.
+            receive: makes rows of what arrives, where more than the values that travel is needed.
 
         A rank that has no samples left goes on calling this, with `ended` set, until the step it gets back has ended.
         An error of the planner is raised as it is where it occurs, and as PeerError on the others.
         """
-        mine = table if table is not None else empty(spec.itemsize)
+        mine = rows if rows is not None else no_rows(len(spec.names))
+        spans = mine.spans()
         with told(self, status):
-            lengths = check_lengths(mine, spec)
+            lengths = check_lengths(spans, spec)
         number = self._group.number
         longest = int(lengths.max(initial=0))
         status = replace(status, rows=mine.num_rows, longest=longest)
@@ -204,16 +208,16 @@ class StepExchange:
         moves = plan.rank != home
         begin = time.perf_counter_ns()
         if moves.any():
-            mine, origin = self._transfer.move(mine, spec, everywhere, counts, plan.rank)
+            mine, origin = self._transfer.move(mine, spans, spec, everywhere, counts, plan.rank, receive)
         else:
-            rows = np.arange(mine.num_rows)
-            origin = np.stack([np.full_like(rows, self.context.rank), rows], axis=1)
+            row = np.arange(mine.num_rows)
+            origin = np.stack([np.full_like(row, self.context.rank), row], axis=1)
         self._moving_ns = time.perf_counter_ns() - begin
         counted = everywhere[: len(spec.counted)]
         elements = counted.sum(axis=0) if len(counted) else np.ones(len(home), np.int64)
         return StepResult(
             number=number,
-            table=mine,
+            rows=mine,
             origin=origin,
             statuses=statuses,
             counts=np.bincount(plan.rank, minlength=len(counts)),
@@ -394,11 +398,11 @@ def _taking_part(home: np.ndarray, rows: int | None) -> np.ndarray:
     return np.arange(len(home)) - np.searchsorted(home, home) < rows
 
 
-def _cut(table: RowTable, rows: int) -> tuple[RowTable, RowTable]:
-    """The first `rows` samples, and the others. All of them are `table` itself."""
-    if rows == table.num_rows:
-        return table, empty(table.itemsize)
-    return table.take(slice(rows)), table.take(slice(rows, None))
+def _cut(rows: Rows, count: int) -> tuple[Rows, Rows]:
+    """The first `count` samples, and the others. All of them are `rows` itself."""
+    if count == rows.num_rows:
+        return rows, rows.take(slice(0, 0))
+    return rows.take(slice(count)), rows.take(slice(count, None))
 
 
 def _check_plan(plan: Assignment, total: int, world_size: int) -> None:

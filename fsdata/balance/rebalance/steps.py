@@ -123,18 +123,17 @@ class RebalanceSteps:
         if pulled.apart is None:
             self._over = True
             return None
-        table = pulled.apart.table
-        spec = pulled.apart.template.spec
-        lengths = dict(zip(spec.groups, spec.group_lengths(table.length), strict=True))
+        rows, spec = pulled.apart.rows, pulled.apart.template.spec
+        lengths = dict(zip(spec.groups, spec.group_lengths(rows.spans().length), strict=True))
         stats = StepStats(
             epoch=self._epoch,
             step=self._step,
             world_size=1,
-            samples=table.num_rows,
-            global_samples=table.num_rows,
+            samples=rows.num_rows,
+            global_samples=rows.num_rows,
             global_items={name: int(values.sum()) for name, values in _measured(lengths).items()},
         )
-        origin = torch.stack([torch.zeros(table.num_rows, dtype=torch.int64), torch.arange(table.num_rows)], dim=1)
+        origin = torch.stack([torch.zeros(rows.num_rows, dtype=torch.int64), torch.arange(rows.num_rows)], dim=1)
         return Made(batch=pulled.batch, last=Last(stats=stats, origin=origin), number=self._step, state=pulled.state)
 
     def _together(self, exchange: StepExchange) -> Made | None:
@@ -150,27 +149,27 @@ class RebalanceSteps:
         if template is None:
             self._over = True
             return None  # no rank has a batch
-        table = None if pulled.apart is None else pulled.apart.table
-        step = exchange.step(table, template.spec, self._plan, replace(status, ended=table is None))
+        rows = None if pulled.apart is None else pulled.apart.rows
+        step = exchange.step(rows, template.spec, self._plan, replace(status, ended=rows is None))
         self._over = step.ended
         if step.ended and not step.global_samples:
             return None
         with told(exchange, status):
-            return self._make(step, pulled, template, unchanged=step.table is table)
+            return self._make(step, pulled, template, unchanged=step.rows is rows)
 
     def _make(self, step: StepResult, pulled: Pulled, template: Template, *, unchanged: bool) -> Made:
         stats = StepStats(
             epoch=self._epoch,
             step=self._step,
             world_size=len(step.statuses),
-            samples=step.table.num_rows,
+            samples=step.rows.num_rows,
             global_samples=step.global_samples,
             global_items=_measured(step.global_items),
             straggler_before=step.straggler_before,
             straggler_after=step.straggler_after,
             moved=step.moved,
         )
-        batch = pulled.batch if unchanged else template.build(step.table, self._loader.constants)
+        batch = pulled.batch if unchanged else template.build(step.rows, self._loader.constants)
         last = Last(stats=stats, origin=torch.from_numpy(step.origin))
         return Made(batch=batch, last=last, number=step.number, state=pulled.state)
 

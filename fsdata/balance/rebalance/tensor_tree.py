@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsdata.balance.exchange.record import RecordSpec, alignment_of
+from fsdata.balance.exchange.record import RecordSpec
 from fsdata.batch.jagged import Jagged
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
-from fsdata.decode.row_table import RowTable
+from fsdata.decode.block import Block, Column, Rows, run
 from fsdata.errors import DataError
-from fsdata.kernels.copy import gather_fields
 
 LENGTH = "length of "
 """Prefix of the groups that carry what the cost model sees; their fields have no bytes."""
@@ -74,8 +73,6 @@ class Template:
     root: Node
     fields: tuple[TensorField, ...]
     spec: RecordSpec
-    order: np.ndarray
-    """int64 [number of fields]: the place of each field in `spec`, whose fields stand in order of falling alignment."""
     constants: tuple[str, ...]
     """Paths of the replicated values."""
 
@@ -83,9 +80,9 @@ class Template:
         """path -> type, what ranks and batches must have in common."""
         return {"batch": _outline(self.root), **{field.path: str(field) for field in self.fields}}
 
-    def build(self, table: RowTable, constants: Mapping[str, Any]) -> Any:
-        """A batch of the table's samples: one copy of every value into fresh tensors."""
-        return _Builder(self, table, constants).build(self.root)
+    def build(self, rows: Rows, constants: Mapping[str, Any]) -> Any:
+        """A batch of these samples: one copy of every value into fresh tensors."""
+        return _Builder(self, rows, constants).build(self.root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,26 +90,23 @@ class TakenApart:
     """A batch by reference. `constants`: path -> the values that are replicated instead of split."""
 
     template: Template
-    table: RowTable
+    rows: Rows
     constants: dict[str, Any]
 
 
 def template_of(root: Node, fields: tuple[TensorField, ...], constants: tuple[str, ...]) -> Template:
-    """The template of a structure, with the order that its fields have in records."""
-    itemsize = np.array([field.itemsize for field in fields], np.int64)
-    sequence = np.argsort(-alignment_of(itemsize), kind="stable")
-    sorted_fields = [fields[i] for i in sequence]
-    groups = list(dict.fromkeys(field.group for field in sorted_fields if field.group is not None))
-    first = [next(i for i, field in enumerate(sorted_fields) if field.group == group) for group in groups]
+    """The template of a structure."""
+    groups = list(dict.fromkeys(field.group for field in fields if field.group is not None))
+    first = [next(slot for slot, field in enumerate(fields) if field.group == group) for group in groups]
     spec = RecordSpec(
-        names=tuple(f"{field.path} {field}" for field in sorted_fields),
-        itemsize=itemsize[sequence],
-        group=np.array([-1 if field.group is None else groups.index(field.group) for field in sorted_fields], np.int64),
-        width=np.array([int(field.group is None) for field in sorted_fields], np.int64),
+        names=tuple(f"{field.path} {field}" for field in fields),
+        itemsize=np.array([field.itemsize for field in fields], np.int64),
+        group=np.array([-1 if field.group is None else groups.index(field.group) for field in fields], np.int64),
+        width=np.array([int(field.group is None) for field in fields], np.int64),
         groups=tuple(groups),
         group_field=np.array(first, np.int64),
     )
-    return Template(root=root, fields=fields, spec=spec, order=np.argsort(sequence), constants=constants)
+    return Template(root=root, fields=fields, spec=spec, constants=constants)
 
 
 Measure = Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -145,7 +139,7 @@ def take_apart(batch: Any, replicate: Collection[str], measure: Measure) -> Take
 
 
 class _Walk:
-    """Collects fields, addresses and lengths while it descends."""
+    """Collects fields and their values while it descends."""
 
     def __init__(self, replicate: Collection[str]) -> None:
         self.replicate = frozenset(replicate)
@@ -153,9 +147,7 @@ class _Walk:
         self.fields: list[TensorField] = []
         self.samples: int | None = None
         self._first = ""
-        self._address: list[np.ndarray] = []
-        self._length: list[np.ndarray] = []
-        self._owners: list[torch.Tensor] = []
+        self._columns: list[Column] = []
 
     def node(self, value: Any, path: str) -> Node:
         if path in self.replicate:
@@ -177,23 +169,19 @@ class _Walk:
 
     def jagged(self) -> dict[str, np.ndarray]:
         """Group -> int64 [B]."""
-        return {field.group: length for field, length in zip(self.fields, self._length, strict=True) if field.group}
+        return {
+            field.group: column.length
+            for field, column in zip(self.fields, self._columns, strict=True)
+            if field.group is not None and column.length is not None
+        }
 
     def finish(self, root: Node, lengths: Mapping[str, np.ndarray]) -> TakenApart:
         for name, values in lengths.items():
-            self.fields.append(TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name))
-            self._address.append(np.zeros(len(values), np.int64))
-            self._length.append(np.asarray(values, np.int64))
+            field = TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name)
+            self._add(field, torch.empty((0, 0), dtype=torch.uint8), np.asarray(values, np.int64))
         template = template_of(root, tuple(self.fields), tuple(self.constants))
-        sequence = np.argsort(template.order)
-        shape = (len(self.fields), self.samples or 0)
-        table = RowTable(
-            np.array(self._address, np.int64).reshape(shape)[sequence],
-            np.array(self._length, np.int64).reshape(shape)[sequence],
-            template.spec.itemsize,
-            tuple(self._owners),
-        )
-        return TakenApart(template=template, table=table, constants=self.constants)
+        rows = Rows.of(Block.of(self._columns, self.samples or 0))
+        return TakenApart(template=template, rows=rows, constants=self.constants)
 
     def _tensor(self, value: torch.Tensor, path: str) -> Node:
         rows = _plain(value, path)
@@ -203,7 +191,7 @@ class _Walk:
             )
         self._count(len(rows), path)
         field = TensorField(path=path, dtype=rows.dtype, shape=tuple(rows.shape[1:]), group=None)
-        return Node(kind="tensor", fields=(self._add(field, rows, np.ones(len(rows), np.int64)),), path=path)
+        return Node(kind="tensor", fields=(self._add(field, rows, None),), path=path)
 
     def _jagged(self, value: Jagged, path: str) -> Node:
         values = _plain(value.values, path)
@@ -233,11 +221,12 @@ class _Walk:
                 indices.append(self._add(field, flat[starts[i] : starts[i + 1]], lengths[i]))
         return Node(kind="kjt", names=keys, fields=tuple(indices), path=path, lengths_dtype=given.dtype)
 
-    def _add(self, field: TensorField, values: torch.Tensor, lengths: np.ndarray) -> int:
+    def _add(self, field: TensorField, values: torch.Tensor, lengths: np.ndarray | None) -> int:
+        """lengths: int64 [B]; None: one value each."""
+        table = run(values.data_ptr(), len(values) if lengths is None else int(lengths.sum()))
+        start = None if lengths is None else np.cumsum(lengths) - lengths
         self.fields.append(field)
-        self._owners.append(values)
-        self._length.append(np.asarray(lengths, np.int64))
-        self._address.append(values.data_ptr() + field.itemsize * (np.cumsum(lengths) - lengths))
+        self._columns.append(Column(table, start, lengths, owners=(values,)))
         return len(self.fields) - 1
 
     def _count(self, samples: int, path: str) -> None:
@@ -251,17 +240,16 @@ class _Walk:
 
 
 class _Builder:
-    """Copies a table into tensors and puts them into the structure."""
+    """Copies samples into tensors and puts them into the structure."""
 
-    def __init__(self, template: Template, table: RowTable, constants: Mapping[str, Any]) -> None:
+    def __init__(self, template: Template, rows: Rows, constants: Mapping[str, Any]) -> None:
         self._template = template
         self._constants = constants
-        self._samples = table.num_rows
-        order = template.order
-        self._length = table.length[order]
-        counts = self._length.sum(axis=1)
+        self._samples = rows.num_rows
+        spans = rows.spans()
+        self._length, counts = spans.length, spans.counts()
         self._flat: dict[int, torch.Tensor] = {}
-        target = np.zeros(len(order), np.int64)
+        target = np.zeros(len(counts), np.int64)
         for fields in _buffers(template.root):
             first = template.fields[fields[0]]
             total = int(counts[list(fields)].sum())
@@ -269,7 +257,7 @@ class _Builder:
             self._flat[fields[0]] = flat
             before = np.cumsum(counts[list(fields)]) - counts[list(fields)]
             target[list(fields)] = flat.data_ptr() + first.itemsize * before
-        gather_fields(table.address[order], self._length, table.itemsize[order], target)
+        spans.gather(template.spec.itemsize, target)
 
     def build(self, node: Node) -> Any:
         if node.kind == "none":

@@ -97,14 +97,25 @@ def with_wide_offsets(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_list(array.type.value_type)) if is_list(array.type) else array
 
 
-def int64_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray | bool]:
-    """The values of an int64 array without a copy, and where it is null (bool), False if nowhere."""
-    validity, data = array.buffers()
-    values = np.frombuffer(data, np.int64)[array.offset : array.offset + len(array)]
-    if array.null_count == 0 or validity is None:
-        return values, False
-    bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
-    return values, bits[array.offset : array.offset + len(array)] == 0
+def numbers_of(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    """The values of int64, float32 or uint8 without a copy, and where they are null (bool), None if nowhere."""
+    values = _memory(array.buffers()[1], array.type.to_pandas_dtype())
+    return values[array.offset : array.offset + len(array)], _nulls(array)
+
+
+def lists_of(array: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """(the values of all lists; int64 [n], the first of each list; int64 [n], how many it has, -1 where it is null)."""
+    values, kind, rows = array.values, array.type, len(array)
+    if pa.types.is_fixed_size_list(kind):
+        bounds = (array.offset + np.arange(rows + 1)) * kind.list_size
+    else:
+        width = np.int64 if pa.types.is_large_list(kind) else np.int32
+        bounds = _memory(array.buffers()[1], width)[array.offset : array.offset + rows + 1].astype(np.int64)
+    length = np.diff(bounds)
+    null = _nulls(array)
+    if null is not None:
+        length[null] = -1
+    return values, bounds[:-1], length
 
 
 def bool_mask(array: pa.Array) -> np.ndarray:
@@ -112,6 +123,22 @@ def bool_mask(array: pa.Array) -> np.ndarray:
     array = pc.fill_null(array, False)
     bits = np.unpackbits(np.frombuffer(array.buffers()[1], np.uint8), bitorder="little")
     return bits[array.offset : array.offset + len(array)] == 1
+
+
+def _memory(buffer: pa.Buffer | None, kind: type) -> np.ndarray:
+    """A buffer may end with some bytes more, or be none."""
+    if buffer is None:
+        return np.empty(0, kind)
+    return np.frombuffer(buffer, kind, buffer.size // np.dtype(kind).itemsize)
+
+
+def _nulls(array: pa.Array) -> np.ndarray | None:
+    validity = array.buffers()[0]
+    if array.null_count == 0 or validity is None:
+        return None
+    bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+    null: np.ndarray = bits[array.offset : array.offset + len(array)] == 0
+    return null
 
 
 def unwrap(array: pa.Array) -> pa.Array:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsdata.catalog.roles import wanted_key, wanted_row_time
+from fsdata.decode.block import Block, Blocks, Column, Rows, run
 from fsdata.decode.joins.history_table import HistoryTable
+from fsdata.decode.piece import Piece
 from fsdata.decode.row_layout import REFERENCE, Field, Layout
-from fsdata.decode.row_table import RowTable
-from fsdata.decode.slices import Slice
 from fsdata.errors import DataError
 from fsdata.kernels import histories
-from fsdata.kernels.copy import STORED, STORED_SHIFT, gather_fields
+from fsdata.kernels.columns import SAME, STORED_AS
+from fsdata.kernels.pages import runs
 from fsdata.schema import Schema
 
 _FACTOR = 100  # between medians of times of different units, a thousand; no data set spans as many epochs
@@ -58,43 +59,37 @@ class Histories:
         """How many buckets the histories of a sequence have; 0 if they are not bucketed."""
         return self.groups[group].join.bucketed or 0
 
-    def attach(self, rows: Slice, layout: Layout, where: str) -> None:
-        """Give the rows of `rows`, whose layout is `layout`, their histories, in place.
+    def attach(self, piece: Piece) -> None:
+        """Give the rows of a piece their histories, in place.
 
         Raises:
             DataError: a null time, a key without a history where a field's policy is `error`, or times of another unit.
         """
         for table in self._tables:
-            self._attach(table, rows, layout, where)
+            self._attach(table, piece)
 
-    def resolve(self, rows: RowTable, layout: Layout, some: np.ndarray) -> tuple[object, ...]:
-        """Point the rows `some`, int64 [n], which came from other ranks, at the events that their references name.
-
-        Changes the addresses of `rows` in place; returns what has to stay alive for them.
-        """
-        owners: list[object] = []
+    def complete(self, columns: list[Column], layout: Layout, rows: int) -> None:
+        """Point the fields of rows that came from other ranks, by slot, at the events that their references name, in
+        place."""
         for name, slot in layout.references.items():
-            numbers = _references(rows, slot, some)
-            mine = numbers[:, 0] == self._source
-            _, first, stop, before = np.ascontiguousarray(numbers[mine].T)
+            numbers = columns[slot].gathered(np.int64, np.arange(rows)).reshape(rows, REFERENCE)
+            _, first, stop, before = np.ascontiguousarray(numbers.T)
             fields = _fields(layout, name)
-            here = some[mine]
-            seen = _Windows(first, stop, before, rows.length[fields[0][0], here])
-            for row, address in _addresses(self.groups[name], fields, seen, owners):
-                rows.address[row, here] = address
-        return tuple(owners)
+            seen = _Windows(first, stop, before, columns[fields[0][0]].lengths(rows))
+            for to, column in _columns(self.groups[name], fields, seen).items():
+                columns[to] = column
 
-    def _attach(self, table: HistoryTable, rows: Slice, layout: Layout, where: str) -> None:
-        join = table.join
-        keys, no_key = rows.arrays[wanted_key(join.on)]
-        before, no_time = rows.arrays[wanted_row_time(join.at)]
-        if (no_time & (rows.drop == 0)).any():
-            row = rows.row(int(np.flatnonzero(no_time & (rows.drop == 0))[0]))
-            raise DataError(f"{where}, row {row}: {join.at} is null, and nothing is known as of no time; filter it out")
-        self._compare_units(table, before[rows.drop == 0], where)
+    def _attach(self, table: HistoryTable, piece: Piece) -> None:
+        join, layout = table.join, piece.layout
+        keys, no_key = piece.arrays[wanted_key(join.on)]
+        before, no_time = piece.arrays[wanted_row_time(join.at)]
+        if (no_time & ~piece.drop).any():
+            row = np.flatnonzero(no_time & ~piece.drop)[0]
+            raise DataError(f"{piece.at(row)}: {join.at} is null, and nothing is known as of no time; filter it out")
+        self._compare_units(table, before[~piece.drop], piece.where)
         found = np.empty(len(keys), np.int64)
         histories.find_keys(table.keys, keys, no_key, found)
-        _apply_policies(table, rows, keys, found, where)
+        _apply_policies(table, piece, keys, found)
         before = before + 1 if join.inclusive else before.copy()
         first, stop = np.empty_like(found), np.empty_like(found)
         histories.find_windows(found, table.offsets, table.times, before, first, stop)
@@ -103,17 +98,10 @@ class Histories:
             if not fields:
                 continue
             seen = _cut(table, fields[0][1], _Windows(first.copy(), stop.copy(), before, np.empty_like(first)))
-            for row, address in _addresses(table, fields, seen, rows.owners):
-                rows.address[row], rows.length[row] = address, seen.length
+            piece.columns |= _columns(table, fields, seen)
             if name in layout.references:
-                self._refer(rows, layout.references[name], seen)
-        rows.owners.append(table.shared)
-
-    def _refer(self, rows: Slice, slot: int, seen: _Windows) -> None:
-        numbers = np.stack([np.full_like(seen.first, self._source), seen.first, seen.stop, seen.before], axis=1)
-        rows.address[slot] = numbers.ctypes.data + numbers.strides[0] * np.arange(len(numbers))
-        rows.length[slot] = REFERENCE
-        rows.owners.append(numbers)
+                numbers = np.stack([np.full_like(found, self._source), seen.first, seen.stop, seen.before], axis=1)
+                piece.columns[layout.references[name]] = Column.of(numbers.reshape(-1), width=REFERENCE)
 
     def _compare_units(self, table: HistoryTable, before: np.ndarray, where: str) -> None:
         """Once per table: seconds beside milliseconds differ by a factor that no two real times differ by."""
@@ -130,18 +118,35 @@ class Histories:
             )
 
 
-def places(rows: RowTable, layout: Layout) -> dict[str, np.ndarray]:
+def received(columns: list[Column], rows: int, layout: Layout, sources: Sequence[Histories]) -> Rows:
+    """Rows that came from other ranks, with their histories. columns: by slot, with references in place of events."""
+    if not layout.references:
+        return Rows.of(Block.of(columns, rows))
+    reference = columns[next(iter(layout.references.values()))]
+    source_of = reference.gathered(np.int64, np.arange(rows)).reshape(rows, REFERENCE)[:, 0]
+    block, row, blocks = np.empty(rows, np.int32), np.empty(rows, np.int32), list[Block]()
+    for source, histories_of in enumerate(sources):
+        here = np.flatnonzero(source_of == source)
+        if len(here):
+            mine = [column.take(here) for column in columns]
+            histories_of.complete(mine, layout, len(here))
+            block[here], row[here] = len(blocks), np.arange(len(here))
+            blocks.append(Block.of(mine, len(here), source))
+    return Rows(Blocks(blocks, len(columns)), block, row)
+
+
+def places(rows: Rows, layout: Layout) -> dict[str, np.ndarray]:
     """Sequence that samples share -> int64 [N], the number of the first event that each sees among all histories; on
     all ranks in the order of the schema."""
     found = {}
     for name in layout.shared:
         if name in layout.references:
-            source, first, _, _ = _references(rows, layout.references[name], np.arange(rows.num_rows)).T
+            source, first, _, _ = rows.numbers(layout.references[name], REFERENCE).T
             found[name] = source << _EVENT_BITS | first
     return found
 
 
-def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[RowTable], np.ndarray] | None:
+def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[Rows], np.ndarray] | None:
     """What tells the bucket of the history of each row, int64 [N]; None where no history is bucketed.
 
     A bucket is a stretch of the events of all histories. Where a row has several, the first that is bucketed counts.
@@ -152,24 +157,12 @@ def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[RowTab
     buckets = np.array([of.bucketed(name) for of in sources])
     events = np.array([max(len(of.groups[name].times), 1) for of in sources])
 
-    def bucket(rows: RowTable) -> np.ndarray:
-        source, first, _, _ = _references(rows, layout.references[name], np.arange(rows.num_rows)).T
+    def bucket(rows: Rows) -> np.ndarray:
+        source, first, _, _ = rows.numbers(layout.references[name], REFERENCE).T
         found: np.ndarray = first * buckets[source] // events[source]
         return found
 
     return bucket
-
-
-def _references(rows: RowTable, slot: int, some: np.ndarray) -> np.ndarray:
-    """int64 [n, REFERENCE]: those of the rows `some`."""
-    numbers = np.empty((len(some), REFERENCE), np.int64)
-    gather_fields(
-        rows.address[slot : slot + 1, some],
-        np.full((1, len(some)), REFERENCE),
-        np.array([8]),
-        np.array([numbers.ctypes.data]),
-    )
-    return numbers
 
 
 def _fields(layout: Layout, group: str) -> list[tuple[int, Field]]:
@@ -183,45 +176,38 @@ def _cut(table: HistoryTable, field: Field, seen: _Windows) -> _Windows:
     return seen
 
 
-def _addresses(
-    table: HistoryTable, fields: Sequence[tuple[int, Field]], seen: _Windows, owners: list[object]
-) -> list[tuple[int, np.ndarray]]:
-    """(row of the layout, int64 [N] addresses) for each field. Windows with events that do not count are copied
-    without those."""
+def _columns(table: HistoryTable, fields: Sequence[tuple[int, Field]], seen: _Windows) -> dict[int, Column]:
+    """Slot -> the events of a field. Windows with events that do not count are copied without those."""
     holes = np.flatnonzero(seen.length < seen.stop - seen.first)
     events = np.empty(int(seen.length[holes].sum()), np.int64)
+    start = seen.first
     if len(holes):
         histories.events_that_count(table.known, holes, seen.before, seen.first, seen.stop, events)
-    starts = np.cumsum(seen.length[holes]) - seen.length[holes]
-    found = []
-    for row, field in fields:
+        start = seen.first.copy()
+        start[holes] = len(table.times) + np.cumsum(seen.length[holes]) - seen.length[holes]
+    found = {}
+    for slot, field in fields:
         values = table.fields[field.name]
-        address = _address(values, seen.first)
-        if len(holes):
-            apart = values[events]
-            owners.append(apart)
-            address[holes] = _address(apart, starts)
-        found.append((row, address))
+        stored = STORED_AS[values.dtype]
+        form = runs.FINAL if stored == SAME else runs.PLAIN
+        column = Column(
+            run(values.ctypes.data, len(values), form), start, seen.length, stored=stored, owners=(table.shared,)
+        )
+        found[slot] = column.plus(values[events].astype(field.dtype)) if len(holes) else column
     return found
 
 
-def _address(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """int64: of the elements `at`, with the type in which they are stored."""
-    stored = STORED.get(values.dtype, 0) << STORED_SHIFT
-    return values.ctypes.data + at * values.itemsize | stored
-
-
-def _apply_policies(table: HistoryTable, rows: Slice, keys: np.ndarray, found: np.ndarray, where: str) -> None:
+def _apply_policies(table: HistoryTable, piece: Piece, keys: np.ndarray, found: np.ndarray) -> None:
     """Of keys without a history."""
     policies: Mapping[str, str] = table.source.nulls
-    lost = np.flatnonzero((found < 0) & (rows.drop == 0))
+    lost = np.flatnonzero((found < 0) & ~piece.drop)
     if not len(lost) or not policies:
         return
     for name, policy in policies.items():
         if policy == "error":
             raise DataError(
-                f"{where}, row {rows.row(int(lost[0]))}: {table.join.on} {keys[lost[0]]} is "
+                f"{piece.at(lost[0])}: {table.join.on} {keys[lost[0]]} is "
                 f"not in the {table.label}, and nulls={{{name!r}: 'error'}} asks for a history"
             )
     if "drop" in policies.values():
-        rows.drop[lost] = 1
+        piece.drop[lost] = True

@@ -26,14 +26,13 @@ from fsdata.catalog.roles import (
     wanted_key,
 )
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.decode.align import Defaults, Groups, align
 from fsdata.decode.joins.pile import Pile
+from fsdata.decode.piece import Piece, align
 from fsdata.decode.row_layout import Field, Layout
-from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import RowGroup, SourceFiles
 from fsdata.errors import DataError, SchemaError
-from fsdata.kernels import histories, index
-from fsdata.kernels.copy import STORED, gather_fields
+from fsdata.kernels import histories
+from fsdata.kernels.columns import STORED_AS
 from fsdata.schema import Schema
 from fsdata.sources import expressions
 from fsdata.sources.source import AsOf, ParquetSource
@@ -175,16 +174,15 @@ class _Reading:
         self._join = join
         self._layout = Layout(
             tuple(
-                Field(each.name, "floats" if each.number == "value" else "ids", 4 if each.number == "value" else 8, "")
+                Field(each.name, "floats", 4, "histories")
+                if each.number == "value"
+                else Field(each.name, "ids", 8, "histories")
                 for each in lists
             ),
             0,
         )
         self._stored = {each.name: _stored(files, each) for each in lists}
         self._plans = files.plans(lambda field: True, self._layout, filtered=True)
-        self._defaults = Defaults(join.source.defaults)
-        self._groups = Groups(names=("histories",), members=np.arange(len(lists)), records=np.zeros(1, index.GROUP))
-        self._groups.records[0] = (0, len(lists), -1, False)
 
     def arrays(self, scratch: Path | None) -> Arrays:
         """Everything by name, the events in the order of their keys. scratch: where events lie until then, if not in
@@ -211,35 +209,28 @@ class _Reading:
         return found
 
     def _part(self, group: RowGroup) -> "_Part | None":
-        table = self._files.decode(self._plans, group, 0, group.rows)
-        if table is None:
+        piece = self._files.decode(self._plans, group, 0, group.rows)
+        if piece is None:
             return None
-        where, on = self._files.where(group), self._join.on
-        align(table, self._groups, self._layout, self._defaults, where)
-        table.keep(np.flatnonzero(table.drop == 0))
-        keys, null = table.arrays[wanted_key(on)]
-        if null.any():
+        on = self._join.on
+        align(piece, self._join.source.defaults)
+        alive = piece.alive
+        keys, null = piece.arrays[wanted_key(on)]
+        if null[alive].any():
             raise DataError(
-                f"{where}, row {table.row(int(np.flatnonzero(null)[0]))}: the key {on!r} is null and can never match; "
-                "filter such rows out"
+                f"{piece.at(alive[null[alive]][0])}: the key {on!r} is null and can never match; filter such rows out"
             )
-        part = _Part(keys.copy(), table.length[0].copy(), self._events(table))
-        _check_order(part, self._join.time, on, where)
+        lengths = piece.columns[0].lengths(len(piece.rows))[alive]
+        part = _Part(keys[alive], lengths, self._events(piece, alive))
+        _check_order(part, self._join.time, on, piece.where)
         return part if self._join.condition is None else self._chosen(part)
 
-    def _events(self, table: Slice) -> dict[str, np.ndarray]:
-        """Of every field the values of all rows, one after another, as they are stored."""
-        total, events = int(table.length[0].sum()), {}
-        for slot, field in enumerate(self._layout.fields):
-            values = np.empty(total, field.dtype)
-            gather_fields(
-                table.address[slot : slot + 1],
-                table.length[slot : slot + 1],
-                np.array([field.itemsize]),
-                np.array([values.ctypes.data]),
-            )
-            events[field.name] = values.astype(self._stored[field.name], copy=False)
-        return events
+    def _events(self, piece: Piece, alive: np.ndarray) -> dict[str, np.ndarray]:
+        """Of every field the values of the rows `alive`, one after another, as they are stored."""
+        return {
+            field.name: piece.columns[slot].gathered(field.dtype, alive).astype(self._stored[field.name], copy=False)
+            for slot, field in enumerate(self._layout.fields)
+        }
 
     def _chosen(self, part: "_Part") -> "_Part":
         """The events for which the condition is true."""
@@ -277,7 +268,7 @@ def _stored(files: SourceFiles, field: WantedField) -> np.dtype[Any]:
     if default is not None:
         kinds.append(np.min_scalar_type(int(default)))
     found: np.dtype[Any] = np.result_type(*kinds)
-    return found if found in STORED else np.dtype(np.int64)
+    return found if found in STORED_AS else np.dtype(np.int64)
 
 
 def _integer(kind: pa.DataType) -> np.dtype[Any]:

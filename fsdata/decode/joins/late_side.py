@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from fsdata.decode.joins.side_table import SideTable, decoded, sorted_by_key
-from fsdata.decode.slices import Slice
+from fsdata.decode.joins.side_table import SideTable, pieces_of, table_of
+from fsdata.decode.piece import Piece
 
 Named = tuple[str, str]
 """Name of a file, digest of its footer."""
@@ -18,7 +18,7 @@ class LateSide:
     def __init__(self, empty: SideTable) -> None:
         self.empty = empty
         self._numbers: dict[Named, int] = {}
-        self._slices: dict[Named, list[Slice]] = {}
+        self._pieces: dict[Named, list[Piece]] = {}
         self._of: dict[int, SideTable] = {}
 
     def enter(self, sides: Mapping[int, Sequence[Named]]) -> None:
@@ -33,12 +33,11 @@ class LateSide:
             first = len(files.catalog)
             files.extend([name for name, _ in missing], [digest for _, digest in missing])
             self._numbers |= {side: first + number for number, side in enumerate(missing)}
-        self._slices = {side: self._slices.get(side) or decoded(self.empty, self._numbers[side]) for side in needed}
+        self._pieces = {side: self._pieces.get(side) or pieces_of(self.empty, self._numbers[side]) for side in needed}
         tables: dict[tuple[Named, ...], SideTable] = {}
         for of in map(tuple, sides.values()):
             if of not in tables:
-                slices = [each for side in of for each in self._slices[side]]
-                tables[of] = sorted_by_key(slices, self.empty.join, files, self.empty.layout)
+                tables[of] = table_of([each for side in of for each in self._pieces[side]], self.empty)
         self._of = {file: tables[tuple(of)] for file, of in sides.items()}
 
     def of(self, file: int) -> SideTable:

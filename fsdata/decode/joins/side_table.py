@@ -1,9 +1,14 @@
-"""Side tables: read once into memory, then a join is a lookup of addresses.
+"""Side tables: read once, in memory or on disk, in the order of their keys; then a join is a lookup of places.
 
-Letters: F fields and D dense columns of the main table, f and d those of the side table, M rows of it, N looked up.
+One on disk is held once per host: its processes map the same file.
+
+Letters: M rows of the side table, N rows looked up.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
@@ -11,36 +16,42 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key
+from fsdata.catalog.shared_arrays import SharedArrays
+from fsdata.decode.block import Column, Rows
+from fsdata.decode.joins.history_table import versions
+from fsdata.decode.joins.pile import Pile
+from fsdata.decode.piece import Piece
+from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.row_table import RowTable, concat, empty
-from fsdata.decode.slice_plan import SlicePlan
-from fsdata.decode.slices import Slice
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
 from fsdata.schema import Schema
 from fsdata.sources.source import Join, ParquetSource
 
-FLAGS = np.array([False, True])  # what masks refer to
+_VERSION = 1  # of the arrays that processes share
+_KEYS = "keys"
+_VALUES, _STARTS, _LENGTHS, _DENSE = "values of ", "starts of ", "lengths of ", "dense "
 
 
 @dataclass(frozen=True, slots=True)
 class SideTable:
-    """A side table in memory, in the order of its keys.
+    """A side table in the order of its keys, which are unique.
 
     Attributes:
-        keys: int64 [M], ascending, unique.
-        layout: its fields; table: [f, M], dense: float32 [M, d], their values.
-        defaults: field -> its default, int64 or float32 [1].
+        layout: its fields. arrays: their values, and where those of each row begin and how many they are; keys; dense
+            fields.
     """
 
     files: SourceFiles
     join: Join
-    keys: np.ndarray
     layout: Layout
-    table: RowTable
-    dense: np.ndarray
-    defaults: dict[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray] | SharedArrays
     fingerprint: dict[str, str]
+
+    @property
+    def keys(self) -> np.ndarray:
+        """int64 [M], ascending."""
+        return self.arrays[_KEYS]
 
     @property
     def source(self) -> ParquetSource:
@@ -50,15 +61,6 @@ class SideTable:
     def fields(self) -> tuple[str, ...]:
         return tuple(self.join.fields)
 
-    def values(self, field: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(addresses, lengths) of a field's values in the rows `at`, int64 [N] each; a list that is null has -1."""
-        return self.table.address[field][at], self.table.length[field][at]
-
-    def numbers(self, name: str, at: np.ndarray) -> np.ndarray:
-        """float32 [N], a dense field in the rows `at`."""
-        column: np.ndarray = self.dense[at, self.layout.dense.index(name)]
-        return column
-
     def missing(self, name: str) -> str:
         """What becomes of a field of a row without a match."""
         return self.join.missing or self.source.policy(name)
@@ -67,6 +69,26 @@ class SideTable:
     def skipped(self) -> list[Skipped]:
         return self.files.skipped
 
+    def column(self, name: str, found: np.ndarray, at: np.ndarray) -> Column:
+        """A field of the rows `at`, int64 [N]. Where they are not found, bool [N], lists are null, and others have the
+        default."""
+        field = self.layout.fields[self.layout.slots[name]]
+        values = Column.of(self.arrays[_VALUES + name])
+        start = self.arrays[_STARTS + name][at] if len(self.keys) else at
+        if not field.is_list:
+            default = np.full(1, self.source.defaults.get(name, 0), field.dtype)
+            return replace(values.plus(default), start=np.where(found, start, values.size))
+        length = self.arrays[_LENGTHS + name][at].astype(np.int64) if len(self.keys) else at
+        nothing = 0 if field.kind == "nested_ids" else -1
+        return replace(values, start=np.where(found, start, 0), length=np.where(found, length, nothing))
+
+    def numbers(self, name: str, found: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """A dense field of the rows `at`, see `column`."""
+        default = np.float32(self.source.defaults.get(name, 0))
+        if not len(self.keys):
+            return np.full(len(at), default)
+        return np.where(found, self.arrays[_DENSE + name][at], default)
+
 
 @dataclass(frozen=True, slots=True)
 class SideFiles:
@@ -74,7 +96,7 @@ class SideFiles:
 
     files: SourceFiles
     layout: Layout
-    plans: tuple[SlicePlan, ...]
+    plans: tuple[PiecePlan, ...]
 
 
 def open_side(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> SideFiles:
@@ -88,54 +110,82 @@ def open_side(join: Join, schema: Schema, *, label: str, threads: int | None, re
     return SideFiles(files, layout, files.plans(lambda field: True, layout, filtered=True))
 
 
-def load_side_table(join: Join, opened: SideFiles) -> SideTable:
-    """Decode a whole side table, and close its files.
+def load_side_table(join: Join, opened: SideFiles, schema: Schema) -> SideTable:
+    """Decode a whole side table, or map the one that another process of this host has read; and close its files.
+
+    While one for the disk is read its keys and the lengths of its fields are in memory, 8 bytes each.
 
     Raises:
         DataError: a null key, or a key that two rows share.
     """
-    files = opened.files
+    files, layout = opened.files, opened.layout
+    identity = fingerprint(join.source, files.catalog, (), files.version)
+
+    def read(scratch: Path | None) -> dict[str, np.ndarray]:
+        pieces = (files.decode(opened.plans, group, 0, group.rows) for group in files.groups)
+        return _arrays((each for each in pieces if each is not None), join, files.label, layout, scratch)
+
     try:
-        slices = [files.decode(opened.plans, group, 0, group.rows) for group in files.groups]
+        if join.bucketed is None:
+            return SideTable(files, join, layout, read(None), identity)
+        contents = (_VERSION, identity, join.form, repr(schema), versions(files))
+        name = f"side{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
+        return SideTable(files, join, layout, SharedArrays(name, read, files.label, on_disk=True), identity)
     finally:
         files.close()
-    return sorted_by_key([each for each in slices if each is not None], join, files, opened.layout)
 
 
-def decoded(side: SideTable, file: int) -> list[Slice]:
+def pieces_of(side: SideTable, file: int) -> list[Piece]:
     """The rows of one of its files."""
     files = side.files
     plans = files.plans(lambda field: True, side.layout, filtered=True)
-    slices = [
-        files.decode(plans, files.groups[place], 0, files.groups[place].rows) for place in files.groups.of_file(file)
-    ]
-    return [each for each in slices if each is not None]
+    groups = [files.groups[place] for place in files.groups.of_file(file)]
+    pieces = [files.decode(plans, group, 0, group.rows) for group in groups]
+    return [each for each in pieces if each is not None]
 
 
-def sorted_by_key(slices: list[Slice], join: Join, files: SourceFiles, layout: Layout) -> SideTable:
-    for each in slices:
-        each.keep(np.flatnonzero(each.drop == 0))
-    key = wanted_key(join.on)
-    keys = np.concatenate([np.empty(0, np.int64), *(each.arrays[key][0] for each in slices)])
-    nulls = sum(int(each.arrays[key][1].sum()) for each in slices)
+def table_of(pieces: Iterable[Piece], like: SideTable) -> SideTable:
+    """A side table of these rows. Raises as `load_side_table`."""
+    join, files = like.join, like.files
+    identity = fingerprint(join.source, files.catalog, (), files.version)
+    return SideTable(files, join, like.layout, _arrays(pieces, join, files.label, like.layout, None), identity)
+
+
+def _arrays(
+    pieces: Iterable[Piece], join: Join, label: str, layout: Layout, scratch: Path | None
+) -> dict[str, np.ndarray]:
+    """See `SideTable`. scratch: where values lie until all are there, if not in memory."""
+    piles = [Pile(np.dtype(field.dtype), scratch and scratch / str(slot)) for slot, field in enumerate(layout.fields)]
+    heads: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    nulls = 0
+    for piece in pieces:
+        alive = piece.alive
+        keys, null = piece.arrays[wanted_key(join.on)]
+        nulls += int(null[alive].sum())
+        length = np.empty((len(piles), len(alive)), np.int64)
+        for slot, pile in enumerate(piles):
+            column = piece.columns[slot]
+            length[slot] = column.width if column.length is None else column.length[alive]
+            pile.add(column.gathered(pile.kind, alive))
+        heads.append((keys[alive], length, piece.dense[alive]))
+    keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in heads)])
+    lengths = np.concatenate([np.empty((len(piles), 0), np.int64), *(of for _, of, _ in heads)], axis=1)
+    dense = np.concatenate([np.empty((0, len(layout.dense)), np.float32), *(of for _, _, of in heads)])
     order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    check_keys(keys, nulls, files.label, join.on)
-    tables = [RowTable(each.address, each.length, layout.itemsize, tuple(each.owners)) for each in slices]
-    dense = [np.empty((0, len(layout.dense)), np.float32), *(each.dense for each in slices)]
-    return SideTable(
-        files=files,
-        join=join,
-        keys=keys,
-        layout=layout,
-        table=concat(tables).take(order) if tables else empty(layout.itemsize),
-        dense=np.concatenate(dense)[order],
-        defaults=defaults_of(join, layout),
-        fingerprint=fingerprint(join.source, files.catalog, (), files.version),
-    )
+    _check_keys(keys[order], nulls, label, join.on)
+    found = {_KEYS: keys[order]}
+    for number, name in enumerate(layout.dense):
+        found[_DENSE + name] = dense[order, number]
+    for slot, (field, pile) in enumerate(zip(layout.fields, piles, strict=True)):
+        some = np.maximum(lengths[slot], 0)  # a list that is null has -1
+        starts = np.cumsum(some) - some
+        found[_LENGTHS + field.name] = lengths[slot][order].astype(np.int32)
+        found[_STARTS + field.name] = np.cumsum(some[order]) - some[order]
+        found[_VALUES + field.name] = pile.gathered(starts[order], some[order])
+    return found
 
 
-def check_keys(keys: np.ndarray, nulls: int, label: str, on: str) -> None:
+def _check_keys(keys: np.ndarray, nulls: int, label: str, on: str) -> None:
     """keys: ascending."""
     if nulls:
         raise DataError(f"{label}: {nulls} rows have a null {on!r} and can never match; filter them out")
@@ -148,64 +198,43 @@ def check_keys(keys: np.ndarray, nulls: int, label: str, on: str) -> None:
         )
 
 
-def defaults_of(join: Join, layout: Layout) -> dict[str, np.ndarray]:
-    """See `SideTable`."""
-    given = join.source.defaults
-    of_fields = {field.name: np.full(1, given.get(field.name, 0), field.dtype) for field in layout.fields}
-    return of_fields | {name: np.full(1, given.get(name, 0), np.float32) for name in layout.dense}
-
-
-def attach(table: Slice, side: SideTable, layout: Layout, where: str) -> None:
-    """Add the side table's fields to the rows of `table`, whose layout is `layout`, in place.
+def attach(piece: Piece, side: SideTable) -> None:
+    """Add the side table's fields to the rows of a piece, in place.
 
     A key that is null or not found is a null of every joined field.
 
     Raises:
         DataError: a key without a match where a field's policy is `error`.
     """
-    on = side.join.on
-    keys, null = table.arrays[wanted_key(on)]
+    on, layout = side.join.on, piece.layout
+    keys, null = piece.arrays[wanted_key(on)]
     found, at = _look_up(side.keys, keys)
     found &= ~null
-    some = len(side.keys) > 0
-    lost = np.flatnonzero(~found & (table.drop == 0))
+    lost = np.flatnonzero(~found & ~piece.drop)
     if len(lost):
         policies = {name: side.missing(name) for name in side.fields}
         for name, policy in policies.items():
             if policy == "error":
                 key = "null" if null[lost[0]] else int(keys[lost[0]])
                 raise DataError(
-                    f"{where}, row {table.row(int(lost[0]))}: {on} {key} is not in the {side.files.label}, which "
+                    f"{piece.at(lost[0])}: {on} {key} is not in the {side.files.label}, which "
                     f"makes {name} null. Give that ParquetSource a default for it, or nulls={{{name!r}: 'drop'}}"
                 )
         if "drop" in policies.values():
-            table.drop[lost] = 1
+            piece.drop[lost] = True
     for to, name in enumerate(layout.dense):
         if name in side.fields:
-            table.dense[:, to] = (
-                np.where(found, side.numbers(name, at), side.defaults[name][0]) if some else (side.defaults[name][0])
-            )
+            piece.dense[:, to] = side.numbers(name, found, at)
     for name, slot in layout.masks.items():
         if name in side.fields:
-            table.address[slot] = FLAGS.ctypes.data + found
-    slots = layout.slots
-    for of, field in enumerate(side.layout.fields):
-        to = slots[field.name]
-        is_list = layout.fields[to].is_list
-        if is_list != field.is_list:
-            raise SchemaError(f"{where}: {field.name} is a list in one source and a scalar in another; all must agree")
-        missing = (0, -1) if is_list else (side.defaults[field.name].ctypes.data, 1)
-        if field.kind == "nested_ids":
-            missing = (0, 0)
-        if some:
-            address, length = side.values(of, at)
-            table.address[to], table.length[to] = (
-                np.where(found, address, missing[0]),
-                np.where(found, length, missing[1]),
+            piece.columns[slot] = Column.of(found.view(np.uint8))
+    for field in side.layout.fields:
+        to = layout.slots[field.name]
+        if layout.fields[to].is_list != field.is_list:
+            raise SchemaError(
+                f"{piece.where}: {field.name} is a list in one source and a scalar in another; all must agree"
             )
-        else:
-            table.address[to], table.length[to] = missing
-    table.owners.append(side)
+        piece.columns[to] = side.column(field.name, found, at)
 
 
 def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -214,3 +243,29 @@ def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
         return np.zeros(len(wanted), bool), np.zeros(len(wanted), np.int64)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return keys[at] == wanted, at
+
+
+def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[[Rows], np.ndarray] | None:
+    """Rows -> int64 [n], which stretch of the side table on disk a row has its values in, of as many as the join says;
+    None without such a table. The first one decides. sides: of every source."""
+    stored = [
+        (source, side)
+        for source, of in enumerate(sides)
+        for side in of
+        if isinstance(side.arrays, SharedArrays) and side.layout.fields
+    ]
+    if not stored:
+        return None
+    source, side = stored[0]
+    name = side.layout.fields[0].name
+    size, slot = max(len(side.arrays[_VALUES + name]), 1), layout.slots[name]
+    buckets = side.join.bucketed or 1
+
+    def bucket(rows: Rows) -> np.ndarray:
+        spans = rows.spans(slot)
+        at = spans.start[0]
+        inside = (rows.sources() == source) & (at < size) & (spans.length[0] > 0)
+        found: np.ndarray = np.where(inside, at * buckets // size + 1, 0)
+        return found
+
+    return bucket

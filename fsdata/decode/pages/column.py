@@ -1,16 +1,15 @@
 """What a column chunk says of its rows: lengths first; values stay in the pages until their place is known."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fsdata.decode.block import Column
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow, Page
 from fsdata.decode.pages.forms import Form
-from fsdata.decode.pages.held import hold
 from fsdata.decode.reused_buffers import Pool
-from fsdata.kernels.pages import fetch, headers, levels, rows, runs
+from fsdata.kernels.pages import headers, levels, rows, runs
 
 _SHORT = 32  # lists with fewer values on average are decoded at once: to find a run costs as much as some values
 _CACHED = 1 << 18  # bytes of pages that are read while the processor still has them
@@ -32,25 +31,6 @@ _LEFT = {
     rows.NOT_FINITE: "numbers that are not finite",
     rows.TOO_LARGE: "integers that are too large for their type",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """The rows of a column chunk.
-
-    Attributes:
-        length: int64 [rows], values of each row, -1 where it is null.
-        first: int64 [rows], values before the row.
-        base: address of the first value: of memory, or paged (`fsdata.kernels.pages.fetch`).
-        values: int64 or float32 [n], the values themselves; None if they stay in the pages.
-        owner: keeps `base` valid.
-    """
-
-    length: np.ndarray
-    first: np.ndarray
-    base: int
-    values: np.ndarray | None
-    owner: Any
 
 
 def read_column(
@@ -126,18 +106,17 @@ class _Reading:
         count = self.rows if some is None else some
         table = self._runs[: int(state[rows.RUNS]) + 1]
         table[-1, runs.FIRST] = values
-        column = np.array([table.ctypes.data, len(table) - 1, state[rows.DICTIONARY], form.stored])
+        dictionary = int(state[rows.DICTIONARY])
+        column = np.array([table.ctypes.data, len(table) - 1, dictionary, form.stored])
         dtype = np.dtype(form.dtype)
-        itemsize = dtype.itemsize
         first = np.empty(len(self._length), np.int64)
-        if form.repeated and values >= _SHORT * count and values * itemsize < fetch.MOST_BYTES:
-            held = hold(column, self._runs, *self._owners)
-            if held is not None:
-                rows.finish_rows(column, len(first), self._length, first, itemsize, 0)
-                return Column(self._length, first, held.base, None, held)
-        lease = self._pool.take(max(values * itemsize, 1))
-        rows.finish_rows(column, len(first), self._length, first, itemsize, lease.address)
-        return Column(self._length, first, lease.address, lease.array(values, dtype.str), lease)
+        if form.repeated and values >= _SHORT * count:
+            rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, 0)
+            owners = tuple(self._owners)
+            return Column(table, first, self._length, dictionary=dictionary, stored=form.stored, owners=owners)
+        lease = self._pool.take(max(values * dtype.itemsize, 1))
+        rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, lease.address)
+        return Column.of(lease.array(values, dtype.str), start=first, length=self._length)
 
 
 def _fault(fault: int, page: Page, form: Form) -> Damaged | LeftToArrow:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.roles import Number, is_list, plain
-from fsdata.kernels.pages import fetch
+from fsdata.kernels import columns
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _SMALL = {pa.int8(): (-128, 127), pa.int16(): (-32768, 32767), pa.uint8(): (0, 255), pa.uint16(): (0, 65535)}
@@ -37,7 +37,7 @@ class Form:
     Attributes:
         physical: of a value, in the file.
         repeated: lists; top: level of definition of a value; present: of a list without elements.
-        stored: one of those of `fsdata.kernels.pages.fetch`.
+        stored: one of those of `fsdata.kernels.columns`.
         dtype: what a value becomes.
         within: of small integers, least and greatest; pyarrow cuts others, which no writer makes.
     """
@@ -103,17 +103,17 @@ def _stored(column: pq.ColumnSchema, item: pa.DataType, number: Number) -> int |
     kind, physical = pa.types, column.physical_type
     to_float = number == "value"
     if kind.is_boolean(item):
-        return fetch.INT64_FLOAT if to_float else fetch.SAME
+        return columns.INT64_FLOAT if to_float else columns.SAME
     if physical == "INT64" and (kind.is_int64(item) or (not to_float and _same_unit(column, item, number))):
-        return fetch.INT64_FLOAT if to_float else fetch.SAME
+        return columns.INT64_FLOAT if to_float else columns.SAME
     if physical == "INT32" and kind.is_integer(item) and item.bit_width <= 32:
         if kind.is_uint32(item):
-            return fetch.UINT32_FLOAT if to_float else fetch.UINT32
-        return fetch.INT32_FLOAT if to_float else fetch.INT32
+            return columns.UINT32_FLOAT if to_float else columns.UINT32
+        return columns.INT32_FLOAT if to_float else columns.INT32
     if to_float and physical == "FLOAT" and kind.is_float32(item):
-        return fetch.SAME
+        return columns.SAME
     if to_float and physical == "DOUBLE" and kind.is_float64(item):
-        return fetch.DOUBLE
+        return columns.DOUBLE
     return f"{item} stored as {physical}"
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 from numba import carray
 
+from fsdata.kernels import columns
 from fsdata.kernels.memory import pointer
-from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN, deltas, fetch, headers, levels, runs
+from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN, deltas, headers, levels, runs
 from fsranks.libraries import kernel
 
 # How a column is stored and what is needed of it, int64 [8]; see `fsdata.decode.pages.forms`.
@@ -110,7 +111,7 @@ def _check(at, count, form):
 @kernel
 def _settle(found, form):
     """int64 [n] in place to what is needed of them: int64, or float32 in the first half; a fault."""
-    unsigned = form[STORED] == fetch.UINT32 or form[STORED] == fetch.UINT32_FLOAT
+    unsigned = form[STORED] == columns.UINT32 or form[STORED] == columns.UINT32_FLOAT
     bad = False
     for i in range(len(found)):
         if unsigned:
@@ -167,7 +168,7 @@ def _set_dictionary(page, raw, form, state, made):
     fault = _check(page[headers.ADDRESS], count, form)
     if fault == NOTHING:
         state[DICTIONARY], state[SIZE] = made.ctypes.data + state[MADE], count
-        fetch.convert(state[DICTIONARY], page[headers.ADDRESS], count, form[STORED], form[ITEMSIZE])
+        columns.convert(state[DICTIONARY], page[headers.ADDRESS], count, form[STORED], form[ITEMSIZE])
         state[MADE] += count * 8
     return fault
 
@@ -265,11 +266,11 @@ def read_pages(pages, form, state, length, table, tails, made):
 def finish_rows(column, rows, length, first, itemsize, target):
     """`first`, int64 [rows]: the values before each row; and the values themselves if `target` is not 0.
 
-    column: int64 [4], see `fetch`. length: int64 [rows], negative of null rows.
+    column: int64 [4], see `fsdata.kernels.columns`. length: int64 [rows], negative of null rows.
     """
     values = np.int64(0)
     for row in range(rows):
         first[row] = values
         values += max(length[row], 0)
     if target and values:
-        fetch.fetch(target, column, np.int64(0), values, itemsize, np.int64(0))
+        columns.fetch(target, column, np.int64(0), values, itemsize, np.int64(0))

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import SPEC, lengths_of, table_of
+from samples import SPEC, columns_of, lengths_of
 
 from fsdata.balance.exchange import RecordSpec, StatusWord
 from fsdata.balance.exchange.fitted_gather import FittedGather
 from fsdata.balance.exchange.status_word import PROTOCOL, check, decode, encode
 from fsdata.balance.exchange.step_exchange import decode_lengths, encode_lengths
-from fsdata.balance.exchange.transfer import check_lengths
+from fsdata.balance.exchange.transfer import Parcel, check_lengths
+from fsdata.decode.block import Block, Rows
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError, MismatchError
 from fsdata.schema import Schema, Sequence
@@ -116,23 +117,33 @@ def test_a_layout_becomes_a_record() -> None:
         "click": [0, 2],
         "bought": [1, 1],
     }
-    assert spec.record_bytes(lengths).tolist() == [8 + 12 + 4, 8 + 24 + 16 + 12 + 12 + 8 + 4 + 4]
     assert np.array_equal(spec.group_lengths(spec.field_lengths(lengths)), lengths)
     stored = RecordSpec.of_layout(layout_of(schema, frozenset({"click"}), as_of=("uih",)))
-    short, long = (stored.record_bytes(np.array([[events], [2]])).tolist() for events in (0, 10_000))
+    rank = np.array([1])
+    short, long = (
+        Parcel.of(rank, stored.field_lengths(np.array([[events], [2]])), stored.sent, 2).bytes.tolist()
+        for events in (0, 10_000)
+    )
     assert short == long  # a sample takes no history that is stored once with it
 
 
 def test_bad_specs_and_tables_are_refused() -> None:
     kind = {"group": np.array([-1, -1]), "width": np.array([1, 1]), "groups": (), "group_field": np.empty(0, np.int64)}
-    with pytest.raises(ValueError, match="falling alignment"):
-        RecordSpec(names=("a", "b"), itemsize=np.array([4, 8]), **kind)
     with pytest.raises(ValueError, match="disagree"):
         RecordSpec(names=("a",), itemsize=np.array([4, 8]), **kind)
-    table = table_of(0, 0, 4, lengths_of(0, 0, 4))
-    table.length[5, 3] = 7
+    columns = columns_of(0, 0, 4, lengths_of(0, 0, 4))
+    assert columns[5].length is not None
+    columns[5].length[3] = 7
     with pytest.raises(DataError, match="field 'dense' of row 3 has 7 elements, its group or width asks for 3"):
-        check_lengths(table, SPEC)
+        check_lengths(Rows.of(Block.of(columns, 4)).spans(), SPEC)
+
+
+def test_a_parcel_has_each_ranks_fields_one_after_another_at_multiples_of_8() -> None:
+    rank, itemsize = np.array([0, 0, 2]), np.array([8, 1])
+    parcel = Parcel.of(rank, np.array([[1, 2, 1], [3, 0, 9]]), itemsize, 3)
+    assert parcel.bytes.tolist() == [24 + 8, 0, 8 + 16]
+    assert parcel.part.tolist() == [[0, 24], [32, 32], [32, 40]]
+    assert parcel.value.tolist() == [[0, 8, 32], [24, 27, 40]]
 
 
 def test_status_words_keep_everything() -> None:

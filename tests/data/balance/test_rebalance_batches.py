@@ -26,7 +26,7 @@ def test_what_was_taken_apart_can_be_built_from_any_rows(index: list[int]) -> No
     marks = [9, 2, 33, 7, 14, 25]
     apart = take_apart(batch_of(marks), (), no_lengths)
     template = from_text(to_text(apart.template))
-    built = template.build(apart.table.take(np.array(index, np.int64)), {})
+    built = template.build(apart.rows.take(np.array(index, np.int64)), {})
     same(built, batch_of([marks[i] for i in index]))
 
 
@@ -105,7 +105,7 @@ def test_a_broken_structure_from_a_peer_is_an_error(change: dict[str, Any]) -> N
 
 def test_replicated_parts_are_not_looked_at() -> None:
     apart = take_apart(Thing(GOOD, {"a": object(), "b": 1}), ("inside.a", "inside.b"), no_lengths)
-    built = apart.template.build(apart.table.take(np.array([2])), {"inside.a": 5, "inside.b": None})
+    built = apart.template.build(apart.rows.take(np.array([2])), {"inside.a": 5, "inside.b": None})
     assert built.inside == {"a": 5, "b": None}
     assert built.x.tolist() == [2]
     with pytest.raises(ValueError, match=r"replicate names \['inside.c'\]"):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE_S, until
-from samples import SPEC, lengths_of, read, sample, table_of
+from samples import SPEC, columns_of, lengths_of, read, rows_of, sample
 from worlds import shared_world
 
 from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
-from fsdata.decode.row_table import RowTable, concat, empty
+from fsdata.decode.block import Block, Rows, concat, no_rows
 from fsdata.errors import DataError, MismatchError, PeerError
 from fsranks.rank_context import resolve
 
@@ -37,7 +37,7 @@ def check(step: StepResult, seed: int, rank: int, counts: np.ndarray, plan: np.n
     assert step.counts.tolist() == np.bincount(plan, minlength=world_size).tolist()
     lengths = [lengths_of(seed, r, count) for r, count in enumerate(counts)]
     for i, (origin, row) in enumerate(step.origin):
-        assert read(step.table, i) == sample(seed, origin, row, lengths[origin])
+        assert read(step.rows, i) == sample(seed, origin, row, lengths[origin])
     everything = np.concatenate(lengths, axis=1)
     assert step.global_items == {"uih": everything[0].sum(), "candidates": everything[1].sum()}
     assert step.moved == everything.sum(axis=0)[plan != home].sum() / max(1, everything.sum())
@@ -59,9 +59,9 @@ def balanced(rank: int, world_size: int) -> list[tuple[list[int], float | None, 
     out = []
     for seed in range(1, 9):
         counts = counts_of(seed, world_size)
-        table = table_of(seed, rank, counts[rank], lengths_of(seed, rank, counts[rank])) if counts[rank] else None
+        rows = rows_of(seed, rank, counts[rank], lengths_of(seed, rank, counts[rank])) if counts[rank] else None
         plans.append(np.empty(0, np.int64))  # nobody plans a step without samples
-        step = exchange.step(table, SPEC, remember, StatusWord(epoch=0, step=seed))
+        step = exchange.step(rows, SPEC, remember, StatusWord(epoch=0, step=seed))
         kept.append((step, seed, rank, counts, plans[-1]))
         out.append((step.counts.tolist(), step.straggler_before, step.straggler_after))
     for arguments in kept:  # only now: a buffer used again too early would have been overwritten
@@ -82,11 +82,11 @@ def carrying(rank: int, world_size: int, why: str, advice: str) -> None:
     """The plan takes two rows of every rank; ranks 0 and 1 have three, rank 2 has one."""
     exchange = StepExchange(resolve(), timeout_s=PATIENCE_S)
     plan, counts = np.array([2, 0, 1, 2, 0]), np.array([2, 2, 1])
-    table = table_of(1, rank, counts[rank], lengths_of(1, rank, counts[rank]))
+    rows = rows_of(1, rank, counts[rank], lengths_of(1, rank, counts[rank]))
     if rank < 2:
-        table = concat([table, table_of(2, rank, 1, lengths_of(2, rank, 1))])
+        rows = concat([rows, rows_of(2, rank, 1, lengths_of(2, rank, 1))])
     status = StatusWord(epoch=0, step=0, ended=True)
-    step = exchange.step(table, SPEC, lambda _: Assignment(rank=plan, rows=2), status)
+    step = exchange.step(rows, SPEC, lambda _: Assignment(rank=plan, rows=2), status)
     check(step, 1, rank, counts, plan)
     assert (step.carried, step.ended, step.rest.num_rows) == (2, False, rank < 2)
     if rank < 2:
@@ -98,7 +98,7 @@ def carrying(rank: int, world_size: int, why: str, advice: str) -> None:
         with pytest.raises(PeerError, match=rf"rank 0 left the loop before step 1 .* \(it {why}\).*{advice}"):
             exchange.step(step.rest, SPEC, lambda _: Assignment(rank=plan[:2]), StatusWord(epoch=0, step=1))
     with pytest.raises(MismatchError, match="different plans"):
-        exchange.step(table, SPEC, lambda _: Assignment(rank=plan[: 5 - 2 * (rank == 1)], rows=1 + (rank != 1)), status)
+        exchange.step(rows, SPEC, lambda _: Assignment(rank=plan[: 5 - 2 * (rank == 1)], rows=1 + (rank != 1)), status)
     exchange.close()
 
 
@@ -136,9 +136,9 @@ def going_wrong(rank: int, world_size: int) -> None:
     def stay(batch: GlobalBatch) -> Assignment:
         return Assignment(rank=batch.home)
 
-    def step(number: int, planner=stay, table: RowTable | None = None) -> StepResult:  # type: ignore[no-untyped-def]
-        table = table or table_of(0, rank, 3, lengths_of(0, rank, 3))
-        return exchange.step(table, SPEC, planner, StatusWord(epoch=2, step=number))
+    def step(number: int, planner=stay, rows: Rows | None = None) -> StepResult:  # type: ignore[no-untyped-def]
+        rows = rows or rows_of(0, rank, 3, lengths_of(0, rank, 3))
+        return exchange.step(rows, SPEC, planner, StatusWord(epoch=2, step=number))
 
     if rank == 1:
         own = ValueError("disk on fire")
@@ -168,23 +168,24 @@ def going_wrong(rank: int, world_size: int) -> None:
         step(11, lambda batch: Assignment(rank=np.roll(batch.home, rank)))
     with pytest.raises(MismatchError, match="ranks disagree on step: rank 0 has 12, rank 2 has 13"):
         step(13 if rank == 2 else 12)
-    ragged = table_of(0, rank, 3, lengths_of(0, rank, 3))
+    ragged = columns_of(0, rank, 3, lengths_of(0, rank, 3))
     if rank == 0:
-        ragged.length[2, 1] += 1
+        assert ragged[2].length is not None
+        ragged[2].length[1] += 1
         with pytest.raises(DataError, match="field 'action' of row 1"):
-            step(14, table=ragged)
+            step(14, rows=Rows.of(Block.of(ragged, 3)))
     else:
         with pytest.raises(PeerError, match="rank 0 failed at step 14 of epoch 2: DataError: field 'action' of row 1"):
             step(14)
     spec = replace(SPEC, width=np.array([1, 0, 0, 0, 0, 3 + (rank == 2), 0]))
     with pytest.raises(MismatchError, match="fields of a sample"):
-        exchange.step(empty(spec.itemsize), spec, stay, StatusWord(epoch=2, step=15))
+        exchange.step(no_rows(len(spec.names)), spec, stay, StatusWord(epoch=2, step=15))
     if rank == 0:  # as if its loader did not balance
         exchange.agree(StatusWord(epoch=2, step=16, rows=3))
     else:
         with pytest.raises(MismatchError, match="rank 0 says that it has 3 samples, and sent 0 bytes for their length"):
             step(16)
-    assert step(17).table.num_rows == 3
+    assert step(17).rows.num_rows == 3
     exchange.close()
 
 
@@ -198,8 +199,8 @@ def rotate(batch: GlobalBatch) -> Assignment:
 
 def steps(exchange: StepExchange, rank: int, first: int, count: int) -> None:
     for number in range(first, first + count):
-        table = table_of(number, rank, 3, lengths_of(number, rank, 3))
-        exchange.step(table, SPEC, rotate, StatusWord(epoch=0, step=number))
+        rows = rows_of(number, rank, 3, lengths_of(number, rank, 3))
+        exchange.step(rows, SPEC, rotate, StatusWord(epoch=0, step=number))
 
 
 def abort_a_blocked_call(rank: int, world_size: int) -> str:

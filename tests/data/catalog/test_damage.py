@@ -89,7 +89,7 @@ def test_a_damaged_row_group_raises_with_file_and_group(flipped):
         source.read(source.groups[1], layout, 0, 1000)
     rows = source.read(source.groups[2], layout, 0, 1000)
     assert rows.kept is None
-    assert column(values(rows.table, layout), "user")[0] == [2000]
+    assert column(values(rows.rows, layout), "user")[0] == [2000]
 
 
 @pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
@@ -102,7 +102,7 @@ def test_a_damaged_row_group_is_skipped_counted_and_listed_once(flipped, decoder
     for start, stop in ((0, 10), (5, 5), (0, 1000)):
         fresh, _ = opened(ParquetSource(flipped, on_error="skip", decoder=decoder), schema)
         rows = fresh.read(source.groups[1], layout, start, stop)
-        assert (rows.table.num_rows, rows.kept.tolist()) == (0, [])
+        assert (rows.rows.num_rows, rows.kept.tolist()) == (0, [])
         assert [entry.row_group for entry in fresh.skipped] == [1]
     for _ in range(2):
         assert column(read_all(source, layout), "user") == [[n] for n in [*range(1000), *range(2000, 3000)]]
@@ -134,7 +134,7 @@ def test_a_file_that_is_replaced_is_noticed(tmp_path):
         source.read(source.groups[1], layout, 0, 5)
     source, layout = opened(ParquetSource(path, on_error="skip"), USERS)  # before it was read at all
     users(tmp_path, "a.parquet", *range(11))
-    assert source.read(source.groups[0], layout, 0, 5).table.num_rows == 0
+    assert source.read(source.groups[0], layout, 0, 5).rows.num_rows == 0
     assert "a.parquet: replaced while in use: " in source.skipped[0].reason
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"a\.parquet"):  # missing, not skipped

@@ -237,7 +237,7 @@ def test_partitions_have_the_types_of_the_table(tmp_path):
         read(ParquetSource(table=f"delta:{tmp_path / 't'}"), Schema(context=("user", "n")))
     handle, layout = opened(ParquetSource(table=f"delta:{tmp_path / 't'}"), Schema(context=("user",), time="at"))
     for group in handle.groups:
-        (sample,) = values(handle.read(group, layout, 0, group.rows).table, layout)
+        (sample,) = values(handle.read(group, layout, 0, group.rows).rows, layout)
         assert handle.read_times(group).tolist() == [1000 * (micro + (sample["user"][0] in (1, 2)))]
     handle.close()
 

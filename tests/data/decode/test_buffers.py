@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,8 @@ from parquet import lists, opened, values, write
 
 from fsdata import ParquetSource, Schema, Sequence
 from fsdata.batch.host_memory import Reused
-from fsdata.decode.pages.held import hold
 from fsdata.decode.reused_buffers import Pool
-from fsdata.kernels.pages import fetch
+from fsdata.kernels import columns
 
 SCHEMA = Schema(sequences=[Sequence("uih", fields=("item", "action"))])
 LONG = [list(range(40 + n)) for n in range(30)]
@@ -87,37 +87,25 @@ def test_threads_never_share_a_buffer():
     assert wrong == []
 
 
-def free() -> list:
-    """All numbers that columns whose values stay in their pages can have now."""
-    taken, nothing = [], np.zeros(4, np.int64)
-    while (one := hold(nothing)) is not None:
-        taken.append(one)
-    return taken
-
-
-def test_columns_that_rows_refer_to_are_given_back_with_the_rows(tmp_path):
+def test_memory_is_given_back_with_the_last_rows_of_a_block(tmp_path):
     path = write(
         tmp_path / "a.parquet", {"item": lists(pa.int64(), *LONG), "action": lists(pa.int32(), *LONG)}, group=30
     )
-    source, layout = opened(ParquetSource(path), SCHEMA)
-    gc.collect()
-    before = len(free())
+    pool = Pool()
+    source, layout = opened(ParquetSource(path), SCHEMA, pool=pool)
     rows = source.read(source.groups[0], layout, 0, 30)
-    assert len(free()) == before - 2
-    some = rows.table.take(np.array([3, 29]))
-    del rows
+    (block,) = rows.rows.blocks.of
+    assert (block.columns[:, columns.DICTIONARY] > 0).all()  # the values of both stay in their pages
+    some, gone = rows.rows.take(np.array([3, 29])), weakref.ref(block)
+    del rows, block
     gc.collect()
-    assert len(free()) == before - 2
     assert [each["item"] for each in values(some, layout)] == [LONG[3], LONG[29]]
+    taken = pool._bytes - sum(buffer.size for buffer in (*pool._free, *pool._returned))
+    assert taken > 0
     del some
     gc.collect()
-    taken = free()
-    assert len(taken) == before
-    del taken[0]  # one of two columns gets a number, the other is decoded at once
-    rows = source.read(source.groups[0], layout, 0, 30)
-    paged = [int(address) >> fetch.PAGED_SHIFT == fetch.PAGED for address in rows.table.address[:, 0]]
-    assert sorted(paged) == [False, True]
-    assert [each["action"] for each in values(rows.table, layout)] == LONG
+    assert gone() is None
+    assert pool._bytes == sum(buffer.size for buffer in (*pool._free, *pool._returned))
     source.close()
 
 
@@ -129,4 +117,4 @@ def test_rows_outlive_their_source(tmp_path):
     source.close()
     del source
     pa.default_memory_pool().release_unused()
-    assert [each["item"] for each in values(found.table, layout)] == rows
+    assert [each["item"] for each in values(found.rows, layout)] == rows

@@ -139,13 +139,13 @@ def test_random_files_read_as_a_plain_reference_reads_them(seed, tmp_path, monke
         handle, layout = opened(ParquetSource(path, decoder=decoder, **options), SCHEMA, pool=Pool())
         first, got = 0, []
         for group in handle.groups:
-            whole = values(handle.read(group, layout, 0, group.rows).table, layout)
+            whole = values(handle.read(group, layout, 0, group.rows).rows, layout)
             got += whole
             for _ in range(4):
                 start, stop = sorted(rng.integers(0, group.rows + 1, 2).tolist())
                 part = handle.read(group, layout, start, stop)
                 inside = [sample for sample in whole if start <= sample["row"][0] - first < stop]
-                assert values(part.table, layout) == inside
+                assert values(part.rows, layout) == inside
                 kept = range(stop - start) if part.kept is None else part.kept.tolist()
                 assert [first + start + row for row in kept] == [sample["row"][0] for sample in inside]
             first += group.rows
@@ -159,11 +159,11 @@ def test_threads_do_not_disturb_each_other(tmp_path, monkeypatch):
     for file in range(3):
         write(tmp_path / f"{file}.parquet", table.slice(80 * file, 80), group=40)
     source, layout = opened(ParquetSource(tmp_path, defaults=dict.fromkeys(NAMES, 1) | {"text": ""}), SCHEMA)
-    alone = [values(source.read(group, layout, 0, group.rows).table, layout) for group in source.groups]
+    alone = [values(source.read(group, layout, 0, group.rows).rows, layout) for group in source.groups]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
             together = list(pool.map(lambda group: source.read(group, layout, 0, group.rows), source.groups))
-            assert [values(rows.table, layout) for rows in together] == alone
+            assert [values(rows.rows, layout) for rows in together] == alone
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_what_it_raises_is_raised(path, error, on_error):
         return batch
 
     handle, layout = opened(source(path, map=fails, on_error=on_error), SCHEMA)
-    assert handle.read(handle.groups[0], layout, 0, 4).table.num_rows == 4
+    assert handle.read(handle.groups[0], layout, 0, 4).rows.num_rows == 4
     stops = isinstance(error, StopIteration)
     with pytest.raises(RuntimeError if stops else type(error)) as caught:
         handle.read(handle.groups[1], layout, 0, 4)

@@ -146,7 +146,7 @@ def test_what_was_read_of_an_object_that_is_written_again_is_not_used(tmp_path):
         fetched.read(part)
     put(500, seconds=2)
     rows = source.read(source.groups[0], layout, 0, 10, fetched)
-    assert column(values(rows.table, layout), "user") == [[user] for user in range(500, 510)]
+    assert column(values(rows.rows, layout), "user") == [[user] for user in range(500, 510)]
     assert source.retries == 1
 
 

@@ -1,4 +1,4 @@
-"""Hand-made Parquet files, and what a decoded table holds as plain Python."""
+"""Hand-made Parquet files, and what decoded rows hold as plain Python."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fsdata.decode.block import Rows
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.row_table import RowTable, SurvivingRows
-from fsdata.kernels.copy import gather_fields
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 
@@ -28,20 +27,21 @@ def lists(kind: pa.DataType, *rows: Any) -> pa.Array:
     return pa.array(list(rows), pa.list_(kind))
 
 
-def values(table: RowTable, layout: Layout) -> list[dict[str, Any]]:
+def values(rows: Rows, layout: Layout) -> list[dict[str, Any]]:
     """Sample by sample: field -> list of numbers."""
-    result = []
-    for n in range(table.num_rows):
-        sample = {}
-        for f, field in enumerate(layout.fields):
-            count = int(table.length[f, n])
-            raw = np.zeros(count * field.itemsize, np.uint8)
-            place, target = np.ascontiguousarray(table.address[f : f + 1, n : n + 1]), np.array([raw.ctypes.data])
-            gather_fields(place, np.array([[count]]), np.array([field.itemsize]), target)
+    spans = rows.spans()
+    buffers = [
+        np.zeros(int(count) * field.itemsize, np.uint8)
+        for count, field in zip(spans.counts(), layout.fields, strict=True)
+    ]
+    spans.gather(layout.itemsize, np.array([buffer.ctypes.data for buffer in buffers]))
+    result: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
+    for field, buffer, length in zip(layout.fields, buffers, spans.length, strict=True):
+        ends = np.cumsum(length) * field.itemsize
+        for sample, raw in zip(result, np.split(buffer, ends[:-1]), strict=bool(len(result))):
             sample[field.name] = (
-                raw.tobytes().decode() if field.kind == "text" else np.frombuffer(raw, field.dtype).tolist()
+                raw.tobytes().decode() if field.kind == "text" else np.frombuffer(raw.tobytes(), field.dtype).tolist()
             )
-        result.append(sample)
     return result
 
 
@@ -54,8 +54,7 @@ def read_all(source: OpenSource, layout: Layout) -> list[dict[str, Any]]:
     """Every surviving sample of a source, in order."""
     samples = []
     for group in source.groups:
-        rows: SurvivingRows = source.read(group, layout, 0, group.rows)
-        samples += values(rows.table, layout)
+        samples += values(source.read(group, layout, 0, group.rows).rows, layout)
     return samples
 
 

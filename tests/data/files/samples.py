@@ -1,11 +1,9 @@
 """Samples whose every value says which rank, row and position it comes from, in the currency of the exchange."""
 
-import ctypes
-
 import numpy as np
 
 from fsdata.balance.exchange import RecordSpec
-from fsdata.decode.row_table import RowTable
+from fsdata.decode.block import Block, Column, Rows
 
 SPEC = RecordSpec(
     names=("user", "item", "action", "candidate", "price", "dense", "label"),
@@ -32,29 +30,29 @@ def sample(seed: int, rank: int, row: int, lengths: np.ndarray) -> list[list[flo
     return [[float(mark + 131072 * field + i) for i in range(count)] for field, count in enumerate(counts)]
 
 
-def table_of(seed: int, rank: int, rows: int, lengths: np.ndarray) -> RowTable:
-    """The rows of one rank; every field lies in an array of its own."""
+def columns_of(seed: int, rank: int, rows: int, lengths: np.ndarray) -> list[Column]:
+    """The fields of the rows of one rank."""
     values = [sample(seed, rank, row, lengths) for row in range(rows)]
-    arrays, address, length = [], [], []
+    columns = []
     for field, itemsize in enumerate(SPEC.itemsize):
         dtype = np.int64 if itemsize == 8 else np.float32
         counts = np.array([len(row[field]) for row in values], np.int64)
         array = np.array([value for row in values for value in row[field]], dtype)
-        arrays.append(array)
-        length.append(counts)
-        address.append(array.ctypes.data + itemsize * (np.cumsum(counts) - counts))
-    shape = (len(SPEC.names), rows)
-    return RowTable(
-        np.array(address, np.int64).reshape(shape), np.array(length).reshape(shape), SPEC.itemsize, tuple(arrays)
-    )
+        columns.append(Column.of(array, start=np.cumsum(counts) - counts, length=counts))
+    return columns
 
 
-def read(table: RowTable, row: int) -> list[list[float]]:
+def rows_of(seed: int, rank: int, rows: int, lengths: np.ndarray) -> Rows:
+    """The rows of one rank; every field lies in an array of its own."""
+    return Rows.of(Block.of(columns_of(seed, rank, rows, lengths), rows))
+
+
+def read(rows: Rows, row: int) -> list[list[float]]:
     """The values of one sample, field by field, read from where they lie."""
-    out = []
-    for field, itemsize in enumerate(table.itemsize):
-        address, count = int(table.address[field, row]), int(table.length[field, row])
-        kind = ctypes.c_int64 if itemsize == 8 else ctypes.c_float
-        assert count == 0 or address % itemsize == 0
-        out.append([float(value) for value in (kind * count).from_address(address)] if count else [])
-    return out
+    spans = rows.take(np.array([row])).spans()
+    out = [
+        np.empty(count, np.int64 if itemsize == 8 else np.float32)
+        for count, itemsize in zip(spans.length[:, 0].tolist(), SPEC.itemsize.tolist(), strict=True)
+    ]
+    spans.gather(SPEC.itemsize, np.array([each.ctypes.data for each in out]))
+    return [[float(value) for value in each] for each in out]

@@ -1,0 +1,125 @@
+"""Columns of lists that pyarrow has decoded: where they lie, what becomes of nulls in them, and copies that stay."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from fsdata.catalog.bind import FieldBinding
+from fsdata.decode.arrow import widen
+from fsdata.decode.block import Block, Column, Rows
+from fsdata.decode.piece import Nulls
+from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.row_layout import Field, Layout
+
+
+def list_column(array: pa.Array, binding: FieldBinding, nulls: Nulls, counts: Column | None = None) -> Column:
+    """Lists of int64, float32 or uint8, with the default in place of elements that are null or not finite.
+
+    counts: of nested lists, how many of the ids of a row each of its events has; for messages.
+
+    Raises:
+        DataError: a list or an element is null or not finite, and the policy is `error`.
+    """
+    items, start, length = widen.lists_of(array)
+    values, null = widen.numbers_of(items)
+    null_lists = length < 0
+    bad = null
+    if values.dtype == np.float32:
+        finite = np.isfinite(values)
+        if not finite.all():
+            bad = ~finite if bad is None else bad | ~finite
+    if bad is not None and bad.any():
+        place, row = _places(bad, start, length)
+        if len(row) and binding.policy == "default":
+            array = widen.fill_elements(array, binding.value or 0)  # type: ignore[arg-type]
+            return list_column(array, binding, nulls)
+        if len(row) and binding.policy == "error":
+            n = int(row[0])
+            if not null_lists[:n].any():
+                what = _what(place[row == n], null, int(start[n]), None if counts is None else _of_row(counts, n))
+                raise nulls.fault(binding, n, what)
+        nulls.drop[row] = True
+    if null_lists.any():
+        nulls.lists(binding, null_lists)
+    return Column.of(values, start=start, length=length, owners=(items,))
+
+
+def nested_columns(
+    counts: pa.Array, ids: pa.Array, binding: FieldBinding, field: Field, nulls: Nulls
+) -> tuple[Column, Column]:
+    """How many ids every event has, and the ids of those events that truncation keeps. See `list_column`.
+
+    The counts stay whole, for `align` to compare and cut. Where they are null, the row has no ids.
+
+    Args:
+        counts, ids: see `fsdata.decode.arrow.widen.nested_parts`. field: that of the counts.
+    """
+    events = list_column(counts, replace(binding, value=0), nulls)
+    found = list_column(ids, binding, nulls, events)
+    assert events.values is not None
+    begin, length = events.bounds
+    number = np.maximum(length, 0)
+    kept = number if field.max_length is None else np.minimum(number, field.max_length)
+    first = begin + (number - kept if field.keep_last else 0)
+    before = np.concatenate([[0], np.cumsum(events.values)])
+    inside = np.where(nulls.drop, 0, before[first + kept] - before[first])
+    return events, replace(found, start=found.bounds[0] + before[first] - before[begin], length=inside)
+
+
+def packed(lists: dict[int, Column], layout: Layout, drop: np.ndarray, pool: Pool) -> dict[int, Column]:
+    """The lists by slot, copied to pooled memory, so that Arrow can decode the next batch into hot memory.
+
+    Of a longer list only the end that truncation will keep is copied: it begins where the whole list would begin.
+    """
+    fields = [layout.fields[slot] for slot in lists]
+    kept, skipped, cut = [], [], []
+    for field, column in zip(fields, lists.values(), strict=True):
+        start, length = column.bounds
+        whole = np.where(drop, 0, np.maximum(length, 0))
+        stays = whole if field.max_length is None else np.minimum(whole, field.max_length)
+        skip = whole - stays if field.keep_last else np.zeros_like(whole)
+        kept.append(stays)
+        skipped.append(skip)
+        cut.append(replace(column, start=start + skip, length=stays))
+    itemsize = np.array([field.itemsize for field in fields])
+    sizes = (np.array([int(each.sum()) for each in kept]) * itemsize + 7) & ~7
+    begins = np.cumsum(sizes) - sizes
+    lease = pool.take(max(int(sizes.sum()), 1))
+    memory = np.asarray(lease)
+    Rows.of(Block.of(cut, len(drop))).spans().gather(itemsize, lease.address + begins)
+    found = {}
+    for number, (slot, column) in enumerate(lists.items()):
+        values = memory[begins[number] : begins[number] + int(kept[number].sum()) * itemsize[number]]
+        start = np.cumsum(kept[number]) - kept[number] - skipped[number]
+        found[slot] = Column.of(values.view(fields[number].dtype), start=start, length=column.length)
+    return found
+
+
+def _places(bad: np.ndarray, start: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [k], which values are bad and stand in a list; int64 [k], in that of which row)."""
+    place = np.flatnonzero(bad)
+    row = np.searchsorted(start + np.maximum(length, 0), place, side="right")
+    inside = row < len(start)
+    inside[inside] = start[row[inside]] <= place[inside]
+    return place[inside], row[inside]
+
+
+def _what(place: np.ndarray, null: np.ndarray | None, start: int, counts: np.ndarray | None) -> str:
+    """place: of the bad values of a list that begins at `start`. counts: of its events, if it is nested."""
+    nulls = place[:0] if null is None else place[null[place]]
+    if not len(nulls):
+        position = int(place[0]) - start
+        return "NaN or infinite" + (f" at position {position} of the list" if position else "")
+    position = int(nulls[0]) - start
+    if counts is None:
+        return f"null at position {position} of the list"
+    stops = np.cumsum(counts)
+    event = int(np.searchsorted(stops, position, side="right"))
+    return f"null at position {position - stops[event] + counts[event]} of the ids of event {event}"
+
+
+def _of_row(column: Column, n: int) -> np.ndarray:
+    assert column.values is not None
+    start, length = column.bounds
+    return column.values[start[n] : start[n] + length[n]]

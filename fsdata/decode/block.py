@@ -1,0 +1,316 @@
+"""Rows by reference: a *block* is what one thread decoded, and a row is the number of a block and of a row in it.
+
+The loader never copies a sample until its batch is known. Decoding leaves values where they are, often in pages that
+are not decoded yet. Shuffling, batching and balancing move rows, of 8 bytes each. One kernel then copies each value to
+its final place (`fsdata.kernels.columns`).
+
+Letters: B blocks, F fields, N rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fsdata.kernels import columns
+from fsdata.kernels.pages import runs
+
+_NARROW = 2**31  # starts below take 4 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The values of one field in N rows, where they lie.
+
+    Attributes:
+        runs: int64 [R + 1, runs.COLUMNS], see `fsdata.kernels.pages.runs`.
+        start: int64 [N], the first value of each row; None: that of row n is n * step.
+        length: int64 [N], how many values each row has, -1 where it is null; None: `width` each.
+        dictionary, stored: see `fsdata.kernels.columns`.
+        values: [V], the values as they are needed, where one piece of memory has all of them.
+        owners: keep what `runs` and `dictionary` point to.
+    """
+
+    runs: np.ndarray
+    start: np.ndarray | None = None
+    length: np.ndarray | None = None
+    step: int = 1
+    width: int = 1
+    dictionary: int = 0
+    stored: int = columns.SAME
+    values: np.ndarray | None = None
+    owners: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        values: np.ndarray,
+        *,
+        width: int = 1,
+        start: np.ndarray | None = None,
+        length: np.ndarray | None = None,
+        owners: tuple[Any, ...] = (),
+    ) -> "Column":
+        """Of values in memory, [V] in C order. Without `start` rows lie one after another, each of `width` values."""
+        table = run(values.ctypes.data, len(values))
+        return cls(table, start, length, width, width, values=values, owners=(values, *owners))
+
+    @classmethod
+    def constant(cls, values: np.ndarray) -> "Column":
+        """Every row has all of `values`."""
+        return replace(cls.of(values, width=len(values)), step=0)
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """start and length of rows that have both."""
+        assert self.start is not None
+        assert self.length is not None
+        return self.start, self.length
+
+    @property
+    def size(self) -> int:
+        """V, how many values there are."""
+        return int(self.runs[-1, runs.FIRST])
+
+    def take(self, rows: np.ndarray | slice) -> "Column":
+        """The rows at `rows`, numbers, or a stretch where rows have starts."""
+        start = self.start[rows] if self.start is not None else self.step * np.asarray(rows)
+        return replace(self, start=start, length=None if self.length is None else self.length[rows])
+
+    def plus(self, values: np.ndarray) -> "Column":
+        """With `values`, as they are needed, at the end."""
+        table = np.vstack([self.runs, [[self.size + len(values), 0, 0]]])
+        table[-2, runs.FORM], table[-2, runs.AT] = runs.FINAL, values.ctypes.data
+        return replace(self, runs=table, values=None, owners=(*self.owners, values))
+
+    def lengths(self, rows: int) -> np.ndarray:
+        """int64 [N], none negative."""
+        return np.full(rows, self.width) if self.length is None else np.maximum(self.length, 0)
+
+    def gathered(self, dtype: np.dtype[Any] | type, some: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The values of the rows `some`, int64 [n], one row after another; none of lists that are null.
+
+        out: where they are written.
+        """
+        some_lists = self if self.length is None else replace(self, length=np.maximum(self.length, 0))
+        block = Block.of([some_lists], int(some.max(initial=-1)) + 1)
+        spans = Rows.of(block).take(some).spans()
+        if out is None:
+            out = np.empty(int(spans.length.sum()), dtype)
+        spans.gather(np.array([out.itemsize]), np.array([out.ctypes.data]))
+        return out
+
+
+def run(address: int, count: int, form: int = runs.FINAL) -> np.ndarray:
+    """The table of one run of `count` values in memory."""
+    return np.array([[0, form, address], [count, 0, 0]], np.int64)
+
+
+def joined(parts: Sequence[Column]) -> Column:
+    """The rows of columns with starts and lengths, all of values as they are needed, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    first = np.cumsum([0, *(part.size for part in parts)])
+    tables, starts, lengths = [], [], []
+    for part, before in zip(parts, first.tolist(), strict=False):
+        start, length = part.bounds
+        table = part.runs[:-1].copy()
+        table[:, runs.FIRST] += before
+        tables.append(table)
+        starts.append(start + before)
+        lengths.append(length)
+    return Column(
+        np.vstack([*tables, [[first[-1], 0, 0]]]),
+        np.concatenate(starts),
+        np.concatenate(lengths),
+        owners=tuple(part.owners for part in parts),
+    )
+
+
+class Block:
+    """N rows of F fields, decoded by one thread. Nothing of it changes.
+
+    Attributes:
+        rows: N. source: the number of the source that they are from.
+        columns: int64 [F, NUMBERS]; lines: int64 [4], see `fsdata.kernels.columns`.
+    """
+
+    def __init__(self, numbers: np.ndarray, starts: np.ndarray, lengths: np.ndarray, source: int, owners: Any) -> None:
+        self.rows = starts.shape[1]
+        self.source = source
+        self.columns = numbers
+        self.lines = np.array([starts.ctypes.data, starts.itemsize, lengths.ctypes.data, self.rows])
+        self._owners = starts, lengths, owners
+
+    @classmethod
+    def of(cls, fields: Sequence[Column], rows: int, source: int = 0) -> "Block":
+        """Fields whose rows begin alike, as those of one sequence do, share these numbers."""
+        starts, lengths = _Lines(), _Lines()
+        numbers = np.zeros((len(fields), columns.NUMBERS), np.int64)
+        for at, each in enumerate(fields):
+            numbers[at] = (
+                each.runs.ctypes.data,
+                len(each.runs) - 1,
+                each.dictionary,
+                each.stored,
+                starts.line(each.start),
+                each.step,
+                lengths.line(each.length),
+                each.width,
+            )
+        narrow = all(int(each.max(initial=0)) < _NARROW for each in starts.found)
+        owners = [(each.runs, each.owners) for each in fields]
+        return cls(
+            numbers, starts.table(rows, np.int32 if narrow else np.int64), lengths.table(rows, np.int32), source, owners
+        )
+
+
+class _Lines:
+    """Numbers of rows, those of several fields once if they are equal."""
+
+    def __init__(self) -> None:
+        self.found: list[np.ndarray] = []
+
+    def line(self, numbers: np.ndarray | None) -> int:
+        """Which line of the table these are; -1 of None."""
+        if numbers is None:
+            return -1
+        for at, other in enumerate(self.found):
+            if numbers is other or np.array_equal(numbers, other):
+                return at
+        self.found.append(numbers)
+        return len(self.found) - 1
+
+    def table(self, rows: int, dtype: type) -> np.ndarray:
+        table: np.ndarray = np.empty((len(self.found), rows), dtype)
+        for line, numbers in zip(table, self.found, strict=True):
+            line[:] = numbers[:rows]
+        return table
+
+
+class Blocks:
+    """Some blocks by number, and the tables of all of them for kernels: columns [B, F, NUMBERS], lines [B, 4]."""
+
+    def __init__(self, blocks: Sequence[Block], fields: int) -> None:
+        self.of = tuple(blocks)
+        self.columns = np.empty((len(blocks), fields, columns.NUMBERS), np.int64)
+        self.lines = np.empty((len(blocks), 4), np.int64)
+        for number, block in enumerate(blocks):
+            self.columns[number], self.lines[number] = block.columns, block.lines
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """N rows of some blocks. block, row: int32 [N]."""
+
+    blocks: Blocks
+    block: np.ndarray
+    row: np.ndarray
+
+    @classmethod
+    def of(cls, block: Block) -> "Rows":
+        """All rows of a block."""
+        blocks = Blocks([block], len(block.columns))
+        return cls(blocks, np.zeros(block.rows, np.int32), np.arange(block.rows, dtype=np.int32))
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row)
+
+    def take(self, index: np.ndarray | slice) -> "Rows":
+        """The rows at `index`, numbers or a stretch, in that order."""
+        return Rows(self.blocks, self.block[index], self.row[index])
+
+    def spans(self, slot: int | None = None) -> "Spans":
+        """Where the values of every field lie, or of the one at `slot`."""
+        table = self.blocks.columns
+        if slot is not None:
+            table = np.ascontiguousarray(table[:, slot : slot + 1])
+        start = np.empty((table.shape[1], len(self.row)), np.int64)
+        length = np.empty_like(start)
+        columns.find_spans(table, self.blocks.lines, self.block, self.row, start, length)
+        return Spans(self.blocks, table, self.block, start, length)
+
+    def numbers(self, slot: int, width: int) -> np.ndarray:
+        """int64 [N, width]: the values of a field of so many in every row."""
+        found = np.empty((len(self.row), width), np.int64)
+        self.spans(slot).gather(np.array([8]), np.array([found.ctypes.data]))
+        return found
+
+    def sources(self) -> np.ndarray:
+        """int64 [N]: the number of the source of every row."""
+        return np.array([block.source for block in self.blocks.of], np.int64)[self.block]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Which values of which columns N rows have.
+
+    Attributes:
+        blocks: keep the values.
+        columns: int64 [B, F, NUMBERS]; block: int32 [N], of each row.
+        start, length: int64 [F, N], the first value of each row in its column, and how many.
+    """
+
+    blocks: Blocks
+    columns: np.ndarray
+    block: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.block)
+
+    def take(self, index: np.ndarray) -> "Spans":
+        start, length = self.start.take(index, axis=1), self.length.take(index, axis=1)
+        return Spans(self.blocks, self.columns, self.block[index], start, length)
+
+    def counts(self) -> np.ndarray:
+        """int64 [F]: values of every field in all rows."""
+        counts: np.ndarray = np.add.reduce(self.length, axis=1)
+        return counts
+
+    def gather(self, itemsize: np.ndarray, target: np.ndarray) -> None:
+        """Copy the rows of every field one after another. itemsize: int64 [F]; target: int64 [F], addresses, or 0."""
+        columns.gather_fields(self.columns, self.block, self.start, self.length, itemsize, target)
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivingRows:
+    """Rows that filters and null policies left of a piece.
+
+    Attributes:
+        rows: n of them.
+        kept: int64 [n], increasing: their positions in the piece; None if all rows survived.
+    """
+
+    rows: Rows
+    kept: np.ndarray | None
+
+
+def concat(parts: Sequence[Rows]) -> Rows:
+    """All rows, in order; they have the same fields. Blocks without a row are left out."""
+    blocks = parts[0].blocks
+    if len(parts) == 1:
+        return parts[0]
+    row = np.concatenate([part.row for part in parts])
+    if all(part.blocks is blocks for part in parts):
+        return Rows(blocks, np.concatenate([part.block for part in parts]), row)
+    number: dict[Block, int] = {}
+    block = []
+    for part in parts:
+        used = np.bincount(part.block, minlength=len(part.blocks.of)) > 0
+        of = [
+            number.setdefault(each, len(number)) if some else -1
+            for each, some in zip(part.blocks.of, used.tolist(), strict=True)
+        ]
+        block.append(np.array(of, np.int32)[part.block])
+    return Rows(Blocks(list(number), blocks.columns.shape[1]), np.concatenate(block), row)
+
+
+def no_rows(fields: int) -> Rows:
+    """Of `fields` fields."""
+    none = np.empty(0, np.int32)
+    return Rows(Blocks((), fields), none, none)

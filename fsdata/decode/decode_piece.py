@@ -1,0 +1,206 @@
+"""Decoding a piece of a row group: columns from pages where that is possible, the others by pyarrow (orchestration)."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fsdata.catalog.bind import FieldBinding
+from fsdata.catalog.roles import WantedField
+from fsdata.decode.arrow import widen
+from fsdata.decode.arrow.lists import list_column, nested_columns, packed
+from fsdata.decode.arrow.record_batches import RowRange, record_batches
+from fsdata.decode.block import Column, joined, run
+from fsdata.decode.pages.columns import PageDecoder
+from fsdata.decode.piece import Nulls, Piece
+from fsdata.decode.piece_plan import PiecePlan, constant
+from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.row_layout import ids_of
+
+
+def decode(
+    file: pq.ParquetFile, wanted: RowRange, plan: PiecePlan, pool: Pool | None, pages: PageDecoder | None, source: Any
+) -> Piece:
+    """Decode rows of a row group.
+
+    Args:
+        pool: copy the values there, for rows that stay long; None leaves them where Arrow has decoded them.
+        pages: decodes what it can from the bytes of `source`, which is what `file` reads from; None leaves all to
+            pyarrow.
+
+    Raises:
+        DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
+        pa.ArrowException, OSError: the row group cannot be decoded.
+    """
+    row_group = file.metadata.row_group(wanted.group)
+    rows = row_group.num_rows
+    if wanted.stop > rows:
+        raise pa.ArrowInvalid(f"{rows} rows where {wanted.stop} or more are known")
+    forms = {} if pages is None else pages.forms(file, plan.stored, wanted.schema)
+    if pages is None or not forms:
+        return _by_pyarrow(file, wanted, plan, pool, frozenset()).finish()
+    needed: range | np.ndarray = range(rows) if wanted.to_end else range(wanted.start, wanted.stop)
+    served, builder = frozenset(each.field for each in forms), None
+    if plan.batches.condition is not None and not wanted.to_end:
+        builder = _by_pyarrow(file, wanted, plan, pool, served)
+        needed = builder.rows
+    if not len(needed):
+        return _Builder(plan, wanted, pool).finish()
+    columns = pages.columns(row_group, source, needed, forms, wanted.indexes)
+    if builder is None or columns.keys() != served:
+        builder = _by_pyarrow(file, wanted, plan, pool, frozenset(columns))
+    builder.add_columns(columns, plan)
+    return builder.finish()
+
+
+def _by_pyarrow(
+    file: pq.ParquetFile, wanted: RowRange, plan: PiecePlan, pool: Pool | None, without: frozenset[WantedField]
+) -> "_Builder":
+    """The rows that the filter keeps, with all fields but those in `without`."""
+    rest = plan.without(without) if without else plan
+    builder = _Builder(rest, wanted, pool)
+    if without and rest.batches.needs_none:
+        builder.skip(wanted.stop - wanted.start)
+    else:
+        for rows, batch in record_batches(file, wanted, rest.batches):
+            builder.add(rows, batch)
+    return builder
+
+
+class _Builder:
+    """Adds record batches one after another, then columns of pages."""
+
+    def __init__(self, plan: PiecePlan, wanted: RowRange, pool: Pool | None) -> None:
+        size, layout = wanted.stop - wanted.start, plan.layout
+        self._plan, self._layout, self._pool, self._where = plan, layout, pool, wanted.where
+        self._added = 0
+        self._rows = np.arange(wanted.start, wanted.stop)
+        self._drop = np.full(size, plan.drops_all)
+        self._dense = np.empty((size, len(layout.dense)), np.float32)
+        self._scalars = {
+            part.slot: np.empty(size, layout.fields[part.slot].dtype)
+            for part in plan.fields
+            if part.column >= 0 and not layout.fields[part.slot].is_list
+        }
+        self._lists: dict[int, list[Column]] = defaultdict(list)
+        self._columns: dict[int, Column] = {}
+        self._arrays = {part.binding.field: _constant(part.binding, size) for part in plan.arrays}
+        for part in plan.dense:
+            if part.column < 0:
+                self._dense[:, part.slot] = part.binding.value or 0.0
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int64 [n], numbers in the row group of all rows added."""
+        return self._rows[: self._added]
+
+    def add(self, rows: np.ndarray, batch: pa.RecordBatch) -> None:
+        """`rows`: int64 [n], numbers in the row group of the n rows of `batch`."""
+        here = slice(self._added, self._added + len(rows))
+        self._rows[here] = rows
+        nulls = Nulls(rows, self._drop[here], self._where)
+        lists: dict[int, Column] = {}
+        for part in self._plan.fields:
+            if part.column < 0:
+                continue
+            array, slot = batch.column(part.column), part.slot
+            if part.binding.field.shape == "nested":
+                field, ids = self._layout.fields[slot], self._layout.slots[ids_of(part.binding.field.name)]
+                lists[slot], lists[ids] = nested_columns(
+                    array, batch.column(part.column + 1), part.binding, field, nulls
+                )
+            elif slot in self._scalars:
+                self._scalars[slot][here] = nulls.scalars(part.binding, *widen.numbers_of(array))
+            else:
+                lists[slot] = list_column(array, part.binding, nulls)
+        for part in self._plan.dense:
+            if part.column >= 0:
+                numbers = widen.numbers_of(batch.column(part.column))
+                self._dense[here, part.slot] = nulls.scalars(part.binding, *numbers)
+        for part in self._plan.arrays:
+            if part.column >= 0:
+                values, null = self._arrays[part.binding.field]
+                found, missing = widen.numbers_of(batch.column(part.column))
+                values[here], null[here] = found, False if missing is None else missing
+        if self._pool is not None and lists:
+            lists = packed(lists, self._layout, nulls.drop, self._pool)
+        for slot, column in lists.items():
+            self._lists[slot].append(column)
+        self._added += len(rows)
+
+    def skip(self, rows: int) -> None:
+        """Add rows that have no fields but those of `add_columns`, and those that all rows have alike."""
+        self._added += rows
+
+    def add_columns(self, columns: Mapping[WantedField, Column], plan: PiecePlan) -> None:
+        """What `plan` has besides the fields of the batches, for the rows of all batches added."""
+        count, rows = self._added, self.rows
+        some = slice(rows[0], rows[-1] + 1) if count and rows[-1] - rows[0] == count - 1 else rows
+        nulls = Nulls(rows, self._drop[:count], self._where)
+        for part in plan.fields:
+            column = columns.get(part.binding.field)
+            if column is None:
+                continue
+            if self._layout.fields[part.slot].is_list:
+                column = column.take(some)
+                _, length = column.bounds
+                if length.min(initial=0) < 0:
+                    nulls.lists(part.binding, length < 0)
+                self._columns[part.slot] = column
+            else:
+                values = nulls.scalars(part.binding, *_scalars(column, some), checked=True)
+                self._columns[part.slot] = Column.of(values)
+        for part in plan.dense:
+            column = columns.get(part.binding.field)
+            if column is not None:
+                values = nulls.scalars(part.binding, *_scalars(column, some), checked=True)
+                self._dense[:count, part.slot] = values
+        for part in plan.arrays:
+            column = columns.get(part.binding.field)
+            if column is not None:
+                values, null = _scalars(column, some)
+                self._arrays[part.binding.field] = values, np.zeros(count, bool) if null is None else null
+
+    def finish(self) -> Piece:
+        """The rows of all batches added."""
+        count, layout = self._added, self._layout
+        for part in self._plan.fields:
+            if part.column < 0:
+                self._columns |= constant(part, layout, count)
+        for slot, values in self._scalars.items():
+            self._columns[slot] = Column.of(values[:count])
+        for slot, parts in self._lists.items():
+            self._columns[slot] = joined(parts)
+        if not count:
+            none = np.empty(0, np.int64)
+            self._columns = {slot: Column(run(0, 0), none, none) for slot in range(len(layout.fields))}
+        return Piece(
+            layout=layout,
+            columns=self._columns,
+            dense=self._dense[:count],
+            arrays={field: (values[:count], null[:count]) for field, (values, null) in self._arrays.items()},
+            drop=self._drop[:count],
+            rows=self.rows,
+            where=self._where,
+        )
+
+
+def _constant(binding: FieldBinding, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """A time or key as all rows have it, where it is no column: int64 [rows], and whether it is null."""
+    null = binding.origin == "partition" and binding.value is None
+    return np.full(rows, int(binding.value or 0)), np.full(rows, null)
+
+
+def _scalars(column: Column, some: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray | None]:
+    """The values of some rows that have one or are null, and where they are null."""
+    assert column.values is not None
+    start, length = column.bounds
+    if len(column.values) == len(length):
+        return column.values[some], None
+    null = length[some] < 0
+    if not len(column.values):
+        return np.zeros(len(null), column.values.dtype), null
+    return column.values.take(start[some], mode="clip"), null

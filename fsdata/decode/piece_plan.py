@@ -1,0 +1,152 @@
+"""From bindings to how a piece is decoded: which columns are read, and which field each of them fills."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fsdata.catalog.bind import FieldBinding, FileKind
+from fsdata.catalog.roles import WantedField
+from fsdata.decode.arrow.record_batches import BatchPlan, Map
+from fsdata.decode.arrow.widen import is_native
+from fsdata.decode.block import Column, run
+from fsdata.decode.row_layout import Field, Layout, ids_of
+from fsdata.errors import SchemaError
+from fsdata.sources.expressions import Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a field is made of: `column` of a finished batch, -1 if all rows have one value; a nested field has two, its
+    counts and its ids.
+
+    slot: of the layout, for a nested field that of its counts; of a dense field its place among these.
+    """
+
+    binding: FieldBinding
+    slot: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiecePlan:
+    """How rows of one kind of file become those of a piece.
+
+    Attributes:
+        layout: which fields the piece has.
+        batches: how the record batches are made.
+        fields, dense: of samples. arrays: times and keys.
+        drops_all: a partition value is null under the policy `drop`.
+        without: fields -> the plan of the others.
+    """
+
+    layout: Layout
+    batches: BatchPlan
+    fields: tuple[Part, ...]
+    dense: tuple[Part, ...]
+    arrays: tuple[Part, ...]
+    drops_all: bool
+    without: Callable[[frozenset[WantedField]], "PiecePlan"]
+
+    @property
+    def stored(self) -> tuple[FieldBinding, ...]:
+        """The fields that are columns of the file as they stand there."""
+        if self.batches.map is not None:
+            return ()
+        parts = (*self.fields, *self.dense, *self.arrays)
+        return tuple(dict.fromkeys(each.binding for each in parts if each.binding.origin == "column"))
+
+
+def plan_pieces(
+    kind: FileKind,
+    layout: Layout,
+    *,
+    condition: Expression | None,
+    expressions: Mapping[str, Expression],
+    map: Map | None = None,
+) -> PiecePlan:
+    """Plan the decoding of all files of one kind.
+
+    Args:
+        condition: the filter.
+        expressions: field -> the expression that makes it.
+        map: see `ParquetSource`.
+
+    Raises:
+        SchemaError: a field is a list in the files and a scalar in the layout, or the other way round.
+    """
+    batches = _plan_batches(kind, condition, expressions, map)
+    if batches.columns is None:
+        position = {name: number for number, name in enumerate(batches.read)}
+        column = {each.field: position[each.column] for each in kind.bindings if each.origin == "column"}  # type: ignore[index]
+    else:
+        widths = [2 if binding.field.shape == "nested" else 1 for binding in batches.columns]
+        column = dict(zip((each.field for each in batches.columns), (np.cumsum(widths) - widths).tolist(), strict=True))
+    dense_slots = {name: slot for slot, name in enumerate(layout.dense)}
+    fields, dense, arrays = [], [], []
+    for binding in kind.bindings:
+        name, at = binding.field.name, column.get(binding.field, -1)
+        if binding.field.only_read:
+            arrays.append(Part(binding, -1, at))
+        elif binding.field.role == "dense":
+            dense.append(Part(binding, dense_slots[name], at))
+        else:
+            fields.append(Part(binding, layout.slots[name], at))
+            _check_form(binding, layout.fields[layout.slots[name]])
+
+    @functools.cache
+    def without(served: frozenset[WantedField]) -> PiecePlan:
+        rest = tuple(each for each in kind.bindings if each.field not in served)
+        return plan_pieces(replace(kind, bindings=rest), layout, condition=condition, expressions=expressions, map=map)
+
+    return PiecePlan(
+        layout=layout,
+        batches=batches,
+        fields=tuple(fields),
+        dense=tuple(dense),
+        arrays=tuple(arrays),
+        drops_all=any(each.binding.origin == "partition" and each.binding.value is None for each in (*fields, *dense)),
+        without=without,
+    )
+
+
+def constant(part: Part, layout: Layout, rows: int) -> dict[int, Column]:
+    """Slot -> the values of a field that all rows have alike: partitions and defaults. Lists are null."""
+    binding, field = part.binding, layout.fields[part.slot]
+    null = Column(run(0, 0), length=np.full(rows, -1), step=0)
+    if binding.field.shape == "nested":
+        return {part.slot: null, layout.slots[ids_of(binding.field.name)]: Column(run(0, 0), step=0, width=0)}
+    if field.kind == "text":
+        return {part.slot: Column.constant(np.frombuffer(str(binding.value or "").encode(), np.uint8))}
+    if field.is_list:
+        return {part.slot: null}
+    return {part.slot: Column.constant(np.full(1, binding.value or 0, field.dtype))}
+
+
+def _plan_batches(
+    kind: FileKind, condition: Expression | None, expressions: Mapping[str, Expression], map: Map | None
+) -> BatchPlan:
+    columns = tuple(each for each in kind.bindings if each.origin in ("column", "expression"))
+    needed = set() if condition is None else set(condition.columns)
+    for binding in columns:
+        needed.update([binding.column] if binding.column else expressions[binding.field.name].columns)
+    read = tuple(name for name in kind.schema.names if name in needed)
+    native = all(each.origin == "column" and is_native(each.type, each.field.number) for each in columns)
+    return BatchPlan(
+        read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
+        needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),
+        condition=condition,
+        columns=None if native and condition is None and map is None else columns,
+        expressions=expressions,
+        partitions=kind.partitions,
+        map=map,
+    )
+
+
+def _check_form(binding: FieldBinding, field: Field) -> None:
+    if binding.is_list is not None and field.kind not in ("text", "counts") and binding.is_list != field.is_list:
+        raise SchemaError(
+            f"{binding.field.name}: a {'list' if binding.is_list else 'scalar'} in this source and not in another; "
+            "all sources of a loader must agree"
+        )

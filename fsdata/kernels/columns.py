@@ -1,0 +1,318 @@
+"""Values from where they lie to where they belong: the one copy that they make (numba, nogil, no Python objects).
+
+A *column* holds the values of one field, one after another, in runs of one form each (`fsdata.kernels.pages.runs`):
+pages that are not decoded yet, memory with the values as they are needed, or narrower integers. The rows of a block
+say which of its values are theirs by the first one and how many: `find_spans`.
+
+Addresses are trusted: callers make them of live memory, and check lengths first.
+
+Letters: B blocks, F fields, N rows.
+"""
+
+from types import MappingProxyType
+
+import numpy as np
+from numba import carray
+
+from fsdata.kernels.memory import ask_for, pointer, word_at
+from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
+from fsranks.libraries import kernel
+
+# Of a column, int64 [8]. First where its values lie.
+RUNS = 0  # address of its runs
+COUNT = 1  # of them
+DICTIONARY = 2  # address of its values, as they are needed
+STORED = 3  # how values of PLAIN runs are stored, see below
+# Then where those of each row are. Where they begin stands in a line of the block's starts, or is the row times STEP.
+# How many they are stands in a line of its lengths, or is WIDTH.
+START = 4  # line, -1 without one
+STEP = 5
+LENGTH = 6  # line, -1 without one
+WIDTH = 7
+NUMBERS = 8
+
+# Of a block, int64 [4].
+STARTS_AT = 0  # address of its starts, [lines, rows]
+STARTS_SIZE = 1  # bytes of each: 4 or 8
+LENGTHS_AT = 2  # address of its lengths, int32 [lines, rows]
+ROWS = 3
+
+# How values are stored, and as what they are needed: int64 or float32.
+SAME = 0
+INT32 = 1  # int64 of it; the rest likewise
+UINT32 = 2
+DOUBLE = 3  # float32 of it
+INT64_FLOAT = 4
+INT32_FLOAT = 5
+UINT32_FLOAT = 6
+INT16 = 7  # int64 of it; the rest likewise
+INT8 = 8
+UINT16 = 9
+UINT8 = 10
+_WIDTHS = np.array([0, 4, 4, 8, 8, 4, 4, 2, 1, 2, 1])  # bytes of a stored value
+
+STORED_AS = MappingProxyType(
+    {
+        np.dtype(kind): stored
+        for kind, stored in (
+            ("i8", SAME), ("f4", SAME), ("i4", INT32), ("u4", UINT32),
+            ("i2", INT16), ("i1", INT8), ("u2", UINT16), ("u1", UINT8),
+        )
+    }
+)  # fmt: skip
+"""In which types a table of histories may hold what becomes int64 or float32."""
+
+_ASKED = 1 << 12  # bytes; what follows them is foreseen by the processor
+
+
+@kernel(inline="always")
+def _converted(to, of):
+    for i in range(len(to)):
+        to[i] = of[i]
+
+
+@kernel
+def copy(target, at, count, itemsize):
+    """`count` values of `itemsize` bytes each, any number."""
+    to, of = pointer(target), pointer(at)
+    if itemsize == 8:
+        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int64))
+    elif itemsize == 4:
+        _converted(carray(to, (count,), np.int32), carray(of, (count,), np.int32))
+    else:
+        size = count * itemsize
+        _converted(carray(to, (size,), np.uint8), carray(of, (size,), np.uint8))
+
+
+@kernel
+def convert(target, at, count, stored, itemsize):
+    """`count` values of the form `stored` -> int64 or float32; SAME: of `itemsize` bytes each, any number."""
+    to, of = pointer(target), pointer(at)
+    if stored == SAME:
+        copy(target, at, count, itemsize)
+    elif stored == INT32:
+        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int32))
+    elif stored == UINT32:
+        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.uint32))
+    elif stored == DOUBLE:
+        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.float64))
+    elif stored == INT64_FLOAT:
+        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.int64))
+    elif stored == INT32_FLOAT:
+        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.int32))
+    elif stored == UINT32_FLOAT:
+        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.uint32))
+    elif stored == INT16:
+        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int16))
+    elif stored == INT8:
+        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int8))
+    elif stored == UINT16:
+        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.uint16))
+    else:
+        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.uint8))
+
+
+@kernel(inline="always")
+def _chosen(to, dictionary, at, first, width):
+    """Values of the dictionary, at the positions of a run from its position `first` on."""
+    mask = np.uint64((1 << width) - 1)
+    for i in range(len(to)):
+        bit = (first + i) * width
+        to[i] = dictionary[np.int64((word_at(at + (bit >> 3)) >> np.uint64(bit & 7)) & mask)]
+
+
+@kernel
+def _chosen8(target, dictionary, at, first, width, count):
+    values = carray(pointer(dictionary), (1 << 32,), np.int64)
+    _chosen(carray(pointer(target), (count,), np.int64), values, at, first, width)
+
+
+@kernel
+def _chosen4(target, dictionary, at, first, width, count):
+    values = carray(pointer(dictionary), (1 << 32,), np.int32)
+    _chosen(carray(pointer(target), (count,), np.int32), values, at, first, width)
+
+
+@kernel
+def _run_of(runs, count, first):
+    """The run that value `first` stands in."""
+    low, high = np.int64(0), count
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if runs[middle, FIRST] <= first:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _ask(column, first, count):
+    """Ask for the bytes of values [first, first + count) of a column, which `fetch` needs soon; the run of the first.
+
+    Lists in the order of a file need not be asked for: the processor sees where they go on.
+    """
+    runs = carray(pointer(column[RUNS]), (column[COUNT] + 1, COLUMNS), np.int64)
+    begin = _run_of(runs, column[COUNT], first)
+    run = begin
+    while count > 0:
+        form, some = runs[run, FORM], min(count, runs[run + 1, FIRST] - first)
+        if form != REPEATED:
+            bits = form if 0 < form < FINAL else 64
+            at = runs[run, AT] + ((first - runs[run, FIRST]) * bits >> 3)
+            for line in range(0, min(some * bits >> 3, _ASKED), 64):
+                ask_for(at + line)
+        count -= some
+        first += some
+        run += 1
+    return begin
+
+
+@kernel
+def fetch(target, column, first, count, itemsize, near):
+    """Values [first, first + count) of a column to `target`. A run that may be near them -> the run of the last one.
+
+    column: int64 [4 or more]; the values exist. near: what the last call for this column gave, or any number.
+    """
+    runs = carray(pointer(column[RUNS]), (column[COUNT] + 1, COLUMNS), np.int64)
+    run = near if 0 <= near < column[COUNT] else np.int64(0)
+    if not (runs[run, FIRST] <= first < runs[run + 1, FIRST]):
+        if run + 2 <= column[COUNT] and runs[run + 1, FIRST] <= first < runs[run + 2, FIRST]:
+            run += 1
+        else:
+            run = _run_of(runs, column[COUNT], first)
+    while True:
+        begin, form, at = runs[run, FIRST], runs[run, FORM], runs[run, AT]
+        some = min(count, runs[run + 1, FIRST] - first)
+        if form == PLAIN:
+            width = _WIDTHS[column[STORED]] if column[STORED] else itemsize
+            convert(target, at + (first - begin) * width, some, column[STORED], itemsize)
+        elif form == FINAL:
+            copy(target, at + (first - begin) * itemsize, some, itemsize)
+        elif form == REPEATED and itemsize == 8:
+            value = carray(pointer(column[DICTIONARY] + at * 8), (1,), np.int64)[0]
+            carray(pointer(target), (some,), np.int64)[:] = value
+        elif form == REPEATED:
+            value4 = carray(pointer(column[DICTIONARY] + at * 4), (1,), np.int32)[0]
+            carray(pointer(target), (some,), np.int32)[:] = value4
+        elif itemsize == 8:
+            _chosen8(target, column[DICTIONARY], at, first - begin, form, some)
+        else:
+            _chosen4(target, column[DICTIONARY], at, first - begin, form, some)
+        count -= some
+        if count <= 0:
+            return run
+        first += some
+        target += some * itemsize
+        run += 1
+
+
+@kernel
+def find_spans(
+    columns: np.ndarray,
+    lines: np.ndarray,
+    block: np.ndarray,
+    row: np.ndarray,
+    start: np.ndarray,
+    length: np.ndarray,
+) -> None:
+    """Which values of its column each field of each row has: written to start, length, int64 [F, N].
+
+    columns: int64 [B, F, NUMBERS]; lines: int64 [B, 4], of the blocks; block, row: int32 [N].
+    """
+    for f in range(columns.shape[1]):
+        for n in range(len(block)):
+            b, r = block[n], np.int64(row[n])
+            line, rows = columns[b, f, START], lines[b, ROWS]
+            if line < 0:
+                start[f, n] = r * columns[b, f, STEP]
+            elif lines[b, STARTS_SIZE] == 4:
+                start[f, n] = carray(pointer(lines[b, STARTS_AT] + (line * rows + r) * 4), (1,), np.int32)[0]
+            else:
+                start[f, n] = carray(pointer(lines[b, STARTS_AT] + (line * rows + r) * 8), (1,), np.int64)[0]
+            line = columns[b, f, LENGTH]
+            if line < 0:
+                length[f, n] = columns[b, f, WIDTH]
+            else:
+                length[f, n] = carray(pointer(lines[b, LENGTHS_AT] + (line * rows + r) * 4), (1,), np.int32)[0]
+
+
+@kernel
+def _in_memory(columns, f, at):
+    """Whether the values of a field lie in memory as they are needed, in all blocks: where, in `at`, int64 [B]."""
+    for b in range(len(at)):
+        at[b] = 0
+        if columns[b, f, COUNT] > 1:
+            return False
+        if columns[b, f, COUNT] == 1:
+            run = carray(pointer(columns[b, f, RUNS]), (COLUMNS,), np.int64)
+            if run[FORM] != FINAL:
+                return False
+            at[b] = run[AT]
+    return True
+
+
+@kernel(inline="always")
+def _follows(block, start, length, n):
+    """Whether the values of the next row begin where those of row n end."""
+    return block[n + 1] == block[n] and start[n + 1] == start[n] + length[n]
+
+
+@kernel
+def gather_fields(
+    columns: np.ndarray,
+    block: np.ndarray,
+    start: np.ndarray,
+    length: np.ndarray,
+    itemsize: np.ndarray,
+    target: np.ndarray,
+) -> None:
+    """Copy every field's rows one after another to the field's target.
+
+    columns: int64 [B, F, NUMBERS]; block: int32 [N]; start, length: int64 [F, N]; itemsize: int64 [F], bytes of
+    a value; target: int64 [F], addresses, 0 leaves a field out.
+    """
+    at = np.empty(len(columns), np.int64)
+    for f in range(len(target)):
+        to, size = target[f], itemsize[f]
+        if to == 0:
+            continue
+        if _in_memory(columns, f, at):
+            for n in range(len(block)):
+                count = length[f, n]
+                if count > 0:
+                    copy(to, at[block[n]] + start[f, n] * size, count, size)
+                    to += count * size
+            continue
+        near, asked = np.int64(0), np.int64(-1)
+        for n in range(len(block)):
+            if asked >= 0:
+                near, asked = asked, np.int64(-1)
+            if n + 1 < len(block) and length[f, n + 1] > 0 and not _follows(block, start[f], length[f], n):
+                asked = _ask(columns[block[n + 1], f], start[f, n + 1], length[f, n + 1])
+            count = length[f, n]
+            if count > 0:
+                near = fetch(to, columns[block[n], f], start[f, n], count, size, near)
+                to += count * size
+
+
+@kernel
+def gather_samples(
+    columns: np.ndarray,
+    block: np.ndarray,
+    start: np.ndarray,
+    length: np.ndarray,
+    itemsize: np.ndarray,
+    order: np.ndarray,
+    target: np.ndarray,
+) -> None:
+    """Copy every field of some rows to a place of its own.
+
+    The first five as in `gather_fields`; order: int64 [M], rows; target: int64 [F, M], addresses, 0 leaves a field out.
+    """
+    for f in range(len(target)):
+        near = np.int64(0)
+        for m in range(len(order)):
+            n = order[m]
+            if target[f, m] and length[f, n] > 0:
+                near = fetch(target[f, m], columns[block[n], f], start[f, n], length[f, n], itemsize[f], near)
