@@ -3,7 +3,7 @@
     python benchmarks/batch_python.py [--rounds 15] [--batch 128]
 
 The real steps run over rows of the reference schema (16 keys, 10 dense, a list of labels) that are decoded beforehand;
-the kernel that copies values gets no rows. So what is left does not depend on how long the lists are. Each figure is
+the kernel that copies values gets no places. So what is left does not depend on how long the lists are. Each figure is
 the median of the rounds, processor time of all threads concerned, 100 batches a round.
 """
 
@@ -24,13 +24,11 @@ from freescale_tools.write.synth.presets import reference_set
 from fsdata import FreeScaleDataLoader, ParquetSource
 from fsdata.batch.host_memory import Reused
 from fsdata.batch.prefetch import Ahead
+from fsdata.decode.block import Rows, Spans, SurvivingRows
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_table import RowTable, SurvivingRows
-from fsdata.kernels.copy import gather_fields
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Window
-from fsdata.steps import assemble
 from fsdata.steps.adapt import AdaptedSteps
 from fsdata.steps.reader import Reader
 from fsdata.steps.steps import PlannedSteps, Share
@@ -41,7 +39,7 @@ WINDOW = 4 * 4096
 BATCHES = 100
 
 
-def decoded(folder: str) -> tuple[RowTable, Layout]:
+def decoded(folder: str) -> tuple[Rows, Layout]:
     """A window of rows, as decoding threads leave them."""
     paths = reference_set(folder, files=1, rows_per_file=WINDOW)
     with FreeScaleDataLoader(
@@ -57,19 +55,19 @@ def decoded(folder: str) -> tuple[RowTable, Layout]:
 class Rounds:
     """Fresh steps over the same decoded rows, `BATCHES` batches each."""
 
-    def __init__(self, table: RowTable, layout: Layout, batch: int, *, shuffle: bool, rounds: int) -> None:
-        self._table, self._layout, self._batch, self._shuffle = table, layout, batch, shuffle
+    def __init__(self, rows: Rows, layout: Layout, batch: int, *, shuffle: bool, rounds: int) -> None:
+        self._rows, self._layout, self._batch, self._shuffle = rows, layout, batch, shuffle
         self._rounds = rounds
         self._memory = Reused(Pool())
         self._executor = ThreadPoolExecutor(1)
 
     def reader(self) -> Reader:
-        window = Window((Piece(0, 0, self._table.num_rows),), 0, self._table.num_rows)
+        window = Window((Piece(0, 0, self._rows.num_rows),), 0, self._rows.num_rows)
         return Reader(
             [window],
-            read=lambda piece, fetched: SurvivingRows(self._table, None),
+            read=lambda piece, fetched: SurvivingRows(self._rows, None),
             order=(lambda window: np.random.default_rng(0).permutation(window.rows)) if self._shuffle else None,
-            itemsize=self._layout.itemsize,
+            fields=len(self._layout.fields),
             executor=self._executor,
             ahead=1,
             timing=Timing(),
@@ -82,7 +80,7 @@ class Rounds:
             batch_size=self._batch,
             drop_last=False,
             hold=False,
-            left=np.array([self._table.num_rows]),
+            left=np.array([self._rows.num_rows]),
             progress=Progress.start(0, 1),
         )
         return PlannedSteps(share, self.reader(), self._layout, self._memory)
@@ -105,9 +103,9 @@ class Rounds:
 
     def assembling(self) -> Callable[[], object]:
         steps = self.steps()
-        table = self.reader().take(self._batch)
+        spans = self.reader().take(self._batch).spans()
         origin, stats = steps._own_origin(self._batch), steps._stats(self._batch, self._batch, global_items={})
-        return lambda: steps._maker.make(table, origin=origin, stats=stats)
+        return lambda: steps._maker.make(spans, origin=origin, stats=stats)
 
     def stepping(self) -> Callable[[], object]:
         return self.steps().next
@@ -118,11 +116,9 @@ class Rounds:
 
 def measured(rounds: Rounds) -> Iterator[tuple[str, str, float]]:
     """(thread, part, us per batch)."""
-    nothing = np.empty((0, 0), np.int64)
+    gather = Spans.gather
     with mock.patch.object(
-        assemble,
-        "gather_fields",
-        lambda address, length, itemsize, target: gather_fields(nothing, nothing, itemsize, target),
+        Spans, "gather", lambda self, itemsize, target: gather(self, itemsize, np.zeros_like(target))
     ):
         take, make, step = rounds.us(rounds.taking), rounds.us(rounds.assembling), rounds.us(rounds.stepping)
         alone, queued = (rounds.us(lambda depth=depth: rounds.ahead(depth)) for depth in (0, 2))
@@ -145,9 +141,9 @@ def main() -> None:
         parser.error(f"--batch must be from 1 to {WINDOW // (BATCHES + 4)}, got {arguments.batch}")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        table, layout = decoded(folder)
+        rows_there, layout = decoded(folder)
         found = [
-            list(measured(Rounds(table, layout, arguments.batch, shuffle=shuffle, rounds=arguments.rounds)))
+            list(measured(Rounds(rows_there, layout, arguments.batch, shuffle=shuffle, rounds=arguments.rounds)))
             for shuffle in (False, True)
         ]
     rows = [[thread, part, us, found[1][row][2]] for row, (thread, part, us) in enumerate(found[0])]

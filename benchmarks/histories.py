@@ -155,7 +155,7 @@ def sharing(folder: Path) -> list[list[Any]]:
             stragglers.append(1 - load.mean() / load.max())
             for of in range(SHARING_RANKS):
                 mine = np.flatnonzero(rank == of)
-                held += merge_windows(8 * (1 + place[here][mine]), length[here][mine], 8).size.sum()
+                held += merge_windows(np.zeros_like(mine), place[here][mine], length[here][mine]).size.sum()
             total += length[here].sum()
         floor = 100 * float(np.mean(floors)) if floors else None
         rows.append([name, held / 1e6, 100 * held / total, 100 * float(np.mean(stragglers)), floor])

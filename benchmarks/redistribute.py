@@ -36,7 +36,7 @@ from fsdata import Balance, FreeScaleDataLoader, ParquetSource
 from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing import Method
-from fsdata.decode.row_table import RowTable
+from fsdata.decode.block import Block, Column, Rows, run
 from fsranks.rank_context import resolve
 
 WORLDS = (2, 4)
@@ -120,10 +120,11 @@ class Stopwatch:
         return result
 
 
-def table_of(lengths: np.ndarray, values: np.ndarray) -> RowTable:
-    """Samples of these lengths, all of whose values lie in one array."""
-    length = np.stack([lengths, lengths, lengths, np.full_like(lengths, 12), np.full_like(lengths, 10)])
-    return RowTable(np.full_like(length, values.ctypes.data), length, SPEC.itemsize, (values,))
+def rows_of(lengths: np.ndarray, values: np.ndarray) -> Rows:
+    """Samples of these lengths, all of whose values begin one array."""
+    table, nothing = run(values.ctypes.data, len(values)), np.zeros_like(lengths)
+    lists = [Column(table, nothing, lengths, owners=(values,))] * 3
+    return Rows.of(Block.of([*lists, *(Column(table, step=0, width=width) for width in (12, 10))], len(lengths)))
 
 
 def stages(
@@ -139,7 +140,7 @@ def stages(
         if step == WARM_UP:
             watch = Stopwatch(exchange, planner)
         lengths = SETS[name].batch(samples, seed=step * world_size + rank)
-        table = table_of(lengths, values)
+        table = rows_of(lengths, values)
         dist.barrier()
         start = time.perf_counter()
         exchange.step(table, SPEC, watch.plan if watch else planner, StatusWord(epoch=0, step=step))

@@ -54,8 +54,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fsdata/decode/joins/as_of.py",
-        before="rows.length[fields[0][0], here])",
-        after="rows.length[fields[0][0], some])",
+        before="mine = [column.take(here) for column in columns]",
+        after="mine = [column.take(np.arange(len(here))) for column in columns]",
         tests=("tests/data/joins", "tests/data/loader/test_histories.py"),
         why="two sources with histories: rows that come from another rank fail or get the events of other rows",
     ),
@@ -67,7 +67,7 @@ BREAKS: tuple[Break, ...] = (
         why="a row whose key is null gets the side table's row of another key",
     ),
     Break(
-        file="fsdata/decode/joins/stored_side.py",
+        file="fsdata/decode/joins/side_table.py",
         before="np.cumsum(some[order]) - some[order]",
         after="(np.cumsum(some) - some)[order]",
         tests=("tests/data/joins",),

@@ -1,8 +1,8 @@
 """Kernels: loops over raw arrays, no knowledge of anything above them.
 
-`pages` reads the pages of Parquet files, `thrift` their headers, `footer` what a footer says of its chunks; `index`
-turns columns into addresses; `places` says where the values of a batch go, and `copy` copies them; `memory` reads at
-addresses. `deal` deals spans of rows to ranks; `histories` finds what had happened by a time; `ranges` (and
+`pages` reads the pages of Parquet files, `thrift` their headers, `footer` what a footer says of its chunks; `columns`
+finds the values of rows and copies them; `places` says where the values of a batch go; `memory` reads at addresses.
+`deal` deals spans of rows to ranks; `histories` finds what had happened by a time; `ranges` (and
 `ranges_triton`) copy ranges of tensors, or add them up; `jagged_ops` moves jagged rows by them.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from played_network import Job
-from samples import SPEC, lengths_of, read, sample, table_of
+from samples import SPEC, lengths_of, read, rows_of, sample
 
 from fscomm.exchange.control_word import ControlWords, Mode
 from fscomm.report.recorder import Recorder
@@ -44,7 +44,7 @@ def move_rows(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[StepResult
         for step in range(STEPS):
             job.ranks.wait(job.ranks.random.random() * 0.2)  # trains
             counts = _counts(seed, step, job.ranks.size)
-            table = table_of(step, rank, counts[rank], lengths_of(step, rank, counts[rank])) if counts[rank] else None
+            rows = rows_of(step, rank, counts[rank], lengths_of(step, rank, counts[rank])) if counts[rank] else None
             if slip(step):
                 return exchange.leave()
 
@@ -53,7 +53,7 @@ def move_rows(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[StepResult
                 return Assignment(rank=_plan(seed, step, job.ranks.size, len(batch.home)))
 
             status = StatusWord(epoch=0, step=step, ended=step == STEPS - 1)
-            yield exchange.step(table, SPEC, plan, status)
+            yield exchange.step(rows, SPEC, plan, status)
     finally:
         exchange.close()  # at the end of its process at the latest
 
@@ -68,7 +68,7 @@ def check_moved(steps: list[list[StepResult]], seed: int, size: int) -> None:
             here = np.flatnonzero(_plan(seed, step, size, counts.sum()) == rank)
             assert result.origin.tolist() == np.stack([home[here], rows[here]], axis=1).tolist()
             for i, (origin, row) in enumerate(result.origin):
-                assert read(result.table, i) == sample(step, origin, row, lengths_of(step, origin, counts[origin]))
+                assert read(result.rows, i) == sample(step, origin, row, lengths_of(step, origin, counts[origin]))
 
 
 def _counts(seed: int, step: int, size: int) -> np.ndarray:

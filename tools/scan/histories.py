@@ -95,11 +95,11 @@ class Requests:
         whole = footer.metadata.row_group(row_group).num_rows
         group = RowGroup(source=0, file=self._numbers[footer.file.path], index=row_group, rows=whole)
         try:
-            found = self._opened.read(group, self._layout, 0, rows).table
+            found = self._opened.read(group, self._layout, 0, rows).rows
             time = self._opened.read_times(group)
         except FreeScaleError as error:
             raise UsageError(str(error)) from error
-        length = found.length[self._layout.groups[_GROUP]]
+        length = found.spans(self._layout.groups[_GROUP]).length[0]
         return Windows(place=places(found, self._layout)[_GROUP], length=length, time=time[: len(length)])
 
 

@@ -2,11 +2,11 @@
 
 `headers` finds the pages of a column chunk; `locations` says where they begin, and with which row; `levels` says how
 long the lists of its rows are; `runs` says where its values lie in the pages, and in which form; `deltas` decodes what
-cannot stay as it is stored; `rows` does all that for one page after another; `fetch` brings values from there to their
-place.
+cannot stay as it is stored; `rows` does all that for one page after another. What they find is a column for
+`fsdata.kernels.columns`.
 
-Everything but `fetch` reads bytes that nobody has checked, and checks every number before it uses it. The result of a
-kernel is then a code:
+All of them read bytes that nobody has checked, and check every number before they use it. The result of a kernel is
+then a code:
 """
 
 OK = 0

@@ -103,3 +103,63 @@ def test_windows_are_merged_where_they_overlap(spans: list[tuple[int, int, int]]
             assert found.offset[n] == starts[row] + found.start[n]
     assert found.length.tolist() == length.tolist()
     assert not found.offset[length == 0].any()
+
+
+def batch_of(tmp_path: Path) -> Any:
+    Data.drawn(4, requests=60, users=3).write(tmp_path)
+    with FreeScaleDataLoader(source(tmp_path), SHARED, batch_size=60, num_threads=1) as loader:
+        return next(iter(loader))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_an_event_is_the_sum_over_its_samples(tmp_path: Path, dtype: torch.dtype) -> None:
+    batch = batch_of(tmp_path)
+    where, events = batch.shared["uih"], len(batch.features["item"].values())
+    assert events < where.total
+    random = torch.Generator().manual_seed(0)
+    values = torch.randn(events, 3, generator=random).to(dtype).requires_grad_()
+    weights = torch.randn(where.total, 3, generator=random).to(dtype)
+    out = expand(values, where)
+    index = torch.cat([torch.arange(at, at + n) for at, n in zip(where.offset, where.length, strict=True)])
+    assert torch.equal(out, values[index])
+    out.backward(weights)
+    expected = torch.zeros(events, 3, dtype=dtype)
+    for row, weight in zip(index.tolist(), weights, strict=True):
+        expected[row] += weight
+    assert torch.equal(values.grad, expected)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    where = batch_of(tmp_path).shared["uih"]
+    with pytest.raises(ValueError, match="the events come first"):
+        expand(torch.empty(0, 3), where)
+    with pytest.raises(ValueError, match="move one of them"):
+        expand(torch.empty(5, device="meta"), where)
+
+
+def test_only_histories_that_are_stored_once_are_shared(tmp_path: Path) -> None:
+    Data.drawn(0).write(tmp_path)
+    other = Schema(sequences=(shared(UIH), Sequence("seen", ("seen",), share="user")), context=("row", "user"))
+    join = AsOf(ParquetSource(str(tmp_path / "histories")), on="user", at="at", time="time", fields=("item", "price"))
+    with pytest.raises(SchemaError, match=r"Sequence\('seen', share='user'\) needs histories that are stored once"):
+        FreeScaleDataLoader(ParquetSource(str(tmp_path / "requests"), join=join), other, batch_size=4)
+    with pytest.raises(SchemaError, match="share names one key"):
+        Sequence("uih", ("item",), share=("user",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("decoder", ["pyarrow", "pages"])
+def test_rows_with_the_same_default_in_one_field_do_not_share_the_others(tmp_path: Path, decoder: str) -> None:
+    columns = {"item": [None, None, [7, 8]], "cat": [[1], [2], [3, 4]], "cand": [[10, 11], [12], [13]], "r": [0, 1, 2]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    schema = Schema(
+        sequences=[Sequence("uih", fields=("item", "cat"), share="r")],
+        candidates=Sequence("candidates", fields=("cand",)),
+        explode="candidates",
+        context=("r",),
+    )
+    source = ParquetSource(tmp_path, defaults={"item": 99}, decoder=decoder)
+    with FreeScaleDataLoader(source, schema, batch_size=4) as loader:
+        (batch,) = loader
+    features = batch.features.to_dict()
+    seen = {name: expand(features[name].values(), batch.shared["uih"]).tolist() for name in ("item", "cat")}
+    assert seen == {"item": [99, 99, 99, 7, 8], "cat": [1, 1, 2, 3, 4]}
