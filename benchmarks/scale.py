@@ -22,7 +22,8 @@ from common.table import RESULTS, emit
 
 from fscomm.plan.compiled import compile_kernels
 from fsdata.balance.cost import Polynomial
-from fsdata.balance.exchange.transfer import route
+from fsdata.balance.exchange import RecordSpec
+from fsdata.balance.exchange.route import Route
 from fsdata.balance.packing import pack
 from fsdata.order import deal
 
@@ -31,6 +32,14 @@ FEATURES, IDS, ROWS = 64, 1_000_000, 10_000_000
 SAMPLES = 128  # of a rank
 UNITS = 1_000_000
 STEPS = 5
+SPEC = RecordSpec(
+    names=("item",),
+    itemsize=np.array([4]),
+    group=np.array([0]),
+    width=np.array([0]),
+    groups=("uih",),
+    group_field=np.array([0]),
+)
 COLUMNS = ["stage", "ids", "ranks", "ms", "MiB at most", "bytes sent", "exchanges"]
 
 
@@ -59,7 +68,7 @@ def loading(ranks: int) -> list[list[Any]]:
     epoch = functools.partial(deal.epoch_streams, units, world_size=ranks, shuffle=True, shuffle_window=8, seed=0)
     stages: dict[str, Callable[[], object]] = {
         "fsdata: plan a batch": lambda: pack(costs, ranks, home=home),
-        "fsdata: route samples": lambda: route(found.rank, counts, lengths * 4, 0),
+        "fsdata: route samples": lambda: Route.of(SPEC, lengths[None], counts, found.rank, 0),
         "fsdata: an epoch of 1 M units": lambda: epoch(epoch=0),
     }
     return [[stage, "-", ranks, _best(work), None, None, None] for stage, work in stages.items()]
