@@ -63,6 +63,7 @@ STORED_AS = MappingProxyType(
 """In which types a table of histories may hold what becomes int64 or float32."""
 
 _ASKED = 1 << 12  # bytes; what follows them is foreseen by the processor
+_AHEAD = 8  # rows
 
 
 @kernel(inline="always")
@@ -279,6 +280,8 @@ def gather_fields(
             continue
         if _in_memory(columns, f, at):
             for n in range(len(block)):
+                if n + _AHEAD < len(block):
+                    ask_for(at[block[n + _AHEAD]] + start[f, n + _AHEAD] * size)
                 count = length[f, n]
                 if count > 0:
                     copy(to, at[block[n]] + start[f, n] * size, count, size)

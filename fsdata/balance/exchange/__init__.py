@@ -1,7 +1,8 @@
 """Balancing while the model trains: the samples of a global batch move to the ranks that a plan gives them to.
 
 `step_exchange` is one step: a `fitted_gather` of every rank's `status_word` and lengths, another one that compares the
-plans, then a `transfer` of samples by a `route`; `record` says which fields they have. `alone` is the group of one rank.
+plans, then a `transfer` of samples by a `route`; `record` says which fields they have. `alone` is the group of one
+rank.
 """
 
 from fsdata.balance.exchange.record import RecordSpec
