@@ -86,6 +86,9 @@ class FreeScaleDataLoader(Generic[BatchT]):
         mix: how several sources become one order: one after another, interleaved by `ParquetSource(weight=...)`, or
             merged by `Schema(time=...)`. Each source keeps its own order; with `shuffle` the mixed order is shuffled.
         shuffle_window: row groups that are held in memory, twice, to be shuffled together.
+        memory: bytes of decoded rows that this rank may hold, a number or a text like "2GB": no row group is decoded
+            ahead that has no room in it. The rows that are shuffled together are held in any case. None: no limit but
+            `shuffle_window`. Batches, side tables and histories come on top.
         num_threads: decoding threads; None takes the cores of this rank.
         read_ahead: bytes of row groups that are read ahead of decoding, where files are not local: a number, or a text
             like "256MB" (B, kB, MB, GB, KiB, MiB, GiB); per rank. They are read by threads that do nothing else. 0 lets
@@ -131,6 +134,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         balance: Balance | None = None,
         mix: Mix = "sequential",
         shuffle_window: int = 4,
+        memory: int | str | None = None,
         num_threads: int | None = None,
         read_ahead: int | str = "256MB",
         prefetch: int = 2,
@@ -148,6 +152,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             shuffle_window=shuffle_window,
             num_threads=cores_of_this_rank() if num_threads is None else num_threads,
             read_ahead=bytes_of(read_ahead, "read_ahead"),
+            memory=None if memory is None else bytes_of(memory, "memory"),
             prefetch=prefetch,
             pin=can_pin(pin_memory),
             seed=seed,
@@ -172,6 +177,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
                 for index, source in enumerate(sources)
             ]
             order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
+            order["memory"] = self._options.memory
             self._followed = _followed(opened, sources, schema, **order)
             self._data = self._followed or Dataset(opened, schema, mix=mix, threads=threads, **order)
             needs_peers = self._context.world_size > 1 and bool(
@@ -329,6 +335,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         now, `dropped`, `retries`, `skipped`, what was read from files that are not local, and `seconds` by what they
         went into (see `fsdata.steps.timing.Timing`). JSON-able, cheap, from any thread.
 
+        `decoded_peak_bytes` is the most that rows took which were decoded and not yet in a batch.
         `remote` has the `bytes` of row groups that were read, `unplanned_reads` of bytes that a decoder asked for and
         that were not read before it (0 is normal), and `read_ahead_peak_bytes`, the most that read-ahead held.
 
@@ -343,6 +350,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             "dropped": self.dropped,
             "retries": self.retries,
             "skipped": len(self.skipped),
+            "decoded_peak_bytes": self._data.memory.most,
             "remote": {
                 "bytes": sum(size for size, _ in reads),
                 "unplanned_reads": sum(count for _, count in reads),

@@ -29,7 +29,7 @@ class Column:
         length: int64 [N], how many values each row has, -1 where it is null; None: `width` each.
         dictionary, stored: see `fsdata.kernels.columns`.
         values: [V], the values as they are needed, where one piece of memory has all of them.
-        owners: keep what `runs` and `dictionary` point to.
+        owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nobody else keeps.
     """
 
     runs: np.ndarray
@@ -41,6 +41,7 @@ class Column:
     stored: int = columns.SAME
     values: np.ndarray | None = None
     owners: tuple[Any, ...] = ()
+    bytes: int = 0
 
     @classmethod
     def of(
@@ -54,7 +55,7 @@ class Column:
     ) -> "Column":
         """Of values in memory, [V] in C order. Without `start` rows lie one after another, each of `width` values."""
         table = run(values.ctypes.data, len(values))
-        return cls(table, start, length, width, width, values=values, owners=(values, *owners))
+        return cls(table, start, length, width, width, values=values, owners=(values, *owners), bytes=values.nbytes)
 
     @classmethod
     def constant(cls, values: np.ndarray) -> "Column":
@@ -82,7 +83,8 @@ class Column:
         """With `values`, as they are needed, at the end."""
         table = np.vstack([self.runs, [[self.size + len(values), 0, 0]]])
         table[-2, runs.FORM], table[-2, runs.AT] = runs.FINAL, values.ctypes.data
-        return replace(self, runs=table, values=None, owners=(*self.owners, values))
+        owners, size = (*self.owners, values), self.bytes + values.nbytes
+        return replace(self, runs=table, values=None, owners=owners, bytes=size)
 
     def lengths(self, rows: int) -> np.ndarray:
         """int64 [N], none negative."""
@@ -125,6 +127,7 @@ def joined(parts: Sequence[Column]) -> Column:
         np.concatenate(starts),
         np.concatenate(lengths),
         owners=tuple(part.owners for part in parts),
+        bytes=sum(part.bytes for part in parts),
     )
 
 
@@ -132,13 +135,16 @@ class Block:
     """N rows of F fields, decoded by one thread. Nothing of it changes.
 
     Attributes:
-        rows: N. source: the number of the source that they are from.
+        rows: N. source: the number of the source that they are from. bytes: that it keeps.
         columns: int64 [F, NUMBERS]; lines: int64 [4], see `fsdata.kernels.columns`.
     """
 
-    def __init__(self, numbers: np.ndarray, starts: np.ndarray, lengths: np.ndarray, source: int, owners: Any) -> None:
+    def __init__(
+        self, numbers: np.ndarray, starts: np.ndarray, lengths: np.ndarray, source: int, owners: Any, size: int
+    ) -> None:
         self.rows = starts.shape[1]
         self.source = source
+        self.bytes = size + starts.nbytes + lengths.nbytes
         self.columns = numbers
         self.lines = np.array([starts.ctypes.data, starts.itemsize, lengths.ctypes.data, self.rows])
         self._owners = starts, lengths, owners
@@ -160,10 +166,9 @@ class Block:
                 each.width,
             )
         narrow = all(int(each.max(initial=0)) < _NARROW for each in starts.found)
-        owners = [(each.runs, each.owners) for each in fields]
-        return cls(
-            numbers, starts.table(rows, np.int32 if narrow else np.int64), lengths.table(rows, np.int32), source, owners
-        )
+        table = starts.table(rows, np.int32 if narrow else np.int64)
+        owners, size = [(each.runs, each.owners) for each in fields], sum(each.bytes for each in fields)
+        return cls(numbers, table, lengths.table(rows, np.int32), source, owners, size)
 
 
 class _Lines:
@@ -217,6 +222,11 @@ class Rows:
     @property
     def num_rows(self) -> int:
         return len(self.row)
+
+    @property
+    def bytes(self) -> int:
+        """That their blocks keep."""
+        return sum(block.bytes for block in self.blocks.of)
 
     def take(self, index: np.ndarray | slice) -> "Rows":
         """The rows at `index`, numbers or a stretch, in that order."""

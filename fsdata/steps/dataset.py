@@ -17,7 +17,7 @@ from fsdata.order.mix import Keys, Mix, Units, merged_units, sequential_units, w
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, Window
 from fsdata.schema import Schema
-from fsdata.steps.reader import Reader
+from fsdata.steps.reader import Memory, Reader
 from fsdata.steps.times import Times
 from fsdata.steps.timing import Timing
 from fsdata.steps.unit_reader import fetch_planner, piece_reader
@@ -41,6 +41,7 @@ class Dataset:
         shuffle_window: int,
         seed: int,
         threads: int = 1,
+        memory: int | None = None,
     ) -> None:
         self.sources = sources
         as_of = [set(source.histories.groups) for source in sources]
@@ -55,6 +56,7 @@ class Dataset:
             [source.sides for source in sources], self.layout
         )
         self.timing = Timing()
+        self.memory = Memory(memory)
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
         self._seed = seed
@@ -119,6 +121,7 @@ class Dataset:
             executor=executor,
             ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),
             timing=self.timing,
+            memory=self.memory,
         )
 
 

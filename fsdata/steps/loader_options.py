@@ -22,6 +22,7 @@ class LoaderOptions:
     shuffle_window: int
     num_threads: int
     read_ahead: int
+    memory: int | None
     prefetch: int
     pin: bool
     seed: int

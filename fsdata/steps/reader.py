@@ -1,5 +1,6 @@
 """One rank's rows of an epoch, in the plan's order, decoded ahead by threads."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
@@ -14,6 +15,32 @@ from fsdata.decode.files.read_ahead import Fetch, Fetches
 from fsdata.order.stream import Piece, Window
 from fsdata.steps.timing import Timing
 from fsdata.steps.unit_reader import RowGroups
+
+_LOG = logging.getLogger("fsdata")
+_TOO_SMALL = (
+    "memory=%d bytes are less than the %d bytes of the rows that are shuffled together, which are held all the same. "
+    "Give more, or a smaller shuffle_window"
+)
+
+
+class Memory:
+    """Bytes of the rows that one rank has decoded and not yielded yet.
+
+    Attributes:
+        limit: see `FreeScaleDataLoader`. most: that were held so far.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.most = 0
+        self._told = False
+
+    def count(self, held: int, window: int = 0) -> None:
+        """held: bytes now. window: of them, those of the window in use, which is held whatever the limit is."""
+        self.most = max(self.most, held)
+        if self.limit is not None and window > self.limit and not self._told:
+            self._told = True
+            _LOG.warning(_TOO_SMALL, self.limit, window)
 
 
 @dataclass(slots=True)
@@ -38,7 +65,7 @@ class Reader:
         fetch_ahead: reads row groups ahead; None leaves it to `read`.
         order: the permutation of a window's rows, or None to keep them in order.
         group: rows -> int64 [n], a number for each; permuted rows of a window come in the order of their numbers.
-        executor: decodes up to `ahead` pieces beyond the window being read.
+        executor: decodes up to `ahead` pieces beyond the window being read, fewer where `memory` has a limit.
         timing: where the time that reading and waiting take is counted.
     """
 
@@ -54,6 +81,7 @@ class Reader:
         executor: Executor,
         ahead: int,
         timing: Timing,
+        memory: Memory | None = None,
     ) -> None:
         if order is None:
             windows = map(_only_needed, windows)
@@ -65,6 +93,8 @@ class Reader:
         self._fields = fields
         self._executor = executor
         self._ahead = ahead
+        self._memory = memory or Memory()
+        self._largest = 0  # bytes of a piece
         of_windows, of_pieces = tee(windows)
         self._windows: Iterator[Window] = of_windows
         pieces = (piece for window in of_pieces for piece in window.pieces)
@@ -87,11 +117,14 @@ class Reader:
         """
         parts: list[Rows] = []
         self._before, self._passed = self.position, []
+        if self._memory.limit is not None:
+            self._submit(self._ahead)  # what was held may be gone
         while count > 0 and self._decode():
             opened = self._open[0]
             start, stop = opened.start, min(opened.start + count, opened.rows.num_rows)
             opened.start = stop
             if stop == opened.rows.num_rows:
+                self._memory.count(self._held())
                 self._open.popleft()
             parts.append(opened.rows.take(slice(start, stop)))
             self._passed.append(np.asarray(opened.passed[start:stop]))
@@ -124,24 +157,44 @@ class Reader:
     def _decode(self) -> bool:
         """Open windows until there are rows; whether there are."""
         while not self._open and (window := next(self._windows, None)) is not None:
-            self._submit(self._ahead + len(window.pieces))
+            self._submit(self._ahead + len(window.pieces), needed=len(window.pieces))
             with self.timing.of("wait_for_decoding"):
                 pieces = [self._pending.popleft().result() for _ in window.pieces]
-            self._submit(self._ahead)
+            sizes = [piece.rows.bytes for piece in pieces]
+            self._largest = max(self._largest, *sizes)
             opened = self._opened(window, pieces)
             self._decoded += window.rows
             if opened.rows.num_rows:
                 self._open.append(opened)
             else:
                 self.position = self._decoded
+            self._memory.count(self._held(), sum(sizes))
+            self._submit(self._ahead)
         return bool(self._open)
 
-    def _submit(self, limit: int) -> None:
-        while len(self._pending) < limit:
+    def _submit(self, limit: int, needed: int = 0) -> None:
+        """Have `limit` pieces decoded; beyond those that are `needed`, as long as there is room for them."""
+        while len(self._pending) < limit and (len(self._pending) < needed or self._has_room()):
             work = next(self._to_submit, None)
             if work is None:
                 return
             self._pending.append(self._executor.submit(work))
+
+    def _has_room(self) -> bool:
+        """Whether one more piece fits into memory, and those that are being decoded, if none is larger than before."""
+        limit = self._memory.limit
+        if limit is None:
+            return True
+        coming = 1 + sum(not future.done() for future in self._pending)
+        return self._largest > 0 and self._held() + coming * self._largest <= limit
+
+    def _held(self) -> int:
+        """Bytes of all rows decoded."""
+        blocks = {block for opened in self._open for block in opened.rows.blocks.of}
+        for future in self._pending:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                blocks.update(future.result().rows.blocks.of)
+        return sum(block.bytes for block in blocks)
 
     def _fetched_piece(self, fetches: Fetches[Piece], fetch: Fetch[Piece]) -> SurvivingRows:
         try:

@@ -73,7 +73,7 @@ class SideTable:
         """A field of the rows `at`, int64 [N]. Where they are not found, bool [N], lists are null, and others have the
         default."""
         field = self.layout.fields[self.layout.slots[name]]
-        values = Column.of(self.arrays[_VALUES + name])
+        values = replace(Column.of(self.arrays[_VALUES + name]), bytes=0)  # they are those of the table
         start = self.arrays[_STARTS + name][at] if len(self.keys) else at
         if not field.is_list:
             default = np.full(1, self.source.defaults.get(name, 0), field.dtype)

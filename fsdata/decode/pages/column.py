@@ -70,6 +70,7 @@ class _Reading:
         self._waiting: list[Page] = []
         self._bytes = 0  # of the pages that wait
         self._owners: list[Any] = []
+        self._kept = 0  # bytes
 
     @property
     def rows(self) -> int:
@@ -94,6 +95,7 @@ class _Reading:
         self._runs = rows.read_pages(pages, form.numbers, state, self._length, self._runs, tails, made)
         if state[rows.FAULT]:
             raise _fault(int(state[rows.FAULT]), waiting[int(state[rows.PAGE])], form)
+        self._kept += tails.nbytes + made.nbytes + self._bytes
         self._owners += [
             tails,
             made,
@@ -112,8 +114,15 @@ class _Reading:
         first = np.empty(len(self._length), np.int64)
         if form.repeated and values >= _SHORT * count:
             rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, 0)
-            owners = tuple(self._owners)
-            return Column(table, first, self._length, dictionary=dictionary, stored=form.stored, owners=owners)
+            return Column(
+                table,
+                first,
+                self._length,
+                dictionary=dictionary,
+                stored=form.stored,
+                owners=tuple(self._owners),
+                bytes=self._kept,
+            )
         lease = self._pool.take(max(values * dtype.itemsize, 1))
         rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, lease.address)
         return Column.of(lease.array(values, dtype.str), start=first, length=self._length)

@@ -1,13 +1,16 @@
 """`loader.stats()`: what a loader says of its own work."""
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import polars as pl
 import pytest
+import torch
 from patience import PATIENCE_S, until
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.steps.timing import Timing
 
 SCHEMA = Schema(context=("row",))
@@ -22,7 +25,7 @@ def folder(tmp_path_factory):
 
 def test_what_a_loader_says_of_its_work(folder):
     with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=10, num_threads=1, prefetch=0) as loader:
-        nothing = dict.fromkeys(("batches", "waiting", "dropped", "retries", "skipped"), 0)
+        nothing = dict.fromkeys(("batches", "waiting", "dropped", "retries", "skipped", "decoded_peak_bytes"), 0)
         remote = {"bytes": 0, "unplanned_reads": 0, "read_ahead_peak_bytes": 0}
         assert loader.stats() == {**nothing, "remote": remote, "seconds": {}}
         assert sum(len(batch) for batch in loader) == 60
@@ -41,6 +44,62 @@ def test_batches_that_wait_are_counted(folder):
         assert waiting <= 4  # one more is in the hands of the thread that makes them
         assert len(list(batches)) == 5
         assert loader.stats()["waiting"] == 0
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory):
+    """Twelve row groups of 100 rows of 100 events, about 80 kB each when they are decoded."""
+    folder = tmp_path_factory.mktemp("heavy")
+    item = np.random.default_rng(0).integers(0, 1 << 40, (1200, 100)).tolist()
+    pl.DataFrame({"row": range(1200), "item": item}).write_parquet(folder / "a.parquet", row_group_size=100)
+    return folder
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Decodes where it is asked to, so that what is held does not depend on how fast a thread is."""
+
+    def submit(self, function, /, *arguments):
+        done = Future()
+        done.set_result(function(*arguments))
+        return done
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("threads", [0, 3])
+def test_memory_bounds_what_is_decoded_ahead_and_changes_no_batch(heavy, decoder, threads):
+    schema = Schema(context=("row",), sequences=(Sequence("uih", ("item",)),))
+
+    def read(memory):
+        with FreeScaleDataLoader(
+            ParquetSource(heavy, decoder=decoder), schema, batch_size=50, shuffle=True, num_threads=max(threads, 1),
+            shuffle_window=4, memory=memory, prefetch=0,
+        ) as loader:  # fmt: skip
+            if not threads:
+                loader._executor.shutdown()
+                loader._executor = AtOnce()
+            batches = [batch.features.to_dict() for batch in loader]
+            return batches, loader.stats()["decoded_peak_bytes"]
+
+    (free, most), (bound, less) = read(None), read("520kB")
+    assert 4 * 80_000 < less <= 520_000
+    assert threads or (most > 8 * 80_000 and less > 6 * 80_000)
+    for one, other in zip(free, bound, strict=True):
+        for name in ("row", "item"):
+            assert torch.equal(one[name].values(), other[name].values())
+            assert torch.equal(one[name].lengths(), other[name].lengths())
+
+
+def test_a_window_that_memory_cannot_hold_is_held_and_told_once(heavy, caplog):
+    source, options = ParquetSource(heavy), {"shuffle": True, "shuffle_window": 3, "num_threads": 2}
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=50, memory=100, **options) as loader:
+        assert sum(len(batch) for batch in loader) == 1200
+        assert loader.stats()["decoded_peak_bytes"] > 100
+    assert [record.getMessage() for record in caplog.records if "shuffle_window" in record.getMessage()] == [
+        "memory=100 bytes are less than the 2400 bytes of the rows that are shuffled together, which are held all the "
+        "same. Give more, or a smaller shuffle_window"
+    ]
+    with pytest.raises(ValueError, match="memory must be a number of bytes"):
+        FreeScaleDataLoader(source, SCHEMA, batch_size=50, memory="much")
 
 
 def balanced(rank, size, folder):
