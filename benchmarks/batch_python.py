@@ -24,22 +24,22 @@ from freescale_tools.write.synth.presets import reference_set
 from fsdata import FreeScaleDataLoader, ParquetSource
 from fsdata.batch.host_memory import Reused
 from fsdata.batch.prefetch import Ahead
-from fsdata.decode.block import Rows, Spans, SurvivingRows
+from fsdata.decode.block import RowRefs, Spans, SurvivingRows
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Window
-from fsdata.steps.adapt import AdaptedSteps
-from fsdata.steps.reader import Reader
-from fsdata.steps.steps import PlannedSteps, Share
-from fsdata.steps.timing import Timing
+from fsdata.nodes.adapt import AdaptedSteps
+from fsdata.nodes.reader import Reader
+from fsdata.nodes.steps import PlannedSteps, Share
+from fsdata.nodes.timing import Timing
 
 GOAL_US = 30
 WINDOW = 4 * 4096
 BATCHES = 100
 
 
-def decoded(folder: str) -> tuple[Rows, Layout]:
+def decoded(folder: str) -> tuple[RowRefs, Layout]:
     """A window of rows, as decoding threads leave them."""
     paths = reference_set(folder, files=1, rows_per_file=WINDOW)
     with FreeScaleDataLoader(
@@ -55,7 +55,7 @@ def decoded(folder: str) -> tuple[Rows, Layout]:
 class Rounds:
     """Fresh steps over the same decoded rows, `BATCHES` batches each."""
 
-    def __init__(self, rows: Rows, layout: Layout, batch: int, *, shuffle: bool, rounds: int) -> None:
+    def __init__(self, rows: RowRefs, layout: Layout, batch: int, *, shuffle: bool, rounds: int) -> None:
         self._rows, self._layout, self._batch, self._shuffle = rows, layout, batch, shuffle
         self._rounds = rounds
         self._memory = Reused(Pool())

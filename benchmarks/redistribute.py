@@ -36,7 +36,7 @@ from fsdata import Balance, FreeScaleDataLoader, ParquetSource
 from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing import Method
-from fsdata.decode.block import Block, Column, Rows, run
+from fsdata.decode.block import Block, Column, RowRefs, run
 from fsranks.rank_context import resolve
 
 WORLDS = (2, 4)
@@ -120,11 +120,11 @@ class Stopwatch:
         return result
 
 
-def rows_of(lengths: np.ndarray, values: np.ndarray) -> Rows:
+def rows_of(lengths: np.ndarray, values: np.ndarray) -> RowRefs:
     """Samples of these lengths, all of whose values begin one array."""
     table, nothing = run(values.ctypes.data, len(values)), np.zeros_like(lengths)
     lists = [Column(table, nothing, lengths, owners=(values,))] * 3
-    return Rows.of(Block.of([*lists, *(Column(table, step=0, width=width) for width in (12, 10))], len(lengths)))
+    return RowRefs.of(Block.of([*lists, *(Column(table, step=0, width=width) for width in (12, 10))], len(lengths)))
 
 
 def stages(

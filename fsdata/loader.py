@@ -5,67 +5,44 @@ moves samples between ranks, and `batch.prefetch` does all of it ahead of the tr
 """
 
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
-from hashlib import blake2b
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Generic, Self
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from typing_extensions import TypeVar
 
 from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
-from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.options import Balance
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
-from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.files.byte_size import bytes_of
-from fsdata.decode.files.read_ahead import ReadAhead
-from fsdata.decode.opened_source import OpenSource, open_source
-from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import PeerError
+from fsdata.nodes.batches import Adapted, Batches, Made
+from fsdata.nodes.dealt import DROPS, Dealt, Kept, check_group
+from fsdata.nodes.follow.followed import Followed
+from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types, cores_of_this_rank
+from fsdata.nodes.node import Node
+from fsdata.nodes.rows import Rows
+from fsdata.nodes.steps import Steps
+from fsdata.nodes.units import Units
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
-from fsdata.steps.adapt import AdaptedSteps, Made
-from fsdata.steps.dataset import Dataset
-from fsdata.steps.follow.followed_data import FollowedData
-from fsdata.steps.follow.followed_steps import FollowedSteps
-from fsdata.steps.loader_options import LoaderOptions, can_pin, check_types, cores_of_this_rank
-from fsdata.steps.steps import AgreedSteps, BalancedSteps, PlannedSteps, Share, Steps, Uneven
 from fsranks.errors import describe
-from fsranks.job_store import job_store
 from fsranks.machine.at_exit import before_pools_end, why_over
-from fsranks.meeting import Meeting
-from fsranks.rank_context import RankContext, resolve
 
 BatchT = TypeVar("BatchT", default=Batch)
 
 _LOG = logging.getLogger("fsdata")
 _GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"
-_NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
-_NOT_INITIALIZED = (
-    "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
-)
-_WHY = ("a source whose rows can drop out", "a source that is followed")
-_NOT_COMPARED = (
-    "rank %d of %d has no process group, so nothing compares its files and options with those of the other ranks: if "
-    "they differ (a folder that is being written), rows are read twice or never. All ranks must print the same here: "
-    "%s. torch.distributed.init_process_group before making the loader compares them"
-)
-_OTHER_RANKS = (
-    "rank= and world_size= are not those of torch.distributed: give process_group=, the group of the ranks that share "
-    "the data, in their place"
-)
 
 
 class FreeScaleDataLoader(Generic[BatchT]):
@@ -161,66 +138,72 @@ class FreeScaleDataLoader(Generic[BatchT]):
             drop_last=drop_last,
             timeout_s=timeout_s,
         )
-        sources = [sources] if isinstance(sources, ParquetSource | str | os.PathLike) else list(sources)
-        self._adapt = adapt
-        self._context = resolve(rank, world_size, process_group)
-        self._pool = Pool()
-        self._memory: HostMemory = PageLocked() if self._options.pin else Reused(self._pool)
-        pool = self._pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
-        threads = self._options.num_threads
-        with Meeting(self._context, what="FreeScaleDataLoader", timeout_s=timeout_s) as meeting:
-            hosts = _hosts(self._context, timeout_s)
-            check_types(sources, schema, balance, adapt)
-            shown = self._context.rank == 0
-            opened = [
-                open_source(source, schema, index=index, show=shown, threads=threads, pool=pool, hosts=hosts)
-                for index, source in enumerate(sources)
-            ]
-            order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
-            order["memory"] = self._options.memory
-            self._followed = _followed(opened, sources, schema, **order)
-            self._data = self._followed or Dataset(opened, schema, mix=mix, threads=threads, **order)
-            needs_peers = self._context.world_size > 1 and bool(
-                balance is not None or self._data.may_drop or self._followed
-            )
-            if needs_peers and self._context.group is None:
-                raise ValueError(
-                    _NO_GROUP.format(
-                        why="balance" if balance else _WHY[self._followed is not None],
-                        missing=_OTHER_RANKS if dist.is_available() and dist.is_initialized() else _NOT_INITIALIZED,
-                    )
-                )
-            parts = {f"source {n} {item}": each.parts for n, each in enumerate(opened) for item in ("files", "footers")}
-            same = {**self._data.fingerprint, **self._options.shared(), "balance": repr(balance)}
-            meeting.agree(same, parts=parts)
-        if self._context.world_size > 1 and self._context.reach() is None:
-            _LOG.warning(_NOT_COMPARED, self._context.rank, self._context.world_size, _digest(same))
-        self._exchange: StepExchange | None = None
-        self._planner: StepPlanner | None = None
         self._turn = Turn()
+        self._balance = balance
+        units = Units(
+            sources,
+            schema,
+            shuffle=shuffle,
+            seed=seed,
+            mix=mix,
+            shuffle_window=shuffle_window,
+            num_threads=self._options.num_threads,
+            rank=rank,
+            world_size=world_size,
+            process_group=process_group,
+            timeout_s=timeout_s,
+            what="FreeScaleDataLoader",
+            also=partial(self._also, balance, adapt),
+        )
+        self._context, self._data = units.context, units.data
+        needs_peers = self._needs_peers(units, balance)
+        self._exchange: StepExchange | None = None
         if needs_peers:
             self._turn.settle()
         if needs_peers or (balance is not None and balance.max_tokens is not None):
             self._exchange = StepExchange(self._context, timeout_s=timeout_s)
-            nested = [name for group in schema.groups for name in group.nested]
-            self._planner = (
-                StepPlanner(balance, self._context.world_size, carry=True, nested=nested, exploded=schema.explode)
-                if balance
-                else None
-            )
-        self._executor = ThreadPoolExecutor(self._options.num_threads, thread_name_prefix="fsdata-decode")
-        remote = any(source.remote for source in opened)
-        self._read_ahead = ReadAhead(self._options.read_ahead) if self._options.read_ahead and remote else None
+        self._memory: HostMemory = PageLocked() if self._options.pin else Reused(units.pool)
+        self._rows = Rows(units, num_threads=self._options.num_threads, read_ahead=read_ahead, memory=memory)
+        self._root = self._nodes(balance, adapt)
+        self._pin = self._options.pin and adapt is not None  # other batches are page-locked as they are made
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
-        self._steps: Steps | FollowedSteps | None = None
         self._ahead: Ahead[Made[BatchT]] | None = None
         self._closed = False
-        self._dropped = 0
         self._warned = False  # of an epoch without a batch
         self._batches = 0
         before_pools_end(self._end_at_exit)
+
+    def _also(self, balance: Balance | None, adapt: object, units: Units) -> dict[str, str]:
+        """What else ranks have to have alike; raises what is wrong with it."""
+        check_types(balance, adapt)
+        if self._needs_peers(units, balance):
+            why = "balance" if balance else "a source that is followed" if units.data.followed else DROPS
+            check_group(units.context, why)
+        return {**self._options.shared(), "balance": repr(balance)}
+
+    @staticmethod
+    def _needs_peers(units: Units, balance: Balance | None) -> bool:
+        """Whether ranks meet in steps."""
+        talks = balance is not None or units.data.may_drop or units.data.followed
+        return units.context.world_size > 1 and talks
+
+    def _nodes(self, balance: Balance | None, adapt: Callable[[Batch], BatchT] | None) -> Node[Any]:
+        """The way of the data, behind the rows: see `fsdata.nodes`."""
+        options, exchange = self._options, self._exchange
+        steps = Steps(self._rows, options.batch_size, drop_last=options.drop_last)
+        dealt: Kept | Dealt
+        if balance is not None and exchange is not None:
+            dealt = Dealt(steps, balance, exchange=exchange)
+        else:
+            dealt = Kept(steps, uneven=options.uneven, exchange=exchange)
+        whole: Node[Any] = dealt
+        if self._data.followed:
+            loader = weakref.ref(self)  # its thread must not keep a loader that nobody refers to
+            whole = Followed(dealt, exchange, alive=lambda: loader() is not None)
+        batches = Batches(whole, memory=self._memory)
+        return batches if adapt is None else Adapted(batches, adapt)
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
@@ -230,7 +213,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         loaded, self._loaded = self._loaded, None
         progress = loaded or (
             self._progress
-            if self._followed
+            if self._data.followed
             else Progress.start(self._next_epoch, self._context.world_size, self._progress.tuning)
         )
         self._next_epoch = progress.epoch + 1
@@ -261,7 +244,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
 
         Rows that drop out make it fewer; every row carried over can make it more. TypeError where a source is followed.
         """
-        if self._followed:
+        if self._data.followed:
             raise TypeError("a source that is followed has no length: nobody knows what will come")
         size = self._context.world_size * self._options.batch_size
         return self._data.rows // size if self._options.drop_last else -(-self._data.rows // size)
@@ -283,7 +266,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
-        if self._followed or (self._loaded is not None and self._loaded.epoch == epoch):
+        if self._data.followed or (self._loaded is not None and self._loaded.epoch == epoch):
             return
         self._loaded, self._next_epoch = None, epoch
         if self._ahead is None:
@@ -306,8 +289,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """
         self._end_steps()
         self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
-        if self._planner is not None:
-            self._planner.forget()
+        self._root.forget()
 
     def report_step(self, compute_seconds: float) -> None:
         """Say how long this rank computed on the batch last yielded, *without* waiting for other ranks.
@@ -317,8 +299,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """
         if not 0 <= compute_seconds < float("inf"):
             raise ValueError(f"compute_seconds must be a time of at least 0, got {compute_seconds!r}")
-        if self._steps is not None:
-            self._steps.report(compute_seconds, self._progress)
+        if self._ahead is not None:
+            self._root.report(compute_seconds, self._progress)
 
     @property
     def skipped(self) -> list[Any]:
@@ -333,7 +315,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def stats(self) -> dict[str, Any]:
         """What this rank has done since the loader was made, for logs: `batches` handed out, batches that are `waiting`
         now, `dropped`, `retries`, `skipped`, what was read from files that are not local, and `seconds` by what they
-        went into (see `fsdata.steps.timing.Timing`). JSON-able, cheap, from any thread.
+        went into (see `fsdata.nodes.timing.Timing`). JSON-able, cheap, from any thread.
 
         `decoded_peak_bytes` is the most that rows took which were decoded and not yet in a batch.
         `remote` has the `bytes` of row groups that were read, `unplanned_reads` of bytes that a decoder asked for and
@@ -350,11 +332,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
             "dropped": self.dropped,
             "retries": self.retries,
             "skipped": len(self.skipped),
-            "decoded_peak_bytes": self._data.memory.most,
+            "decoded_peak_bytes": self._rows.most_bytes,
             "remote": {
                 "bytes": sum(size for size, _ in reads),
                 "unplanned_reads": sum(count for _, count in reads),
-                "read_ahead_peak_bytes": self._read_ahead.peak if self._read_ahead else 0,
+                "read_ahead_peak_bytes": self._rows.read_ahead.peak if self._rows.read_ahead else 0,
             },
             "seconds": {name: round(spent, 6) for name, spent in self._data.timing.seconds().items()},
         }
@@ -363,8 +345,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def dropped(self) -> int:
         """Rows of this rank that `uneven="drop"` (as counted by the footers) and `drop_last` left out at the ends of
         epochs."""
-        steps = self._steps  # another thread may end them
-        return self._dropped + (steps.dropped if steps else 0)
+        return self._root.dropped
 
     @property
     def retries(self) -> int:
@@ -391,10 +372,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         for source in self._data.sources:
             source.end_retries()
         self._end_steps(why, _GRACE_S)
-        self._executor.shutdown(cancel_futures=True)
-        if self._read_ahead is not None:
-            self._read_ahead.close()
-        self._data.close()
+        self._root.close()
         if self._exchange is not None:
             self._exchange.close(why)
 
@@ -408,10 +386,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._turn.settle()
         if self._options.pin:
             self._memory.tensor(1, torch.uint8)  # in this thread, so that CUDA starts on its device and on no other
-        self._steps = self._make_steps(progress)
-        make = AdaptedSteps(self._steps, self._adapt).next
-        pin = self._options.pin and self._adapt is not None  # batches are page-locked as they are made
-        self._ahead = ahead = Ahead(make, depth=self._options.prefetch, pin=pin)
+        self._root.begin(progress)
+        self._ahead = ahead = Ahead(partial(_made, self._root), depth=self._options.prefetch, pin=self._pin)
         while (made := self._next(ahead)) is not None:
             self._progress = made.progress
             yielded = True
@@ -421,7 +397,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._ahead is not ahead:
             return  # closed, or a state was loaded
         self._end_steps()
-        if self._followed:
+        if self._data.followed:
             return
         self._progress = Progress.start(progress.epoch + 1, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
@@ -454,82 +430,23 @@ class FreeScaleDataLoader(Generic[BatchT]):
         Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
         """
         self._turn.check_process()
-        steps, ahead = self._steps, self._ahead
-        self._steps = self._ahead = None
-        if steps is None or ahead is None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
             return
-        steps.stop()
+        self._root.stop()
         if (exchange := self._exchange) is None:
             ahead.end()
         else:
             ahead.end(grace_s, lambda: exchange.abort(why))
-        steps.close()
-        self._dropped += steps.dropped
-        if exchange is not None and not steps.over:
+        self._root.end()
+        if exchange is not None and not self._root.over:
             exchange.leave(why, grace_s)
 
-    def _make_steps(self, progress: Progress) -> Steps | FollowedSteps:
-        if self._followed is None:
-            return self._steps_of(progress, hold=False)
-        seen = None if progress.segment is None else progress.segment.seen
-        watcher = self._followed.watcher(seen) if self._context.rank == 0 else None
-        steps_of = weakref.WeakMethod(self._steps_of)  # its thread must not keep a loader that nobody refers to
-        return FollowedSteps(self._followed, progress, steps_of, watcher, self._exchange, self._context.world_size)
 
-    def _steps_of(self, progress: Progress, hold: bool) -> Steps:
-        """hold: see `Share`."""
-        options, context, data, memory = self._options, self._context, self._data, self._memory
-        streams = data.streams(progress, context.world_size)
-        share = Share(
-            rank=context.rank,
-            world_size=context.world_size,
-            batch_size=options.batch_size,
-            drop_last=options.drop_last,
-            hold=hold,
-            left=np.array([stream.rows for stream in streams]),
-            progress=progress,
-        )
-        reader = data.reader(
-            streams[context.rank],
-            epoch=progress.epoch,
-            executor=self._executor,
-            num_threads=options.num_threads,
-            read_ahead=self._read_ahead,
-        )
-        if self._exchange is not None and self._planner is not None:
-            self._planner.load_state_dict(progress.tuning)
-            return BalancedSteps(
-                share,
-                reader,
-                data.layout,
-                memory,
-                self._exchange,
-                self._planner,
-                sure=not data.may_drop,
-                receive=data.receive,
-            )
-        if data.may_drop:
-            return AgreedSteps(share, reader, data.layout, memory, self._exchange, options.uneven)
-        return PlannedSteps(share, reader, data.layout, memory)
-
-
-def _followed(
-    opened: Sequence[OpenSource], sources: Sequence[ParquetSource], schema: Schema, **order: Any
-) -> FollowedData | None:
-    if all(source.follow is None for source in sources):
+def _made(root: Node[Any]) -> Made[Any] | None:
+    """The next batch, None at the end of the epoch."""
+    try:
+        batch = root.next()
+    except StopIteration:
         return None
-    if len(sources) > 1:
-        raise ValueError("a source that is followed is the only one of its loader: there is no end to mix it with")
-    return FollowedData(opened[0], sources[0], schema, **order)
-
-
-def _digest(same: dict[str, str]) -> str:
-    return blake2b(repr(sorted(same.items())).encode(), digest_size=8).hexdigest()
-
-
-def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:
-    """None where all ranks are known to be on one host, or have no group."""
-    alone = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) >= context.world_size
-    if context.group is None or context.world_size == 1 or alone:
-        return None
-    return Hosts(job_store(context.group, "catalog", timeout_s), timeout_s)
+    return Made(batch, root.progress)

@@ -74,10 +74,10 @@ BREAKS: tuple[Break, ...] = (
         why="rows get values of other keys, where files of a stored side table are not in the order of their keys",
     ),
     Break(
-        file="fsdata/steps/explode.py",
+        file="fsdata/nodes/explode.py",
         before="length * count).sum())",
         after="length).sum())",
-        tests=("tests/data/steps",),
+        tests=("tests/data/nodes",),
         why="with explode, the elements in a batch's stats count each history once and not once for each candidate",
     ),
     Break(
@@ -88,10 +88,10 @@ BREAKS: tuple[Break, ...] = (
         why="a job whose number of ranks changed twice in an epoch repeats samples and misses others",
     ),
     Break(
-        file="fsdata/steps/reader.py",
+        file="fsdata/nodes/reader.py",
         before="self._open.appendleft(",
         after="self._open.append(",
-        tests=("tests/data/steps", "tests/data/loader/test_loader_programs.py"),
+        tests=("tests/data/nodes", "tests/data/loader/test_loader_programs.py"),
         why="rows that max_tokens carries over come after those behind them, and a saved state counts them wrongly",
     ),
     Break(
@@ -123,7 +123,7 @@ BREAKS: tuple[Break, ...] = (
         why="a catalog of an older release is read as if it were of this one",
     ),
     Break(
-        file="fsdata/steps/follow/watermark.py",
+        file="fsdata/nodes/follow/watermark.py",
         before="        elif file.key > taken.upto:\n            break",
         after="        else:\n            break",
         tests=("tests/data/follow",),

@@ -97,7 +97,7 @@ class Column:
         """
         some_lists = self if self.length is None else replace(self, length=np.maximum(self.length, 0))
         block = Block.of([some_lists], int(some.max(initial=-1)) + 1)
-        spans = Rows.of(block).take(some).spans()
+        spans = RowRefs.of(block).take(some).spans()
         if out is None:
             out = np.empty(int(spans.length.sum()), dtype)
         spans.gather(np.array([out.itemsize]), np.array([out.ctypes.data]))
@@ -206,7 +206,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRefs:
     """N rows of some blocks. block, row: int32 [N]."""
 
     blocks: Blocks
@@ -214,7 +214,7 @@ class Rows:
     row: np.ndarray
 
     @classmethod
-    def of(cls, block: Block) -> "Rows":
+    def of(cls, block: Block) -> "RowRefs":
         """All rows of a block."""
         blocks = Blocks([block], len(block.columns))
         return cls(blocks, np.zeros(block.rows, np.int32), np.arange(block.rows, dtype=np.int32))
@@ -228,9 +228,9 @@ class Rows:
         """That their blocks keep."""
         return sum(block.bytes for block in self.blocks.of)
 
-    def take(self, index: np.ndarray | slice) -> "Rows":
+    def take(self, index: np.ndarray | slice) -> "RowRefs":
         """The rows at `index`, numbers or a stretch, in that order."""
-        return Rows(self.blocks, self.block[index], self.row[index])
+        return RowRefs(self.blocks, self.block[index], self.row[index])
 
     def spans(self, slot: int | None = None) -> "Spans":
         """Where the values of every field lie, or of the one at `slot`."""
@@ -296,18 +296,18 @@ class SurvivingRows:
         kept: int64 [n], increasing: their positions in the piece; None if all rows survived.
     """
 
-    rows: Rows
+    rows: RowRefs
     kept: np.ndarray | None
 
 
-def concat(parts: Sequence[Rows]) -> Rows:
+def concat(parts: Sequence[RowRefs]) -> RowRefs:
     """All rows, in order; they have the same fields. Blocks without a row are left out."""
     blocks = parts[0].blocks
     if len(parts) == 1:
         return parts[0]
     row = np.concatenate([part.row for part in parts])
     if all(part.blocks is blocks for part in parts):
-        return Rows(blocks, np.concatenate([part.block for part in parts]), row)
+        return RowRefs(blocks, np.concatenate([part.block for part in parts]), row)
     number: dict[Block, int] = {}
     block = []
     for part in parts:
@@ -317,10 +317,10 @@ def concat(parts: Sequence[Rows]) -> Rows:
             for each, some in zip(part.blocks.of, used.tolist(), strict=True)
         ]
         block.append(np.array(of, np.int32)[part.block])
-    return Rows(Blocks(list(number), blocks.columns.shape[1]), np.concatenate(block), row)
+    return RowRefs(Blocks(list(number), blocks.columns.shape[1]), np.concatenate(block), row)
 
 
-def no_rows(fields: int) -> Rows:
+def no_rows(fields: int) -> RowRefs:
     """Of `fields` fields."""
     none = np.empty(0, np.int32)
-    return Rows(Blocks((), fields), none, none)
+    return RowRefs(Blocks((), fields), none, none)

@@ -14,7 +14,7 @@ from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
-from fsdata.decode.block import Column, Rows, SurvivingRows, no_rows
+from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
@@ -219,7 +219,7 @@ class OpenSource:
         align(piece, self._defaults)
         if layout.exploded is not None:
             piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
-        rows = Rows.of(piece.block(self.index))
+        rows = RowRefs.of(piece.block(self.index))
         if piece.drop.any():
             return SurvivingRows(rows.take(piece.alive), piece.rows[piece.alive] - start)
         return SurvivingRows(rows, None if rows.num_rows == stop - start else piece.rows - start)

@@ -1,11 +1,11 @@
-"""Units of several sources: what one thread decodes at once, and the order of rows inside.
+"""AllUnits of several sources: what one thread decodes at once, and the order of rows inside.
 
 `sequential` makes every row group a unit. `weighted` and `time` merge the sources row by row: rows are ordered by a
 key (a row's place in its source divided by the source's weight; or its time), ties by source, and each source keeps
 its own order. A merged unit is a contiguous range of every source, so the merge itself can wait until the unit is
 decoded, and planning needs no more than the keys at a few cuts.
 
-Sources are given by the rows of their row groups, int64 [groups] each. Units are kept in arrays, as there may be
+Sources are given by the rows of their row groups, int64 [groups] each. AllUnits are kept in arrays, as there may be
 millions. Letters: S sources, C candidate cuts, U units, R ranges of all of them.
 """
 
@@ -44,8 +44,8 @@ class Unit:
         return sum(row_range.rows for row_range in self.ranges)
 
 
-class Units(Sequence[Unit]):
-    """Units in arrays; a `Unit` is made when somebody asks for one.
+class AllUnits(Sequence[Unit]):
+    """AllUnits in arrays; a `Unit` is made when somebody asks for one.
 
     Attributes:
         row_counts: int64 [U].
@@ -74,14 +74,14 @@ Keys = Callable[[int, int], np.ndarray]
 """(source, group) -> the sort keys of the group's rows, in row order."""
 
 
-def sequential_units(sources: Sequence[np.ndarray]) -> Units:
+def sequential_units(sources: Sequence[np.ndarray]) -> AllUnits:
     """One unit per row group, source after source."""
     columns = [np.empty((5, 0), np.int64)]
     for source, rows in enumerate(sources):
         zeros = np.zeros_like(rows)
         columns.append(np.stack([zeros + source, np.arange(len(rows)), zeros, rows, _starts(rows)[:-1]]))
     ranges = np.concatenate(columns, axis=1)
-    return Units(ranges, np.arange(1, ranges.shape[1] + 1))
+    return AllUnits(ranges, np.arange(1, ranges.shape[1] + 1))
 
 
 def weighted_keys(sources: Sequence[np.ndarray], weights: Sequence[float]) -> Keys:
@@ -95,8 +95,8 @@ def weighted_keys(sources: Sequence[np.ndarray], weights: Sequence[float]) -> Ke
     return keys
 
 
-def merged_units(sources: Sequence[np.ndarray], keys: Keys) -> Units:
-    """Units of one row group per source or a little more, whose order is the merge of all sources by `keys`.
+def merged_units(sources: Sequence[np.ndarray], keys: Keys) -> AllUnits:
+    """AllUnits of one row group per source or a little more, whose order is the merge of all sources by `keys`.
 
     Calls `keys` twice for every row group, one row group at a time.
     """
@@ -112,7 +112,7 @@ def merged_units(sources: Sequence[np.ndarray], keys: Keys) -> Units:
             ends.append(len(ranges))
             begin = cut
     columns = np.array([astuple(each) for each in ranges], np.int64).reshape(-1, 5).T
-    return Units(columns, np.unique([end for end in ends if end]).astype(np.int64))
+    return AllUnits(columns, np.unique([end for end in ends if end]).astype(np.int64))
 
 
 def merge_order(unit: Unit, keys: Sequence[np.ndarray]) -> np.ndarray:

@@ -43,6 +43,11 @@ class Progress:
     def start(cls, epoch: int, world_size: int, tuning: dict[str, Any] | None = None) -> "Progress":
         return cls(epoch=epoch, step=0, history=(), positions=(0,) * world_size, tuning=tuning)
 
+    def moved(self, passed: Sequence[int], steps: int = 0, tuning: dict[str, Any] | None = None) -> "Progress":
+        """The place after so many rows more of every rank, and so many steps."""
+        positions = tuple(before + more for before, more in zip(self.positions, passed, strict=True))
+        return replace(self, step=self.step + steps, positions=positions, tuning=tuning)
+
     def on(self, world_size: int) -> "Progress":
         """The same place, seen by `world_size` ranks."""
         if len(self.positions) == world_size:

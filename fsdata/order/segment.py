@@ -63,7 +63,7 @@ class Segment:
         rows: of the extension's files, rows of every row group, 0 if it is left out.
         rest: the windows that were left.
         rest_units: where their units are.
-        seen: which files were read, see `fsdata.steps.follow.watermark`; JSON-able.
+        seen: which files were read, see `fsdata.nodes.follow.watermark`; JSON-able.
     """
 
     number: int

@@ -17,10 +17,11 @@ from fscomm.exchange.control_word import ControlWords, Mode
 from fscomm.report.recorder import Recorder
 from fscomm.transports.gloo import channel
 from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
+from fsdata.nodes.follow.followed import Followed
+from fsdata.nodes.follow.watcher import News
 from fsdata.order.segment import FileAt
-from fsdata.steps.follow.followed_steps import FollowedSteps
-from fsdata.steps.follow.watcher import News
 from fsranks.meeting import Meeting
+from fsranks.rank_context import RankContext
 
 LIMIT_S = 10.0
 STEPS = 4
@@ -109,7 +110,7 @@ def _mode(seed: int, step: int, rank: int) -> Mode:
 
 @dataclass(frozen=True)
 class _Place:
-    """What `FollowedSteps` knows of a place in the data."""
+    """What `Followed` knows of a place in the data."""
 
     epoch: int = 0
     step: int = 0
@@ -119,6 +120,12 @@ class _Place:
 class _Data:
     """In the place of `FollowedData`: a segment is the number of its file."""
 
+    def __init__(self, watcher: "_Watcher | None") -> None:
+        self._watcher = watcher
+
+    def watcher(self, seen: object) -> "_Watcher | None":
+        return self._watcher
+
     def extended(self, progress: _Place, files: tuple[FileAt, ...], seen: object, world_size: int) -> _Place:
         return replace(progress, segment=int(files[0].name))
 
@@ -127,15 +134,25 @@ class _Data:
 
 
 class _Steps:
-    """The steps of one segment. Every rank takes one row of each."""
+    """The steps of one segment, as a node and the nodes before it. Every rank takes one row of each."""
 
     dropped = 0
+    hold = False
 
-    def __init__(self, of: Iterator[Any]) -> None:
+    def __init__(self, data: _Data, context: RankContext, of: Callable[[_Place, bool], Iterator[Any]]) -> None:
+        self.data, self.context = data, context
+        self.units = self.source = self
         self._of = of
 
+    def begin(self, progress: _Place) -> None:
+        self._steps = self._of(progress, self.hold)
+
     def next(self) -> Any:
-        return next(self._of, None)
+        made, self.progress = next(self._steps)
+        return made
+
+    def end(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -172,30 +189,36 @@ def follow(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[tuple[int, in
     size = job.ranks.size
     exchange = StepExchange(job.context(rank), timeout_s=LIMIT_S)
 
-    def make(place: _Place, hold: bool) -> _Steps:
-        def steps() -> Iterator[tuple[tuple[int, int], _Place]]:
-            at = place
-            rows = _rows(seed, place.segment, size) if hold else 0  # at the end: those that steps left over, here none
-            for number in range(rows // size):
-                job.ranks.wait(job.ranks.random.random() * 0.2)  # reads
-                exchange.agree(StatusWord(epoch=0, step=at.step))
-                at = replace(at, step=at.step + 1)
-                yield (place.segment, number * size + rank), at
-
-        return _Steps(steps())
+    def make(place: _Place, hold: bool) -> Iterator[tuple[tuple[int, int], _Place]]:
+        at = place
+        rows = _rows(seed, place.segment, size) if hold else 0  # at the end: those that steps left over, here none
+        for number in range(rows // size):
+            job.ranks.wait(job.ranks.random.random() * 0.2)  # reads
+            exchange.agree(StatusWord(epoch=0, step=at.step))
+            at = replace(at, step=at.step + 1)
+            yield (place.segment, number * size + rank), at
 
     watcher = _Watcher(job, seed, slip) if rank == 0 else None
-    steps: Any = FollowedSteps(_Data(), _Place(), lambda: make, watcher, exchange, size)  # type: ignore[arg-type]
+    steps: Any = Followed(_Steps(_Data(watcher), job.context(rank), make), exchange)  # type: ignore[arg-type]
+    steps.begin(_Place())
     try:
-        number = 0
-        while (made := steps.next()) is not None:
-            yield made[0]
+        for number, made in enumerate(iter(_next(steps), None)):
+            yield made
             if slip(number):
                 return exchange.leave()
-            number += 1
     finally:
         steps.close()
         exchange.close()
+
+
+def _next(steps: Any) -> Callable[[], Any]:
+    def made() -> Any:
+        try:
+            return steps.next()
+        except StopIteration:
+            return None
+
+    return made
 
 
 def check_followed(steps: list[list[tuple[int, int]]], seed: int, size: int) -> None:

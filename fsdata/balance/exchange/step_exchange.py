@@ -23,7 +23,7 @@ from fsdata.balance.exchange.fitted_gather import FittedGather
 from fsdata.balance.exchange.record import RecordSpec
 from fsdata.balance.exchange.status_word import StatusWord
 from fsdata.balance.exchange.transfer import Receive, Transfer, check_lengths
-from fsdata.decode.block import Rows, no_rows
+from fsdata.decode.block import RowRefs, no_rows
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import ControlGroup
 from fsranks.errors import describe
@@ -93,7 +93,7 @@ class StepResult:
     """
 
     number: int
-    rows: Rows
+    rows: RowRefs
     origin: np.ndarray
     statuses: tuple[StatusWord, ...]
     counts: np.ndarray
@@ -102,7 +102,7 @@ class StepResult:
     straggler_after: float | None
     moved: float
     carried: int
-    rest: Rows
+    rest: RowRefs
 
     @property
     def global_items(self) -> dict[str, int]:
@@ -160,7 +160,7 @@ class StepExchange:
 
     def step(
         self,
-        rows: Rows | None,
+        rows: RowRefs | None,
         spec: RecordSpec,
         planner: Planner,
         status: StatusWord,
@@ -398,7 +398,7 @@ def _taking_part(home: np.ndarray, rows: int | None) -> np.ndarray:
     return np.arange(len(home)) - np.searchsorted(home, home) < rows
 
 
-def _cut(rows: Rows, count: int) -> tuple[Rows, Rows]:
+def _cut(rows: RowRefs, count: int) -> tuple[RowRefs, RowRefs]:
     """The first `count` samples, and the others. All of them are `rows` itself."""
     if count == rows.num_rows:
         return rows, rows.take(slice(0, 0))

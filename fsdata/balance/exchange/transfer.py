@@ -14,14 +14,14 @@ from fsdata.balance.exchange.alone import Alone
 from fsdata.balance.exchange.record import RecordSpec
 from fsdata.balance.exchange.route import Route
 from fsdata.batch.host_memory import Reused
-from fsdata.decode.block import Block, Column, Rows, Spans, concat
+from fsdata.decode.block import Block, Column, RowRefs, Spans, concat
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import DataError
 from fsdata.kernels.columns import gather_samples
 from fsdata.kernels.pages import runs
 from fsranks.control_group import ControlGroup
 
-Receive = Callable[[list[Column], int], Rows]
+Receive = Callable[[list[Column], int], RowRefs]
 """(columns of the fields, how many rows) -> the rows; completes those whose values do not travel."""
 
 
@@ -35,14 +35,14 @@ class Transfer:
 
     def move(
         self,
-        rows: Rows,
+        rows: RowRefs,
         spans: Spans,
         spec: RecordSpec,
         lengths: np.ndarray,
         counts: np.ndarray,
         rank: np.ndarray,
         receive: Receive | None = None,
-    ) -> tuple[Rows, np.ndarray]:
+    ) -> tuple[RowRefs, np.ndarray]:
         """This rank's samples after the exchange, in order of home rank and row, and their origin, int64 [n, 2].
 
         rows, spans: its samples before. lengths: int64 [G, N] of the global batch; counts: int64 [W] before; rank:
@@ -66,8 +66,8 @@ class Transfer:
         return self._send[:size]
 
 
-def _rows(columns: list[Column], rows: int) -> Rows:
-    return Rows.of(Block.of(columns, rows))
+def _rows(columns: list[Column], rows: int) -> RowRefs:
+    return RowRefs.of(Block.of(columns, rows))
 
 
 def _columns(spec: RecordSpec, way: Route, buffer: torch.Tensor) -> list[Column]:

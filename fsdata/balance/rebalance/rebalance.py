@@ -4,28 +4,25 @@ This file runs the loader ahead in a thread and keeps what belongs to the batch 
 batches apart and builds them, `exchange` moves the samples.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
-from fsdata.balance.options import Balance, StepPlanner
-from fsdata.balance.rebalance.steps import Last, Made, RebalanceSteps, WrappedLoader
-from fsdata.balance.rebalance.tensor_tree import Measure
+from fsdata.balance.options import Balance
 from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
-from fsdata.errors import DataError, PeerError
+from fsdata.errors import PeerError
+from fsdata.nodes.dealt import Dealt
+from fsdata.nodes.tensor_parts import Last, Lengths, TensorParts
+from fsdata.order.progress import Progress
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over
-from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext, resolve
 
 BatchT = TypeVar("BatchT")
-Lengths = str | Mapping[str, str] | Callable[[Any], Any]
 
 _DEPTH = 2
 _GRACE_S = 5.0
@@ -84,27 +81,21 @@ class Rebalanced(Generic[BatchT]):
     ) -> None:
         balance = Balance() if balance is None else balance
         self._loader = loader
-        with Meeting(context, what="rebalance", timeout_s=timeout_s) as meeting:
-            if isinstance(replicate, str):
-                raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
-            measure, replicate = _measure(lengths), tuple(replicate)
-            meeting.agree({"balance": repr(balance), "replicate": repr(sorted(replicate))})
-        if context.world_size > 1 and context.group is None:
-            raise ValueError(
-                f"this is rank {context.rank} of {context.world_size}, but torch.distributed is not initialized: call "
-                "torch.distributed.init_process_group() first"
-            )
-        self._exchange: StepExchange | None = None
+        self._parts = TensorParts(loader, lengths, replicate, context, balance, timeout_s)
+        self._dealt: Dealt | None = None
         if context.world_size > 1:
-            self._exchange = StepExchange(context, timeout_s=timeout_s)
-        self._planner = StepPlanner(balance, context.world_size)
-        self._wrapped = WrappedLoader(loader, measure, replicate)
-        self._epoch = 0
-        self._ahead: Ahead[Made] | None = None
-        self._made: Made | None = None
+            if context.group is None:
+                raise ValueError(
+                    f"this is rank {context.rank} of {context.world_size}, but torch.distributed is not initialized: "
+                    "call torch.distributed.init_process_group() first"
+                )
+            exchange = StepExchange(context, timeout_s=timeout_s)
+            self._dealt = Dealt(self._parts, balance, exchange=exchange)
+        self._ahead: Ahead[Any] | None = None
+        self._made: tuple[Last, tuple[Any, ...], Progress] | None = None
         self._closed = False
         self._turn = Turn()
-        if self._exchange is not None:
+        if self._dealt is not None:
             self._turn.settle()
         before_pools_end(self._end_at_exit)
 
@@ -114,17 +105,16 @@ class Rebalanced(Generic[BatchT]):
         turn = self._turn.take()
         self._end_epoch()
         self._turn.settle()
-        self._wrapped.restart()
-        steps = RebalanceSteps(self._wrapped, self._exchange, self._planner, self._epoch)
-        self._epoch += 1
-        self._ahead = Ahead(steps.next, depth=_DEPTH, pin=False)
+        root = self._dealt or self._parts
+        root.reset()
+        self._ahead = Ahead(_maker(self._parts, self._dealt), depth=_DEPTH, pin=False)
         return self._batches(self._ahead, turn)
 
-    def _batches(self, ahead: Ahead[Made], turn: object) -> Iterator[BatchT]:
+    def _batches(self, ahead: Ahead[Any], turn: object) -> Iterator[BatchT]:
         self._turn.check_process()
         while (made := ahead.take()) is not None:
-            self._made = made
-            yield made.batch
+            batch, *self._made = made
+            yield batch
             self._turn.check_process()
         self._turn.check(turn)
         if self._ahead is ahead:
@@ -139,12 +129,12 @@ class Rebalanced(Generic[BatchT]):
         """Of the batch last yielded."""
         if self._made is None:
             raise ValueError("no batch was yielded yet")
-        return self._made.last
+        return self._made[0]
 
     def state_dict(self) -> Any:
         """The wrapped loader's own state as of the batch last yielded: batches made ahead do not count."""
-        if self._made is not None and self._made.state:
-            return self._made.state[0]
+        if self._made is not None and self._made[1]:
+            return self._made[1][0]
         return self._loader.state_dict()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
@@ -158,8 +148,8 @@ class Rebalanced(Generic[BatchT]):
 
         For `Balance(autotune=True)` and `Balance(method="auto")`.
         """
-        if self._exchange is not None and self._made is not None:
-            self._exchange.report(compute_seconds, self._made.number)
+        if self._dealt is not None and self._made is not None:
+            self._dealt.report(compute_seconds, self._made[2])
 
     def close(self) -> None:
         """End the thread and the group. Twice is fine. The wrapped loader stays the caller's.
@@ -179,8 +169,8 @@ class Rebalanced(Generic[BatchT]):
         if self._turn.forked:
             return  # the thread and the connections are those of the other process
         self._end_epoch(why, _GRACE_S)
-        if self._exchange is not None:
-            self._exchange.close(why)
+        if self._dealt is not None:
+            self._dealt.exchange.close(why)
 
     def __enter__(self) -> Self:
         return self
@@ -188,8 +178,10 @@ class Rebalanced(Generic[BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
-            self._exchange.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
+        if isinstance(error, PeerError) and self._dealt is not None and not self._turn.forked:
+            self._dealt.exchange.abort(
+                f"lost the others: {error}"
+            )  # no rank takes a next step to hear that this rank leaves
         self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def _end_epoch(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
@@ -198,45 +190,22 @@ class Rebalanced(Generic[BatchT]):
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        if (exchange := self._exchange) is None:
+        if self._dealt is None:
             ahead.end()
         else:
+            exchange = self._dealt.exchange
             ahead.end(grace_s, lambda: exchange.abort(why))
             exchange.leave(why, grace_s)
 
 
-def _measure(lengths: Lengths) -> Measure:
-    """What the cost model sees, from the user's `lengths`."""
-    if isinstance(lengths, str):
-        return _by_path({lengths.rpartition(".")[2]: lengths})
-    if isinstance(lengths, Mapping):
-        return _by_path(dict(lengths))
-    if not callable(lengths):
-        raise TypeError(f"lengths must be a function of the batch, a path or a mapping of paths, got {lengths!r}")
+def _maker(parts: TensorParts, dealt: Dealt | None) -> Callable[[], Any]:
+    """What makes the next (batch, what is known of it, state of the loader after it, place), or None at the end."""
 
-    def call(batch: Any, _: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        given = lengths(batch)
-        if not isinstance(given, Mapping):
-            given = {"length": given}
-        return {name: _integers(name, values) for name, values in given.items()}
+    def make() -> Any:
+        try:
+            batch = parts.alone() if dealt is None else dealt.next()
+        except StopIteration:
+            return None
+        return batch, parts.last, parts.state, parts.progress
 
-    return call
-
-
-def _by_path(paths: dict[str, str]) -> Measure:
-    def look_up(_: Any, jagged: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for path in paths.values():
-            if path not in jagged:
-                raise DataError(f"lengths={path!r} is no jagged part of the batch, which has {sorted(jagged)}")
-        return {name: jagged[path] for name, path in paths.items()}
-
-    return look_up
-
-
-def _integers(name: str, values: Any) -> np.ndarray:
-    array = values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
-        raise DataError(
-            f"lengths {name!r} must be one integer of at least 0 per sample, got {array.dtype} of shape {array.shape}"
-        )
-    return array.astype(np.int64)
+    return make

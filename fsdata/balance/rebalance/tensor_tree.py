@@ -19,7 +19,7 @@ import torch
 from fsdata.balance.exchange.record import RecordSpec
 from fsdata.batch.jagged import Jagged
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
-from fsdata.decode.block import Block, Column, Rows, run
+from fsdata.decode.block import Block, Column, RowRefs, run
 from fsdata.errors import DataError
 
 LENGTH = "length of "
@@ -80,7 +80,7 @@ class Template:
         """path -> type, what ranks and batches must have in common."""
         return {"batch": _outline(self.root), **{field.path: str(field) for field in self.fields}}
 
-    def build(self, rows: Rows, constants: Mapping[str, Any]) -> Any:
+    def build(self, rows: RowRefs, constants: Mapping[str, Any]) -> Any:
         """A batch of these samples: one copy of every value into fresh tensors."""
         return _Builder(self, rows, constants).build(self.root)
 
@@ -90,7 +90,7 @@ class TakenApart:
     """A batch by reference. `constants`: path -> the values that are replicated instead of split."""
 
     template: Template
-    rows: Rows
+    rows: RowRefs
     constants: dict[str, Any]
 
 
@@ -180,7 +180,7 @@ class _Walk:
             field = TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name)
             self._add(field, torch.empty((0, 0), dtype=torch.uint8), np.asarray(values, np.int64))
         template = template_of(root, tuple(self.fields), tuple(self.constants))
-        rows = Rows.of(Block.of(self._columns, self.samples or 0))
+        rows = RowRefs.of(Block.of(self._columns, self.samples or 0))
         return TakenApart(template=template, rows=rows, constants=self.constants)
 
     def _tensor(self, value: torch.Tensor, path: str) -> Node:
@@ -242,7 +242,7 @@ class _Walk:
 class _Builder:
     """Copies samples into tensors and puts them into the structure."""
 
-    def __init__(self, template: Template, rows: Rows, constants: Mapping[str, Any]) -> None:
+    def __init__(self, template: Template, rows: RowRefs, constants: Mapping[str, Any]) -> None:
         self._template = template
         self._constants = constants
         self._samples = rows.num_rows

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from fsdata.catalog.bind import FieldBinding
 from fsdata.decode.arrow import widen
-from fsdata.decode.block import Block, Column, Rows
+from fsdata.decode.block import Block, Column, RowRefs
 from fsdata.decode.piece import Nulls
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Field, Layout
@@ -87,7 +87,7 @@ def packed(lists: dict[int, Column], layout: Layout, drop: np.ndarray, pool: Poo
     begins = np.cumsum(sizes) - sizes
     lease = pool.take(max(int(sizes.sum()), 1))
     memory = np.asarray(lease)
-    Rows.of(Block.of(cut, len(drop))).spans().gather(itemsize, lease.address + begins)
+    RowRefs.of(Block.of(cut, len(drop))).spans().gather(itemsize, lease.address + begins)
     found = {}
     for number, (slot, column) in enumerate(lists.items()):
         values = memory[begins[number] : begins[number] + int(kept[number].sum()) * itemsize[number]]

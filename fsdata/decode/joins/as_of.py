@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsdata.catalog.roles import wanted_key, wanted_row_time
-from fsdata.decode.block import Block, Blocks, Column, Rows, run
+from fsdata.decode.block import Block, Blocks, Column, RowRefs, run
 from fsdata.decode.joins.history_table import HistoryTable
 from fsdata.decode.piece import Piece
 from fsdata.decode.row_layout import REFERENCE, Field, Layout
@@ -118,10 +118,10 @@ class Histories:
             )
 
 
-def received(columns: list[Column], rows: int, layout: Layout, sources: Sequence[Histories]) -> Rows:
+def received(columns: list[Column], rows: int, layout: Layout, sources: Sequence[Histories]) -> RowRefs:
     """Rows that came from other ranks, with their histories. columns: by slot, with references in place of events."""
     if not layout.references:
-        return Rows.of(Block.of(columns, rows))
+        return RowRefs.of(Block.of(columns, rows))
     reference = columns[next(iter(layout.references.values()))]
     source_of = reference.gathered(np.int64, np.arange(rows)).reshape(rows, REFERENCE)[:, 0]
     block, row, blocks = np.empty(rows, np.int32), np.empty(rows, np.int32), list[Block]()
@@ -132,10 +132,10 @@ def received(columns: list[Column], rows: int, layout: Layout, sources: Sequence
             histories_of.complete(mine, layout, len(here))
             block[here], row[here] = len(blocks), np.arange(len(here))
             blocks.append(Block.of(mine, len(here), source))
-    return Rows(Blocks(blocks, len(columns)), block, row)
+    return RowRefs(Blocks(blocks, len(columns)), block, row)
 
 
-def places(rows: Rows, layout: Layout) -> dict[str, np.ndarray]:
+def places(rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
     """Sequence that samples share -> int64 [N], the number of the first event that each sees among all histories; on
     all ranks in the order of the schema."""
     found = {}
@@ -146,7 +146,7 @@ def places(rows: Rows, layout: Layout) -> dict[str, np.ndarray]:
     return found
 
 
-def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[Rows], np.ndarray] | None:
+def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
     """What tells the bucket of the history of each row, int64 [N]; None where no history is bucketed.
 
     A bucket is a stretch of the events of all histories. Where a row has several, the first that is bucketed counts.
@@ -157,7 +157,7 @@ def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[Rows],
     buckets = np.array([of.bucketed(name) for of in sources])
     events = np.array([max(len(of.groups[name].times), 1) for of in sources])
 
-    def bucket(rows: Rows) -> np.ndarray:
+    def bucket(rows: RowRefs) -> np.ndarray:
         source, first, _, _ = rows.numbers(layout.references[name], REFERENCE).T
         found: np.ndarray = first * buckets[source] // events[source]
         return found

@@ -17,7 +17,7 @@ from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key
 from fsdata.catalog.shared_arrays import SharedArrays
-from fsdata.decode.block import Column, Rows
+from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.joins.history_table import versions
 from fsdata.decode.joins.pile import Pile
 from fsdata.decode.piece import Piece
@@ -245,7 +245,7 @@ def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return keys[at] == wanted, at
 
 
-def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[[Rows], np.ndarray] | None:
+def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
     """Rows -> int64 [n], which stretch of the side table on disk a row has its values in, of as many as the join says;
     None without such a table. The first one decides. sides: of every source."""
     stored = [
@@ -261,7 +261,7 @@ def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[
     size, slot = max(len(side.arrays[_VALUES + name]), 1), layout.slots[name]
     buckets = side.join.bucketed or 1
 
-    def bucket(rows: Rows) -> np.ndarray:
+    def bucket(rows: RowRefs) -> np.ndarray:
         spans = rows.spans(slot)
         at = spans.start[0]
         inside = (rows.sources() == source) & (at < size) & (spans.length[0] > 0)

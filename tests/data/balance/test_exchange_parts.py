@@ -15,7 +15,7 @@ from fsdata.balance.exchange.route import Parcel
 from fsdata.balance.exchange.status_word import PROTOCOL, check, decode, encode
 from fsdata.balance.exchange.step_exchange import decode_lengths, encode_lengths
 from fsdata.balance.exchange.transfer import check_lengths
-from fsdata.decode.block import Block, Rows
+from fsdata.decode.block import Block, RowRefs
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError, MismatchError
 from fsdata.schema import Schema, Sequence
@@ -136,7 +136,7 @@ def test_bad_specs_and_tables_are_refused() -> None:
     assert columns[5].length is not None
     columns[5].length[3] = 7
     with pytest.raises(DataError, match="field 'dense' of row 3 has 7 elements, its group or width asks for 3"):
-        check_lengths(Rows.of(Block.of(columns, 4)).spans(), SPEC)
+        check_lengths(RowRefs.of(Block.of(columns, 4)).spans(), SPEC)
 
 
 def test_a_parcel_has_each_ranks_fields_one_after_another_at_multiples_of_8() -> None:

@@ -14,7 +14,7 @@ from worlds import shared_world
 
 from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
-from fsdata.decode.block import Block, Rows, concat, no_rows
+from fsdata.decode.block import Block, RowRefs, concat, no_rows
 from fsdata.errors import DataError, MismatchError, PeerError
 from fsranks.rank_context import resolve
 
@@ -136,7 +136,7 @@ def going_wrong(rank: int, world_size: int) -> None:
     def stay(batch: GlobalBatch) -> Assignment:
         return Assignment(rank=batch.home)
 
-    def step(number: int, planner=stay, rows: Rows | None = None) -> StepResult:  # type: ignore[no-untyped-def]
+    def step(number: int, planner=stay, rows: RowRefs | None = None) -> StepResult:  # type: ignore[no-untyped-def]
         rows = rows or rows_of(0, rank, 3, lengths_of(0, rank, 3))
         return exchange.step(rows, SPEC, planner, StatusWord(epoch=2, step=number))
 
@@ -173,7 +173,7 @@ def going_wrong(rank: int, world_size: int) -> None:
         assert ragged[2].length is not None
         ragged[2].length[1] += 1
         with pytest.raises(DataError, match="field 'action' of row 1"):
-            step(14, rows=Rows.of(Block.of(ragged, 3)))
+            step(14, rows=RowRefs.of(Block.of(ragged, 3)))
     else:
         with pytest.raises(PeerError, match="rank 0 failed at step 14 of epoch 2: DataError: field 'action' of row 1"):
             step(14)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.decode.block import Rows
+from fsdata.decode.block import RowRefs
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.schema import Schema
@@ -27,7 +27,7 @@ def lists(kind: pa.DataType, *rows: Any) -> pa.Array:
     return pa.array(list(rows), pa.list_(kind))
 
 
-def values(rows: Rows, layout: Layout) -> list[dict[str, Any]]:
+def values(rows: RowRefs, layout: Layout) -> list[dict[str, Any]]:
     """Sample by sample: field -> list of numbers."""
     spans = rows.spans()
     buffers = [

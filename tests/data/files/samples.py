@@ -3,7 +3,7 @@
 import numpy as np
 
 from fsdata.balance.exchange import RecordSpec
-from fsdata.decode.block import Block, Column, Rows
+from fsdata.decode.block import Block, Column, RowRefs
 
 SPEC = RecordSpec(
     names=("user", "item", "action", "candidate", "price", "dense", "label"),
@@ -42,12 +42,12 @@ def columns_of(seed: int, rank: int, rows: int, lengths: np.ndarray) -> list[Col
     return columns
 
 
-def rows_of(seed: int, rank: int, rows: int, lengths: np.ndarray) -> Rows:
+def rows_of(seed: int, rank: int, rows: int, lengths: np.ndarray) -> RowRefs:
     """The rows of one rank; every field lies in an array of its own."""
-    return Rows.of(Block.of(columns_of(seed, rank, rows, lengths), rows))
+    return RowRefs.of(Block.of(columns_of(seed, rank, rows, lengths), rows))
 
 
-def read(rows: Rows, row: int) -> list[list[float]]:
+def read(rows: RowRefs, row: int) -> list[list[float]]:
     """The values of one sample, field by field, read from where they lie."""
     spans = rows.take(np.array([row])).spans()
     out = [

@@ -27,7 +27,7 @@ from fsdata import (
 )
 from fsdata.catalog import catalog
 from fsdata.decode import source_files
-from fsdata.steps.follow import followed_data, followed_steps, watcher
+from fsdata.nodes.follow import followed, followed_data, watcher
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_loader_holds_few_files_and_goes_back_all_the_same(folder):
             write(folder, f"{number:02}.parquet", range(number * 10, number * 10 + 10))
         rows += [row for _ in range(24) for row in rows_of(next(batches))]
         assert rows == list(range(100))
-        assert len(loader._followed._numbers) <= 3
+        assert len(loader._data._numbers) <= 3
         loader.load_state_dict(state)
         assert read(loader, 24) == list(range(4, 100))
 
@@ -436,7 +436,7 @@ def test_states_of_other_loaders(folder):
 
 
 def test_stopping_while_it_waits_ends_the_wait_and_leaves_nothing_behind(folder, monkeypatch):
-    monkeypatch.setattr(followed_steps, "_TICK_S", PATIENCE_S)
+    monkeypatch.setattr(followed, "_TICK_S", PATIENCE_S)
     with loader_of(folder, Follow(every="1h"), prefetch=2) as loader:
         batches = iter(loader)
         for _ in range(7):

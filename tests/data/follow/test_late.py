@@ -14,7 +14,7 @@ from sets import same
 from worlds import shared_world
 
 from fsdata import Balance, DataError, Follow, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence
-from fsdata.steps.follow import late, watcher
+from fsdata.nodes.follow import late, watcher
 
 FAST = {"every": "10ms", "idle": "60ms", "at_most": 1}
 SCHEMA = Schema(

@@ -15,8 +15,8 @@ from worlds import shared_world
 
 from fsdata import Balance, ParquetSource, PeerError, StepStats, global_mean, rebalance
 from fsdata.batch.prefetch import pinned
+from fsdata.nodes.batches import Made
 from fsdata.order.progress import Progress
-from fsdata.steps.adapt import Made
 
 
 @dataclass

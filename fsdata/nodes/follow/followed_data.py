@@ -8,22 +8,24 @@ import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.errors import CorruptFileError, SchemaError
+from fsdata.nodes.dataset import Dataset
+from fsdata.nodes.follow.late import LateTable
+from fsdata.nodes.follow.watcher import Watcher, seen_after
+from fsdata.nodes.unit_reader import fetch_planner, piece_reader
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of
 from fsdata.order.stream import Stream, compact
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
-from fsdata.steps.dataset import Dataset
-from fsdata.steps.follow.late import LateTable
-from fsdata.steps.follow.watcher import Watcher, seen_after
-from fsdata.steps.unit_reader import fetch_planner, piece_reader
 
 _PATIENCE_S = 10.0  # for a file that rank 0 sees whole and this rank does not yet
 
 
 class FollowedData(Dataset):
     """A `Dataset` of one source that is followed. Enter a place (`enter`) before rows behind it are read."""
+
+    followed = True
 
     def __init__(self, source: OpenSource, given: ParquetSource, schema: Schema, **order: Any) -> None:
         super().__init__([source], schema, mix="sequential", **order)
@@ -33,8 +35,8 @@ class FollowedData(Dataset):
         self._numbers: dict[FileAt, int] = {}  # in the source, of the files of the segment
         self._places: dict[int, int] = {}  # unit -> row group of the source
         units = _Units(source, self._places)
-        self._read = piece_reader([source], self.layout, units, None)
-        self._fetches_of = fetch_planner([source], self.layout, units)
+        self.read = piece_reader([source], self.layout, units, None)
+        self.fetches_of = fetch_planner([source], self.layout, units)
 
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""

@@ -6,105 +6,108 @@ from collections.abc import Callable
 from typing import Any
 
 from fsdata.balance.exchange import StatusWord, StepExchange, told
-from fsdata.batch.batch import Batch
+from fsdata.nodes.dealt import Dealt, Kept
+from fsdata.nodes.follow.watcher import News, Watcher
+from fsdata.nodes.node import Node
+from fsdata.nodes.steps import Step
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt
-from fsdata.steps.follow.followed_data import FollowedData
-from fsdata.steps.follow.watcher import News, Watcher
-from fsdata.steps.steps import Share, Steps
 
 _TICK_S = 1.0
 
 
-class FollowedSteps:
-    """As `fsdata.steps.steps.Steps`, without an end until nothing new has come for a while.
+class Followed(Node[Step]):
+    """The steps of `source`, without an end until nothing new has come for a while. Blocks until there is data.
 
     A segment ends before a step for which some rank has too few rows: what is left goes into the next segment. Then
     rank 0 says in a tick, about once a second, which files come next, that nothing has come, or that this is the end.
 
     Args:
-        make: a reference to what makes the steps of a segment from some place on; with `True` those that end before a
-            step that is not whole. Gives None when the loader is gone, which is waiting for no further data either.
-        watcher: on rank 0.
         exchange: None with one rank.
+        alive: whether somebody still needs these steps: nobody waits for data otherwise.
     """
 
-    def __init__(
-        self,
-        data: FollowedData,
-        progress: Progress,
-        make: Callable[[], Callable[[Progress, bool], Steps] | None],
-        watcher: Watcher | None,
-        exchange: StepExchange | None,
-        world_size: int,
-    ) -> None:
-        self._data = data
-        self._progress = progress
-        self._make = make
-        self._watcher = watcher
-        self._exchange = exchange
-        self._world_size = world_size
-        self._stopped = threading.Event()
-        self._ended = False
-        self._dropped = 0
-        self._inner: Steps | None = None
-        self.over = False
+    over = False
 
-    def next(self) -> tuple[Batch, Progress] | None:
-        """The next batch; None at the end. Blocks until there is data."""
+    def __init__(
+        self, source: Kept | Dealt, exchange: StepExchange | None = None, alive: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__()
+        self.source: Kept | Dealt = source
+        self._data = self.units.data
+        self._world_size = self.units.context.world_size
+        self._exchange = exchange
+        self._alive = alive
+        self._stopped = threading.Event()
+        self._watcher: Watcher | None = None
+        self._progress = Progress.start(0, self._world_size)
+        self._begun = self._ended = False
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    def begin(self, progress: Progress) -> None:
+        self.end()
+        super(Node, self).reset(None)
+        self._stopped.clear()
+        self._progress = progress
+        self._begun = self._ended = self.over = False
+        if self.units.context.rank == 0:
+            self._watcher = self._data.watcher(None if progress.segment is None else progress.segment.seen)
+
+    def next(self) -> Step:
+        """Raises StopIteration at the end, and where this rank is stopped."""
         try:
-            return self._next()
+            if not self._begun and self._progress.segment is not None:
+                self._enter(News((), {}), hold=True)
+            while not self.over:
+                step = self._step() if self._begun else None
+                if step is not None:
+                    return step
+                if self._ended:
+                    self.over = True
+                elif not self._extended():
+                    break
         except BaseException:
             self.over = True
             raise
+        raise StopIteration
 
     def fail(self, error: BaseException) -> None:
-        """See `Steps.fail`."""
-        if self._inner is not None:
-            self._inner.fail(error)
+        if self._begun:
+            super().fail(error)
         self.over = True
 
+    def report(self, compute_seconds: float, after: Progress) -> None:
+        if self._begun:
+            super().report(compute_seconds, after)
+
     def stop(self) -> None:
-        """Wait for no further data: `next` returns None soon."""
+        """Wait for no further data: `next` ends soon."""
         self._stopped.set()
 
-    def report(self, compute_seconds: float, after: Progress) -> None:
-        if self._inner is not None:
-            self._inner.report(compute_seconds, after)
-
-    def close(self) -> None:
-        if self._inner is not None:
-            self._inner.close()
+    def end(self) -> None:
+        super().end()
         if self._watcher is not None:
             self._watcher.close()
+            self._watcher = None
 
-    @property
-    def share(self) -> Share:
-        assert self._inner is not None
-        return self._inner.share
+    def close(self) -> None:
+        self.end()
+        super().close()
 
-    @property
-    def dropped(self) -> int:
-        inner = self._inner
-        return self._dropped + (inner.dropped if inner is not None else 0)
-
-    def _next(self) -> tuple[Batch, Progress] | None:
-        if self._inner is None and self._progress.segment is not None:
-            self._enter(News((), {}), hold=True)
-        while not self.over:
-            made = self._inner.next() if self._inner is not None else None
-            if made is not None:
-                self._progress = made[1]
-                return made
-            if self._ended:
-                self.over = True
-            elif not self._extended():
-                return None
-        return None
+    def _step(self) -> Step | None:
+        try:
+            step: Step = self.source.next()
+        except StopIteration:
+            return None
+        self._progress = self.source.progress
+        return step
 
     def _extended(self) -> bool:
         """Wait for the next segment, or the end; False if this rank is stopped."""
-        while not self._stopped.is_set() and self._make() is not None:
+        while not self._stopped.is_set() and self._alive():
             news = self._tick()
             if news is None:
                 continue
@@ -124,13 +127,11 @@ class FollowedSteps:
             self._exchange.agree(self._status())
         if self._progress.segment is None:
             return
-        if self._inner is not None:
-            self._dropped += self._inner.dropped
-            self._inner.close()
-        make = self._make()
-        if make is None:
+        if not self._alive():
             raise RuntimeError("the loader is gone")  # nobody waits for a step any more
-        self._inner = make(self._progress, hold)
+        self.source.source.hold = hold
+        self.source.begin(self._progress)
+        self._begun = True
         if self._watcher is not None and hold:
             self._watcher.look_ahead()
 

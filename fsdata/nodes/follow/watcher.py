@@ -19,10 +19,10 @@ from fsdata.catalog.retry import unreachable
 from fsdata.catalog.roles import plain
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
+from fsdata.nodes.follow.late import LateTable, sides_of
+from fsdata.nodes.follow.watermark import EARLIEST, Arrived, Taken, modified_at, next_to_look_at, stamps_of, visible
 from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
-from fsdata.steps.follow.late import LateTable, sides_of
-from fsdata.steps.follow.watermark import EARLIEST, Arrived, Taken, modified_at, next_to_look_at, stamps_of, visible
 from fsranks.clock import MACHINE_CLOCK, Clock
 
 _LOG = logging.getLogger("fsdata")

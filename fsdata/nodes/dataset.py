@@ -1,26 +1,24 @@
 """Opened sources, and the order in which their rows make an epoch."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
-from fsdata.decode.block import Column, Rows
-from fsdata.decode.files.read_ahead import ReadAhead
+import numpy as np
+
+from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.joins.as_of import buckets_of, received
 from fsdata.decode.joins.side_table import bucket_of
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import SchemaError
+from fsdata.nodes.times import Times
+from fsdata.nodes.timing import Timing
+from fsdata.nodes.unit_reader import fetch_planner, piece_reader
 from fsdata.order.deal import epoch_streams, window_order
-from fsdata.order.mix import Keys, Mix, Units, merged_units, sequential_units, weighted_keys
+from fsdata.order.mix import AllUnits, Keys, Mix, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
-from fsdata.order.stream import Stream, Window
+from fsdata.order.stream import Piece, Stream, Window
 from fsdata.schema import Schema
-from fsdata.steps.reader import Memory, Reader
-from fsdata.steps.times import Times
-from fsdata.steps.timing import Timing
-from fsdata.steps.unit_reader import fetch_planner, piece_reader
 
 _FIRST_ROWS = 512
 
@@ -29,7 +27,16 @@ class Dataset:
     """The rows of all sources: how many, in which order, and how to read them.
 
     Planning reads no data, except that `mix="time"` reads the time columns.
+
+    Attributes:
+        read: decodes a piece, from the row groups that were read ahead for it; from any thread. fetches_of: which row
+            groups these are.
+        bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
+        followed: there is no end to it, see `fsdata.nodes.follow`.
+        window_units: units that are shuffled together; 0 without shuffling.
     """
+
+    followed = False
 
     def __init__(
         self,
@@ -41,7 +48,6 @@ class Dataset:
         shuffle_window: int,
         seed: int,
         threads: int = 1,
-        memory: int | None = None,
     ) -> None:
         self.sources = sources
         as_of = [set(source.histories.groups) for source in sources]
@@ -52,18 +58,18 @@ class Dataset:
             texts=_texts(sources, schema),
             masks=frozenset(name for source in sources for name in source.masks),
         )
-        self._bucket = buckets_of([source.histories for source in sources], self.layout) or bucket_of(
+        self.bucket = buckets_of([source.histories for source in sources], self.layout) or bucket_of(
             [source.sides for source in sources], self.layout
         )
         self.timing = Timing()
-        self.memory = Memory(memory)
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
+        self.window_units = shuffle_window if shuffle else 0
         self._seed = seed
         units, keys = _units(sources, schema, mix, threads)
         self._unit_rows = units.row_counts
-        self._read = piece_reader(sources, self.layout, units, keys)
-        self._fetches_of = fetch_planner(sources, self.layout, units)
+        self.read = piece_reader(sources, self.layout, units, keys)
+        self.fetches_of = fetch_planner(sources, self.layout, units)
         self.rows = int(self._unit_rows.sum())
         self.may_drop = any(source.may_drop for source in sources)
         self.fingerprint = {
@@ -80,7 +86,7 @@ class Dataset:
         for source in self.sources:
             source.close()
 
-    def receive(self, columns: list[Column], rows: int) -> Rows:
+    def receive(self, columns: list[Column], rows: int) -> RowRefs:
         """Rows that came from other ranks, with their histories; see `received`."""
         return received(columns, rows, self.layout, [source.histories for source in self.sources])
 
@@ -100,29 +106,13 @@ class Dataset:
         streams = progress.streams(first, world_size)
         return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
-    def reader(
-        self, stream: Stream, *, epoch: int, executor: Executor, num_threads: int, read_ahead: ReadAhead | None = None
-    ) -> Reader:
-        """Reads a stream; decodes ahead by enough pieces to fill the next window while this one is used."""
-        windows = iter(stream)
-        if not self._shuffle:
-            windows = _begin_small(windows)
+    def windows(self, stream: Stream) -> Iterator[Window]:
+        """The windows of a stream; in order, they have no row that is not needed, and the first one has few."""
+        return iter(stream) if self._shuffle else map(_only_needed, _begin_small(iter(stream)))
 
-        def order(window: Any) -> Any:
-            return window_order(window, seed=self._seed, epoch=epoch)
-
-        return Reader(
-            windows,
-            read=self._read,
-            fetch_ahead=partial(read_ahead.over, of_item=self._fetches_of) if read_ahead else None,
-            order=order if self._shuffle else None,
-            group=self._bucket if self._shuffle else None,
-            fields=len(self.layout.fields),
-            executor=executor,
-            ahead=max(num_threads, self._shuffle_window if self._shuffle else 0),
-            timing=self.timing,
-            memory=self.memory,
-        )
+    def order_of(self, epoch: int) -> Callable[[Window], np.ndarray] | None:
+        """The permutation of the rows of a window; None to keep them in order."""
+        return partial(window_order, seed=self._seed, epoch=epoch) if self._shuffle else None
 
 
 def _begin_small(windows: Iterator[Window]) -> Iterator[Window]:
@@ -131,6 +121,18 @@ def _begin_small(windows: Iterator[Window]) -> Iterator[Window]:
         yield from first.cut(_FIRST_ROWS) if first.rows > 2 * _FIRST_ROWS else (first,)
         break
     yield from windows
+
+
+def _only_needed(window: Window) -> Window:
+    """The same rows in order, without those of the pieces that lie outside [start, stop)."""
+    pieces, skip, left = [], window.start, window.rows
+    for piece in window.pieces:
+        start = min(skip, piece.rows)
+        rows = min(piece.rows - start, left)
+        if rows:
+            pieces.append(Piece(piece.unit, piece.start + start, piece.start + start + rows))
+        skip, left = skip - start, left - rows
+    return Window(tuple(pieces), 0, window.rows)
 
 
 def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
@@ -161,7 +163,7 @@ def _texts(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
     return first.texts
 
 
-def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int) -> tuple[Units, Keys | None]:
+def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int) -> tuple[AllUnits, Keys | None]:
     groups = [source.groups.row_counts for source in sources]
     if mix == "sequential" or len(sources) == 1:
         return sequential_units(groups), None

@@ -10,7 +10,7 @@ import pytest
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
 from fsdata.decode.opened_source import OpenSource
-from fsdata.steps import times
+from fsdata.nodes import times
 
 ROWS, GROUP = 400, 32
 

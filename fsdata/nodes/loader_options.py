@@ -4,14 +4,16 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from fsdata.balance.options import Balance
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
-from fsdata.steps.steps import Uneven
 from fsranks.machine.cores import usable_cores
+
+Uneven = Literal["drop", "empty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def can_pin(wanted: bool) -> bool:
     return wanted
 
 
-def check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balance | None, adapt: object) -> None:
+def check_sources(sources: Sequence[ParquetSource], schema: Schema) -> None:
     """Raises TypeError or ValueError."""
     if not sources:
         raise ValueError("sources is empty: pass at least one ParquetSource")
@@ -78,6 +80,10 @@ def check_types(sources: Sequence[ParquetSource], schema: Schema, balance: Balan
             raise TypeError(f"sources holds ParquetSource objects, got {type(source).__name__}: {source!r}{hint}")
     if not isinstance(schema, Schema):
         raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
+
+
+def check_types(balance: object, adapt: object) -> None:
+    """Raises TypeError."""
     if balance is not None and not isinstance(balance, Balance):
         raise TypeError(f"balance must be a Balance or None, got {balance!r}; write balance=Balance()")
     if adapt is not None and not callable(adapt):

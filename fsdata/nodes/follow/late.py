@@ -14,11 +14,11 @@ from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
+from fsdata.nodes.follow.watermark import Arrived, modified_at, stamps_of
 from fsdata.order.segment import SideFile
 from fsdata.sources import expressions
 from fsdata.sources.follow import seconds
 from fsdata.sources.source import Join
-from fsdata.steps.follow.watermark import Arrived, modified_at, stamps_of
 
 _LOG = logging.getLogger("fsdata")
 _WARNED_AFTER_NS = 60 * 10**9  # since a file was changed that is still not whole

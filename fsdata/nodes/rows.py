@@ -1,0 +1,221 @@
+"""The second node: pieces of row groups are decoded ahead by threads, and become windows of rows by reference."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import tee
+from weakref import ref
+
+import numpy as np
+
+from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
+from fsdata.decode.files.byte_size import bytes_of
+from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead
+from fsdata.nodes.loader_options import cores_of_this_rank
+from fsdata.nodes.node import Node, not_the_end
+from fsdata.nodes.unit_reader import RowGroups
+from fsdata.nodes.units import Units
+from fsdata.order.progress import Progress
+from fsdata.order.stream import Piece, Window
+
+_LOG = logging.getLogger("fsdata")
+_TOO_SMALL = (
+    "memory=%d bytes are less than the %d bytes of the rows that are shuffled together, which are held all the same. "
+    "Give more, or a smaller shuffle_window"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Rows of a window in the order in which they are used.
+
+    Attributes:
+        rows: without those that dropped out.
+        passed: int64 [n], or a range: how many rows of this rank's stream have been passed with each of them, those
+            that dropped out included. end: with all of the window.
+    """
+
+    rows: RowRefs
+    passed: np.ndarray | range
+    end: int
+
+
+class Rows(Node[Decoded]):
+    """Windows of rows by reference. Blocks until a window is decoded.
+
+    Args:
+        num_threads, read_ahead, memory: see `FreeScaleDataLoader`.
+    """
+
+    def __init__(
+        self,
+        source: Units,
+        *,
+        num_threads: int | None = None,
+        read_ahead: int | str = "256MB",
+        memory: int | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.source: Units = source
+        self._threads = cores_of_this_rank() if num_threads is None else num_threads
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-decode")
+        most = bytes_of(read_ahead, "read_ahead")
+        self.read_ahead = ReadAhead(most) if most and source.remote else None
+        self._memory = None if memory is None else bytes_of(memory, "memory")
+        self._told = False
+        self.most_bytes = 0
+        self._begun = 0
+        self._windows: Iterator[Window] = iter(())
+        self._to_submit: Iterator[Callable[[], SurvivingRows]] = iter(())
+        self._fetches: Fetches[Piece] | None = None
+        self._pending: deque[Future[SurvivingRows]] = deque()
+        self._given: list[ref[Block]] = []
+        self._largest = 0  # bytes of a piece
+        self._decoded = 0  # planned rows of the windows decoded so far
+        self._order: Callable[[Window], np.ndarray] | None = None
+
+    @property
+    def progress(self) -> Progress:
+        return self.source.place_after(self._decoded)
+
+    def begin(self, progress: Progress) -> None:
+        self.end()
+        super().begin(progress)
+        data = self.source.data
+        self._decoded = 0
+        self._order = data.order_of(progress.epoch)
+        of_windows, of_pieces = tee(_taken(self.source))
+        self._windows = of_windows
+        pieces = (piece for window in of_pieces for piece in window.pieces)
+        self._fetches = None if self.read_ahead is None else self.read_ahead.over(pieces, of_item=data.fetches_of)
+        if self._fetches is None:
+            self._to_submit = (partial(self._read, piece, ()) for piece in pieces)
+        else:
+            self._to_submit = (partial(self._fetched, self._fetches, fetch) for fetch in self._fetches)
+
+    def next(self) -> Decoded:
+        """Raises what decoding raised, at the first row concerned; begin anew afterwards."""
+        window = next(self._windows)
+        ahead = max(self._threads, self.source.data.window_units)
+        self._submit(ahead + len(window.pieces), needed=len(window.pieces))
+        with self.source.data.timing.of("wait_for_decoding"), not_the_end("reading"):
+            pieces = [self._pending.popleft().result() for _ in window.pieces]
+        sizes = [piece.rows.bytes for piece in pieces]
+        self._given += [ref(block) for piece in pieces for block in piece.rows.blocks.of]
+        self._largest = max(self._largest, *sizes)
+        self._check_memory(sum(sizes))
+        found = self._of_window(window, pieces)
+        self._decoded += window.rows
+        self._submit(ahead)
+        return found
+
+    def go_on(self) -> None:
+        """Decode further ahead where there was no memory for it and there may be now."""
+        if self._memory is not None:
+            self._submit(max(self._threads, self.source.data.window_units))
+
+    def note_held(self) -> None:
+        """Where most is held: before the last rows of a window go."""
+        self.most_bytes = max(self.most_bytes, self._held())
+
+    def close(self) -> None:
+        self.end()
+        self._executor.shutdown(cancel_futures=True)
+        if self.read_ahead is not None:
+            self.read_ahead.close()
+        super().close()
+
+    def end(self) -> None:
+        """Decode no further; running decodes end by themselves. Blocks for requests under way."""
+        for future in self._pending:
+            future.cancel()
+        self._pending.clear()
+        if self._fetches is not None:
+            self._fetches.close()
+        self._windows, self._to_submit = iter(()), iter(())
+
+    def _submit(self, limit: int, needed: int = 0) -> None:
+        """Have `limit` pieces decoded; beyond those that are `needed`, as long as there is room for them."""
+        while len(self._pending) < limit and (len(self._pending) < needed or self._has_room()):
+            work = next(self._to_submit, None)
+            if work is None:
+                return
+            self._pending.append(self._executor.submit(work))
+
+    def _has_room(self) -> bool:
+        """Whether one more piece fits into memory, and those that are being decoded, if none is larger than before."""
+        if self._memory is None:
+            return True
+        coming = 1 + sum(not future.done() for future in self._pending)
+        return self._largest > 0 and self._held() + coming * self._largest <= self._memory
+
+    def _held(self) -> int:
+        """Bytes of all rows that are decoded, and of those given that somebody still refers to."""
+        self._given = [each for each in self._given if each() is not None]
+        blocks = {block for each in self._given if (block := each()) is not None}
+        for future in self._pending:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                blocks.update(future.result().rows.blocks.of)
+        return sum(block.bytes for block in blocks)
+
+    def _check_memory(self, window: int) -> None:
+        if self._memory is not None and window > self._memory and not self._told:
+            self._told = True
+            _LOG.warning(_TOO_SMALL, self._memory, window)
+
+    def _fetched(self, fetches: Fetches[Piece], fetch: Fetch[Piece]) -> SurvivingRows:
+        try:
+            with self.source.data.timing.of("fetch"):
+                fetch.wait()
+            return self._read(fetch.item, fetch.row_groups)
+        finally:
+            fetches.release(fetch)
+
+    def _read(self, piece: Piece, row_groups: RowGroups) -> SurvivingRows:
+        with self.source.data.timing.of("decode"):
+            return self.source.data.read(piece, row_groups)
+
+    def _of_window(self, window: Window, pieces: list[SurvivingRows]) -> Decoded:
+        planned = sum(piece.rows for piece in window.pieces)
+        rows = concat([piece.rows for piece in pieces])
+        end = self._decoded + window.rows
+        passed = range(self._decoded + 1, end + 1)
+        bucket = None if self._order is None else self.source.data.bucket
+        if self._order is None and rows.num_rows == planned:
+            return Decoded(rows.take(slice(window.start, window.stop)), passed, end)
+        order = np.arange(planned) if self._order is None else self._order(window)
+        kept = _kept(window, pieces) if rows.num_rows < planned else None
+        if bucket is not None:  # permuted rows come bucket by bucket
+            numbers = np.zeros(planned, np.int64)
+            numbers[slice(None) if kept is None else kept] = bucket(rows)
+            order = order[np.argsort(numbers[order], kind="stable")]
+        order = order[window.start : window.stop]
+        if kept is None:
+            return Decoded(rows.take(order), passed, end)
+        row_of = np.full(planned, -1)
+        row_of[kept] = np.arange(rows.num_rows)
+        alive = row_of[order] >= 0
+        passed_by = np.asarray(passed)[alive]
+        passed_by[-1:] = end  # rows dropped at the end are passed with the last one that lives
+        return Decoded(rows.take(row_of[order[alive]]), passed_by, end)
+
+
+def _taken(units: Units) -> Iterator[Window]:
+    while True:
+        try:
+            window = units.next()
+        except StopIteration:
+            return
+        yield window
+
+
+def _kept(window: Window, pieces: list[SurvivingRows]) -> np.ndarray:
+    """Which of the window's planned rows survived."""
+    kept, first = [], 0
+    for piece, rows in zip(window.pieces, pieces, strict=True):
+        kept.append(first + (np.arange(piece.rows) if rows.kept is None else rows.kept))
+        first += piece.rows
+    return np.concatenate(kept)

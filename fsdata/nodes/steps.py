@@ -1,0 +1,308 @@
+"""The third node: windows of rows become this rank's part of one step after another."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult, told
+from fsdata.balance.exchange.transfer import Receive
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.batch.batch import StepStats
+from fsdata.decode.block import RowRefs, Spans, concat, no_rows
+from fsdata.decode.joins.as_of import places
+from fsdata.nodes.explode import items_of
+from fsdata.nodes.node import Node
+from fsdata.nodes.rows import Decoded, Rows
+from fsdata.nodes.timing import Timing
+from fsdata.order.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank reads for a step.
+
+    Attributes:
+        rows: by reference; None where this rank has no data of its own any more.
+        status: epoch, step, where this rank stands, and whether nothing follows.
+        places: see `fsdata.balance.exchange.GlobalBatch`.
+    """
+
+    rows: RowRefs | None
+    status: StatusWord
+    places: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The samples of one step that this rank computes.
+
+    Attributes:
+        spans: where their values lie.
+        origin: int64 [n, 2], the rank that read each row and its place in what that rank read.
+        stats: counts and planned balance.
+        counts: int64 [F], those of `spans`, where they are known.
+    """
+
+    spans: Spans
+    origin: np.ndarray
+    stats: StepStats
+    counts: np.ndarray | None = None
+
+
+class Parts(Protocol):
+    """What `Dealt` deals out: `Steps`, or batches of the user's own (`fsdata.nodes.tensor_parts`)."""
+
+    timing: Timing
+
+    @property
+    def spec(self) -> RecordSpec:
+        """The fields of the samples; known once a part was given."""
+
+    @property
+    def receive(self) -> Receive | None:
+        """What makes rows of samples that arrive."""
+
+    @property
+    def position(self) -> int:
+        """Rows of this rank that were passed with the part last given."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the epoch ends before the next step."""
+
+    def planner(self, balance: Balance) -> StepPlanner:
+        """What plans its steps."""
+
+    def status(self) -> StatusWord:
+        """Of the step in hand."""
+
+    def part(self, exchange: StepExchange | None) -> Part:
+        """What this rank gives to the next step, nothing where it has no more. Blocks. Other ranks are told of errors.
+
+        Raises StopIteration where no rank has any.
+        """
+
+    def put_back(self, rows: RowRefs) -> None:
+        """Give the last rows of the part last given again, in the next one."""
+
+    def leaves_out(self, result: StepResult) -> bool:
+        """Whether the epoch ends without this step."""
+
+    def finish(self, part: Part, result: StepResult, passed: Sequence[int], tuning: dict[str, Any] | None) -> Any:
+        """What the node behind gets of a step that was dealt out; on to the next one.
+
+        passed: [W] rows of every rank. tuning: state of the planner.
+        """
+
+
+class Steps(Node[Part]):
+    """This rank's part of every step: `batch_size` rows, fewer at the end. Blocks on decoding.
+
+    Nodes behind it say how far all ranks are (`advance`). Where it stands alone, it knows this by itself if no row can
+    drop out, or with one rank.
+
+    Attributes:
+        left: int64 [W], planned rows that each rank had to pass. passed: int64 [W], of them, those that were.
+        position: rows of `left` that this rank has passed with the part last given.
+        sure: no row can drop out: sizes of steps are known beforehand, and the last one is dealt evenly.
+        hold: end before a step for which some rank has too few rows. These rows are not passed, nor dropped.
+    """
+
+    def __init__(self, source: Rows, batch_size: int, *, drop_last: bool = False) -> None:
+        super().__init__()
+        self.source: Rows = source
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.hold = False
+        self.data = self.units.data
+        self.timing: Timing = self.data.timing
+        self.context = self.units.context
+        self.rank, self.world_size = self.context.rank, self.context.world_size
+        self.sure = not self.data.may_drop
+        self.spec = RecordSpec.of_layout(self.data.layout)
+        self.receive: Receive = self.data.receive
+        self.left = self.passed = np.zeros(self.world_size, np.int64)
+        self.position = 0
+        self._progress: Progress | None = None
+        self._open: deque[Decoded] = deque()
+        self._used = 0  # rows of the first of them
+        self._before = 0  # position before the last take
+        self._passed: list[np.ndarray] = []  # positions after each row of the last take, part by part
+        self._origin = np.empty((0, 2), np.int64)
+
+    @property
+    def progress(self) -> Progress:
+        if self._progress is None:
+            return self.units.place_after(self.position)
+        return self._progress
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    _dropped = 0
+
+    def drop(self, rows: int) -> None:
+        """Count rows of this rank that are left out."""
+        self._dropped += rows
+
+    def begin(self, progress: Progress) -> None:
+        super().begin(progress)
+        self.left = self.units.left
+        self.passed = np.zeros(self.world_size, np.int64)
+        self.position = self._used = 0
+        self._open.clear()
+        self._began = self._progress = progress
+        self.step = 0
+
+    def next(self) -> Part:
+        part = self.part()
+        if part.rows is None or not part.rows.num_rows:
+            raise StopIteration
+        if self.sure:
+            self.advance(self.passed + self.counts())
+        elif self.world_size == 1:
+            self.advance([self.position])
+        else:
+            self._progress = None
+        return part
+
+    def part(self, exchange: StepExchange | None = None) -> Part:
+        counts = self.counts()
+        wanted = int(counts[self.rank]) if self.sure else self.batch_size
+        with told(exchange, self.status()):
+            rows = self.take(wanted)
+        ended = not self.counts(counts).any() if self.sure else rows.num_rows < wanted
+        status = self.status(rows=rows.num_rows, position=self.position, ended=ended)
+        return Part(rows, status, places(rows, self.data.layout))
+
+    def planner(self, balance: Balance) -> StepPlanner:
+        schema = self.data.layout.schema
+        assert schema is not None
+        nested = [name for group in schema.groups for name in group.nested]
+        return StepPlanner(balance, self.world_size, carry=True, nested=nested, exploded=schema.explode)
+
+    def leaves_out(self, result: StepResult) -> bool:
+        if self.hold and not self.sure and any(each.ended for each in result.statuses):
+            return True
+        left_out = not result.global_samples or (result.ended and self.too_short(result.global_samples))
+        if left_out:
+            self.drop(result.statuses[self.rank].rows)
+        return left_out
+
+    def finish(self, part: Part, result: StepResult, passed: Sequence[int], tuning: dict[str, Any] | None) -> Step:
+        exploded, spans = self.data.layout.exploded, result.rows.spans()
+        stats = self.stats(
+            self.samples_of(spans),
+            result.global_samples if exploded is None else result.global_items[exploded],
+            items_of(result.lengths, exploded),
+            straggler_before=result.straggler_before,
+            straggler_after=result.straggler_after,
+            moved=result.moved,
+            carried=result.carried,
+        )
+        self.advance(passed, tuning)
+        return Step(spans, result.origin, stats)
+
+    def samples_of(self, spans: Spans) -> int:
+        """How many samples rows become."""
+        layout = self.data.layout
+        return spans.num_rows if layout.exploded is None else int(spans.length[layout.groups[layout.exploded]].sum())
+
+    def stats(self, samples: int, of_all: int, items: dict[str, int], **known: Any) -> StepStats:
+        """Of the step in hand. items: see `StepStats`."""
+        of_labels = {label: items[group] for label, group in self.data.layout.event_labels.items() if group in items}
+        return StepStats(
+            epoch=self._began.epoch,
+            step=self._began.step + self.step,
+            world_size=self.world_size,
+            samples=samples,
+            global_samples=of_all,
+            global_items=items | of_labels,
+            **known,
+        )
+
+    def counts(self, more: np.ndarray | int = 0) -> np.ndarray:
+        """int64 [W]: rows of every rank in the next step, or after `more` rows of each, if no row drops out.
+
+        `left` differs by at most one where no row drops out, so the last global batch is dealt out evenly too.
+        """
+        return np.minimum(self.left - self.passed - more, self.batch_size)
+
+    @property
+    def held(self) -> bool:
+        """Whether the next step is held back, as far as planned rows tell."""
+        return self.hold and int((self.left - self.passed).min()) < self.batch_size
+
+    def too_short(self, rows: int) -> bool:
+        """Whether a last global batch of so many rows is left out."""
+        return self.drop_last and rows < self.world_size * self.batch_size
+
+    def status(self, **known: Any) -> StatusWord:
+        return StatusWord(epoch=self._began.epoch, step=self._began.step + self.step, **known)
+
+    def advance(self, passed: Sequence[int] | np.ndarray, tuning: dict[str, Any] | None = None) -> None:
+        """Go on to the next step. passed: [W] rows of every rank since this began. tuning: see `Progress`."""
+        self.step += 1
+        self.passed = np.array(passed, np.int64)
+        self._progress = self._began.moved(self.passed.tolist(), self.step, tuning)
+
+    def own_origin(self, samples: int) -> np.ndarray:
+        """int64 [n, 2] of rows that stay where they were read."""
+        if samples > len(self._origin):
+            self._origin = np.stack([np.full(samples, self.rank), np.arange(samples)], axis=1)
+        return self._origin[:samples].copy()
+
+    def take(self, count: int) -> RowRefs:
+        """The next `count` rows, fewer only at the end of the stream.
+
+        Raises what decoding raised, at the first row concerned; begin anew afterwards.
+        """
+        parts: list[RowRefs] = []
+        self._before, self._passed = self.position, []
+        self.source.go_on()
+        while count > 0 and self._opened():
+            window = self._open[0]
+            start, stop = self._used, min(self._used + count, window.rows.num_rows)
+            parts.append(window.rows.take(slice(start, stop)))
+            self._passed.append(np.asarray(window.passed[start:stop]))
+            count -= stop - start
+            self.position = int(window.passed[stop - 1])
+            self._used = stop
+            if stop == window.rows.num_rows:
+                self.source.note_held()
+                self._open.popleft()
+                self._used = 0
+        return concat(parts) if parts else no_rows(len(self.spec.names))
+
+    def put_back(self, rows: RowRefs) -> None:
+        """Yield `rows`, the last ones of the last take, again: `take` begins with them, `position` is before them."""
+        passed = np.concatenate([[self._before], *self._passed])
+        if len(passed) > 1:
+            passed[-1] = self.position
+        first = len(passed) - rows.num_rows
+        if rows.num_rows:
+            if self._used:
+                window = self._open[0]
+                rest = slice(self._used, window.rows.num_rows)
+                self._open[0] = Decoded(window.rows.take(rest), window.passed[rest.start : rest.stop], window.end)
+                self._used = 0
+            self._open.appendleft(Decoded(rows, passed[first:], self.position))
+        self._passed = [passed[1:first]]
+        self.position = int(passed[first - 1])
+
+    def _opened(self) -> bool:
+        """Open windows until there are rows; whether there are."""
+        while not self._open:
+            try:
+                window = self.source.next()
+            except StopIteration:
+                return False
+            if window.rows.num_rows:
+                self._open.append(window)
+            else:
+                self.position = window.end
+        return True

@@ -1,0 +1,327 @@
+"""Batches of the user's own as parts of steps: their tensors are taken apart into samples, and built again."""
+
+import copy
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torchdata.nodes import BaseNode
+
+from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange, StepResult, told
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.rebalance.template_text import from_text, to_text
+from fsdata.balance.rebalance.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
+from fsdata.batch.batch import StepStats, loss_weight
+from fsdata.decode.block import RowRefs
+from fsdata.errors import DataError, MismatchError
+from fsdata.nodes.node import Node, not_the_end
+from fsdata.nodes.steps import Part
+from fsdata.nodes.timing import Timing
+from fsdata.order.progress import Progress
+from fsranks.meeting import Meeting, differences
+from fsranks.rank_context import RankContext
+
+Lengths = str | Mapping[str, str] | Callable[[Any], Any]
+_REMEDY = "Pad to a fixed shape, or use jagged tensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Last:
+    """What is known of the batch last yielded; `global_mean` takes it in place of a batch.
+
+    Attributes:
+        stats: counts and planned balance of the step.
+        origin: int64 [B, 2], the rank that read the sample and its row in the batch it was read in.
+    """
+
+    stats: StepStats
+    origin: torch.Tensor
+
+    @property
+    def loss_weight(self) -> float:
+        """samples * W / global samples: scales a mean over this rank's samples."""
+        return loss_weight(self.stats)
+
+
+class _Planner(StepPlanner):
+    """Plans by what the user has measured."""
+
+    def __call__(self, batch: GlobalBatch) -> Assignment:
+        return super().__call__(replace(batch, lengths=measured(batch.lengths)))
+
+
+class TensorParts(Node[Part]):
+    """One batch of `source` is this rank's part of a step. See `fsdata.rebalance`.
+
+    Attributes:
+        template: what batches have in common; None before the first one.
+        last: of the batch last given. state: (the state of the source after it,), or () if it has none.
+    """
+
+    receive = None
+    held = False
+    position = 0
+    dropped = 0
+    tuning = None
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        lengths: Lengths | None,
+        replicate: Collection[str],
+        context: RankContext,
+        balance: Balance,
+        timeout_s: float,
+    ) -> None:
+        super().__init__()
+        with Meeting(context, what="rebalance", timeout_s=timeout_s) as meeting:
+            if isinstance(replicate, str):
+                raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
+            self._measure, self._replicate = _measure(lengths), tuple(replicate)
+            meeting.agree({"balance": repr(balance), "replicate": repr(sorted(replicate))})
+        self._source = source
+        self.context = context
+        self._iterator: Iterator[Any] | None = None
+        self._initial: Any = None
+        self._constants: dict[str, Any] = {}
+        self._pulled: tuple[Any, TakenApart | None] = (None, None)
+        self._met = False
+        self._place = Progress.start(-1, context.world_size)
+        self.timing = Timing()
+        self.template: Template | None = None
+        self.last: Last | None = None
+        self.state: tuple[Any, ...] = ()
+
+    @property
+    def units(self) -> "TensorParts":
+        return self
+
+    @property
+    def spec(self) -> RecordSpec:
+        assert self.template is not None
+        return self.template.spec
+
+    @property
+    def progress(self) -> Progress:
+        return self._place
+
+    def place_of(self, state: dict[str, Any] | None) -> Progress:
+        self._initial = None if state is None else state["source"]
+        epoch = self._place.epoch + 1 if state is None else state["epoch"]
+        return Progress.start(epoch, self.context.world_size)
+
+    def state_of(self, progress: Progress) -> dict[str, Any]:
+        if not self.state:
+            raise TypeError(f"{type(self._source).__name__} has no state_dict(): there is no state to go on from")
+        return {"epoch": progress.epoch, "source": self.state[0]}
+
+    def begin(self, progress: Progress) -> None:
+        super(Node, self).reset(None)
+        if isinstance(self._source, BaseNode):
+            self._source.reset(self._initial)
+        elif self._initial is not None:
+            self._source.load_state_dict(self._initial)  # type: ignore[attr-defined]
+        self._initial, self._iterator = None, None
+        self._place = progress
+
+    def next(self) -> Part:
+        part = self.part(None)
+        if part.rows is None:
+            raise StopIteration
+        return part
+
+    def planner(self, balance: Balance) -> StepPlanner:
+        return _Planner(balance, self.context.world_size)
+
+    def status(self) -> StatusWord:
+        return StatusWord(epoch=self._place.epoch, step=self._place.step)
+
+    def part(self, exchange: StepExchange | None) -> Part:
+        status = self.status()
+        with told(exchange, status):
+            self._pulled = self._pull()
+        if exchange is not None and not self._met:
+            everyone = self._introduce(exchange, status)
+            with told(exchange, status):
+                self._adopt(everyone)
+            self._met = True
+        if self.template is None:
+            raise StopIteration  # no rank has a batch
+        apart = self._pulled[1]
+        return Part(None if apart is None else apart.rows, replace(status, ended=apart is None))
+
+    def put_back(self, rows: RowRefs) -> None:
+        raise NotImplementedError  # its planner carries nothing over
+
+    def leaves_out(self, result: StepResult) -> bool:
+        return result.ended and not result.global_samples
+
+    def finish(self, part: Part, result: StepResult, passed: Sequence[int], tuning: dict[str, Any] | None) -> Any:
+        assert self.template is not None
+        items = measured(result.global_items)
+        stats = self._stats(
+            result.rows.num_rows,
+            result.global_samples,
+            items,
+            straggler_before=result.straggler_before,
+            straggler_after=result.straggler_after,
+            moved=result.moved,
+        )
+        unchanged = result.rows is part.rows
+        batch = self._pulled[0] if unchanged else self.template.build(result.rows, self._constants)
+        return self._given(batch, Last(stats=stats, origin=torch.from_numpy(result.origin)), tuning)
+
+    def alone(self) -> Any:
+        """The next batch as it is, where there is one rank. Raises StopIteration at the end."""
+        part = self.part(None)
+        if part.rows is None:
+            raise StopIteration
+        count = part.rows.num_rows
+        lengths = dict(zip(self.spec.groups, self.spec.group_lengths(part.rows.spans().length), strict=True))
+        items = {name: int(values.sum()) for name, values in measured(lengths).items()}
+        origin = torch.stack([torch.zeros(count, dtype=torch.int64), torch.arange(count)], dim=1)
+        return self._given(self._pulled[0], Last(stats=self._stats(count, count, items), origin=origin), None)
+
+    over = False
+
+    def forget(self) -> None:
+        """Nothing is learned here."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+    def fail(self, error: BaseException) -> None:
+        """No rank waits for this node."""
+
+    def report(self, compute_seconds: float, after: Progress) -> None:
+        """Nothing here depends on it."""
+
+    def stop(self) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """The source stays the caller's."""
+
+    def _given(self, batch: Any, last: Last, tuning: dict[str, Any] | None) -> Any:
+        self.last = last
+        self._place = self._place.moved([0] * self.context.world_size, 1, tuning)
+        return batch
+
+    def _stats(self, samples: int, of_all: int, items: dict[str, int], **known: Any) -> StepStats:
+        return StepStats(
+            epoch=self._place.epoch,
+            step=self._place.step,
+            world_size=self.context.world_size,
+            samples=samples,
+            global_samples=of_all,
+            global_items=items,
+            **known,
+        )
+
+    def _pull(self) -> tuple[Any, TakenApart | None]:
+        """The next batch and its samples by reference; None at the end of the source.
+
+        Raises DataError if the batch cannot be split, or is built otherwise than the first.
+        """
+        if self._iterator is None:
+            self._iterator = iter(self._source)
+        batch = next(self._iterator, self)
+        with not_the_end("lengths"):
+            apart = None if batch is self else take_apart(batch, self._replicate, self._measure)
+        if hasattr(self._source, "state_dict"):
+            self.state = (copy.deepcopy(self._source.state_dict()),)
+        if apart is None:
+            return None, None
+        if self.template is not None:
+            _check_alike(self.template, apart.template)
+        self.template, self._constants = apart.template, apart.constants
+        return batch, apart
+
+    def _introduce(self, exchange: StepExchange, status: StatusWord) -> dict[int, dict[str, Any]]:
+        """How the batches of every rank that has one are built; MismatchError on all ranks if they differ."""
+        mine = {} if self.template is None else {"fields": self.template.describe(), **_written(self.template)}
+        everyone = [json.loads(text) for text in exchange.gather(json.dumps(mine).encode(), status)]
+        known = {rank: other for rank, other in enumerate(everyone) if other}
+        text = differences({rank: other["fields"] for rank, other in known.items()}) if known else ""
+        if text:
+            raise MismatchError(f"the batches of the ranks are built differently: {text}. {_REMEDY}")
+        return known
+
+    def _adopt(self, known: dict[int, dict[str, Any]]) -> None:
+        """Take the structure from another rank if this one has no batch of its own."""
+        if self.template is not None or not known:
+            return
+        first = min(known)
+        template, why = None, known[first].get("error", "")
+        if not why:
+            template = from_text(known[first]["template"])
+            if template.constants:
+                why = f"it holds replicated values {list(template.constants)}, of which this rank has none"
+        if why:
+            raise DataError(
+                f"rank {self.context.rank} has no batch of its own and cannot make one like those of rank {first}: "
+                f"{why}. Give every rank at least one batch"
+            )
+        self.template = template
+
+
+def measured(by_group: Mapping[str, Any]) -> dict[str, Any]:
+    """What the cost model sees, under the user's names."""
+    return {name.removeprefix(LENGTH): value for name, value in by_group.items() if name.startswith(LENGTH)}
+
+
+def _written(template: Template) -> dict[str, str]:
+    try:
+        return {"template": to_text(template)}
+    except DataError as error:
+        return {"error": str(error)}
+
+
+def _check_alike(first: Template, other: Template) -> None:
+    was, now = first.describe(), other.describe()
+    for path in {**was, **now}:
+        if was.get(path) != now.get(path):
+            raise DataError(
+                f"batches must all be built alike: {path!r} was {was.get(path, 'absent')} and is "
+                f"{now.get(path, 'absent')}. {_REMEDY}"
+            )
+
+
+def _measure(lengths: Lengths | None) -> Measure:
+    """What the cost model sees, from the user's `lengths`."""
+    if isinstance(lengths, str):
+        return _by_path({lengths.rpartition(".")[2]: lengths})
+    if isinstance(lengths, Mapping):
+        return _by_path(dict(lengths))
+    if not callable(lengths):
+        raise TypeError(f"lengths must be a function of the batch, a path or a mapping of paths, got {lengths!r}")
+
+    def call(batch: Any, _: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = lengths(batch)
+        if not isinstance(given, Mapping):
+            given = {"length": given}
+        return {name: _integers(name, values) for name, values in given.items()}
+
+    return call
+
+
+def _by_path(paths: dict[str, str]) -> Measure:
+    def look_up(_: Any, jagged: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for path in paths.values():
+            if path not in jagged:
+                raise DataError(f"lengths={path!r} is no jagged part of the batch, which has {sorted(jagged)}")
+        return {name: jagged[path] for name, path in paths.items()}
+
+    return look_up
+
+
+def _integers(name: str, values: Any) -> np.ndarray:
+    array = values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
+        raise DataError(
+            f"lengths {name!r} must be one integer of at least 0 per sample, got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64)

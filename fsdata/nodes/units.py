@@ -1,0 +1,182 @@
+"""The first node: files are found, opened and compared over all ranks; then every rank knows what it will read."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from fsdata.catalog.listing.hosts import Hosts
+from fsdata.decode.opened_source import open_source
+from fsdata.decode.reused_buffers import Pool
+from fsdata.nodes.dataset import Dataset
+from fsdata.nodes.follow.followed_data import FollowedData
+from fsdata.nodes.loader_options import check_sources, cores_of_this_rank
+from fsdata.nodes.node import Node
+from fsdata.order.mix import Mix
+from fsdata.order.progress import Progress, from_state, to_state
+from fsdata.order.stream import Window
+from fsdata.schema import Schema
+from fsdata.sources import ParquetSource
+from fsranks.job_store import job_store
+from fsranks.meeting import Meeting
+from fsranks.rank_context import RankContext, resolve
+
+_LOG = logging.getLogger("fsdata")
+_NOT_COMPARED = (
+    "rank %d of %d has no process group, so nothing compares its files and options with those of the other ranks: if "
+    "they differ (a folder that is being written), rows are read twice or never. All ranks must print the same here: "
+    "%s. torch.distributed.init_process_group before making the loader compares them"
+)
+
+Also = Callable[["Units"], Mapping[str, str]]
+"""What ranks have to have alike besides the data, asked for while they meet; may raise."""
+
+
+class Units(Node[Window]):
+    """Which rows this rank reads, in which order: windows of pieces of row groups. Iterating reads no data.
+
+    Making it reads footers, and compares files and arguments over all ranks: every rank does, in the same order, on the
+    main thread. The arguments are those of `FreeScaleDataLoader`.
+
+    Attributes:
+        data: the rows of all sources. context: which rank this is.
+        pool: where decoded values are copied to.
+        left: int64 [W], planned rows that each rank has to pass from the place on where this began.
+    """
+
+    def __init__(
+        self,
+        sources: ParquetSource | Sequence[ParquetSource],
+        schema: Schema,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        mix: Mix = "sequential",
+        shuffle_window: int = 4,
+        num_threads: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        timeout_s: float = 300,
+        what: str = "fsdata.nodes.Units",
+        also: Also | None = None,
+    ) -> None:
+        super().__init__()
+        sources = [sources] if isinstance(sources, ParquetSource | str | os.PathLike) else list(sources)
+        threads = cores_of_this_rank() if num_threads is None else num_threads
+        self.context = resolve(rank, world_size, process_group)
+        self.pool = Pool()
+        pool = self.pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
+        with Meeting(self.context, what=what, timeout_s=timeout_s) as meeting:
+            hosts = _hosts(self.context, timeout_s)
+            check_sources(sources, schema)
+            shown = self.context.rank == 0
+            opened = [
+                open_source(source, schema, index=index, show=shown, threads=threads, pool=pool, hosts=hosts)
+                for index, source in enumerate(sources)
+            ]
+            order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
+            if all(source.follow is None for source in sources):
+                self.data = Dataset(opened, schema, mix=mix, threads=threads, **order)
+            elif len(sources) > 1:
+                raise ValueError(
+                    "a source that is followed is the only one of its loader: there is no end to mix it with"
+                )
+            else:
+                self.data = FollowedData(opened[0], sources[0], schema, **order)
+            parts = {f"source {n} {item}": each.parts for n, each in enumerate(opened) for item in ("files", "footers")}
+            same = {**self.data.fingerprint, **({} if also is None else also(self))}
+            meeting.agree(same, parts=parts)
+        if self.context.world_size > 1 and self.context.reach() is None:
+            digest = blake2b(repr(sorted(same.items())).encode(), digest_size=8).hexdigest()
+            _LOG.warning(_NOT_COMPARED, self.context.rank, self.context.world_size, digest)
+        self.next_epoch = 0
+        self._began = Progress.start(0, self.context.world_size)
+        self._passed = 0
+        self._windows: Iterator[Window] = iter(())
+        self.left = np.zeros(self.context.world_size, np.int64)
+
+    @property
+    def units(self) -> "Units":
+        return self
+
+    @property
+    def remote(self) -> bool:
+        """Whether some of the files are not local."""
+        return any(source.remote for source in self.data.sources)
+
+    @property
+    def progress(self) -> Progress:
+        return self.place_after(self._passed)
+
+    @property
+    def dropped(self) -> int:
+        return 0
+
+    @property
+    def tuning(self) -> None:
+        return None
+
+    def place_after(self, passed: int) -> Progress:
+        """Where the job stands when this rank has passed so many rows."""
+        if passed and self.context.world_size > 1:
+            raise RuntimeError(
+                "this rank does not know how many rows the others have passed: take the state of a Steps, Kept or "
+                "Dealt node behind this one"
+            )
+        return self._began.moved([passed] * self.context.world_size)
+
+    def place_of(self, state: dict[str, Any] | None) -> Progress:
+        """The place of a state, or the beginning of the next epoch. Raises: see `reset`."""
+        if state is None:
+            return Progress.start(self.next_epoch, self.context.world_size)
+        return from_state(state, self.data.fingerprint).on(self.context.world_size)
+
+    def state_of(self, progress: Progress) -> dict[str, Any]:
+        return to_state(progress, self.data.fingerprint)
+
+    def begin(self, progress: Progress) -> None:
+        super(Node, self).reset(None)
+        self.next_epoch = progress.epoch + 1
+        self._began, self._passed = progress, 0
+        streams = self.data.streams(progress, self.context.world_size)
+        self.left = np.array([stream.rows for stream in streams])
+        self._windows = self.data.windows(streams[self.context.rank])
+
+    def next(self) -> Window:
+        window = next(self._windows)
+        self._passed += window.rows
+        return window
+
+    over = False
+
+    def forget(self) -> None:
+        """Nothing is learned here."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+    def fail(self, error: BaseException) -> None:
+        """No rank waits for this node."""
+
+    def report(self, compute_seconds: float, after: Progress) -> None:
+        """Nothing here depends on it."""
+
+    def stop(self) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """Close the files that decoding keeps open."""
+        self.data.close()
+
+
+def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:
+    """None where all ranks are known to be on one host, or have no group."""
+    alone = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) >= context.world_size
+    if context.group is None or context.world_size == 1 or alone:
+        return None
+    return Hosts(job_store(context.group, "catalog", timeout_s), timeout_s)
