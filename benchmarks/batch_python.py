@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -21,69 +21,61 @@ from common.table import add_results_option, emit
 from ways.freescale import SCHEMA
 
 from freescale_tools.write.synth.presets import reference_set
-from fsdata import FreeScaleDataLoader, ParquetSource
+from fsdata import ParquetSource
 from fsdata.batch.host_memory import Reused
 from fsdata.batch.prefetch import Ahead
-from fsdata.decode.block import RowRefs, Spans, SurvivingRows
+from fsdata.decode.block import RowRefs, Spans, concat
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.row_layout import Layout
+from fsdata.loader import made_of
+from fsdata.nodes import Batches, Kept, Rows, Steps, Units
+from fsdata.nodes.rows import Decoded
 from fsdata.order.progress import Progress
-from fsdata.order.stream import Piece, Window
-from fsdata.nodes.adapt import AdaptedSteps
-from fsdata.nodes.reader import Reader
-from fsdata.nodes.steps import PlannedSteps, Share
-from fsdata.nodes.timing import Timing
 
 GOAL_US = 30
 WINDOW = 4 * 4096
 BATCHES = 100
 
 
-def decoded(folder: str) -> tuple[RowRefs, Layout]:
-    """A window of rows, as decoding threads leave them."""
-    paths = reference_set(folder, files=1, rows_per_file=WINDOW)
-    with FreeScaleDataLoader(
-        ParquetSource([str(path) for path in paths]), SCHEMA, batch_size=WINDOW, rank=0, world_size=1, shuffle=True
-    ) as loader:
-        data = loader._data
-        reader = data.reader(
-            data.streams(Progress.start(0, 1), 1)[0], epoch=0, executor=loader._executor, num_threads=1
-        )
-        return reader.take(WINDOW), data.layout
+class Undecoded(Rows):
+    """Windows of rows that were decoded beforehand, in the place of decoding threads."""
+
+    def __init__(self, units: Units, rows: RowRefs) -> None:
+        super().__init__(units, num_threads=1)
+        self._all = rows
+
+    def begin(self, progress: Progress) -> None:
+        super().begin(progress)
+        self.end()
+        order = np.arange(self._all.num_rows)
+        if self.source.data.window_units:
+            order = np.random.default_rng(0).permutation(order)
+        self._left = iter([Decoded(self._all.take(order), range(1, len(order) + 1), len(order))])
+
+    def next(self) -> Decoded:
+        return next(self._left)
 
 
 class Rounds:
     """Fresh steps over the same decoded rows, `BATCHES` batches each."""
 
-    def __init__(self, rows: RowRefs, layout: Layout, batch: int, *, shuffle: bool, rounds: int) -> None:
-        self._rows, self._layout, self._batch, self._shuffle = rows, layout, batch, shuffle
-        self._rounds = rounds
+    def __init__(self, folder: str, batch: int, *, shuffle: bool, rounds: int) -> None:
+        paths = [str(path) for path in reference_set(folder, files=1, rows_per_file=WINDOW)]
+        self.units = Units(ParquetSource(paths), SCHEMA, shuffle=shuffle, rank=0, world_size=1)
+        decoding = Rows(self.units)
+        parts = list(decoding)
+        self._rows = concat([part.rows for part in parts])
+        self._batch, self._rounds = batch, rounds
         self._memory = Reused(Pool())
-        self._executor = ThreadPoolExecutor(1)
 
-    def reader(self) -> Reader:
-        window = Window((Piece(0, 0, self._rows.num_rows),), 0, self._rows.num_rows)
-        return Reader(
-            [window],
-            read=lambda piece, fetched: SurvivingRows(self._rows, None),
-            order=(lambda window: np.random.default_rng(0).permutation(window.rows)) if self._shuffle else None,
-            fields=len(self._layout.fields),
-            executor=self._executor,
-            ahead=1,
-            timing=Timing(),
-        )
+    def steps(self) -> Steps:
+        steps = Steps(Undecoded(self.units, self._rows), self._batch)
+        steps.begin(Progress.start(0, 1))
+        return steps
 
-    def steps(self) -> PlannedSteps:
-        share = Share(
-            rank=0,
-            world_size=1,
-            batch_size=self._batch,
-            drop_last=False,
-            hold=False,
-            left=np.array([self._rows.num_rows]),
-            progress=Progress.start(0, 1),
-        )
-        return PlannedSteps(share, self.reader(), self._layout, self._memory)
+    def batches(self) -> Batches:
+        batches = Batches(Kept(self.steps()), memory=self._memory)
+        batches.begin(Progress.start(0, 1))
+        return batches
 
     def us(self, prepare: Callable[[], Callable[[], object]]) -> float:
         """Median us of one call of what `prepare` returns, its first call of each round left out."""
@@ -98,20 +90,20 @@ class Rounds:
         return statistics.median(found[1:])
 
     def taking(self) -> Callable[[], object]:
-        reader = self.reader()
-        return lambda: reader.take(self._batch)
+        steps = self.steps()
+        return lambda: steps.take(self._batch)
 
     def assembling(self) -> Callable[[], object]:
-        steps = self.steps()
-        spans = self.reader().take(self._batch).spans()
-        origin, stats = steps._own_origin(self._batch), steps._stats(self._batch, self._batch, global_items={})
-        return lambda: steps._maker.make(spans, origin=origin, stats=stats)
+        steps, batches = self.steps(), self.batches()
+        spans = steps.take(self._batch).spans()
+        origin, stats = steps.own_origin(self._batch), steps.stats(self._batch, self._batch, {})
+        return lambda: batches._maker.make(spans, origin=origin, stats=stats)
 
     def stepping(self) -> Callable[[], object]:
-        return self.steps().next
+        return self.batches().next
 
     def ahead(self, depth: int) -> Callable[[], object]:
-        return Ahead(AdaptedSteps(self.steps(), None).next, depth=depth, pin=False).take
+        return Ahead(partial(made_of, self.batches()), depth=depth, pin=False).take
 
 
 def measured(rounds: Rounds) -> Iterator[tuple[str, str, float]]:
@@ -141,16 +133,14 @@ def main() -> None:
         parser.error(f"--batch must be from 1 to {WINDOW // (BATCHES + 4)}, got {arguments.batch}")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        rows_there, layout = decoded(folder)
-        found = [
-            list(measured(Rounds(rows_there, layout, arguments.batch, shuffle=shuffle, rounds=arguments.rounds)))
-            for shuffle in (False, True)
-        ]
+        both = [Rounds(folder, arguments.batch, shuffle=shuffle, rounds=arguments.rounds) for shuffle in (False, True)]
+        found = [list(measured(rounds)) for rounds in both]
+        fields = len(both[0].units.data.layout.fields)
     rows = [[thread, part, us, found[1][row][2]] for row, (thread, part, us) in enumerate(found[0])]
     steps = next(row for row in rows if row[1] == "a step in all")
     emit(
         "batch_python",
-        f"Python of the loader, us per batch of {arguments.batch}: {len(layout.fields)} fields, values not copied",
+        f"Python of the loader, us per batch of {arguments.batch}: {fields} fields, values not copied",
         ["thread", "part", "in order", "shuffled"],
         rows,
         notes=[

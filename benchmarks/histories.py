@@ -31,7 +31,7 @@ from common.table import add_results_option, emit
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, Split, pack
 from fsdata.balance.options import StepPlanner
 from fsdata.kernels import histories
-from fsdata.nodes.share import merge_windows
+from fsdata.nodes.samples import merge_windows
 
 CAP, BATCH, STRETCHES, RANKS = 4096, 1024, 8, 4
 FIELDS = ("item_ids", "actions")

@@ -2,7 +2,7 @@
 
 The way of a row: `sources` and `schema` say what users want; `catalog` finds files and columns; `order` says which row
 comes when; `decode` reads rows; `balance` moves them between ranks (`embedding_balance`: behind the embeddings);
-`steps` make a `batch` of them, which the `loader` hands out. `kernels` copy; `errors` are the errors of all of it.
+`nodes` make a `batch` of them, which the `loader` hands out. `kernels` copy; `errors` are the errors of all of it.
 """
 
 import importlib
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fsdata.balance.cost import CostModel, Polynomial, Power, Segmented, fit
     from fsdata.balance.options import Balance
     from fsdata.balance.packing import Plan, pack
-    from fsdata.balance.rebalance.rebalance import rebalance
     from fsdata.batch.batch import Batch, StepStats
     from fsdata.batch.jagged import Jagged
     from fsdata.batch.loss import global_mean
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from fsdata.batch.split import segment_mask
     from fsdata.embedding_balance.hooks import EmbeddingBalance
     from fsdata.loader import FreeScaleDataLoader
+    from fsdata.nodes.tensors.rebalancing import rebalance
     from fsdata.schema import Schema, Sequence, Split
     from fsdata.sources import AsOf, Follow, Join, ParquetSource, Retry, sources_from_toml
 
@@ -89,7 +89,7 @@ _WHERE = {
     "fit": "fsdata.balance.cost",
     "global_mean": "fsdata.batch.loss",
     "pack": "fsdata.balance.packing",
-    "rebalance": "fsdata.balance.rebalance.rebalance",
+    "rebalance": "fsdata.nodes.tensors.rebalancing",
     "segment_mask": "fsdata.batch.split",
     "sources_from_toml": "fsdata.sources",
 }

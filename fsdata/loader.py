@@ -315,7 +315,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def stats(self) -> dict[str, Any]:
         """What this rank has done since the loader was made, for logs: `batches` handed out, batches that are `waiting`
         now, `dropped`, `retries`, `skipped`, what was read from files that are not local, and `seconds` by what they
-        went into (see `fsdata.nodes.timing.Timing`). JSON-able, cheap, from any thread.
+        went into (see `fsdata.nodes.node.Timing`). JSON-able, cheap, from any thread.
 
         `decoded_peak_bytes` is the most that rows took which were decoded and not yet in a batch.
         `remote` has the `bytes` of row groups that were read, `unplanned_reads` of bytes that a decoder asked for and
@@ -387,7 +387,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._options.pin:
             self._memory.tensor(1, torch.uint8)  # in this thread, so that CUDA starts on its device and on no other
         self._root.begin(progress)
-        self._ahead = ahead = Ahead(partial(_made, self._root), depth=self._options.prefetch, pin=self._pin)
+        self._ahead = ahead = Ahead(partial(made_of, self._root), depth=self._options.prefetch, pin=self._pin)
         while (made := self._next(ahead)) is not None:
             self._progress = made.progress
             yielded = True
@@ -443,7 +443,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             exchange.leave(why, grace_s)
 
 
-def _made(root: Node[Any]) -> Made[Any] | None:
+def made_of(root: Node[Any]) -> Made[Any] | None:
     """The next batch, None at the end of the epoch."""
     try:
         batch = root.next()

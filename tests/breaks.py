@@ -74,7 +74,7 @@ BREAKS: tuple[Break, ...] = (
         why="rows get values of other keys, where files of a stored side table are not in the order of their keys",
     ),
     Break(
-        file="fsdata/nodes/explode.py",
+        file="fsdata/nodes/samples.py",
         before="length * count).sum())",
         after="length).sum())",
         tests=("tests/data/nodes",),
@@ -88,7 +88,7 @@ BREAKS: tuple[Break, ...] = (
         why="a job whose number of ranks changed twice in an epoch repeats samples and misses others",
     ),
     Break(
-        file="fsdata/nodes/reader.py",
+        file="fsdata/nodes/steps.py",
         before="self._open.appendleft(",
         after="self._open.append(",
         tests=("tests/data/nodes", "tests/data/loader/test_loader_programs.py"),

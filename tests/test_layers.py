@@ -104,7 +104,7 @@ IN_ORDER = {
         ("decode",),
         ("order", "batch"),
         ("balance",),
-        ("steps", "embedding_balance"),
+        ("nodes", "embedding_balance"),
         ("loader",),
     ),
     "fscomm": (

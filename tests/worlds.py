@@ -37,7 +37,7 @@ _PRELOADED = [
     "torchrec",
     "numba.core.registry",
     "fsdata.loader",
-    "fsdata.balance.rebalance.rebalance",
+    "fsdata.nodes.tensors.rebalancing",
     "fsdata.sources",
     "fscomm.comm",
 ]

@@ -68,7 +68,7 @@ class Layout:
     """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, float32, texts and masks.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
-    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.nodes.explode`. schema: what
+    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.nodes.samples`. schema: what
     it is the layout of. All who ask share what the properties return: nobody may change it.
     """
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,10 +20,9 @@ from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
 from fsdata.kernels.places import find_offsets, find_places
 from fsdata.nodes.dealt import Dealt, Kept
-from fsdata.nodes.explode import explode
 from fsdata.nodes.loader_options import can_pin
 from fsdata.nodes.node import Node, not_the_end
-from fsdata.nodes.share import Windows, share
+from fsdata.nodes.samples import Windows, explode, share
 from fsdata.order.progress import Progress
 
 BatchT = TypeVar("BatchT")
@@ -80,8 +80,7 @@ class Adapted(Node[Any]):
         batch = self.source.next()
         stats = batch.stats
         try:
-            with not_the_end("adapt"):
-                adapted = self._adapt(batch)
+            adapted = not_the_end("adapt", partial(self._adapt, batch))
             if adapted is None:
                 raise TypeError("adapt returned None: it has to return the batch that the loop gets")
             return adapted

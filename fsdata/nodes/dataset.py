@@ -2,25 +2,29 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from fsdata.decode.block import Column, RowRefs
+from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
+from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import buckets_of, received
 from fsdata.decode.joins.side_table import bucket_of
 from fsdata.decode.opened_source import OpenSource
-from fsdata.decode.row_layout import layout_of
+from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
+from fsdata.nodes.node import Timing
 from fsdata.nodes.times import Times
-from fsdata.nodes.timing import Timing
-from fsdata.nodes.unit_reader import fetch_planner, piece_reader
 from fsdata.order.deal import epoch_streams, window_order
-from fsdata.order.mix import AllUnits, Keys, Mix, merged_units, sequential_units, weighted_keys
+from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Stream, Window
 from fsdata.schema import Schema
 
 _FIRST_ROWS = 512
+
+RowGroups = Sequence[RowGroupBytes | None]
+"""What was read ahead for a piece: one for each row group that it is decoded from, or nothing."""
 
 
 class Dataset:
@@ -188,3 +192,63 @@ def _weights(sources: Sequence[OpenSource]) -> list[float]:
     if all(source.weight is None for source in sources):
         return [float(max(int(source.groups.row_counts.sum()), 1)) for source in sources]
     return [1.0 if source.weight is None else source.weight for source in sources]
+
+
+class ByNumber(Protocol):
+    """Units by number."""
+
+    def __getitem__(self, number: int, /) -> Unit: ...
+
+
+def piece_reader(
+    sources: Sequence[OpenSource], layout: Layout, units: ByNumber, keys: Keys | None
+) -> Callable[[Piece, RowGroups], SurvivingRows]:
+    """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units."""
+
+    def read(piece: Piece, fetched: RowGroups) -> SurvivingRows:
+        unit = units[piece.unit]
+        if len(unit.ranges) == 1:
+            row_range = unit.ranges[0]
+            source = sources[row_range.source]
+            start = row_range.start + piece.start
+            return source.read(source.groups[row_range.group], layout, start, start + piece.rows, *fetched)
+        assert keys is not None
+        return _read_merged(sources, layout, unit, keys, piece, fetched)
+
+    return read
+
+
+def fetch_planner(
+    sources: Sequence[OpenSource], layout: Layout, units: ByNumber
+) -> Callable[[Piece], list[RowGroupBytes | None]]:
+    """A function that says which row groups a piece is decoded from."""
+
+    def row_groups(piece: Piece) -> list[RowGroupBytes | None]:
+        here = ((sources[each.source], each.group) for each in units[piece.unit].ranges)
+        return [source.fetch(source.groups[group], layout) for source, group in here]
+
+    return row_groups
+
+
+def _read_merged(
+    sources: Sequence[OpenSource], layout: Layout, unit: Unit, keys: Keys, piece: Piece, fetched: RowGroups
+) -> SurvivingRows:
+    range_keys = [
+        keys(row_range.source, row_range.group)[row_range.start : row_range.stop] for row_range in unit.ranges
+    ]
+    order = merge_order(unit, range_keys)[piece.start : piece.stop]
+    parts, kept, first = [], [], 0
+    for number, row_range in enumerate(unit.ranges):
+        source = sources[row_range.source]
+        here = source.groups[row_range.group], layout, row_range.start, row_range.stop
+        found = source.read(*here, *fetched[number : number + 1])
+        parts.append(found.rows)
+        kept.append(first + (np.arange(row_range.rows) if found.kept is None else found.kept))
+        first += row_range.rows
+    rows = concat(parts)
+    if rows.num_rows == unit.rows:
+        return SurvivingRows(rows.take(order), None)
+    where = np.full(unit.rows, -1)
+    where[np.concatenate(kept)] = np.arange(rows.num_rows)
+    alive = np.flatnonzero(where[order] >= 0)
+    return SurvivingRows(rows.take(where[order[alive]]), alive)

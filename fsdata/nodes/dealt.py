@@ -17,11 +17,11 @@ from fsdata.balance.exchange import CLOSED, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import Spans
-from fsdata.nodes.explode import items_of
 from fsdata.nodes.loader_options import Uneven
 from fsdata.nodes.node import Node
+from fsdata.nodes.samples import items_of
 from fsdata.nodes.steps import Parts, Step, Steps
-from fsdata.nodes.tensor_parts import Lengths, TensorParts
+from fsdata.nodes.tensors.parts import Lengths, TensorParts
 from fsdata.order.progress import Progress
 from fsranks.rank_context import RankContext, resolve
 

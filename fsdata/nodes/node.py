@@ -1,8 +1,11 @@
-"""What all nodes have in common: one place in the data, which each hands to the node before it."""
+"""What all nodes have in common: one place in the data, which each hands to the node before it, and one clock."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, TypeVar
 
 from torchdata.nodes import BaseNode
@@ -10,13 +13,13 @@ from torchdata.nodes import BaseNode
 from fsdata.order.progress import Progress
 
 T = TypeVar("T", covariant=True)
+ResultT = TypeVar("ResultT")
 
 
-@contextmanager
-def not_the_end(what: str) -> Iterator[None]:
-    """StopIteration of the user's code is no end of the data: as it is, it would end the loop without a word."""
+def not_the_end(what: str, call: Callable[[], ResultT]) -> ResultT:
+    """What `call` gives. StopIteration of the user's code is no end of the data, and must not end the loop."""
     try:
-        yield
+        return call()
     except StopIteration as error:
         raise RuntimeError(f"{what} raised StopIteration") from error
 
@@ -107,3 +110,47 @@ class Node(BaseNode[T]):
     def close(self) -> None:
         """End threads and groups that nodes have made. Twice is fine."""
         self.source.close()
+
+
+class Timing:
+    """Seconds by name. Thread-safe.
+
+    Names: `fetch`, waiting for bytes that are read ahead, and `decode`, with reading bytes that are not, both in all
+    decoding threads together; `wait_for_decoding` and `exchange` (small
+    exchanges and moving samples, with waiting for peers) and `assemble`, in the thread that makes batches; `wait`, of
+    the training loop for the next batch.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
+
+    def of(self, name: str) -> "_Block":
+        """Count the time of the block, also where it raises."""
+        return _Block(self, name)
+
+    def add(self, name: str, seconds: float) -> None:
+        with self._lock:
+            self._seconds[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._seconds)
+
+
+class _Block:
+    """A context manager; a class, as a generator takes twice the time, and every step has several."""
+
+    __slots__ = ("_begin", "_name", "_timing")
+
+    def __init__(self, timing: Timing, name: str) -> None:
+        self._timing = timing
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timing.add(self._name, time.perf_counter() - self._begin)

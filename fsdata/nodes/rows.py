@@ -14,9 +14,9 @@ import numpy as np
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.byte_size import bytes_of
 from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead
+from fsdata.nodes.dataset import RowGroups
 from fsdata.nodes.loader_options import cores_of_this_rank
 from fsdata.nodes.node import Node, not_the_end
-from fsdata.nodes.unit_reader import RowGroups
 from fsdata.nodes.units import Units
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Window
@@ -101,8 +101,8 @@ class Rows(Node[Decoded]):
         window = next(self._windows)
         ahead = max(self._threads, self.source.data.window_units)
         self._submit(ahead + len(window.pieces), needed=len(window.pieces))
-        with self.source.data.timing.of("wait_for_decoding"), not_the_end("reading"):
-            pieces = [self._pending.popleft().result() for _ in window.pieces]
+        with self.source.data.timing.of("wait_for_decoding"):
+            pieces = [not_the_end("reading", self._pending.popleft().result) for _ in window.pieces]
         sizes = [piece.rows.bytes for piece in pieces]
         self._given += [ref(block) for piece in pieces for block in piece.rows.blocks.of]
         self._largest = max(self._largest, *sizes)

@@ -13,10 +13,9 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
 from fsdata.decode.joins.as_of import places
-from fsdata.nodes.explode import items_of
-from fsdata.nodes.node import Node
+from fsdata.nodes.node import Node, Timing
 from fsdata.nodes.rows import Decoded, Rows
-from fsdata.nodes.timing import Timing
+from fsdata.nodes.samples import items_of
 from fsdata.order.progress import Progress
 
 
@@ -53,7 +52,7 @@ class Step:
 
 
 class Parts(Protocol):
-    """What `Dealt` deals out: `Steps`, or batches of the user's own (`fsdata.nodes.tensor_parts`)."""
+    """What `Dealt` deals out: `Steps`, or batches of the user's own (`fsdata.nodes.tensors.parts`)."""
 
     timing: Timing
 

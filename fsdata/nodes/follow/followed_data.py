@@ -8,10 +8,9 @@ import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.errors import CorruptFileError, SchemaError
-from fsdata.nodes.dataset import Dataset
+from fsdata.nodes.dataset import Dataset, fetch_planner, piece_reader
 from fsdata.nodes.follow.late import LateTable
 from fsdata.nodes.follow.watcher import Watcher, seen_after
-from fsdata.nodes.unit_reader import fetch_planner, piece_reader
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of

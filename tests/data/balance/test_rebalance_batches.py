@@ -10,11 +10,11 @@ import torch
 from test_rebalance import PATHS, Loader, batch_of, marks_of, same
 from torchrec import KeyedJaggedTensor
 
-from fsdata.balance.rebalance.rebalance import rebalance
-from fsdata.balance.rebalance.template_text import from_text, to_text
-from fsdata.balance.rebalance.tensor_tree import take_apart
 from fsdata.batch.batch import StepStats
 from fsdata.errors import DataError
+from fsdata.nodes.tensors.rebalancing import rebalance
+from fsdata.nodes.tensors.template_text import from_text, to_text
+from fsdata.nodes.tensors.tensor_tree import take_apart
 
 
 def no_lengths(batch: Any, jagged: Any) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from patience import PATIENCE_S, until
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.nodes.timing import Timing
+from fsdata.nodes.node import Timing
 
 SCHEMA = Schema(context=("row",))
 

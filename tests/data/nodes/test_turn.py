@@ -17,7 +17,7 @@ from sets import SCHEMA, samples_of, two_sources, write
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError
-from fsdata.balance.rebalance.rebalance import rebalance
+from fsdata.nodes.tensors.rebalancing import rebalance
 
 
 def use_in_a_child(iterator, loader, way):

@@ -16,7 +16,7 @@ from sets import SCHEMA, write
 from worlds import shared_world
 
 from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, Polynomial
-from fsdata.balance.rebalance.rebalance import rebalance
+from fsdata.nodes.tensors.rebalancing import rebalance
 
 
 class Odd(BaseException):

@@ -16,7 +16,7 @@ from fsdata.batch.prefetch import Ahead
 from fsdata.batch.turn import Turn
 from fsdata.errors import PeerError
 from fsdata.nodes.dealt import Dealt
-from fsdata.nodes.tensor_parts import Last, Lengths, TensorParts
+from fsdata.nodes.tensors.parts import Last, Lengths, TensorParts
 from fsdata.order.progress import Progress
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over

@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,13 @@ from torchdata.nodes import BaseNode
 
 from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange, StepResult, told
 from fsdata.balance.options import Balance, StepPlanner
-from fsdata.balance.rebalance.template_text import from_text, to_text
-from fsdata.balance.rebalance.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError
-from fsdata.nodes.node import Node, not_the_end
+from fsdata.nodes.node import Node, Timing, not_the_end
 from fsdata.nodes.steps import Part
-from fsdata.nodes.timing import Timing
+from fsdata.nodes.tensors.template_text import from_text, to_text
+from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
 from fsdata.order.progress import Progress
 from fsranks.meeting import Meeting, differences
 from fsranks.rank_context import RankContext
@@ -229,8 +229,9 @@ class TensorParts(Node[Part]):
         if self._iterator is None:
             self._iterator = iter(self._source)
         batch = next(self._iterator, self)
-        with not_the_end("lengths"):
-            apart = None if batch is self else take_apart(batch, self._replicate, self._measure)
+        apart = None
+        if batch is not self:
+            apart = not_the_end("lengths", partial(take_apart, batch, self._replicate, self._measure))
         if hasattr(self._source, "state_dict"):
             self.state = (copy.deepcopy(self._source.state_dict()),)
         if apart is None:

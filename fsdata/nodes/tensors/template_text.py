@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fsdata.balance.rebalance.tensor_tree import Node, Template, TensorField, template_of
 from fsdata.errors import DataError
+from fsdata.nodes.tensors.tensor_tree import Node, Template, TensorField, template_of
 
 _PLAIN = {"sequence": (tuple, list), "mapping": (dict, OrderedDict)}
 
