@@ -188,7 +188,7 @@ def test_histories(here):
 
 
 def test_balancing(training, capsys):
-    default, fitted, rebalanced, behind_embeddings, parts = python("docs/balancing.md")
+    default, fitted, rebalanced, graph, behind_embeddings, parts = python("docs/balancing.md")
     scope = {name: getattr(fsdata, name) for name in fsdata.__all__} | {"fsdata": fsdata}
     assert repr(eval(default, scope)) == repr(fsdata.Balance())
     exec(fitted, scope)
@@ -197,6 +197,9 @@ def test_balancing(training, capsys):
     seen: list = []
     exec(rebalanced.replace("...", "seen.append(batch)"), {**scope, "my_loader": batches, "seen": seen})
     assert [batch["x"].tolist() for batch in seen] == [batch["x"].tolist() for batch in batches]
+    clicks = {"schema": fsdata.Schema(context=("user_id",), labels=("click",)), "seen": seen}
+    exec(graph.replace("...", "seen.append(batch)"), {**scope, **clicks})
+    assert sum(len(batch) for batch in seen[3:]) == 300
     exec(parts, scope)
     assert sorted(scope["plan"].rank.tolist()) == [0, 0, 1, 1]
     model = training["model"].module

@@ -1,0 +1,139 @@
+"""The nodes of the loader in graphs of torchdata: its batches, one state, nothing left open."""
+
+import threading
+
+import polars as pl
+import pytest
+import torch
+import torchdata.nodes as td
+from patience import PATIENCE_S
+from rank_loaders import rows_of
+from sets import SCHEMA, same, two_sources
+from worlds import shared_world
+
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, SchemaError, StateError, rebalance
+from fsdata.nodes import Batches, Dealt, Kept, Rows, Steps, Units
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    return two_sources(tmp_path_factory.mktemp("sets"))
+
+
+def graph(sources, dealt=Kept, batch_size=4, **options):
+    units = Units(sources, SCHEMA, num_threads=2, **options)
+    return Batches(dealt(Steps(Rows(units, num_threads=2), batch_size)))
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 3}, {"mix": "time"}], ids=str)
+def test_a_graph_of_nodes_gives_the_batches_of_the_loader(sources, options):
+    batches = graph(sources, **options)
+    loader = td.Loader(td.Prefetcher(batches, prefetch_factor=2, snapshot_frequency=1))
+    with FreeScaleDataLoader(sources, SCHEMA, batch_size=4, **options) as whole:
+        for _ in range(2):
+            epoch = list(whole)
+            assert len(epoch) > 10
+            assert all(map(same, loader, epoch))
+        begun = iter(loader)
+        seen = [next(begun) for _ in range(5)]
+        state = loader.state_dict()
+        left = list(begun)
+        third = list(whole)
+        assert all(map(same, [*seen, *left], third))
+    loader.load_state_dict(state)
+    again = list(loader)
+    assert len(again) == len(left)
+    assert all(map(same, again, left))
+    batches.close()
+
+
+@pytest.mark.parametrize("place", ["rows", "steps", "kept", "batches"])
+def test_every_node_goes_on_from_the_state_of_any(sources, place):
+    batches = graph(sources, batch_size=7)
+    kept = batches.source
+    steps = kept.source
+    nodes = {"rows": steps.source, "steps": steps, "kept": kept, "batches": batches}
+    whole = list(batches)
+    batches.reset()
+    taken = 2
+    for _ in range(taken):
+        next(nodes[place])  # the first windows have 7 rows, too
+    state = nodes[place].state_dict()
+    steps = taken if place != "rows" else 0  # which know of no steps
+    batches.reset({**state, "epoch": 0})
+    left = list(batches)
+    assert [batch.stats.step for batch in left] == list(range(steps, steps + len(whole) - taken))
+    assert all(same(one, other) for one, other in zip(left, whole[taken:], strict=True) if place != "rows")
+    assert [rows_of(batch) for batch in left] == [rows_of(batch) for batch in whole[taken:]]
+    with pytest.raises(StateError, match="not a loader state"):
+        batches.reset({"rows": 3})
+    batches.close()
+
+
+def test_nodes_end_their_threads(sources):
+    batches = graph(sources, shuffle=True)
+    next(batches)
+    batches.close()
+    batches.close()
+    assert [each for each in threading.enumerate() if each.name.startswith("fsdata-decode")] == []
+
+
+def dealt_by_nodes(rank, world_size, folder):
+    sources = [ParquetSource(folder / "own")]
+    batches = graph(sources, lambda steps: Dealt(steps, Balance(), timeout_s=PATIENCE_S), shuffle=True)
+    options = {"batch_size": 4, "shuffle": True, "num_threads": 2, "balance": Balance(), "timeout_s": PATIENCE_S}
+    with FreeScaleDataLoader(sources, SCHEMA, **options) as loader:
+        made = list(zip(batches, loader, strict=True))
+    assert all(same(one, other) for one, other in made)
+    state = batches.state_dict()
+    rows = batches.source.source.source
+    rows.reset()
+    next(rows)
+    with pytest.raises(RuntimeError, match="does not know how many rows the others have passed"):
+        rows.state_dict()
+    batches.close()
+    return len(made), state["positions"]
+
+
+def test_dealt_over_ranks(tmp_path):
+    two_sources(tmp_path)
+    answers = shared_world(2).run(dealt_by_nodes, tmp_path)
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 5
+
+
+def rows_of_rank(rank):
+    draw = torch.Generator().manual_seed(rank)
+    lengths = torch.randint(1, 50, (6, 4), generator=draw)
+    return [{"length": each, "mark": 1000 * rank + 10 * n + torch.arange(4)} for n, each in enumerate(lengths)]
+
+
+def dealt_behind_a_node(rank, world_size):
+    given = rows_of_rank(rank)
+    node = Dealt(td.IterableWrapper(given), Balance(), lengths=lambda batch: batch["length"], timeout_s=PATIENCE_S)
+    made = list(node)
+    state = node.state_dict()
+    with rebalance(given, lengths=lambda batch: batch["length"], timeout_s=PATIENCE_S) as other:
+        for one, two in zip(made, other, strict=True):
+            assert one.keys() == two.keys()
+            assert all(torch.equal(one[name], two[name]) for name in one)
+    node.reset()
+    assert len(list(node)) == len(made)
+    node.close()
+    return torch.cat([batch["mark"] for batch in made]).tolist(), state["epoch"]
+
+
+def test_dealt_behind_a_node_of_ones_own():
+    (first, epoch), (second, _) = shared_world(2).run(dealt_behind_a_node)
+    marks = [int(mark) for rank in (0, 1) for batch in rows_of_rank(rank) for mark in batch["mark"]]
+    assert sorted(first + second) == sorted(marks)
+    assert first != [int(mark) for batch in rows_of_rank(0) for mark in batch["mark"]]
+    assert epoch == 0
+
+
+def test_what_cannot_be_read_is_refused_by_the_first_node(tmp_path):
+    pl.DataFrame({"row": [1]}).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(TypeError, match="write ParquetSource"):
+        Units([str(tmp_path)], SCHEMA)
+    with pytest.raises(SchemaError, match="column 'item' is missing"):
+        Units(ParquetSource(tmp_path), SCHEMA)
