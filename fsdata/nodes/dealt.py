@@ -17,7 +17,7 @@ from fsdata.balance.exchange import CLOSED, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import Spans
-from fsdata.nodes.loader_options import Uneven
+from fsdata.nodes.loader_options import Uneven, check_one_of
 from fsdata.nodes.node import Node
 from fsdata.nodes.samples import items_of
 from fsdata.nodes.steps import Parts, Step, Steps
@@ -85,6 +85,7 @@ class Kept(_Talking):
         exchange: StepExchange | None = None,
     ) -> None:
         super().__init__()
+        check_one_of("uneven", uneven, ("drop", "empty"))
         self.source: Steps = source
         self._uneven = uneven
         self._owned = exchange is None and source.world_size > 1 and not source.sure

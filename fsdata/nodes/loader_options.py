@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -34,19 +34,9 @@ class LoaderOptions:
     timeout_s: float
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("shuffle_window", 1),
-            ("num_threads", 1),
-            ("prefetch", 0),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for name, allowed in (("mix", ("sequential", "weighted", "time")), ("uneven", ("drop", "empty"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        check_integers(batch_size=(self.batch_size, 1), num_threads=(self.num_threads, 1), prefetch=(self.prefetch, 0))
+        check_order(self.shuffle_window, self.seed, self.mix)
+        check_one_of("uneven", self.uneven, ("drop", "empty"))
         if not isinstance(self.drop_last, bool):
             raise ValueError(f"drop_last must be True or False, got {self.drop_last!r}")
         if not self.timeout_s > 0:
@@ -55,6 +45,23 @@ class LoaderOptions:
     def shared(self) -> dict[str, str]:
         """What all ranks must have been given alike."""
         return {name: repr(getattr(self, name)) for name in ("batch_size", "uneven", "drop_last")}
+
+
+def check_order(shuffle_window: int, seed: int, mix: str) -> None:
+    check_integers(shuffle_window=(shuffle_window, 1), seed=(seed, 0))
+    check_one_of("mix", mix, ("sequential", "weighted", "time"))
+
+
+def check_integers(**given: tuple[Any, int]) -> None:
+    """name -> (value, the least that it may be)."""
+    for name, (value, least) in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def cores_of_this_rank() -> int:

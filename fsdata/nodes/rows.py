@@ -15,7 +15,7 @@ from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.byte_size import bytes_of
 from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead
 from fsdata.nodes.dataset import RowGroups
-from fsdata.nodes.loader_options import cores_of_this_rank
+from fsdata.nodes.loader_options import check_integers, cores_of_this_rank
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.nodes.units import Units
 from fsdata.order.progress import Progress
@@ -61,6 +61,7 @@ class Rows(Node[Decoded]):
         super().__init__()
         self.source: Units = source
         self._threads = cores_of_this_rank() if num_threads is None else num_threads
+        check_integers(num_threads=(self._threads, 1))
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-decode")
         most = bytes_of(read_ahead, "read_ahead")
         self.read_ahead = ReadAhead(most) if most and source.remote else None

@@ -13,6 +13,7 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
 from fsdata.decode.joins.as_of import places
+from fsdata.nodes.loader_options import check_integers
 from fsdata.nodes.node import Node, Timing
 from fsdata.nodes.rows import Decoded, Rows
 from fsdata.nodes.samples import items_of
@@ -112,6 +113,7 @@ class Steps(Node[Part]):
 
     def __init__(self, source: Rows, batch_size: int, *, drop_last: bool = False) -> None:
         super().__init__()
+        check_integers(batch_size=(batch_size, 1))
         self.source: Rows = source
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -124,7 +126,7 @@ class Steps(Node[Part]):
         self.spec = RecordSpec.of_layout(self.data.layout)
         self.receive: Receive = self.data.receive
         self.left = self.passed = np.zeros(self.world_size, np.int64)
-        self.position = 0
+        self.position = self._dropped = 0
         self._progress: Progress | None = None
         self._open: deque[Decoded] = deque()
         self._used = 0  # rows of the first of them
@@ -141,8 +143,6 @@ class Steps(Node[Part]):
     @property
     def dropped(self) -> int:
         return self._dropped
-
-    _dropped = 0
 
     def drop(self, rows: int) -> None:
         """Count rows of this rank that are left out."""

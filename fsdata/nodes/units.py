@@ -14,7 +14,7 @@ from fsdata.decode.opened_source import open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.follow.followed_data import FollowedData
-from fsdata.nodes.loader_options import check_sources, cores_of_this_rank
+from fsdata.nodes.loader_options import check_integers, check_order, check_sources, cores_of_this_rank
 from fsdata.nodes.node import Node
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
@@ -68,6 +68,8 @@ class Units(Node[Window]):
         super().__init__()
         sources = [sources] if isinstance(sources, ParquetSource | str | os.PathLike) else list(sources)
         threads = cores_of_this_rank() if num_threads is None else num_threads
+        check_integers(num_threads=(threads, 1))
+        check_order(shuffle_window, seed, mix)
         self.context = resolve(rank, world_size, process_group)
         self.pool = Pool()
         pool = self.pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow

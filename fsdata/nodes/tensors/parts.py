@@ -89,6 +89,7 @@ class TensorParts(Node[Part]):
         self._constants: dict[str, Any] = {}
         self._pulled: tuple[Any, TakenApart | None] = (None, None)
         self._met = False
+        self._exchange: StepExchange | None = None
         self._place = Progress.start(-1, context.world_size)
         self.timing = Timing()
         self.template: Template | None = None
@@ -140,7 +141,7 @@ class TensorParts(Node[Part]):
         return StatusWord(epoch=self._place.epoch, step=self._place.step)
 
     def part(self, exchange: StepExchange | None) -> Part:
-        status = self.status()
+        status, self._exchange = self.status(), exchange
         with told(exchange, status):
             self._pulled = self._pull()
         if exchange is not None and not self._met:
@@ -170,8 +171,10 @@ class TensorParts(Node[Part]):
             straggler_after=result.straggler_after,
             moved=result.moved,
         )
-        unchanged = result.rows is part.rows
-        batch = self._pulled[0] if unchanged else self.template.build(result.rows, self._constants)
+        batch = self._pulled[0]
+        if result.rows is not part.rows:
+            with told(self._exchange, self.status()):
+                batch = self.template.build(result.rows, self._constants)
         return self._given(batch, Last(stats=stats, origin=torch.from_numpy(result.origin)), tuning)
 
     def alone(self) -> Any:

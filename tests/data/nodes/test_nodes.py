@@ -1,6 +1,8 @@
 """The nodes of the loader in graphs of torchdata: its batches, one state, nothing left open."""
 
 import threading
+from dataclasses import dataclass
+from typing import ClassVar
 
 import polars as pl
 import pytest
@@ -11,7 +13,7 @@ from rank_loaders import rows_of
 from sets import SCHEMA, same, two_sources
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, SchemaError, StateError, rebalance
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError, SchemaError, StateError, rebalance
 from fsdata.nodes import Batches, Dealt, Kept, Rows, Steps, Units
 
 
@@ -131,9 +133,37 @@ def test_dealt_behind_a_node_of_ones_own():
     assert epoch == 0
 
 
+@dataclass
+class Fragile:
+    length: torch.Tensor
+    mark: torch.Tensor
+    broken: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if Fragile.broken:
+            raise ValueError("it fell apart")
+
+
+def built_badly(rank, world_size):
+    given = [Fragile(**batch) for batch in rows_of_rank(rank)]
+    node = Dealt(td.IterableWrapper(given), lengths=lambda batch: batch.length, timeout_s=PATIENCE_S)
+    Fragile.broken = rank == 1
+    error = ValueError if rank == 1 else PeerError
+    with pytest.raises(error, match="it fell apart"):
+        list(node)
+    Fragile.broken = False
+    node.close()
+
+
+def test_other_ranks_hear_that_a_batch_cannot_be_built():
+    shared_world(2).run(built_badly)
+
+
 def test_what_cannot_be_read_is_refused_by_the_first_node(tmp_path):
     pl.DataFrame({"row": [1]}).write_parquet(tmp_path / "a.parquet")
     with pytest.raises(TypeError, match="write ParquetSource"):
         Units([str(tmp_path)], SCHEMA)
+    with pytest.raises(ValueError, match="mix must be one of 'sequential'"):
+        Units(ParquetSource(tmp_path), SCHEMA, mix="random")
     with pytest.raises(SchemaError, match="column 'item' is missing"):
         Units(ParquetSource(tmp_path), SCHEMA)
