@@ -21,7 +21,7 @@ import torch.multiprocessing as multiprocessing
 from common.lengths import PAPER_LIKE
 from common.table import add_results_option, emit
 
-from fsdata.balance.exchange import StatusWord, StepExchange, status_word
+from fsdata.balance.exchange import StatusWord, StepExchange, messages
 from fsdata.balance.exchange.step_exchange import decode_lengths, encode_lengths
 from fsranks.gathering import direct, doubling
 from fsranks.rank_context import resolve
@@ -34,7 +34,7 @@ WARM_UP = 3
 def rings(exchange: StepExchange, lengths: np.ndarray, step: int) -> None:
     """The exchanges of a step as three gathers round a ring."""
     gloo = exchange._group._gloo
-    word = status_word.encode(StatusWord(epoch=0, step=step, rows=lengths.shape[1]), step, 1)
+    word = messages.encode(StatusWord(epoch=0, step=step, rows=lengths.shape[1]), step, 1)
     for mine in (word, lengths.astype(np.int32), np.array([step])):
         source = torch.from_numpy(mine.reshape(-1).view(np.uint8))
         gloo._allgather_base(torch.empty(exchange.context.world_size * len(source), dtype=torch.uint8), source).wait()

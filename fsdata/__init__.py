@@ -14,12 +14,9 @@ if TYPE_CHECKING:
     from fsdata.balance.cost import CostModel, Polynomial, Power, Segmented, fit
     from fsdata.balance.options import Balance
     from fsdata.balance.packing import Plan, pack
-    from fsdata.batch.batch import Batch, StepStats
-    from fsdata.batch.jagged import Jagged
-    from fsdata.batch.loss import global_mean
-    from fsdata.batch.shared import Shared, expand
-    from fsdata.batch.split import segment_mask
-    from fsdata.embedding_balance.hooks import EmbeddingBalance
+    from fsdata.batch.batch import Batch, StepStats, global_mean
+    from fsdata.batch.jagged import Jagged, Shared, expand, segment_mask
+    from fsdata.embedding_balance import EmbeddingBalance
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.nodes.tensors.rebalancing import rebalance
     from fsdata.schema import Schema, Sequence, Split
@@ -69,7 +66,7 @@ _WHERE = {
     "Balance": "fsdata.balance.options",
     "Batch": "fsdata.batch.batch",
     "CostModel": "fsdata.balance.cost",
-    "EmbeddingBalance": "fsdata.embedding_balance.hooks",
+    "EmbeddingBalance": "fsdata.embedding_balance",
     "Follow": "fsdata.sources",
     "FreeScaleDataLoader": "fsdata.loader",
     "Jagged": "fsdata.batch.jagged",
@@ -82,15 +79,15 @@ _WHERE = {
     "Schema": "fsdata.schema",
     "Segmented": "fsdata.balance.cost",
     "Sequence": "fsdata.schema",
-    "Shared": "fsdata.batch.shared",
+    "Shared": "fsdata.batch.jagged",
     "Split": "fsdata.schema",
     "StepStats": "fsdata.batch.batch",
-    "expand": "fsdata.batch.shared",
+    "expand": "fsdata.batch.jagged",
     "fit": "fsdata.balance.cost",
-    "global_mean": "fsdata.batch.loss",
+    "global_mean": "fsdata.batch.batch",
     "pack": "fsdata.balance.packing",
     "rebalance": "fsdata.nodes.tensors.rebalancing",
-    "segment_mask": "fsdata.batch.split",
+    "segment_mask": "fsdata.batch.jagged",
     "sources_from_toml": "fsdata.sources",
 }
 

@@ -19,9 +19,8 @@ from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
-from fsdata.batch.prefetch import Ahead
-from fsdata.batch.turn import Turn
-from fsdata.decode.files.byte_size import bytes_of
+from fsdata.batch.prefetch import Ahead, Turn
+from fsdata.decode.files.read_ahead import bytes_of
 from fsdata.errors import PeerError
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, Dealt, Kept, check_group

@@ -20,7 +20,7 @@ _LATER = (*_LATER_ROLES, "share", "split")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """A long sequence in parts: the last `recent` events, and before them segments of `segment` events, cut from the
-    oldest on, each followed by `tokens` slots for what a model makes of it. See `fsdata.batch.split`.
+    oldest on, each followed by `tokens` slots for what a model makes of it. See `fsdata.batch.jagged`.
 
     Raises:
         SchemaError: a number below 1, or `recent` below 0.

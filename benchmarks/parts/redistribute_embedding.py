@@ -8,7 +8,7 @@ import torch.distributed as dist
 from common.lengths import Lengths
 
 from fsdata.balance.options import StepPlanner
-from fsdata.embedding_balance.dispatch import Dispatcher, combine, dispatch
+from fsdata.embedding_balance import Dispatcher, combine, dispatch
 
 DIMS = (16, 64)
 WARM_UP = 2

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdata.batch.jagged import Jagged
-from fsdata.batch.shared import Shared, expand
+from fsdata.batch.jagged import Jagged, Shared, expand
 from fsdata.errors import SchemaError
 from fsdata.schema import Schema, Sequence
 

@@ -21,10 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
-from fsdata.catalog.footers import Footer, checked, digest, parsed, raw_footer
+from fsdata.catalog.footers import Footer, ProgressBar, checked, digest, parsed, raw_footer
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
 from fsdata.catalog.listing.hosts import Hosts
-from fsdata.catalog.listing.progress_bar import ProgressBar
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.errors import CorruptFileError
@@ -137,7 +136,7 @@ def open_catalog(
     hosts of a job read shares of them. What tells that they mean the same files is the listing, with sizes and times of
     modification.
 
-    bounds_of: names of columns, see `fsdata.catalog.bounds`. show: a progress bar, if it takes long.
+    bounds_of: names of columns, see `fsdata.catalog.prune`. show: a progress bar, if it takes long.
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.

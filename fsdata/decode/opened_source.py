@@ -18,8 +18,7 @@ from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
-from fsdata.decode.joins.late_side import LateSide
-from fsdata.decode.joins.side_table import SideTable, attach, load_side_table, open_side
+from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
 from fsdata.decode.piece import align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool

@@ -28,8 +28,7 @@ from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.arrow.record_batches import MapFailed, RowRange, wide_columns
 from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
-from fsdata.decode.files.open_files import Known, OpenFiles
-from fsdata.decode.files.remote_files import RemoteFiles
+from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.pages.columns import PageDecoder
 from fsdata.decode.piece import Piece

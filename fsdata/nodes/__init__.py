@@ -9,7 +9,7 @@
 Each is a `torchdata.nodes.BaseNode`, so that it stands in a graph of torchdata: behind it a `Prefetcher`, say, or
 before `Dealt` any node that gives batches of tensors. All have one law of state, see `node`.
 
-`units` opens files as a `dataset` (merged by `times` where sources are); `rows` decodes pieces of it; `steps` takes
+`units` opens files as a `dataset`; `rows` decodes pieces of it; `steps` takes
 rows from them; `tensors` takes batches of the user's own apart; `dealt` lets ranks meet. `batches` copies rows into
 tensors, when they have become `samples`. `follow` goes on where a folder grows. `loader_options` are checked before all
 of it.

@@ -11,14 +11,12 @@ import torch
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.batch.batch_plan import BatchPlan
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
-from fsdata.batch.jagged import Jagged
+from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.prefetch import pinned
-from fsdata.batch.shared import Shared
-from fsdata.batch.split import SplitSequence
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
-from fsdata.kernels.places import find_offsets, find_places
+from fsdata.kernels.columns import find_offsets, find_places
 from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.nodes.loader_options import can_pin
 from fsdata.nodes.node import Node, not_the_end

@@ -1,11 +1,15 @@
-"""Opened sources, and the order in which their rows make an epoch."""
+"""Opened sources, and the order in which their rows make an epoch; the times of all rows, where they order them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from hashlib import blake2b
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import buckets_of, received
@@ -14,12 +18,62 @@ from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
 from fsdata.nodes.node import Timing
-from fsdata.nodes.times import Times
 from fsdata.order.deal import epoch_streams, window_order
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Stream, Window
 from fsdata.schema import Schema
+
+SHARED_FROM = 1 << 20  # rows; the times of fewer are read by every process for itself
+_VERSION = 1
+_TIMES = "times"
+
+
+class Times:
+    """The sort keys of `fsdata.order.mix` by time, 8 bytes a row. Making it reads the time columns and blocks.
+
+    Of many rows the processes of a host read them once: one reads, the others wait and map the same memory.
+
+    Raises: as `OpenSource.read_times`.
+    """
+
+    def __init__(self, sources: Sequence[OpenSource], time: str, threads: int) -> None:
+        """time: `Schema.time`."""
+        self._field = time
+        self._shared: list[SharedArrays] = []
+        self._times = [self._of(source, threads) for source in sources]
+        self._ends = [np.cumsum(source.groups.row_counts) for source in sources]
+        self._rows = [source.groups.row_counts for source in sources]
+
+    def __call__(self, source: int, group: int) -> np.ndarray:
+        """int64 [rows] of a row group, read-only."""
+        end = int(self._ends[source][group])
+        return self._times[source][end - int(self._rows[source][group]) : end]
+
+    def _of(self, source: OpenSource, threads: int) -> np.ndarray:
+        def make(_: Path | None) -> Arrays:
+            return {_TIMES: _read(source, threads)}
+
+        if int(source.groups.row_counts.sum()) < SHARED_FROM:
+            return make(None)[_TIMES]
+        contents = repr(
+            (_VERSION, self._field, sorted(source.fingerprint.items()), source.opened.catalog.files.identity)
+        )
+        name = f"times{blake2b(contents.encode(), digest_size=16).hexdigest()}"
+        self._shared.append(SharedArrays(name, make, f"{source.label}, its times"))
+        return self._shared[-1][_TIMES]
+
+
+def _read(source: OpenSource, threads: int) -> np.ndarray:
+    groups = [source.groups[number] for number in range(len(source.groups))]
+    if threads == 1 or len(groups) < 2:
+        return np.concatenate([np.empty(0, np.int64), *map(source.read_times, groups)])
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="fsdata-times")
+    try:
+        return np.concatenate([np.empty(0, np.int64), *pool.map(source.read_times, groups)])
+    finally:
+        pool.shutdown(cancel_futures=True)
+
 
 _FIRST_ROWS = 512
 

@@ -12,8 +12,7 @@ from weakref import ref
 import numpy as np
 
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
-from fsdata.decode.files.byte_size import bytes_of
-from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead
+from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
 from fsdata.nodes.dataset import RowGroups
 from fsdata.nodes.loader_options import check_integers, cores_of_this_rank
 from fsdata.nodes.node import Node, not_the_end

@@ -17,11 +17,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fsdata.balance.exchange import status_word
-from fsdata.balance.exchange.alone import Alone
-from fsdata.balance.exchange.fitted_gather import FittedGather
-from fsdata.balance.exchange.record import RecordSpec
-from fsdata.balance.exchange.status_word import StatusWord
+from fsdata.balance.exchange import messages
+from fsdata.balance.exchange.messages import Alone, FittedGather, StatusWord
+from fsdata.balance.exchange.route import RecordSpec
 from fsdata.balance.exchange.transfer import Receive, Transfer, check_lengths
 from fsdata.decode.block import RowRefs, no_rows
 from fsdata.errors import MismatchError, PeerError
@@ -279,9 +277,9 @@ class StepExchange:
         with self._report_lock:
             (compute_ns, compute_step), self._report = self._report, (0, -1)
         mine = replace(status, compute_ns=compute_ns, compute_step=compute_step, moving_ns=self._moving_ns)
-        words, texts = self._statuses.gather(status_word.encode(mine, self._group.number, digest), text)
+        words, texts = self._statuses.gather(messages.encode(mine, self._group.number, digest), text)
         self._group.number += 1
-        statuses = status_word.decode(words)
+        statuses = messages.decode(words)
         at = f"step {mine.step} of epoch {mine.epoch}"
         left = [rank for rank, other in enumerate(statuses) if other.left]
         failed = [rank for rank, other in enumerate(statuses) if other.failed]
@@ -293,7 +291,7 @@ class StepExchange:
             alike = why in (CLOSED, RESTARTED)
             advice = "All ranks must take the same number of steps" if alike else "Look at the log of that rank"
             raise PeerError(f"rank {left[0]} left the loop before {at} (it {why}) and this rank went on. {advice}")
-        status_word.check(words)
+        messages.check(words)
         return statuses, texts
 
     def _plan(self, planner: Planner, batch: GlobalBatch) -> Assignment:

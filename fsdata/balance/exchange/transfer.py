@@ -10,9 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fsdata.balance.exchange.alone import Alone
-from fsdata.balance.exchange.record import RecordSpec
-from fsdata.balance.exchange.route import Route
+from fsdata.balance.exchange.messages import Alone
+from fsdata.balance.exchange.route import RecordSpec, Route
 from fsdata.batch.host_memory import Reused
 from fsdata.decode.block import Block, Column, RowRefs, Spans, concat
 from fsdata.decode.reused_buffers import Pool

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from fsdata.decode.files.byte_ranges import ByteRange, column_ranges, requests
-from fsdata.decode.files.open_files import Known, OpenParquet
-from fsdata.decode.files.remote_files import RemoteFiles
+from fsdata.decode.files.open_files import Known, OpenParquet, RemoteFiles
 
 Result = TypeVar("Result")
 

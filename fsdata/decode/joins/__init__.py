@@ -1,6 +1,5 @@
 """Tables that are joined to the rows as they are read.
 
-A `side_table` brings fields by key, from memory or disk, a `late_side` those that come later than
-the rows. A `history_table` brings what `as_of` a row's time had happened; the processes of a host hold it together. A
-`pile` is what these are read into.
+A `side_table` brings fields by key, from memory or disk, also such that come later than the rows. A `history_table`
+brings what `as_of` a row's time had happened; the processes of a host hold it together.
 """

@@ -1,6 +1,7 @@
 """Side tables: read once, in memory or on disk, in the order of their keys; then a join is a lookup of places.
 
-One on disk is held once per host: its processes map the same file.
+One on disk is held once per host: its processes map the same file. One that is followed is read file by file: for each
+file of rows the rows of the side table that match, and no others.
 
 Letters: M rows of the side table, N rows looked up.
 """
@@ -18,8 +19,7 @@ from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key
 from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.block import Column, RowRefs
-from fsdata.decode.joins.history_table import versions
-from fsdata.decode.joins.pile import Pile
+from fsdata.decode.joins.history_table import Pile, versions
 from fsdata.decode.piece import Piece
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
@@ -269,3 +269,43 @@ def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[
         return found
 
     return bucket
+
+
+Named = tuple[str, str]
+"""Name of a file, digest of its footer."""
+
+
+class LateSide:
+    """The side table of a `Join` with `wait`. `of` may be called by any thread, `enter` by one.
+
+    empty: the table without rows.
+    """
+
+    def __init__(self, empty: SideTable) -> None:
+        self.empty = empty
+        self._numbers: dict[Named, int] = {}
+        self._pieces: dict[Named, list[Piece]] = {}
+        self._of: dict[int, SideTable] = {}
+
+    def enter(self, sides: Mapping[int, Sequence[Named]]) -> None:
+        """Hold what these files of rows need: file -> files of the side table. Blocks until they are decoded.
+
+        Raises: as `SourceFiles.extend` and `SourceFiles.decode`; DataError: two rows with one key.
+        """
+        files = self.empty.files
+        needed = dict.fromkeys(side for of in sides.values() for side in of)
+        missing = [side for side in needed if side not in self._numbers]
+        if missing:
+            first = len(files.catalog)
+            files.extend([name for name, _ in missing], [digest for _, digest in missing])
+            self._numbers |= {side: first + number for number, side in enumerate(missing)}
+        self._pieces = {side: self._pieces.get(side) or pieces_of(self.empty, self._numbers[side]) for side in needed}
+        tables: dict[tuple[Named, ...], SideTable] = {}
+        for of in map(tuple, sides.values()):
+            if of not in tables:
+                tables[of] = table_of([each for side in of for each in self._pieces[side]], self.empty)
+        self._of = {file: tables[tuple(of)] for file, of in sides.items()}
+
+    def of(self, file: int) -> SideTable:
+        """The table for the rows of a file."""
+        return self._of[file]

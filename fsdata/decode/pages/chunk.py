@@ -1,7 +1,11 @@
-"""The pages of a column chunk, unpacked. Decompression and checksums run without the GIL."""
+"""A column chunk: its pages are unpacked, and say how long the lists of its rows are and where their values lie.
+
+Lengths come first; values stay in the pages until their place is known. Decompression and checksums run without the
+GIL.
+"""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import cramjam
@@ -9,9 +13,11 @@ import numpy as np
 import zstandard
 from isal.isal_zlib import crc32
 
+from fsdata.decode.block import Column
+from fsdata.decode.pages.forms import Form
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import pages
-from fsdata.kernels.pages import headers
+from fsdata.kernels.pages import headers, levels, rows, runs
 
 _own = threading.local()
 
@@ -116,3 +122,128 @@ def _unpack(data: np.ndarray, levels: int, raw: np.ndarray, codec: str) -> None:
     found = _INTO[codec](data[levels:].data, raw[levels:].data)
     if found != len(raw) - levels:
         raise ValueError(f"{found} bytes where {len(raw) - levels} are said")
+
+
+_SHORT = 32  # lists with fewer values on average are decoded at once: to find a run costs as much as some values
+_CACHED = 1 << 18  # bytes of pages that are read while the processor still has them
+
+_FAULTS = {
+    rows.LEVELS_BEYOND: "levels beyond its end",
+    rows.LEVELS_WRONG: "levels that cannot be",
+    rows.ROWS_WRONG: "other rows than its header or the offset index says",
+    rows.VALUES_WRONG: "values that end too early, or contradict themselves",
+    rows.WIDTH_WRONG: "positions of more than 32 bits",
+    rows.POSITIONS_WRONG: "positions that end too early, or are outside the dictionary",
+}
+_LEFT = {
+    rows.LEVELS_OTHER: "levels of another encoding than RLE",
+    rows.NULL_ELEMENTS: "elements of lists that are null",
+    rows.NO_DICTIONARY: "positions without a dictionary",
+    rows.GROUP_CUT: "positions whose last group is cut",
+    rows.MORE_OR_FEWER: "deltas or booleans that are more or fewer than the page says",
+    rows.NOT_FINITE: "numbers that are not finite",
+    rows.TOO_LARGE: "integers that are too large for their type",
+}
+
+
+def read_column(
+    found: Iterable[Page], form: Form, count: int, stop: int, pool: Pool, some: int | None = None
+) -> Column:
+    """Levels and places of the values of rows. Blocks for unpacking; values are checked, but not decoded.
+
+    Args:
+        found: the pages of the chunk. count: rows of the row group. stop: rows from there on are not needed, and only
+            read as far as they stand in a page with one that is.
+        some: rows of the pages in `found`, if others of the chunk are missing; headers say which. Other rows are empty.
+
+    Raises:
+        Damaged; LeftToArrow: elements of lists that are null, numbers that are not finite, unknown encodings.
+    """
+    reading = _Reading(form, count, pool)
+    for page in found:
+        reading.add(page, at_once=stop < count)
+        if reading.rows > stop:
+            return reading.finish()
+    reading.read()
+    if some is None and reading.rows != count:
+        raise Damaged(f"{reading.rows} rows where the footer says {count}")
+    return reading.finish(some)
+
+
+class _Reading:
+    """Adds one page after another; pages are read a few at a time."""
+
+    def __init__(self, form: Form, count: int, pool: Pool) -> None:
+        self._form = form
+        self._pool = pool
+        self._length = np.zeros(count, np.int64)
+        self._state = np.zeros(rows.STATE, np.int64)
+        self._state[rows.SIZE] = -1
+        self._runs = np.empty((4, runs.COLUMNS), np.int64)
+        self._waiting: list[Page] = []
+        self._bytes = 0  # of the pages that wait
+        self._owners: list[Any] = []
+        self._kept = 0  # bytes
+
+    @property
+    def rows(self) -> int:
+        """How many have begun, in the pages that were read."""
+        return int(self._state[levels.ROWS])
+
+    def add(self, page: Page, at_once: bool) -> None:
+        self._waiting.append(page)
+        self._bytes += int(page.header[headers.UNPACKED])
+        if at_once or self._bytes > _CACHED:
+            self.read()
+
+    def read(self) -> None:
+        """Read the pages that wait."""
+        waiting, form, state = self._waiting, self._form, self._state
+        if not waiting:
+            return
+        pages = np.array([page.header for page in waiting])
+        tails = np.empty((len(waiting), runs.TAIL + 8), np.uint8)
+        made = np.empty(rows.room_for(pages, form.numbers), np.uint8)
+        state[rows.MADE] = 0
+        self._runs = rows.read_pages(pages, form.numbers, state, self._length, self._runs, tails, made)
+        if state[rows.FAULT]:
+            raise _fault(int(state[rows.FAULT]), waiting[int(state[rows.PAGE])], form)
+        self._kept += tails.nbytes + made.nbytes + self._bytes
+        self._owners += [
+            tails,
+            made,
+            *(page.owner for page in waiting if page.header[headers.KIND] != headers.DICTIONARY),
+        ]
+        self._waiting, self._bytes = [], 0
+
+    def finish(self, some: int | None = None) -> Column:
+        values, form, state = int(self._state[levels.VALUES]), self._form, self._state
+        count = self.rows if some is None else some
+        table = self._runs[: int(state[rows.RUNS]) + 1]
+        table[-1, runs.FIRST] = values
+        dictionary = int(state[rows.DICTIONARY])
+        column = np.array([table.ctypes.data, len(table) - 1, dictionary, form.stored])
+        dtype = np.dtype(form.dtype)
+        first = np.empty(len(self._length), np.int64)
+        if form.repeated and values >= _SHORT * count:
+            rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, 0)
+            return Column(
+                table,
+                first,
+                self._length,
+                dictionary=dictionary,
+                stored=form.stored,
+                owners=tuple(self._owners),
+                bytes=self._kept,
+            )
+        lease = self._pool.take(max(values * dtype.itemsize, 1))
+        rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, lease.address)
+        return Column.of(lease.array(values, dtype.str), start=first, length=self._length)
+
+
+def _fault(fault: int, page: Page, form: Form) -> Damaged | LeftToArrow:
+    if fault in _FAULTS:
+        return Damaged(f"page {page.number}: {_FAULTS[fault]}")
+    if fault in _LEFT:
+        return LeftToArrow(_LEFT[fault])
+    return LeftToArrow(f"encoding {page.header[headers.ENCODING]} of {form.physical}")

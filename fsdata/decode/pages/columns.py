@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 from fsdata.catalog.bind import FieldBinding
 from fsdata.catalog.roles import WantedField
 from fsdata.decode.files.byte_ranges import column_ranges
-from fsdata.decode.pages.chunk import Damaged, LeftToArrow, page_headers, unpacked_pages
-from fsdata.decode.pages.column import Column, read_column
+from fsdata.decode.pages.chunk import Column, Damaged, LeftToArrow, page_headers, read_column, unpacked_pages
 from fsdata.decode.pages.forms import Form, form_of, why_left
 from fsdata.decode.pages.page_rows import said_by_headers, said_by_index, with_rows
 from fsdata.decode.reused_buffers import Pool

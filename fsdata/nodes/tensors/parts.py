@@ -18,8 +18,7 @@ from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError
 from fsdata.nodes.node import Node, Timing, not_the_end
 from fsdata.nodes.steps import Part
-from fsdata.nodes.tensors.template_text import from_text, to_text
-from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, take_apart
+from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
 from fsdata.order.progress import Progress
 from fsranks.meeting import Meeting, differences
 from fsranks.rank_context import RankContext

@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance
-from fsdata.batch.prefetch import Ahead
-from fsdata.batch.turn import Turn
+from fsdata.batch.prefetch import Ahead, Turn
 from fsdata.errors import PeerError
 from fsdata.nodes.dealt import Dealt
 from fsdata.nodes.tensors.parts import Last, Lengths, TensorParts

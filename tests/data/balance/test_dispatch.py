@@ -14,8 +14,7 @@ from worlds import shared_world
 from fsdata import Balance
 from fsdata.balance.exchange.step_exchange import Assignment
 from fsdata.balance.options import StepPlanner
-from fsdata.embedding_balance.dispatch import Dispatcher, combine, dispatch, dispatch_samples
-from fsdata.embedding_balance.hooks import EmbeddingBalance
+from fsdata.embedding_balance import Dispatcher, EmbeddingBalance, combine, dispatch, dispatch_samples
 from fsdata.errors import MismatchError, PeerError
 
 KEYS = ("uih", "candidates")

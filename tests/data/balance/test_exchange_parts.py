@@ -10,9 +10,8 @@ import pytest
 from samples import SPEC, columns_of, lengths_of
 
 from fsdata.balance.exchange import RecordSpec, StatusWord
-from fsdata.balance.exchange.fitted_gather import FittedGather
+from fsdata.balance.exchange.messages import PROTOCOL, FittedGather, check, decode, encode
 from fsdata.balance.exchange.route import Parcel
-from fsdata.balance.exchange.status_word import PROTOCOL, check, decode, encode
 from fsdata.balance.exchange.step_exchange import decode_lengths, encode_lengths
 from fsdata.balance.exchange.transfer import check_lengths
 from fsdata.decode.block import Block, RowRefs

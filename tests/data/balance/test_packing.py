@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.balance.packing import Plan, pack
-from fsdata.balance.packing.even import even_counts
+from fsdata.balance.packing.methods import even_counts
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 EQUAL = ("fbs", "fbs+swap", "repair", "hierarchical")

@@ -14,8 +14,8 @@ from rank_loaders import threads_end
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
+from fsdata.batch.batch import global_mean
 from fsdata.batch.jagged import Jagged
-from fsdata.batch.loss import global_mean
 from fsdata.errors import MismatchError, PeerError
 from fsdata.nodes.tensors.rebalancing import rebalance
 

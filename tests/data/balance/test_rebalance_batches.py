@@ -13,8 +13,7 @@ from torchrec import KeyedJaggedTensor
 from fsdata.batch.batch import StepStats
 from fsdata.errors import DataError
 from fsdata.nodes.tensors.rebalancing import rebalance
-from fsdata.nodes.tensors.template_text import from_text, to_text
-from fsdata.nodes.tensors.tensor_tree import take_apart
+from fsdata.nodes.tensors.tensor_tree import from_text, take_apart, to_text
 
 
 def no_lengths(batch: Any, jagged: Any) -> dict[str, np.ndarray]:

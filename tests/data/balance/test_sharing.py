@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import Balance, Polynomial
-from fsdata.balance.exchange.status_word import StatusWord
+from fsdata.balance.exchange.messages import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.sharing import GROUPS_OF_A_RANK, events_shared, sharing_groups

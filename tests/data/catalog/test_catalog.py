@@ -26,13 +26,12 @@ from worlds import shared_world
 
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
 from fsdata.catalog import catalog as catalogs
+from fsdata.catalog import footers
 from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, updated
 from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
-from fsdata.catalog.footers import read_footers
-from fsdata.catalog.listing import progress_bar
+from fsdata.catalog.footers import ProgressBar, read_footers
 from fsdata.catalog.listing.file_list import FileList, FileRef
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.listing.progress_bar import ProgressBar
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.files import open_files
 
@@ -445,7 +444,7 @@ def test_what_takes_long_to_open_is_shown(monkeypatch: pytest.MonkeyPatch, caplo
         return terminal.getvalue()
 
     assert advance() == ""
-    monkeypatch.setattr(progress_bar, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(footers, "SHOWN_AFTER_S", 0.0)
     assert advance(shown=False) == ""
     said = advance()
     assert "source 0, its footers" in said

@@ -20,7 +20,7 @@ from patience import PATIENCE_S
 
 from fsdata.catalog import shared_arrays
 from fsdata.catalog.shared_arrays import SharedArrays
-from fsdata.decode.joins.pile import Pile
+from fsdata.decode.joins.history_table import Pile
 from fsdata.errors import DataError
 
 MEMORY, OWN = Path("/dev/shm"), f"freescale-{os.getuid()}"

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from random_files import CODECS, DEFAULTS, LENGTHS, ROLES, assert_equal, batches, columns, numbers, schema, write
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, SchemaError
-from fsdata.decode.pages.chunk import Damaged, Page
-from fsdata.decode.pages.column import read_column
+from fsdata.decode.pages.chunk import Damaged, Page, read_column
 from fsdata.decode.pages.forms import Form
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import CorruptFileError

@@ -23,8 +23,7 @@ from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.files.byte_ranges import requests
-from fsdata.decode.files.byte_size import bytes_of
-from fsdata.decode.files.read_ahead import ReadAhead
+from fsdata.decode.files.read_ahead import ReadAhead, bytes_of
 
 
 @pytest.mark.parametrize(

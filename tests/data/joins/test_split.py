@@ -25,7 +25,7 @@ from fsdata import (
     expand,
     segment_mask,
 )
-from fsdata.batch.split import SplitSequence
+from fsdata.batch.jagged import SplitSequence
 
 SPLITS = st.builds(Split, recent=st.integers(0, 6), segment=st.integers(1, 5), tokens=st.integers(1, 3))
 

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fsdata.batch.batch import StepStats, loss_weight
+from fsdata.batch.batch import StepStats, global_mean, loss_weight
 from fsdata.batch.jagged import Jagged
-from fsdata.batch.loss import global_mean
 
 FEATURES = 5
 SIZES = {

@@ -24,7 +24,7 @@ from fsdata import (
     expand,
     global_mean,
 )
-from fsdata.balance.exchange.status_word import StatusWord
+from fsdata.balance.exchange.messages import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
 

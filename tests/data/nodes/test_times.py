@@ -10,7 +10,7 @@ import pytest
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
 from fsdata.decode.opened_source import OpenSource
-from fsdata.nodes import times
+from fsdata.nodes import dataset
 
 ROWS, GROUP = 400, 32
 
@@ -53,7 +53,7 @@ def expected(sources, time="at"):
 
 @pytest.mark.parametrize("shared_from", [1, 1 << 20])
 def test_a_time_column_is_read_once(sources, shared_from):
-    with mock.patch.object(times, "SHARED_FROM", shared_from):
+    with mock.patch.object(dataset, "SHARED_FROM", shared_from):
         loader, rows, counted = read(sources)
         with loader:
             assert rows == 2 * expected(sources)

@@ -1,4 +1,0 @@
-"""Balancing behind the embedding stage: `hooks` for a model, `dispatch` for the rows.
-
-`EmbeddingBalance` moves looked-up rows in place of samples.
-"""
