@@ -138,7 +138,6 @@ class FreeScaleDataLoader(Generic[BatchT]):
             timeout_s=timeout_s,
         )
         self._turn = Turn()
-        self._balance = balance
         units = Units(
             sources,
             schema,
