@@ -16,6 +16,7 @@ from fsdata.catalog.retry import Retrying
 from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
+from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
 from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
@@ -23,7 +24,7 @@ from fsdata.decode.piece import align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.source_files import RowGroup, SourceFiles
+from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
 from fsdata.schema import Schema
 from fsdata.sources.source import AsOf, Join, ParquetSource

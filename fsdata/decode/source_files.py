@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
+from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
 from fsdata.decode.pages.columns import PageDecoder
 from fsdata.decode.piece import Piece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
@@ -47,68 +48,6 @@ _ADVICE = (
     "Start the job again, with files that nobody writes",
     "Bring the catalog up to date: `freescale catalog --update`",
 )  # of files that were listed, and of those of a catalog
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """A row group, or `rows` rows of it that begin with its row `first`.
-
-    `source` and `file` are positions, `index` is its place in the file.
-    """
-
-    source: int
-    file: int
-    index: int
-    rows: int
-    first: int = 0
-
-
-class RowGroups(Sequence[RowGroup]):
-    """The row groups of a source that have rows, in order; a `RowGroup` is made when somebody asks for one.
-
-    Attributes:
-        row_counts: int64 [groups].
-    """
-
-    def __init__(
-        self,
-        source: int,
-        catalog: Catalog,
-        keep: np.ndarray,
-        before: np.ndarray | None = None,
-        skip: int = 0,
-        limit: int | None = None,
-    ) -> None:
-        """keep: bool, one for each row group of the catalog. before: int64, rows of the source that come before each,
-        those of files that are left out included; None: those of the catalog. skip, limit: see `ParquetSource`."""
-        before = np.cumsum(catalog.rows) - catalog.rows if before is None else before
-        begin = np.clip(skip - before, 0, catalog.rows)
-        rows = (catalog.rows if limit is None else np.clip(skip + limit - before, 0, catalog.rows)) - begin
-        filled = np.flatnonzero((rows > 0) & keep)
-        self._source = source
-        self._begin = begin[filled]
-        self._file = np.searchsorted(catalog.first, filled, side="right").astype(np.int32) - 1
-        self._index = (filled - catalog.first[self._file]).astype(np.int32)
-        self.row_counts = rows[filled]
-
-    def __len__(self) -> int:
-        return len(self.row_counts)
-
-    def of_file(self, file: int) -> range:
-        """The places of those of one file."""
-        begin, end = np.searchsorted(self._file, [file, file + 1])
-        return range(int(begin), int(end))
-
-    def rows_of(self, file: int) -> tuple[int, ...]:
-        """Rows of every row group of a file, 0 of those left out; without those left out at its end."""
-        here = self.of_file(file)
-        rows = np.zeros(int(self._index[here[-1]]) + 1 if here else 0, np.int64)
-        rows[self._index[here.start : here.stop]] = self.row_counts[here.start : here.stop]
-        return tuple(rows.tolist())
-
-    def __getitem__(self, index: int) -> RowGroup:  # type: ignore[override]  # no slices
-        columns = (self._file, self._index, self.row_counts, self._begin)
-        return RowGroup(self._source, *(int(of[index]) for of in columns))
 
 
 class SourceFiles:
@@ -301,7 +240,7 @@ class SourceFiles:
         kept[self._pruned(catalog.files)] = False
         read, before = np.repeat(kept, np.diff(catalog.first)), np.cumsum(catalog.rows) - catalog.rows
         if self.source.catalog is not None and self._counted:
-            some = _left_out(catalog, read, before, self.source.skip, self.source.limit)
+            some = left_out(catalog, read, before, self.source.skip, self.source.limit)
             self._replaced(catalog, some[~kept[some]])
         self._before = before[read]
         return catalog.without(np.flatnonzero(~kept).tolist())
@@ -321,7 +260,7 @@ class SourceFiles:
         they are opened."""
         catalog = self.catalog
         assert self._before is not None
-        some = _left_out(catalog, self._keep, self._before, self.source.skip, self.source.limit)
+        some = left_out(catalog, self._keep, self._before, self.source.skip, self.source.limit)
         for number in self._replaced(catalog, some):
             self._keep[catalog.first[number] : catalog.first[number + 1]] = False
 
@@ -455,19 +394,23 @@ class SourceFiles:
         except DataError:
             raise
         except (pa.ArrowException, OSError) as error:
-            if unreachable(error):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if self.source.on_error == "raise":
-                if isinstance(error, CorruptFileError):
-                    raise CorruptFileError(f"{self.label}: {error}") from error
-                raise CorruptFileError(
-                    f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
-                    "on_error='skip' to leave such row groups out"
-                ) from error
-            self._skip(file.name, group, reason)
+            self._damaged(group, error)
             return None
         raise failed
+
+    def _damaged(self, group: RowGroup, error: Exception) -> None:
+        """Raise what is wrong with a row group, or note that it is skipped."""
+        if unreachable(error):
+            raise error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if self.source.on_error == "skip":
+            return self._skip(self.catalog.files.name(group.file), group, reason)
+        if isinstance(error, CorruptFileError):
+            raise CorruptFileError(f"{self.label}: {error}") from error
+        raise CorruptFileError(
+            f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
+            "on_error='skip' to leave such row groups out"
+        ) from error
 
     def _skip(self, name: str, group: RowGroup, reason: str) -> None:
         with self._lock:
@@ -523,18 +466,6 @@ class SourceFiles:
 
     def close(self) -> None:
         self._open_files.close()
-
-
-def _left_out(catalog: Catalog, keep: np.ndarray, before: np.ndarray, skip: int, limit: int | None) -> np.ndarray:
-    """Numbers of the files that have no rows, or some that `keep`, bool [G], or `skip` leave out. Those behind `limit`
-    are not among them: whatever they have, it is not read. before: int64 [G], see `RowGroups`."""
-    ends = np.concatenate([[0], np.cumsum(catalog.rows)])
-    read = np.concatenate([[0], np.cumsum(np.where(keep & (before >= skip), catalog.rows, 0))])
-    begin, end = catalog.first[:-1], catalog.first[1:]
-    rows = ends[end] - ends[begin]
-    starts = np.append(before, (before + catalog.rows).max(initial=0))[begin]
-    reached = True if limit is None else starts < skip + limit
-    return np.flatnonzero(((read[end] - read[begin] < rows) | (rows == 0)) & reached)
 
 
 def _once(

@@ -77,7 +77,7 @@ def _read(source: OpenSource, threads: int) -> np.ndarray:
 
 _FIRST_ROWS = 512
 
-RowGroups = Sequence[RowGroupBytes | None]
+Fetched = Sequence[RowGroupBytes | None]
 """What was read ahead for a piece: one for each row group that it is decoded from, or nothing."""
 
 
@@ -256,10 +256,10 @@ class ByNumber(Protocol):
 
 def piece_reader(
     sources: Sequence[OpenSource], layout: Layout, units: ByNumber, keys: Keys | None
-) -> Callable[[Piece, RowGroups], SurvivingRows]:
+) -> Callable[[Piece, Fetched], SurvivingRows]:
     """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units."""
 
-    def read(piece: Piece, fetched: RowGroups) -> SurvivingRows:
+    def read(piece: Piece, fetched: Fetched) -> SurvivingRows:
         unit = units[piece.unit]
         if len(unit.ranges) == 1:
             row_range = unit.ranges[0]
@@ -285,7 +285,7 @@ def fetch_planner(
 
 
 def _read_merged(
-    sources: Sequence[OpenSource], layout: Layout, unit: Unit, keys: Keys, piece: Piece, fetched: RowGroups
+    sources: Sequence[OpenSource], layout: Layout, unit: Unit, keys: Keys, piece: Piece, fetched: Fetched
 ) -> SurvivingRows:
     range_keys = [
         keys(row_range.source, row_range.group)[row_range.start : row_range.stop] for row_range in unit.ranges

@@ -13,7 +13,7 @@ import numpy as np
 
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
-from fsdata.nodes.dataset import RowGroups
+from fsdata.nodes.dataset import Fetched
 from fsdata.nodes.loader_options import check_integers, cores_of_this_rank
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.nodes.units import Units
@@ -174,7 +174,7 @@ class Rows(Node[Decoded]):
         finally:
             fetches.release(fetch)
 
-    def _read(self, piece: Piece, row_groups: RowGroups) -> SurvivingRows:
+    def _read(self, piece: Piece, row_groups: Fetched) -> SurvivingRows:
         with self.source.data.timing.of("decode"):
             return self.source.data.read(piece, row_groups)
 

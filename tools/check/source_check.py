@@ -26,9 +26,9 @@ from fsdata.catalog.roles import (
     wanted_row_time,
     wanted_time,
 )
+from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.source_files import RowGroup
 from fsdata.errors import CorruptFileError, DataError, SchemaError
 from fsdata.sources import AsOf, Join
 

@@ -20,10 +20,10 @@ from freescale_tools.scan.times import Spans
 from fsdata import AsOf, ParquetSource, Schema
 from fsdata import Sequence as Group
 from fsdata.catalog.footers import Skipped
+from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import places
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_layout import layout_of
-from fsdata.decode.source_files import RowGroup
 from fsdata.errors import FreeScaleError
 
 _GROUP = "histories"

@@ -21,7 +21,7 @@ from fsdata.balance.exchange import messages
 from fsdata.balance.exchange.messages import Alone, FittedGather, StatusWord
 from fsdata.balance.exchange.route import RecordSpec
 from fsdata.balance.exchange.transfer import Receive, Transfer, check_lengths
-from fsdata.decode.block import RowRefs, no_rows
+from fsdata.decode.block import RowRefs, Spans, no_rows
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import ControlGroup
 from fsranks.errors import describe
@@ -176,33 +176,15 @@ class StepExchange:
         """
         mine = rows if rows is not None else no_rows(len(spec.names))
         spans = mine.spans()
-        with told(self, status):
-            lengths = check_lengths(spans, spec)
-        number = self._group.number
-        longest = int(lengths.max(initial=0))
-        status = replace(status, rows=mine.num_rows, longest=longest)
-        places = places or {}
-        text = b"".join([encode_lengths(lengths, longest), *(of_group.tobytes() for of_group in places.values())])
-        statuses, texts = self._words(status, spec.digest, text)
-        counts = np.array([other.rows for other in statuses], np.int64)
-        texts, of_places = cut_places(statuses, texts, len(places))
-        everywhere = decode_lengths(statuses, texts, len(spec.groups))
-        home = np.repeat(np.arange(len(counts)), counts)
-        batch = GlobalBatch(
-            number=number,
-            lengths=dict(zip(spec.counted, everywhere, strict=False)),
-            home=home,
-            statuses=statuses,
-            places=dict(zip(places, of_places, strict=True)),
-        )
+        batch, everywhere = self._global_batch(spans, spec, status, places or {})
         plan = self._plan(planner, batch)
-        part = _taking_part(home, plan.rows)
-        mine, rest = _cut(mine, int(part[home == self.context.rank].sum()))
+        part = _taking_part(batch.home, plan.rows)
+        home, everywhere = batch.home[part], everywhere[:, part]
+        mine, rest = _cut(mine, int((home == self.context.rank).sum()))
+        counts = np.bincount(home, minlength=len(batch.statuses))
         carried = int((~part).sum())
         if carried:
             self._between_epochs = False
-            home, everywhere = home[part], everywhere[:, part]
-            counts = np.bincount(home, minlength=len(counts))
         moves = plan.rank != home
         begin = time.perf_counter_ns()
         if moves.any():
@@ -214,10 +196,10 @@ class StepExchange:
         counted = everywhere[: len(spec.counted)]
         elements = counted.sum(axis=0) if len(counted) else np.ones(len(home), np.int64)
         return StepResult(
-            number=number,
+            number=batch.number,
             rows=mine,
             origin=origin,
-            statuses=statuses,
+            statuses=batch.statuses,
             counts=np.bincount(plan.rank, minlength=len(counts)),
             lengths=dict(zip(spec.counted, counted, strict=True)),
             straggler_before=plan.straggler_before,
@@ -226,6 +208,27 @@ class StepExchange:
             carried=carried,
             rest=rest,
         )
+
+    def _global_batch(
+        self, spans: Spans, spec: RecordSpec, status: StatusWord, places: Mapping[str, np.ndarray]
+    ) -> tuple[GlobalBatch, np.ndarray]:
+        """What all ranks have for this step, and int64 [G, N], the lengths of all groups."""
+        with told(self, status):
+            lengths = check_lengths(spans, spec)
+        number, longest = self._group.number, int(lengths.max(initial=0))
+        status = replace(status, rows=spans.num_rows, longest=longest)
+        text = b"".join([encode_lengths(lengths, longest), *(of_group.tobytes() for of_group in places.values())])
+        statuses, texts = self._words(status, spec.digest, text)
+        texts, of_places = cut_places(statuses, texts, len(places))
+        everywhere = decode_lengths(statuses, texts, len(spec.groups))
+        batch = GlobalBatch(
+            number=number,
+            lengths=dict(zip(spec.counted, everywhere, strict=False)),
+            home=np.repeat(np.arange(len(statuses)), [other.rows for other in statuses]),
+            statuses=statuses,
+            places=dict(zip(places, of_places, strict=True)),
+        )
+        return batch, everywhere
 
     def fail(self, error: BaseException, status: StatusWord) -> None:
         """Take part in a step only to tell the others what failed here. Returns; the caller raises its own error."""

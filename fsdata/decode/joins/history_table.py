@@ -27,9 +27,10 @@ from fsdata.catalog.roles import (
 )
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column, run
+from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.piece import Piece, align
 from fsdata.decode.row_layout import Field, Layout
-from fsdata.decode.source_files import RowGroup, SourceFiles
+from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import histories
 from fsdata.kernels.columns import STORED_AS
