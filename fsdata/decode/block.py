@@ -95,8 +95,8 @@ class Column:
 
         out: where they are written.
         """
-        some_lists = self if self.length is None else replace(self, length=np.maximum(self.length, 0))
-        block = Block.of([some_lists], int(some.max(initial=-1)) + 1)
+        column = self if self.length is None else replace(self, length=np.maximum(self.length, 0))
+        block = Block.of([column], int(some.max(initial=-1)) + 1)
         spans = RowRefs.of(block).take(some).spans()
         if out is None:
             out = np.empty(int(spans.length.sum()), dtype)

@@ -96,7 +96,7 @@ class Node(BaseNode[T]):
         self.source.report(compute_seconds, after)
 
     def forget(self) -> None:
-        """What a planner has learned: a state of another place in the job comes next."""
+        """Forget what the planner has learned: a state of another place in the job comes next."""
         self.source.forget()
 
     def end(self) -> None:
