@@ -1,7 +1,6 @@
 """The FreeScale DataLoader: Parquet sources in, one rank's share of balanced global batches out.
 
-This file puts the parts together: `decode` opens files, `order` plans, `steps` reads rows and makes batches, `balance`
-moves samples between ranks, and `batch.prefetch` does all of it ahead of the training loop.
+This file puts the nodes together (`fsdata.nodes`), and `batch.prefetch` runs them ahead of the training loop.
 """
 
 import logging
@@ -24,7 +23,7 @@ from fsdata.decode.files.read_ahead import bytes_of
 from fsdata.errors import PeerError
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, Dealt, Kept, check_group
-from fsdata.nodes.follow.followed import Followed
+from fsdata.nodes.follow.followed import FOLLOWS, Followed
 from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types, cores_of_this_rank
 from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Rows
@@ -177,7 +176,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """What else ranks have to have alike; raises what is wrong with it."""
         check_types(balance, adapt)
         if self._needs_peers(units, balance):
-            why = "balance" if balance else "a source that is followed" if units.data.followed else DROPS
+            why = "balance" if balance else FOLLOWS if units.data.followed else DROPS
             check_group(units.context, why)
         return {**self._options.shared(), "balance": repr(balance)}
 
@@ -199,7 +198,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         whole: Node[Any] = dealt
         if self._data.followed:
             loader = weakref.ref(self)  # its thread must not keep a loader that nobody refers to
-            whole = Followed(dealt, exchange, alive=lambda: loader() is not None)
+            whole = Followed(dealt, exchange=exchange, alive=lambda: loader() is not None)
         batches = Batches(whole, memory=self._memory)
         return batches if adapt is None else Adapted(batches, adapt)
 

@@ -12,18 +12,18 @@ from fsdata.catalog.bind import FieldBinding
 from fsdata.catalog.roles import WantedField
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.lists import list_column, nested_columns, packed
-from fsdata.decode.arrow.record_batches import RowRange, record_batches
+from fsdata.decode.arrow.record_batches import GroupRows, record_batches
 from fsdata.decode.block import Column, joined, run
 from fsdata.decode.pages.columns import PageDecoder
-from fsdata.decode.piece import Nulls, Piece
+from fsdata.decode.piece import DecodedPiece, Nulls
 from fsdata.decode.piece_plan import PiecePlan, constant
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import ids_of
 
 
 def decode(
-    file: pq.ParquetFile, wanted: RowRange, plan: PiecePlan, pool: Pool | None, pages: PageDecoder | None, source: Any
-) -> Piece:
+    file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, pages: PageDecoder | None, source: Any
+) -> DecodedPiece:
     """Decode rows of a row group.
 
     Args:
@@ -57,7 +57,7 @@ def decode(
 
 
 def _by_pyarrow(
-    file: pq.ParquetFile, wanted: RowRange, plan: PiecePlan, pool: Pool | None, without: frozenset[WantedField]
+    file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, without: frozenset[WantedField]
 ) -> "_Builder":
     """The rows that the filter keeps, with all fields but those in `without`."""
     rest = plan.without(without) if without else plan
@@ -73,7 +73,7 @@ def _by_pyarrow(
 class _Builder:
     """Adds record batches one after another, then columns of pages."""
 
-    def __init__(self, plan: PiecePlan, wanted: RowRange, pool: Pool | None) -> None:
+    def __init__(self, plan: PiecePlan, wanted: GroupRows, pool: Pool | None) -> None:
         size, layout = wanted.stop - wanted.start, plan.layout
         self._plan, self._layout, self._pool, self._where = plan, layout, pool, wanted.where
         self._added = 0
@@ -164,7 +164,7 @@ class _Builder:
                 values, null = _scalars(column, some)
                 self._arrays[part.binding.field] = values, np.zeros(count, bool) if null is None else null
 
-    def finish(self) -> Piece:
+    def finish(self) -> DecodedPiece:
         """The rows of all batches added."""
         count, layout = self._added, self._layout
         for part in self._plan.fields:
@@ -177,7 +177,7 @@ class _Builder:
         if not count:
             none = np.empty(0, np.int64)
             self._columns = {slot: Column(run(0, 0), none, none) for slot in range(len(layout.fields))}
-        return Piece(
+        return DecodedPiece(
             layout=layout,
             columns=self._columns,
             dense=self._dense[:count],

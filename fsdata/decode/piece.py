@@ -13,7 +13,7 @@ from fsdata.errors import DataError
 
 
 @dataclass(slots=True)
-class Piece:
+class DecodedPiece:
     """N rows of a row group. Lists of one sequence are not aligned yet: see `align`.
 
     Attributes:
@@ -48,7 +48,7 @@ class Piece:
         return Block.of(fields, len(self.rows), source)
 
 
-def align(piece: Piece, defaults: Mapping[str, float | str]) -> None:
+def align(piece: DecodedPiece, defaults: Mapping[str, float | str]) -> None:
     """Give all lists of a sequence one length: check it, truncate, and let null lists be of defaults, in place.
 
     defaults: field -> its default, of those that have one. Lengths are compared before truncation.
@@ -87,7 +87,7 @@ def _length(column: Column, rows: int) -> np.ndarray:
 
 
 def _with_defaults(
-    column: Column, null: np.ndarray, piece: Piece, field: Field, defaults: Mapping[str, float | str]
+    column: Column, null: np.ndarray, piece: DecodedPiece, field: Field, defaults: Mapping[str, float | str]
 ) -> Column:
     """The column with lists of defaults in place of null lists."""
     start, length = column.bounds
@@ -99,7 +99,7 @@ def _with_defaults(
     return replace(filled, start=np.where(null, column.size, start))
 
 
-def _ragged(piece: Piece, name: str, slots: tuple[int, ...], lengths: list[np.ndarray], row: int) -> DataError:
+def _ragged(piece: DecodedPiece, name: str, slots: tuple[int, ...], lengths: list[np.ndarray], row: int) -> DataError:
     of = {piece.layout.fields[slot].name: int(each[row]) for slot, each in zip(slots, lengths, strict=True)}
     listed = ", ".join(f"{name} {'null' if length < 0 else length}" for name, length in of.items())
     return DataError(
@@ -110,7 +110,7 @@ def _ragged(piece: Piece, name: str, slots: tuple[int, ...], lengths: list[np.nd
 
 @dataclass(frozen=True, slots=True)
 class Nulls:
-    """What becomes of nulls in some rows of a piece. rows, drop: see `Piece`; `drop` is changed in place."""
+    """What becomes of nulls in some rows of a piece. rows, drop: see `DecodedPiece`; `drop` is changed in place."""
 
     rows: np.ndarray
     drop: np.ndarray

@@ -8,7 +8,7 @@ import numpy as np
 
 from fsdata.catalog.bind import FieldBinding, FileKind
 from fsdata.catalog.roles import WantedField
-from fsdata.decode.arrow.record_batches import BatchPlan, Map
+from fsdata.decode.arrow.record_batches import ArrowPlan, Map
 from fsdata.decode.arrow.widen import is_native
 from fsdata.decode.block import Column, run
 from fsdata.decode.row_layout import Field, Layout, ids_of
@@ -17,7 +17,7 @@ from fsdata.sources.expressions import Expression
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedField:
     """What a field is made of: `column` of a finished batch, -1 if all rows have one value; a nested field has two, its
     counts and its ids.
 
@@ -42,10 +42,10 @@ class PiecePlan:
     """
 
     layout: Layout
-    batches: BatchPlan
-    fields: tuple[Part, ...]
-    dense: tuple[Part, ...]
-    arrays: tuple[Part, ...]
+    batches: ArrowPlan
+    fields: tuple[PlannedField, ...]
+    dense: tuple[PlannedField, ...]
+    arrays: tuple[PlannedField, ...]
     drops_all: bool
     without: Callable[[frozenset[WantedField]], "PiecePlan"]
 
@@ -88,11 +88,11 @@ def plan_pieces(
     for binding in kind.bindings:
         name, at = binding.field.name, column.get(binding.field, -1)
         if binding.field.only_read:
-            arrays.append(Part(binding, -1, at))
+            arrays.append(PlannedField(binding, -1, at))
         elif binding.field.role == "dense":
-            dense.append(Part(binding, dense_slots[name], at))
+            dense.append(PlannedField(binding, dense_slots[name], at))
         else:
-            fields.append(Part(binding, layout.slots[name], at))
+            fields.append(PlannedField(binding, layout.slots[name], at))
             _check_form(binding, layout.fields[layout.slots[name]])
 
     @functools.cache
@@ -111,7 +111,7 @@ def plan_pieces(
     )
 
 
-def constant(part: Part, layout: Layout, rows: int) -> dict[int, Column]:
+def constant(part: PlannedField, layout: Layout, rows: int) -> dict[int, Column]:
     """Slot -> the values of a field that all rows have alike: partitions and defaults. Lists are null."""
     binding, field = part.binding, layout.fields[part.slot]
     null = Column(run(0, 0), length=np.full(rows, -1), step=0)
@@ -126,14 +126,14 @@ def constant(part: Part, layout: Layout, rows: int) -> dict[int, Column]:
 
 def _plan_batches(
     kind: FileKind, condition: Expression | None, expressions: Mapping[str, Expression], map: Map | None
-) -> BatchPlan:
+) -> ArrowPlan:
     columns = tuple(each for each in kind.bindings if each.origin in ("column", "expression"))
     needed = set() if condition is None else set(condition.columns)
     for binding in columns:
         needed.update([binding.column] if binding.column else expressions[binding.field.name].columns)
     read = tuple(name for name in kind.schema.names if name in needed)
     native = all(each.origin == "column" and is_native(each.type, each.field.number) for each in columns)
-    return BatchPlan(
+    return ArrowPlan(
         read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
         needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),
         condition=condition,

@@ -25,14 +25,14 @@ from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.catalog.roles import WantedField, plain
-from fsdata.decode.arrow.record_batches import MapFailed, RowRange, wide_columns
+from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
 from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
 from fsdata.decode.pages.columns import PageDecoder
-from fsdata.decode.piece import Piece
+from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
@@ -344,7 +344,7 @@ class SourceFiles:
         start: int,
         stop: int,
         fetched: RowGroupBytes | None = None,
-    ) -> Piece | None:
+    ) -> DecodedPiece | None:
         """Rows [start, stop) of a row group; None if it is damaged and skipped.
 
         fetched: what `fetch` gave, if somebody has read it ahead. A remote row group is read here without it.
@@ -360,9 +360,9 @@ class SourceFiles:
         plan = plans[self._kind_of[number]]
         remote = fetched or self.fetch(plans, group)
 
-        def decoded(parquet: pq.ParquetFile, source: Any, indexes: np.ndarray | None = None) -> Piece:
+        def decoded(parquet: pq.ParquetFile, source: Any, indexes: np.ndarray | None = None) -> DecodedPiece:
             key = int(catalog.schema_of[number]), plan.batches.read
-            wanted = RowRange(
+            wanted = GroupRows(
                 group=group.index,
                 start=start,
                 stop=stop,
@@ -374,7 +374,7 @@ class SourceFiles:
             )
             return decode(parquet, wanted, plan, self._pool, self._pages, source)
 
-        def attempt() -> Piece:
+        def attempt() -> DecodedPiece:
             if remote is not None:
                 return remote.use(decoded)
             opened = self._open_files.take(self._known(number))

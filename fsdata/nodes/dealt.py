@@ -42,7 +42,7 @@ _OTHER_RANKS = (
 )
 
 
-class _Talking(Node[Any]):
+class Talking(Node[Any]):
     """A node whose ranks may meet at every step."""
 
     exchange: StepExchange | None = None
@@ -67,7 +67,7 @@ class _Talking(Node[Any]):
             self.exchange.close(CLOSED)
 
 
-class Kept(_Talking):
+class Kept(Talking):
     """Steps of the rows that this rank has read, as `Step`.
 
     Args:
@@ -166,7 +166,7 @@ class Kept(_Talking):
         return steps.stats(steps.samples_of(spans), of_all, items)
 
 
-class Dealt(_Talking):
+class Dealt(Talking):
     """Steps whose global batch is dealt out anew; ranks that ran out of data still get their share.
 
     Rows that the plan carries over to the next step go back, as if they had not been read.

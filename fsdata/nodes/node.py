@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from torchdata.nodes import BaseNode
 
@@ -112,13 +112,53 @@ class Node(BaseNode[T]):
         self.source.close()
 
 
+class First(Node[T]):
+    """A node without one before it: it knows the places in its data, and nothing waits, learns or is told there."""
+
+    over = False
+    dropped = 0
+    tuning = None
+
+    @property
+    def units(self) -> Self:
+        return self
+
+    def place_of(self, state: dict[str, Any] | None) -> Progress:
+        """The place of a state, or the beginning of the next epoch. Raises: see `reset`."""
+        raise NotImplementedError
+
+    def state_of(self, progress: Progress) -> dict[str, Any]:
+        """The state of a place."""
+        raise NotImplementedError
+
+    def begin(self, progress: Progress) -> None:
+        BaseNode.reset(self, None)
+
+    def forget(self) -> None:
+        """Nothing is learned here."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+    def fail(self, error: BaseException) -> None:
+        """No rank waits for this node."""
+
+    def report(self, compute_seconds: float, after: Progress) -> None:
+        """Nothing here depends on it."""
+
+    def stop(self) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class Timing:
     """Seconds by name. Thread-safe.
 
     Names: `fetch`, waiting for bytes that are read ahead, and `decode`, with reading bytes that are not, both in all
-    decoding threads together; `wait_for_decoding` and `exchange` (small
-    exchanges and moving samples, with waiting for peers) and `assemble`, in the thread that makes batches; `wait`, of
-    the training loop for the next batch.
+    decoding threads together; `wait_for_decoding`, `exchange` (small exchanges and moving samples, with waiting for
+    peers) and `assemble`, in the thread that makes batches; `wait`, of the training loop for the next batch.
     """
 
     def __init__(self) -> None:

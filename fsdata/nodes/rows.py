@@ -67,7 +67,6 @@ class Rows(Node[Decoded]):
         self._memory = None if memory is None else bytes_of(memory, "memory")
         self._told = False
         self.most_bytes = 0
-        self._begun = 0
         self._windows: Iterator[Window] = iter(())
         self._to_submit: Iterator[Callable[[], SurvivingRows]] = iter(())
         self._fetches: Fetches[Piece] | None = None
@@ -104,6 +103,7 @@ class Rows(Node[Decoded]):
         with self.source.data.timing.of("wait_for_decoding"):
             pieces = [not_the_end("reading", self._pending.popleft().result) for _ in window.pieces]
         sizes = [piece.rows.bytes for piece in pieces]
+        self._given = [each for each in self._given if each() is not None]
         self._given += [ref(block) for piece in pieces for block in piece.rows.blocks.of]
         self._largest = max(self._largest, *sizes)
         self._check_memory(sum(sizes))
@@ -154,7 +154,6 @@ class Rows(Node[Decoded]):
 
     def _held(self) -> int:
         """Bytes of all rows that are decoded, and of those given that somebody still refers to."""
-        self._given = [each for each in self._given if each() is not None]
         blocks = {block for each in self._given if (block := each()) is not None}
         for future in self._pending:
             if future.done() and not future.cancelled() and future.exception() is None:

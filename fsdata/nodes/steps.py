@@ -101,6 +101,8 @@ class Parts(Protocol):
 class Steps(Node[Part]):
     """This rank's part of every step: `batch_size` rows, fewer at the end. Blocks on decoding.
 
+    drop_last: nodes behind it leave out a last global batch that is not whole.
+
     Nodes behind it say how far all ranks are (`advance`). Where it stands alone, it knows this by itself if no row can
     drop out, or with one rank.
 

@@ -15,7 +15,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.follow.followed_data import FollowedData
 from fsdata.nodes.loader_options import check_integers, check_order, check_sources, cores_of_this_rank
-from fsdata.nodes.node import Node
+from fsdata.nodes.node import First
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.order.stream import Window
@@ -36,7 +36,7 @@ Also = Callable[["Units"], Mapping[str, str]]
 """What ranks have to have alike besides the data, asked for while they meet; may raise."""
 
 
-class Units(Node[Window]):
+class Units(First[Window]):
     """Which rows this rank reads, in which order: windows of pieces of row groups. Iterating reads no data.
 
     Making it reads footers, and compares files and arguments over all ranks: every rank does, in the same order, on the
@@ -103,10 +103,6 @@ class Units(Node[Window]):
         self.left = np.zeros(self.context.world_size, np.int64)
 
     @property
-    def units(self) -> "Units":
-        return self
-
-    @property
     def remote(self) -> bool:
         """Whether some of the files are not local."""
         return any(source.remote for source in self.data.sources)
@@ -114,14 +110,6 @@ class Units(Node[Window]):
     @property
     def progress(self) -> Progress:
         return self.place_after(self._passed)
-
-    @property
-    def dropped(self) -> int:
-        return 0
-
-    @property
-    def tuning(self) -> None:
-        return None
 
     def place_after(self, passed: int) -> Progress:
         """Where the job stands when this rank has passed so many rows."""
@@ -133,7 +121,6 @@ class Units(Node[Window]):
         return self._began.moved([passed] * self.context.world_size)
 
     def place_of(self, state: dict[str, Any] | None) -> Progress:
-        """The place of a state, or the beginning of the next epoch. Raises: see `reset`."""
         if state is None:
             return Progress.start(self.next_epoch, self.context.world_size)
         return from_state(state, self.data.fingerprint).on(self.context.world_size)
@@ -142,7 +129,11 @@ class Units(Node[Window]):
         return to_state(progress, self.data.fingerprint)
 
     def begin(self, progress: Progress) -> None:
-        super(Node, self).reset(None)
+        super().begin(progress)
+        if self.data.followed and progress.segment is None:
+            raise ValueError(
+                "a source that is followed needs a Followed node behind Kept or Dealt, which waits for files"
+            )
         self.next_epoch = progress.epoch + 1
         self._began, self._passed = progress, 0
         streams = self.data.streams(progress, self.context.world_size)
@@ -153,23 +144,6 @@ class Units(Node[Window]):
         window = next(self._windows)
         self._passed += window.rows
         return window
-
-    over = False
-
-    def forget(self) -> None:
-        """Nothing is learned here."""
-
-    def end(self) -> None:
-        """Nothing is under way."""
-
-    def fail(self, error: BaseException) -> None:
-        """No rank waits for this node."""
-
-    def report(self, compute_seconds: float, after: Progress) -> None:
-        """Nothing here depends on it."""
-
-    def stop(self) -> None:
-        """Nothing waits here."""
 
     def close(self) -> None:
         """Close the files that decoding keeps open."""

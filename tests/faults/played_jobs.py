@@ -199,7 +199,7 @@ def follow(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[tuple[int, in
             yield (place.segment, number * size + rank), at
 
     watcher = _Watcher(job, seed, slip) if rank == 0 else None
-    steps: Any = Followed(_Steps(_Data(watcher), job.context(rank), make), exchange)  # type: ignore[arg-type]
+    steps: Any = Followed(_Steps(_Data(watcher), job.context(rank), make), exchange=exchange)  # type: ignore[arg-type]
     steps.begin(_Place())
     try:
         for number, made in enumerate(iter(_next(steps), None)):

@@ -35,7 +35,7 @@ class MapFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowRange:
+class GroupRows:
     """Rows [start, stop) of a row group.
 
     Attributes:
@@ -59,7 +59,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
+class ArrowPlan:
     """How record batches of one kind of file become those that the kernels read.
 
     Attributes:
@@ -107,7 +107,7 @@ def batch_rows(row_group: pq.RowGroupMetaData, wide: Sequence[int]) -> int:
 
 
 def record_batches(
-    file: pq.ParquetFile, wanted: RowRange, plan: BatchPlan
+    file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan
 ) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
     """(int64 [n], their numbers in the row group; n rows that the filter keeps), n > 0, until all rows were read.
 
@@ -141,7 +141,7 @@ def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
-def _decoded(file: pq.ParquetFile, wanted: RowRange, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _decoded(file: pq.ParquetFile, wanted: GroupRows, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(first row, batch) of everything inside [start, stop), cut to it."""
     start, stop, begin = wanted.start, wanted.stop, 0
     wide = [leaf for leaf in wanted.wide if file.schema.column(leaf).path.split(".")[0] in columns]
@@ -159,7 +159,7 @@ def _decoded(file: pq.ParquetFile, wanted: RowRange, columns: tuple[str, ...]) -
 
 
 def _converted(
-    columns: tuple[FieldBinding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: BatchPlan, where: str
+    columns: tuple[FieldBinding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, where: str
 ) -> pa.RecordBatch:
     made = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
     computed = iter(_evaluate(made, batch, rows, plan, where) if made else [])
@@ -245,7 +245,7 @@ def _map_objection(made: object, given: pa.RecordBatch) -> str | None:
 
 
 def _evaluate(
-    made: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: BatchPlan, where: str
+    made: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, where: str
 ) -> list[pa.Array]:
     """The results of expressions, each with the type that it must have."""
     exprs, types = [each for each, _ in made], [each for _, each in made]

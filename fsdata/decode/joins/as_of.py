@@ -14,7 +14,7 @@ import numpy as np
 from fsdata.catalog.roles import wanted_key, wanted_row_time
 from fsdata.decode.block import Block, Blocks, Column, RowRefs, run
 from fsdata.decode.joins.history_table import HistoryTable
-from fsdata.decode.piece import Piece
+from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import REFERENCE, Field, Layout
 from fsdata.errors import DataError
 from fsdata.kernels import histories
@@ -59,7 +59,7 @@ class Histories:
         """How many buckets the histories of a sequence have; 0 if they are not bucketed."""
         return self.groups[group].join.bucketed or 0
 
-    def attach(self, piece: Piece) -> None:
+    def attach(self, piece: DecodedPiece) -> None:
         """Give the rows of a piece their histories, in place.
 
         Raises:
@@ -79,7 +79,7 @@ class Histories:
             for to, column in _columns(self.groups[name], fields, seen).items():
                 columns[to] = column
 
-    def _attach(self, table: HistoryTable, piece: Piece) -> None:
+    def _attach(self, table: HistoryTable, piece: DecodedPiece) -> None:
         join, layout = table.join, piece.layout
         keys, no_key = piece.arrays[wanted_key(join.on)]
         before, no_time = piece.arrays[wanted_row_time(join.at)]
@@ -197,7 +197,7 @@ def _columns(table: HistoryTable, fields: Sequence[tuple[int, Field]], seen: _Wi
     return found
 
 
-def _apply_policies(table: HistoryTable, piece: Piece, keys: np.ndarray, found: np.ndarray) -> None:
+def _apply_policies(table: HistoryTable, piece: DecodedPiece, keys: np.ndarray, found: np.ndarray) -> None:
     """Of keys without a history."""
     policies: Mapping[str, str] = table.source.nulls
     lost = np.flatnonzero((found < 0) & ~piece.drop)

@@ -28,7 +28,7 @@ from fsdata.catalog.roles import (
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column, run
 from fsdata.decode.files.row_groups import RowGroup
-from fsdata.decode.piece import Piece, align
+from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_layout import Field, Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
@@ -263,7 +263,7 @@ class _Reading:
         _check_order(part, self._join.time, on, piece.where)
         return part if self._join.condition is None else self._chosen(part)
 
-    def _events(self, piece: Piece, alive: np.ndarray) -> dict[str, np.ndarray]:
+    def _events(self, piece: DecodedPiece, alive: np.ndarray) -> dict[str, np.ndarray]:
         """Of every field the values of the rows `alive`, one after another, as they are stored."""
         return {
             field.name: piece.columns[slot].gathered(field.dtype, alive).astype(self._stored[field.name], copy=False)

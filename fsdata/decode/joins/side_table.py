@@ -20,7 +20,7 @@ from fsdata.catalog.roles import wanted_fields, wanted_key
 from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.joins.history_table import Pile, versions
-from fsdata.decode.piece import Piece
+from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import SourceFiles
@@ -135,7 +135,7 @@ def load_side_table(join: Join, opened: SideFiles, schema: Schema) -> SideTable:
         files.close()
 
 
-def pieces_of(side: SideTable, file: int) -> list[Piece]:
+def pieces_of(side: SideTable, file: int) -> list[DecodedPiece]:
     """The rows of one of its files."""
     files = side.files
     plans = files.plans(lambda field: True, side.layout, filtered=True)
@@ -144,7 +144,7 @@ def pieces_of(side: SideTable, file: int) -> list[Piece]:
     return [each for each in pieces if each is not None]
 
 
-def table_of(pieces: Iterable[Piece], like: SideTable) -> SideTable:
+def table_of(pieces: Iterable[DecodedPiece], like: SideTable) -> SideTable:
     """A side table of these rows. Raises as `load_side_table`."""
     join, files = like.join, like.files
     identity = fingerprint(join.source, files.catalog, (), files.version)
@@ -152,7 +152,7 @@ def table_of(pieces: Iterable[Piece], like: SideTable) -> SideTable:
 
 
 def _arrays(
-    pieces: Iterable[Piece], join: Join, label: str, layout: Layout, scratch: Path | None
+    pieces: Iterable[DecodedPiece], join: Join, label: str, layout: Layout, scratch: Path | None
 ) -> dict[str, np.ndarray]:
     """See `SideTable`. scratch: where values lie until all are there, if not in memory."""
     piles = [Pile(np.dtype(field.dtype), scratch and scratch / str(slot)) for slot, field in enumerate(layout.fields)]
@@ -198,7 +198,7 @@ def _check_keys(keys: np.ndarray, nulls: int, label: str, on: str) -> None:
         )
 
 
-def attach(piece: Piece, side: SideTable) -> None:
+def attach(piece: DecodedPiece, side: SideTable) -> None:
     """Add the side table's fields to the rows of a piece, in place.
 
     A key that is null or not found is a null of every joined field.
@@ -271,7 +271,7 @@ def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[
     return bucket
 
 
-Named = tuple[str, str]
+SideFile = tuple[str, str]
 """Name of a file, digest of its footer."""
 
 
@@ -283,11 +283,11 @@ class LateSide:
 
     def __init__(self, empty: SideTable) -> None:
         self.empty = empty
-        self._numbers: dict[Named, int] = {}
-        self._pieces: dict[Named, list[Piece]] = {}
+        self._numbers: dict[SideFile, int] = {}
+        self._pieces: dict[SideFile, list[DecodedPiece]] = {}
         self._of: dict[int, SideTable] = {}
 
-    def enter(self, sides: Mapping[int, Sequence[Named]]) -> None:
+    def enter(self, sides: Mapping[int, Sequence[SideFile]]) -> None:
         """Hold what these files of rows need: file -> files of the side table. Blocks until they are decoded.
 
         Raises: as `SourceFiles.extend` and `SourceFiles.decode`; DataError: two rows with one key.
@@ -300,7 +300,7 @@ class LateSide:
             files.extend([name for name, _ in missing], [digest for _, digest in missing])
             self._numbers |= {side: first + number for number, side in enumerate(missing)}
         self._pieces = {side: self._pieces.get(side) or pieces_of(self.empty, self._numbers[side]) for side in needed}
-        tables: dict[tuple[Named, ...], SideTable] = {}
+        tables: dict[tuple[SideFile, ...], SideTable] = {}
         for of in map(tuple, sides.values()):
             if of not in tables:
                 tables[of] = table_of([each for side in of for each in self._pieces[side]], self.empty)

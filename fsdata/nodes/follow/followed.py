@@ -5,38 +5,47 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from torchdata.nodes import BaseNode
+
 from fsdata.balance.exchange import StatusWord, StepExchange, told
-from fsdata.nodes.dealt import Dealt, Kept
+from fsdata.nodes.dealt import Dealt, Kept, Talking, check_group
 from fsdata.nodes.follow.watcher import News, Watcher
-from fsdata.nodes.node import Node
 from fsdata.nodes.steps import Step
 from fsdata.order.progress import Progress
 from fsdata.order.segment import FileAt
 
+FOLLOWS = "a source that is followed"
 _TICK_S = 1.0
 
 
-class Followed(Node[Step]):
+class Followed(Talking):
     """The steps of `source`, without an end until nothing new has come for a while. Blocks until there is data.
 
     A segment ends before a step for which some rank has too few rows: what is left goes into the next segment. Then
     rank 0 says in a tick, about once a second, which files come next, that nothing has come, or that this is the end.
 
     Args:
-        exchange: None with one rank.
+        timeout_s: how long this rank waits for others between segments.
+        exchange: to meet by; None takes that of `source`, or makes one, which is collective.
         alive: whether somebody still needs these steps: nobody waits for data otherwise.
     """
 
-    over = False
-
     def __init__(
-        self, source: Kept | Dealt, exchange: StepExchange | None = None, alive: Callable[[], bool] = lambda: True
+        self,
+        source: Kept | Dealt,
+        *,
+        timeout_s: float = 300.0,
+        exchange: StepExchange | None = None,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
         self.source: Kept | Dealt = source
         self._data = self.units.data
         self._world_size = self.units.context.world_size
-        self._exchange = exchange
+        self.exchange = exchange or source.exchange
+        if self.exchange is None and self._world_size > 1:
+            check_group(self.units.context, FOLLOWS)
+            self.exchange, self._owned = StepExchange(self.units.context, timeout_s=timeout_s), True
         self._alive = alive
         self._stopped = threading.Event()
         self._watcher: Watcher | None = None
@@ -49,7 +58,7 @@ class Followed(Node[Step]):
 
     def begin(self, progress: Progress) -> None:
         self.end()
-        super(Node, self).reset(None)
+        BaseNode.reset(self, None)
         self._stopped.clear()
         self._progress = progress
         self._begun = self._ended = self.over = False
@@ -76,7 +85,7 @@ class Followed(Node[Step]):
 
     def fail(self, error: BaseException) -> None:
         if self._begun:
-            super().fail(error)
+            self.source.fail(error)
         self.over = True
 
     def report(self, compute_seconds: float, after: Progress) -> None:
@@ -118,13 +127,13 @@ class Followed(Node[Step]):
 
     def _enter(self, news: News, *, hold: bool) -> None:
         """Go on with these files; no rank does before all have opened theirs."""
-        with told(self._exchange, self._status()):
+        with told(self.exchange, self._status()):
             if news.files:
                 self._progress = self._data.extended(self._progress, news.files, news.seen, self._world_size)
             if self._progress.segment is not None:
                 self._data.enter(self._progress, self._world_size)
-        if self._exchange is not None:
-            self._exchange.agree(self._status())
+        if self.exchange is not None:
+            self.exchange.agree(self._status())
         if self._progress.segment is None:
             return
         if not self._alive():
@@ -136,12 +145,12 @@ class Followed(Node[Step]):
             self._watcher.look_ahead()
 
     def _tick(self) -> News | None:
-        with told(self._exchange, self._status()):
+        with told(self.exchange, self._status()):
             mine = None if self._watcher is None else self._watcher.poll(_TICK_S, self._stopped)
-        if self._exchange is None:
+        if self.exchange is None:
             return mine
         text = b"" if mine is None else json.dumps([[file.state() for file in mine.files], mine.seen]).encode()
-        said: list[Any] = self._exchange.gather(text, self._status())
+        said: list[Any] = self.exchange.gather(text, self._status())
         if not said[0]:
             return None
         files, seen = json.loads(said[0])

@@ -33,7 +33,7 @@ class FollowedData(Dataset):
         self._time_column = _time_column(given, schema)
         self._numbers: dict[FileAt, int] = {}  # in the source, of the files of the segment
         self._places: dict[int, int] = {}  # unit -> row group of the source
-        units = _Units(source, self._places)
+        units = _UnitsOfSegment(source, self._places)
         self.read = piece_reader([source], self.layout, units, None)
         self.fetches_of = fetch_planner([source], self.layout, units)
 
@@ -124,7 +124,7 @@ def _when_it_is_seen(open_files: Callable[[], None]) -> None:
             time.sleep(0.5)
 
 
-class _Units:
+class _UnitsOfSegment:
     """The units of the segment, by number."""
 
     def __init__(self, source: OpenSource, places: Mapping[int, int]) -> None:

@@ -15,8 +15,8 @@ from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusW
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.decode.block import RowRefs
-from fsdata.errors import DataError, MismatchError
-from fsdata.nodes.node import Node, Timing, not_the_end
+from fsdata.errors import DataError, MismatchError, StateError
+from fsdata.nodes.node import First, Timing, not_the_end
 from fsdata.nodes.steps import Part
 from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
 from fsdata.order.progress import Progress
@@ -52,7 +52,7 @@ class _Planner(StepPlanner):
         return super().__call__(replace(batch, lengths=measured(batch.lengths)))
 
 
-class TensorParts(Node[Part]):
+class TensorParts(First[Part]):
     """One batch of `source` is this rank's part of a step. See `fsdata.rebalance`.
 
     Attributes:
@@ -63,8 +63,6 @@ class TensorParts(Node[Part]):
     receive = None
     held = False
     position = 0
-    dropped = 0
-    tuning = None
 
     def __init__(
         self,
@@ -96,10 +94,6 @@ class TensorParts(Node[Part]):
         self.state: tuple[Any, ...] = ()
 
     @property
-    def units(self) -> "TensorParts":
-        return self
-
-    @property
     def spec(self) -> RecordSpec:
         assert self.template is not None
         return self.template.spec
@@ -109,22 +103,28 @@ class TensorParts(Node[Part]):
         return self._place
 
     def place_of(self, state: dict[str, Any] | None) -> Progress:
-        self._initial = None if state is None else state["source"]
-        epoch = self._place.epoch + 1 if state is None else state["epoch"]
-        return Progress.start(epoch, self.context.world_size)
+        self._initial = None
+        if state is None:
+            return Progress.start(self._place.epoch + 1, self.context.world_size)
+        try:
+            self._initial, epoch, step = state["source"], int(state["epoch"]), int(state["step"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"not a state of batches that were dealt out ({error!r}): {str(state)[:160]}") from error
+        return replace(Progress.start(epoch, self.context.world_size), step=step)
 
     def state_of(self, progress: Progress) -> dict[str, Any]:
-        if not self.state:
+        if not hasattr(self._source, "state_dict"):
             raise TypeError(f"{type(self._source).__name__} has no state_dict(): there is no state to go on from")
-        return {"epoch": progress.epoch, "source": self.state[0]}
+        source = self.state[0] if self.state else self._source.state_dict()
+        return {"epoch": progress.epoch, "step": progress.step, "source": source}
 
     def begin(self, progress: Progress) -> None:
-        super(Node, self).reset(None)
+        super().begin(progress)
         if isinstance(self._source, BaseNode):
             self._source.reset(self._initial)
         elif self._initial is not None:
             self._source.load_state_dict(self._initial)  # type: ignore[attr-defined]
-        self._initial, self._iterator = None, None
+        self._initial, self._iterator, self.state = None, None, ()
         self._place = progress
 
     def next(self) -> Part:
@@ -186,26 +186,6 @@ class TensorParts(Node[Part]):
         items = {name: int(values.sum()) for name, values in measured(lengths).items()}
         origin = torch.stack([torch.zeros(count, dtype=torch.int64), torch.arange(count)], dim=1)
         return self._given(self._pulled[0], Last(stats=self._stats(count, count, items), origin=origin), None)
-
-    over = False
-
-    def forget(self) -> None:
-        """Nothing is learned here."""
-
-    def end(self) -> None:
-        """Nothing is under way."""
-
-    def fail(self, error: BaseException) -> None:
-        """No rank waits for this node."""
-
-    def report(self, compute_seconds: float, after: Progress) -> None:
-        """Nothing here depends on it."""
-
-    def stop(self) -> None:
-        """Nothing waits here."""
-
-    def close(self) -> None:
-        """The source stays the caller's."""
 
     def _given(self, batch: Any, last: Last, tuning: dict[str, Any] | None) -> Any:
         self.last = last

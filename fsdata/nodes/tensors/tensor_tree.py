@@ -56,7 +56,7 @@ class TensorField:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class TreeNode:
     """A node of the structure: how to make the value from its children, fields and constants.
 
     `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt. `fields` are indices of
@@ -66,7 +66,7 @@ class Node:
     kind: str
     make: type | None = None
     names: tuple[str, ...] = ()
-    children: tuple["Node", ...] = ()
+    children: tuple["TreeNode", ...] = ()
     fields: tuple[int, ...] = ()
     path: str = ""
     lengths_dtype: torch.dtype = torch.int64
@@ -76,7 +76,7 @@ class Node:
 class Template:
     """The structure of a batch, without its samples."""
 
-    root: Node
+    root: TreeNode
     fields: tuple[TensorField, ...]
     spec: RecordSpec
     constants: tuple[str, ...]
@@ -100,7 +100,7 @@ class TakenApart:
     constants: dict[str, Any]
 
 
-def template_of(root: Node, fields: tuple[TensorField, ...], constants: tuple[str, ...]) -> Template:
+def template_of(root: TreeNode, fields: tuple[TensorField, ...], constants: tuple[str, ...]) -> Template:
     """The template of a structure."""
     groups = list(dict.fromkeys(field.group for field in fields if field.group is not None))
     first = [next(slot for slot, field in enumerate(fields) if field.group == group) for group in groups]
@@ -155,12 +155,12 @@ class _Walk:
         self._first = ""
         self._columns: list[Column] = []
 
-    def node(self, value: Any, path: str) -> Node:
+    def node(self, value: Any, path: str) -> TreeNode:
         if path in self.replicate:
             self.constants[path] = value
-            return Node(kind="constant", path=path)
+            return TreeNode(kind="constant", path=path)
         if value is None:
-            return Node(kind="none")
+            return TreeNode(kind="none")
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if isinstance(value, Jagged):
@@ -171,7 +171,7 @@ class _Walk:
         nodes = tuple(
             self.node(child, f"{path}.{name}".lstrip(".")) for name, child in zip(names, children, strict=True)
         )
-        return Node(kind=kind, make=type(value), names=names, children=nodes)
+        return TreeNode(kind=kind, make=type(value), names=names, children=nodes)
 
     def jagged(self) -> dict[str, np.ndarray]:
         """Group -> int64 [B]."""
@@ -181,7 +181,7 @@ class _Walk:
             if field.group is not None and column.length is not None
         }
 
-    def finish(self, root: Node, lengths: Mapping[str, np.ndarray]) -> TakenApart:
+    def finish(self, root: TreeNode, lengths: Mapping[str, np.ndarray]) -> TakenApart:
         for name, values in lengths.items():
             field = TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name)
             self._add(field, torch.empty((0, 0), dtype=torch.uint8), np.asarray(values, np.int64))
@@ -189,7 +189,7 @@ class _Walk:
         rows = RowRefs.of(Block.of(self._columns, self.samples or 0))
         return TakenApart(template=template, rows=rows, constants=self.constants)
 
-    def _tensor(self, value: torch.Tensor, path: str) -> Node:
+    def _tensor(self, value: torch.Tensor, path: str) -> TreeNode:
         rows = _plain(value, path)
         if rows.dim() == 0:
             raise DataError(
@@ -197,17 +197,17 @@ class _Walk:
             )
         self._count(len(rows), path)
         field = TensorField(path=path, dtype=rows.dtype, shape=tuple(rows.shape[1:]), group=None)
-        return Node(kind="tensor", fields=(self._add(field, rows, None),), path=path)
+        return TreeNode(kind="tensor", fields=(self._add(field, rows, None),), path=path)
 
-    def _jagged(self, value: Jagged, path: str) -> Node:
+    def _jagged(self, value: Jagged, path: str) -> TreeNode:
         values = _plain(value.values, path)
         lengths = _plain(value.offsets, path).diff().numpy()
         self._count(len(lengths), path)
         field = TensorField(path=path, dtype=values.dtype, shape=tuple(values.shape[1:]), group=path)
         start = int(value.offsets[0])
-        return Node(kind="jagged", fields=(self._add(field, values[start:], lengths),), path=path)
+        return TreeNode(kind="jagged", fields=(self._add(field, values[start:], lengths),), path=path)
 
-    def _kjt(self, value: Any, path: str) -> Node:
+    def _kjt(self, value: Any, path: str) -> TreeNode:
         if value.variable_stride_per_key():
             raise DataError(
                 f"{_at(path)} is a KeyedJaggedTensor with a batch size per key, which cannot be split by sample"
@@ -225,7 +225,7 @@ class _Walk:
                 name = f"{path}.{key}".lstrip(".")
                 field = TensorField(path=name + suffix, dtype=flat.dtype, shape=tuple(flat.shape[1:]), group=name)
                 indices.append(self._add(field, flat[starts[i] : starts[i + 1]], lengths[i]))
-        return Node(kind="kjt", names=keys, fields=tuple(indices), path=path, lengths_dtype=given.dtype)
+        return TreeNode(kind="kjt", names=keys, fields=tuple(indices), path=path, lengths_dtype=given.dtype)
 
     def _add(self, field: TensorField, values: torch.Tensor, lengths: np.ndarray | None) -> int:
         """lengths: int64 [B]; None: one value each."""
@@ -265,7 +265,7 @@ class _Builder:
             target[list(fields)] = flat.data_ptr() + first.itemsize * before
         spans.gather(template.spec.itemsize, target)
 
-    def build(self, node: Node) -> Any:
+    def build(self, node: TreeNode) -> Any:
         if node.kind == "none":
             return None
         if node.kind == "constant":
@@ -278,14 +278,14 @@ class _Builder:
             return self._kjt(node)
         return _close(node, [self.build(child) for child in node.children])
 
-    def _kjt(self, node: Node) -> Any:
+    def _kjt(self, node: TreeNode) -> Any:
         keys = len(node.names)
         lengths = torch.from_numpy(self._length[list(node.fields[:keys])].reshape(-1)).to(node.lengths_dtype)
         weights = self._flat[node.fields[keys]] if len(node.fields) > keys else None
         return keyed_jagged_tensor(node.names, self._flat[node.fields[0]], lengths, self._samples, weights=weights)
 
 
-def _buffers(node: Node) -> Iterator[tuple[int, ...]]:
+def _buffers(node: TreeNode) -> Iterator[tuple[int, ...]]:
     """The fields that lie one after another in one tensor, for every tensor of the structure."""
     if node.kind == "kjt":
         keys = len(node.names)
@@ -315,7 +315,7 @@ def _open(value: Any, path: str) -> tuple[str, tuple[str, ...], list[Any]]:
     )
 
 
-def _close(node: Node, children: list[Any]) -> Any:
+def _close(node: TreeNode, children: list[Any]) -> Any:
     """The container again."""
     make: Callable[..., Any] = node.make or tuple
     if node.kind == "named":
@@ -345,7 +345,7 @@ def _plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _outline(node: Node) -> str:
+def _outline(node: TreeNode) -> str:
     if not node.children and node.make is None:
         return node.kind
     inside = ", ".join(f"{name}: {_outline(child)}" for name, child in zip(node.names, node.children, strict=True))
@@ -397,7 +397,7 @@ def from_text(text: str) -> Template:
         raise DataError(f"this is no structure of a batch ({error!r}): do all ranks run the same version?") from error
 
 
-def _node_as_json(node: Node) -> dict[str, Any]:
+def _node_as_json(node: TreeNode) -> dict[str, Any]:
     return {
         "kind": node.kind,
         "make": None if node.make is None else _import_path(node.make),
@@ -409,8 +409,8 @@ def _node_as_json(node: Node) -> dict[str, Any]:
     }
 
 
-def _node_from_json(node: dict[str, Any]) -> Node:
-    return Node(
+def _node_from_json(node: dict[str, Any]) -> TreeNode:
+    return TreeNode(
         kind=node["kind"],
         make=None if node["make"] is None else _imported(node["make"], node["kind"]),
         names=tuple(node["names"]),

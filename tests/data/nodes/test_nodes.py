@@ -10,11 +10,11 @@ import torch
 import torchdata.nodes as td
 from patience import PATIENCE_S
 from rank_loaders import rows_of
-from sets import SCHEMA, same, two_sources
+from sets import SCHEMA, same, two_sources, write
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError, SchemaError, StateError, rebalance
-from fsdata.nodes import Batches, Dealt, Kept, Rows, Steps, Units
+from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, PeerError, SchemaError, StateError, rebalance
+from fsdata.nodes import Batches, Dealt, Followed, Kept, Rows, Steps, Units
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,31 @@ def test_dealt_behind_a_node_of_ones_own():
     assert sorted(first + second) == sorted(marks)
     assert first != [int(mark) for batch in rows_of_rank(0) for mark in batch["mark"]]
     assert epoch == 0
+
+
+def test_dealt_alone_gives_the_batches_of_its_source_and_their_place():
+    node = Dealt(td.IterableWrapper(rows_of_rank(0)), lengths=lambda batch: batch["length"])
+    first = [next(node)["mark"].tolist() for _ in range(2)]
+    state = node.state_dict()
+    whole = [*first, *(batch["mark"].tolist() for batch in node)]
+    assert whole == [batch["mark"].tolist() for batch in rows_of_rank(0)]
+    node.reset(state)
+    assert node.state_dict() == state
+    assert [batch["mark"].tolist() for batch in node] == whole[2:]
+    with pytest.raises(StateError, match="not a state of batches"):
+        node.reset({"epoch": 0})
+    node.close()
+
+
+def test_a_folder_that_grows_needs_its_node(tmp_path):
+    write(tmp_path / "own", 21, files=1)
+    source = ParquetSource(tmp_path / "own", follow=Follow(every="10ms", lag="0s", idle="50ms"))
+    steps = Steps(Rows(Units(source, SCHEMA)), 5)
+    with pytest.raises(ValueError, match="needs a Followed node"):
+        next(Kept(steps))
+    batches = Batches(Followed(Kept(steps)))
+    assert [row for batch in batches for row in rows_of(batch)] == list(range(21))
+    batches.close()
 
 
 @dataclass
