@@ -75,6 +75,11 @@ PARTS = (
         steps=(python("contention.py", limit_s=480),),
     ),
     Part(
+        name="feeding",
+        asked="how long a GPU waits for the loader",
+        steps=(python("feeding.py", limit_s=480),),
+    ),
+    Part(
         name="exactness",
         asked="two processes: equal to the bit",
         steps=(tests("tests/gpu", "--ignore=tests/gpu/kernels", "--ignore=tests/gpu/transports", limit_s=480),),

@@ -1,5 +1,6 @@
 """What figures were measured with: the head of every record."""
 
+import ctypes
 import datetime
 import importlib.metadata
 import os
@@ -60,7 +61,7 @@ def gpu() -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
         "driver": _driver(),
-        "driver_cuda": torch._C._cuda_getDriverVersion(),  # 13000: the newest CUDA that the driver serves
+        "driver_cuda": _driver_cuda(),  # 13000: the newest CUDA that the driver serves
         "cuda": torch.version.cuda,
     }
 
@@ -85,3 +86,11 @@ def _cpu() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _driver_cuda() -> int:
+    """Asked of the driver itself: not every torch with CUDA has a call for it."""
+    version = ctypes.c_int()
+    if problem := ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+        raise RuntimeError(f"cuDriverGetVersion ended with {problem}")
+    return version.value

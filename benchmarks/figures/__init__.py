@@ -8,6 +8,7 @@ __all__ = [
     "balancing",
     "communication",
     "files",
+    "gpu",
     "histories",
     "loading",
     "overview",

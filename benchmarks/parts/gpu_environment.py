@@ -15,6 +15,7 @@ from common.environment import gpu, packages
 LACKING = {
     "triton": "no kernel of the project runs",
     "cuda.bindings": "no copy-engine, and no driver probe",
+    "torchdata": "the loader cannot be measured",
     "torchrec": "exactness is measured with a stand-in only",
     "fbgemm_gpu": "exactness is measured with a stand-in only",
 }

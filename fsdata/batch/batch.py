@@ -52,7 +52,7 @@ class Batch:
 
     Attributes:
         features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object. Where
-            torchrec is not installed: a dict of jagged tensors of torch, `fsdata.batch.plain.JaggedFeatures`.
+            torchrec is not installed: a mapping to jagged tensors of torch, `fsdata.batch.plain.JaggedFeatures`.
         dense: float32 [B, D], columns in schema order.
         labels: name -> float32 [B]; `Jagged` float32 where the label is a list aligned with the candidates; `Jagged`
             float32 or int64 with the offsets of its sequence, for its `labels` and `id_labels`.

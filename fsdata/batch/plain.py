@@ -3,7 +3,7 @@
 `JaggedFeatures` stands in for the KeyedJaggedTensor where torchrec is not installed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,56 +14,75 @@ from fsdata.errors import SchemaError
 from fsdata.schema import Schema, Sequence
 
 
-class JaggedFeatures(dict[str, Any]):
+class JaggedFeatures(Mapping[str, Any]):
     """Key -> a jagged tensor of torch [B, lengths], int64: `.values()` [T] and `.offsets()` [B + 1], as a JaggedTensor
     of torchrec has them. Keys of the same lengths share their offsets: torch computes with two such tensors only then.
+
+    One tensor has the values of all keys, one the offsets, so a batch goes to a device in two copies. The tensor of a
+    key is made when it is asked for, which takes torch a tenth of a millisecond.
     """
+
+    def __init__(self, values: Tensor, offsets: Tensor, places: Mapping[str, tuple[slice, int]]) -> None:
+        """values: [T of all keys]; offsets: int64 [D, B + 1], each only once; places: key -> (values, row of D)."""
+        self._values, self._offsets, self._places = values, offsets, places
+        self._rows = offsets.unbind()  # one object for all keys that share it: torch asks for that
+        self._made: dict[str, Any] = {}
 
     @classmethod
     def of(cls, keys: tuple[str, ...], values: Tensor, lengths: Tensor, stride: int) -> "JaggedFeatures":
         """values: [sum of lengths], key after key; lengths: int64 [keys * stride]."""
         by_key = lengths.view(len(keys), stride)
-        parts = values.split(by_key.sum(1).tolist())
-        offsets: dict[bytes, Tensor] = {}
-        found = cls()
-        for key, part, own in zip(keys, parts, by_key, strict=True):
-            of_key = offsets.setdefault(own.numpy().tobytes(), Jagged.from_lengths(part, own).offsets)
-            found[key] = torch.nested.nested_tensor_from_jagged(part, of_key)
-        return found
+        distinct, row_of = by_key.unique(dim=0, return_inverse=True)
+        ends = by_key.sum(1).cumsum(0).tolist()
+        parts = map(slice, [0, *ends], ends)
+        offsets = lengths.new_zeros(len(distinct), stride + 1, dtype=torch.int64)
+        torch.cumsum(distinct, 1, out=offsets[:, 1:])
+        return cls(values, offsets, dict(zip(keys, zip(parts, row_of.tolist(), strict=False), strict=True)))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "JaggedFeatures":
-        """The same with `function` of values and offsets."""
-        offsets = {id(each.offsets()): each.offsets() for each in self.values()}
-        moved = {name: function(each) for name, each in offsets.items()}
-        make = torch.nested.nested_tensor_from_jagged
-        return JaggedFeatures(
-            (key, make(function(each.values()), moved[id(each.offsets())])) for key, each in self.items()
-        )
+    def jagged(self, key: str) -> Jagged:
+        """The same as `self[key]`, as a `Jagged`."""
+        part, row = self._places[key]
+        return Jagged(self._values[part], self._rows[row])
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._made:
+            found = self.jagged(key)
+            self._made[key] = torch.nested.nested_tensor_from_jagged(found.values, found.offsets)
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "JaggedFeatures":
-        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "JaggedFeatures":
-        return self.map(lambda tensor: tensor.pin_memory())
+        return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for each in self.values():
-            each.values().record_stream(stream)
-            each.offsets().record_stream(stream)
+        self._values.record_stream(stream)
+        self._offsets.record_stream(stream)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "JaggedFeatures":
+        return JaggedFeatures(function(self._values), function(self._offsets), self._places)
 
 
 def to_dict(batch: Any) -> dict[str, Any]:
     """See `Batch.to_dict`."""
     schema = _schema_of(batch)
-    found: dict[str, Any] = {name: batch.features[name].values() for name in schema.context}
+    features = {name: _jagged_of(batch.features, name) for name in batch.features.keys()}  # noqa: SIM118
+    found: dict[str, Any] = {name: features[name].values for name in schema.context}
     for group in schema.groups:
         if group.name == schema.explode:  # every sample has one
-            found |= {name: batch.features[name].values() for name in group.fields}
+            found |= {name: features[name].values for name in group.fields}
             found |= {name: batch.jagged[name].values for name in group.floats}
             found |= {name: batch.labels[name] for name in (*group.id_labels, *group.labels)}
             continue
         shared = batch.shared.get(group.name)
-        found |= {name: _jagged(_whole(batch.features[name]), shared) for name in group.fields}
+        found |= {name: _jagged(features[name], shared) for name in group.fields}
         found |= {name: _jagged(batch.jagged[name], shared) for name in group.floats}
         found |= {name: _label(batch.labels[name], shared) for name in (*group.id_labels, *group.labels)}
     found |= {name: batch.dense[:, column] for column, name in enumerate(schema.dense)}
@@ -130,8 +149,11 @@ def _filled(values: Tensor, index: Tensor, mask: Tensor) -> Tensor:
     return values[index.clamp(max=len(values) - 1)].masked_fill(~mask, 0)
 
 
-def _whole(jagged: Any) -> Jagged:
-    return Jagged(jagged.values(), jagged.offsets())
+def _jagged_of(features: Any, key: str) -> Jagged:
+    if isinstance(features, JaggedFeatures):
+        return features.jagged(key)
+    found = features[key]
+    return Jagged(found.values(), found.offsets())
 
 
 def _label(value: Tensor | Jagged, shared: Shared | None) -> Tensor | Jagged:

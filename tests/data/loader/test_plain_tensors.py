@@ -130,6 +130,7 @@ def test_without_torchrec(history_folder, monkeypatch) -> None:
             for key in mine:
                 assert torch.equal(mine[key].values(), whole[key].values())
                 assert torch.equal(mine[key].offsets(), whole[key].offsets())
+            assert len({mine[key].values().untyped_storage().data_ptr() for key in mine}) == 1, "one copy to a device"
         assert batch.to_dict().keys() == other.to_dict().keys()
         for name, value in batch.padded(4).items():
             assert torch.equal(value, other.padded(4)[name])

@@ -128,8 +128,14 @@ needs_bindings = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, re
     "name", ["host-staged", "host-staged:shared-memory", pytest.param("copy-engine", marks=needs_bindings)]
 )
 def test_rows_pass_without_sms(name):
+    """A driver may copy within one GPU by kernels, asked or not (CUDA 13.0 does): then the warm-up has to tell."""
     with World(2) as world:
-        assert world.run(warm_up, name, timeout_s=150) == [None, None]
+        answers = world.run(warm_up, name, timeout_s=150)
+    if name == "copy-engine" and answers != [None, None]:
+        assert answers[0] == answers[1]
+        assert answers[0].startswith("on ranks 0, 1: with every SM held by a kernel")
+        pytest.skip("this driver copies within one GPU by kernels, and the warm-up tells so: it needs two GPUs")
+    assert answers == [None, None]
 
 
 def test_a_fall_back_to_kernels_is_caught_on_hardware():

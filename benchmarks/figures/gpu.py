@@ -1,0 +1,62 @@
+"""What `make gpu` found."""
+
+import json
+
+from figures.records import RESULTS, Record, listed, say, short, table
+
+
+def _of_part(part: str) -> Record:
+    """The record of the benchmark that a part of `make gpu` has run."""
+    document = json.loads((RESULTS / "gpu" / f"{part}.json").read_text())
+    (found,) = (step["found"][part] for step in document["steps"] if part in step["found"])
+    return Record(part, found | {"command": f'make gpu PARTS="{part}"'})
+
+
+def feeding() -> None:
+    fed = _of_part("feeding")
+    rows = [
+        [
+            row["threads"] or "no loader",
+            row["page-locked"],
+            row["products"],
+            f"{row['samples/s']:,.0f}",
+            f"{row['waits, %']:.2g}",
+            short(1e3 * row["first s"]) if row["threads"] else None,
+        ]
+        for row in fed.rows
+    ]
+    header = ["decoding threads", "page-locked", "products", "samples/s", "the GPU waits, %", "first batch, ms"]
+    table(header, rows, fed)
+
+
+def kernels() -> None:
+    """Figure 7 of the paper."""
+    found = _of_part("kernels")
+    ways = ("eager: loop over ranks", "eager: one index", "dispatch", "combine", "copy alone")
+    rows = [[row["ranks"], *(short(row[way]) for way in ways)] for row in found.where(device="cuda")]
+    table(["ranks", "PyTorch, a loop over ranks", "PyTorch, one index", *ways[2:4], "a plan used again"], rows, found)
+    say(
+        "The paper has 3 and 48.9 ms for PyTorch at 32 and 512 ranks, 0.1 and 0.6 ms for its kernel. Most of our time "
+        "is the host's: planning launches some twenty kernels of torch."
+    )
+
+
+def contention() -> None:
+    """Figure 10 of the paper, as far as one GPU shows it."""
+    found = _of_part("contention")
+    rows = [
+        [f"{row['compute']}, {row['tokens']:,}", row["beside"], f"{row['slower, %']:.0f}", short(row["moved, GB/s"])]
+        for row in found.rows
+        if row["beside"] != "copy-engine"  # of ranks that share a GPU, it is no copy engine
+    ]
+    table(["compute, tokens", "beside", "slower, %", "moved, GB/s"], rows, found)
+    least = min(row["slower, %"] for row in found.rows)
+    say(
+        f"The clock of the GPU varies: from one turn to the next the same compute may take {-least:.0f} % more or less."
+    )
+
+
+def probes() -> None:
+    document = json.loads((RESULTS / "gpu" / "probes.json").read_text())
+    checks = [check for step in document["steps"] for found in step["found"].values() for check in found["checks"]]
+    listed([f"{check['name']}: {check['told']}" for check in checks if check["told"]])
