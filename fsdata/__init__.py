@@ -1,7 +1,7 @@
 """fsdata: Parquet sources -> jagged samples -> batches of equal cost on all ranks (the FreeScale DataLoader).
 
 The way of a row: `sources` and `schema` say what users want; `catalog` finds files and columns; `order` says which row
-comes when; `decode` reads rows; `balance` moves them between ranks (`embedding_balance`: behind the embeddings);
+comes when; `decode` reads rows; `balance` moves them between ranks;
 `nodes` make a `batch` of them, which the `loader` hands out. `kernels` copy; `errors` are the errors of all of it.
 """
 
@@ -12,11 +12,11 @@ from fsdata.errors import CorruptFileError, DataError, FreeScaleError, MismatchE
 
 if TYPE_CHECKING:
     from fsdata.balance.cost import CostModel, Polynomial, Power, Segmented, fit
+    from fsdata.balance.embedding import EmbeddingBalance
     from fsdata.balance.options import Balance
     from fsdata.balance.packing import Plan, pack
     from fsdata.batch.batch import Batch, StepStats, global_mean
     from fsdata.batch.jagged import Jagged, Shared, expand, segment_mask
-    from fsdata.embedding_balance import EmbeddingBalance
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.nodes.tensors.rebalancing import rebalance
     from fsdata.schema import Schema, Sequence, Split
@@ -66,7 +66,7 @@ _WHERE = {
     "Balance": "fsdata.balance.options",
     "Batch": "fsdata.batch.batch",
     "CostModel": "fsdata.balance.cost",
-    "EmbeddingBalance": "fsdata.embedding_balance",
+    "EmbeddingBalance": "fsdata.balance.embedding",
     "Follow": "fsdata.sources",
     "FreeScaleDataLoader": "fsdata.loader",
     "Jagged": "fsdata.batch.jagged",

@@ -2,6 +2,10 @@
 
 A `Schema` names the fields of a sample and their roles; a `ParquetSource` says how one set of files becomes them.
 Field names are the keys of `Batch.features`, so they are unique over the whole schema.
+
+A `Field` says what one of them is: binding, decoding, layout, exchange and batch all ask it. What the files hold decides
+the rest (is a label a list, is a passthrough text), so a decoded row has the fields of the schema with some of them
+taken apart (`fsdata.decode.row_layout`).
 """
 
 import importlib
@@ -10,6 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from fsdata.errors import SchemaError
 
@@ -226,6 +232,126 @@ class Schema:
     def from_toml(cls, path: str | Path) -> "Schema":
         """Read the schema from the `[schema]` table of a TOML file (see docs/sources-and-schema.md)."""
         return schema_of(load_toml(path), path)
+
+
+Number = Literal["id", "value", "time", "passthrough"]
+Shape = Literal["scalar", "list", "nested", "either"]
+FieldKind = Literal[
+    "context",
+    "ids",
+    "nested",
+    "floats",
+    "id_label",
+    "event_label",
+    "dense",
+    "label",
+    "passthrough",
+    # only of decoded rows
+    "counts",
+    "nested_ids",
+    "reference",
+    "label_list",
+    "text",
+    "mask",
+    # only read, no fields of a sample
+    "time",
+    "join_key",
+    "row_time",
+    "event_times",
+    "event_ids",
+]
+_SHAPES: dict[FieldKind, Shape] = {
+    **dict.fromkeys(("ids", "floats", "id_label", "event_label", "event_times", "event_ids"), "list"),
+    "nested": "nested",
+}
+_VALUES = ("floats", "event_label", "dense", "label", "label_list")
+_TIMES = ("time", "row_time", "event_times")
+_BYTES = ("text", "mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a sample, a column that only reading needs, or a part of a decoded row.
+
+    Attributes:
+        name: of the schema, or one that says what part it is.
+        kind: what it is for. Of decoded rows `dense` is one field of D elements, and a nested field is two: `counts`,
+            how many ids every event has, which is as long as its sequence, and `nested_ids`, the ids of all events. A
+            `reference` says where the history of the sequence that it is named after lies, a `mask` whether the row
+            had a match in the side table of a field, and a `text` has bytes of UTF-8.
+        group: the sequence whose lengths it has; of `nested_ids` and `text` the field of the schema; of a `label` that
+            may be a list the candidates. None where every sample has `width` elements.
+        max_length, keep_last: of longer lists one end is kept.
+    """
+
+    name: str
+    kind: FieldKind
+    group: str | None = None
+    width: int = 1
+    max_length: int | None = None
+    keep_last: bool = False
+
+    @classmethod
+    def of(cls, name: str, kind: FieldKind, sequence: Sequence) -> "Field":
+        return cls(name, kind, sequence.name, max_length=sequence.max_length, keep_last=sequence.keep == "last")
+
+    @property
+    def number(self) -> Number:
+        """What its values become: `id` int64, and takes no floats; `value` float32; `time` int64, nanoseconds if the
+        column is a timestamp or date; `passthrough` int64, or UTF-8 where the column is text."""
+        if self.kind in _VALUES:
+            return "value"
+        if self.kind in _TIMES:
+            return "time"
+        return "passthrough" if self.kind == "passthrough" else "id"
+
+    @property
+    def shape(self) -> Shape:
+        """`either`: a list where the column is one. `nested`: a list of lists."""
+        if self.kind == "label":
+            return "scalar" if self.group is None else "either"
+        return _SHAPES.get(self.kind, "scalar")
+
+    @property
+    def dtype(self) -> type[np.int64] | type[np.float32] | type[np.uint8]:
+        if self.kind in _BYTES:
+            return np.uint8
+        return np.float32 if self.kind in _VALUES else np.int64
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def is_list(self) -> bool:
+        """Of a decoded row."""
+        return self.group is not None
+
+    @property
+    def only_read(self) -> bool:
+        """Whether it is a time or a key of a row: no field of a sample, and without a null policy."""
+        return self.kind in ("time", "join_key", "row_time")
+
+    @property
+    def schema_field(self) -> str:
+        return self.group if self.kind == "nested_ids" and self.group else self.name
+
+
+def fields_of(schema: Schema) -> tuple[Field, ...]:
+    """Every field of the schema once, without `time`."""
+    found = [Field(name, "context") for name in schema.context]
+    for group in schema.groups:
+        found += [Field.of(name, "ids", group) for name in group.fields]
+        found += [Field.of(name, "nested", group) for name in group.nested]
+        found += [Field.of(name, "floats", group) for name in group.floats]
+        found += [Field.of(name, "id_label", group) for name in group.id_labels]
+        found += [Field.of(name, "event_label", group) for name in group.labels]
+    found += [Field(name, "dense") for name in schema.dense]
+    found += [
+        Field(name, "label", None if schema.candidates is None else schema.candidates.name) for name in schema.labels
+    ]
+    found += [Field(name, "passthrough") for name in schema.passthrough]
+    return tuple(found)
 
 
 def schema_of(document: dict[str, Any], path: str | Path) -> Schema:

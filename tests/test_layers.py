@@ -104,7 +104,7 @@ IN_ORDER = {
         ("decode",),
         ("order", "batch"),
         ("balance",),
-        ("nodes", "embedding_balance"),
+        ("nodes",),
         ("loader",),
     ),
     "fscomm": (

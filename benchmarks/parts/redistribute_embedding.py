@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from common.lengths import Lengths
 
+from fsdata.balance.embedding import Dispatcher, combine, dispatch
 from fsdata.balance.options import StepPlanner
-from fsdata.embedding_balance import Dispatcher, combine, dispatch
 
 DIMS = (16, 64)
 WARM_UP = 2

@@ -2,5 +2,5 @@
 
 `options` are the user's; a `cost` model weighs samples, `autotune` weighs ranks, `method_choice` weighs the time that
 moving takes; `packing` plans, for groups of samples if they are `sharing` histories; `exchange` moves the samples, and
-`rebalance` does the same around any loader.
+`embedding` the rows that tables gave for them.
 """

@@ -7,20 +7,11 @@ from typing import Self
 import numpy as np
 import torch
 
-from fsdata.decode.row_layout import Field, FieldKind, Layout
+from fsdata.decode.row_layout import Layout
+from fsdata.schema import Field, FieldKind
 
 _DTYPES = {8: torch.int64, 4: torch.float32, 1: torch.uint8}
 _NO_TENSOR = ("counts", "nested_ids", "reference", "mask")  # of no tensor of their own, or named elsewhere
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """A field with a tensor of its own: its row, and whose offsets it has, by the place in `BatchPlan.listed`; None if
-    it is no list."""
-
-    name: str
-    row: int
-    offsets: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +25,8 @@ class BatchPlan:
         itemsize: int64 [F], bytes.
         listed: int64 [L], the first field of every sequence whose offsets some `Jagged` has.
         dense: (row, width) of the dense block, if there is one.
-        labels, jagged: fields of `Batch.labels` and `Batch.jagged`.
+        labels, jagged: (field, row, place in `listed` of the sequence whose offsets it has, None if it is no list) of
+            `Batch.labels` and `Batch.jagged`.
         texts, numbers: (passthrough field, row). masks: (field, row).
         nested: sequence -> (keys, counts, ids), see `Layout.nested`.
     """
@@ -44,8 +36,8 @@ class BatchPlan:
     itemsize: np.ndarray
     listed: np.ndarray
     dense: tuple[int, int] | None
-    labels: tuple[Named, ...]
-    jagged: tuple[Named, ...]
+    labels: tuple[tuple[str, int, int | None], ...]
+    jagged: tuple[tuple[str, int, int | None], ...]
     texts: tuple[tuple[str, int], ...]
     numbers: tuple[tuple[str, int], ...]
     masks: tuple[tuple[str, int], ...]
@@ -61,9 +53,9 @@ class BatchPlan:
                 first.setdefault(field.group, row)
         number = {group: at for at, group in enumerate(first)}
 
-        def named(*kinds: FieldKind) -> tuple[Named, ...]:
+        def named(*kinds: FieldKind) -> tuple[tuple[str, int, int | None], ...]:
             return tuple(
-                Named(name=field.name, row=row, offsets=number[field.group] if _is_jagged(field, layout) else None)
+                (field.name, row, number[field.group] if _is_jagged(field, layout) else None)
                 for row, field in rest
                 if field.kind in kinds
             )
@@ -78,7 +70,7 @@ class BatchPlan:
             itemsize=layout.itemsize,
             listed=np.array(list(first.values()), np.int64),
             dense=next(((row, field.width) for row, field in rest if field.kind == "dense"), None),
-            labels=named("label", "label_list", "event_label"),
+            labels=named("id_label", "label", "label_list", "event_label"),
             jagged=named("floats"),
             texts=tuple((field.name, row) for row, field in rest if field.kind == "text"),
             numbers=tuple((field.name, row) for row, field in rest if field.kind == "passthrough"),
@@ -93,7 +85,7 @@ class BatchPlan:
 def _is_jagged(field: Field, layout: Layout) -> bool:
     if field.kind == "floats":
         return True
-    return field.kind in ("label_list", "event_label") and field.group != layout.exploded
+    return field.kind in ("id_label", "label_list", "event_label") and field.group != layout.exploded
 
 
 def _tensors(layout: Layout) -> Iterator[tuple[int, int, torch.dtype]]:

@@ -8,10 +8,11 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import Partitions
-from fsdata.catalog.roles import WantedField, is_list, is_text, objection, plain
 from fsdata.errors import SchemaError
+from fsdata.schema import Field
 from fsdata.sources import expressions
 from fsdata.sources.source import ParquetSource, Policy
 
@@ -22,14 +23,14 @@ _MAX_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
-class FieldBinding:
+class Binding:
     """How one field comes out of one kind of file.
 
     `column` is set for columns and partitions, `value` for partitions and defaults (None: a null). `type` is that of
     the column or the expression's result; None for a missing column, except that a passthrough has that of its value.
     """
 
-    field: WantedField
+    field: Field
     origin: Origin
     column: str | None = None
     type: pa.DataType | None = None
@@ -53,12 +54,12 @@ class FileKind:
 
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
-    bindings: tuple[FieldBinding, ...]
+    bindings: tuple[Binding, ...]
 
 
 def bind(
     source: ParquetSource,
-    wanted: Sequence[WantedField],
+    wanted: Sequence[Field],
     catalog: Catalog,
     label: str,
     before: Sequence[FileKind] = (),
@@ -107,7 +108,7 @@ def bind(
     return kinds, kind_of
 
 
-def _names_read(source: ParquetSource, wanted: Sequence[WantedField]) -> set[str]:
+def _names_read(source: ParquetSource, wanted: Sequence[Field]) -> set[str]:
     """Columns and partitions that anything is made of."""
     columns = {column for field in wanted if isinstance(column := source.columns.get(field.name, field.name), str)}
     expressions = [*source.computed.values(), *([] if source.condition is None else [source.condition])]
@@ -158,11 +159,11 @@ def _check_both(field: str, name: str, twice: Sequence[str]) -> None:
 
 def _bind_kind(
     source: ParquetSource,
-    wanted: Sequence[WantedField],
+    wanted: Sequence[Field],
     schema: pa.Schema,
     partitions: dict[str, pa.Scalar],
     twice: Sequence[str],
-) -> tuple[list[FieldBinding], list[tuple[str, str]]]:
+) -> tuple[list[Binding], list[tuple[str, str]]]:
     bindings = []
     faults = []
     for field in wanted:
@@ -184,9 +185,7 @@ def _bind_kind(
     return bindings, faults
 
 
-def _bind_one(
-    source: ParquetSource, field: WantedField, schema: pa.Schema, partitions: dict[str, pa.Scalar]
-) -> FieldBinding:
+def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions: dict[str, pa.Scalar]) -> Binding:
     column = source.columns.get(field.name, field.name)
     policy = source.policy(field.name)
     default = source.defaults.get(field.name)
@@ -195,14 +194,14 @@ def _bind_one(
     if not isinstance(column, str):
         arrow_type = expression_type(source.computed[field.name], schema, partitions)
         _check_type(field, arrow_type, "the expression's result", default)
-        return FieldBinding(field, "expression", None, arrow_type, default, policy)
+        return Binding(field, "expression", None, arrow_type, default, policy)
     found = schema.get_all_field_indices(column)
     if len(found) > 1:
         raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
     if found:
         arrow_type = schema.field(found[0]).type
         _check_type(field, arrow_type, f"column {column!r}", default)
-        return FieldBinding(field, "column", column, arrow_type, default, policy)
+        return Binding(field, "column", column, arrow_type, default, policy)
     if column in partitions:
         arrow_type = partitions[column].type
         _check_type(field, arrow_type, f"partition {column!r}", default)
@@ -211,17 +210,17 @@ def _bind_one(
             if policy == "error":
                 raise SchemaError(f"partition {column!r} is null; give nulls or defaults for {field.name!r}")
             value = default if policy == "default" else None
-        return FieldBinding(field, "partition", column, arrow_type, value, policy)
+        return Binding(field, "partition", column, arrow_type, value, policy)
     if field.name in source.defaults:
         arrow_type = None if field.number != "passthrough" else pa.string() if isinstance(default, str) else pa.int64()
-        return FieldBinding(field, "default", None, arrow_type, default, policy)
+        return Binding(field, "default", None, arrow_type, default, policy)
     hint = f"columns={{{field.name!r}: ...}}" + (
         "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )
     raise SchemaError(f"column {column!r} is missing; give {hint}")
 
 
-def _number(field: WantedField, value: pa.Scalar) -> float | str | None:
+def _number(field: Field, value: pa.Scalar) -> float | str | None:
     """A partition value as the field holds it; not finite is null in a float field."""
     kind = value.type
     if pa.types.is_temporal(kind):
@@ -234,7 +233,7 @@ def _number(field: WantedField, value: pa.Scalar) -> float | str | None:
     return float(number) if abs(number) <= _MAX_FLOAT32 else None
 
 
-def _check_default(field: WantedField, default: float | str) -> None:
+def _check_default(field: Field, default: float | str) -> None:
     if isinstance(default, str):
         if field.number != "passthrough":
             raise SchemaError(f"the default {default!r} is text, which only passthrough fields take: give a number")
@@ -245,7 +244,7 @@ def _check_default(field: WantedField, default: float | str) -> None:
         raise SchemaError(f"the default {default!r} is too large for float32")
 
 
-def _check_type(field: WantedField, arrow_type: pa.DataType, what: str, default: float | str | None) -> None:
+def _check_type(field: Field, arrow_type: pa.DataType, what: str, default: float | str | None) -> None:
     reason = objection(field, arrow_type)
     text = field.number == "passthrough" and is_text(plain(arrow_type))
     if reason is None and default is not None and text != isinstance(default, str):
@@ -277,7 +276,7 @@ def expression_type(
 def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]:
     """(kind, (field, what is wrong)): types that differ between files too much to be converted: a list in some files,
     times in two units."""
-    first: dict[WantedField, FieldBinding] = {}
+    first: dict[Field, Binding] = {}
     found = []
     for number, kind in enumerate(kinds):
         for binding in kind.bindings:
@@ -291,7 +290,7 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
     return found
 
 
-def difference(one: FieldBinding, other: FieldBinding) -> str | None:
+def difference(one: Binding, other: Binding) -> str | None:
     """Why values of both types cannot stand in one field; None if they can."""
     if one.is_list != other.is_list or one.is_text != other.is_text:
         return "one of both is needed"

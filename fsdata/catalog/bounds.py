@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.roles import plain
+from fsdata.catalog.arrow_types import plain
 from fsdata.kernels import footer as kernel
 
 Bounds = Mapping[str, np.ndarray]

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from fsdata.catalog.arrow_types import is_list, objection, plain
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.roles import Number, Shape, WantedField, is_list, objection, plain
 from fsdata.errors import SchemaError
-from fsdata.schema import Schema, Sequence
+from fsdata.schema import Field, FieldKind, Schema, Sequence
 
 _LOG = logging.getLogger("fsdata")
 _LONG = "uih"
@@ -61,9 +61,9 @@ def _tuples(roles: dict[str, list[str]]) -> dict[str, Any]:
     return {role: tuple(names) for role, names in roles.items()}
 
 
-_ROLES: dict[bool, tuple[tuple[str, Number, Shape], ...]] = {  # of lists or not; the first that takes a type has it
-    False: (("context", "id", "scalar"), ("dense", "value", "scalar"), ("passthrough", "passthrough", "scalar")),
-    True: (("fields", "id", "list"), ("floats", "value", "list"), ("nested", "id", "nested")),
+_KINDS: dict[bool, dict[str, FieldKind]] = {  # of lists or not: the first that takes a type has it
+    False: {"context": "context", "dense": "dense", "passthrough": "passthrough"},
+    True: {"fields": "ids", "floats": "floats", "nested": "nested"},
 }
 
 
@@ -75,8 +75,8 @@ def _role(name: str, kind: pa.DataType) -> str | None:
         return "labels"
     if pa.types.is_timestamp(kind):
         return "time"
-    wanted = ((role, WantedField(name, number, shape, role)) for role, number, shape in _ROLES[is_list(kind)])
-    return next((role for role, field in wanted if objection(field, kind) is None), None)
+    wanted = _KINDS[is_list(kind)].items()
+    return next((role for role, of in wanted if objection(Field(name, of), kind) is None), None)
 
 
 def _first_rows(path: str | Path, filesystem: Any) -> tuple[str, pa.RecordBatch]:

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.bind import FieldBinding
-from fsdata.catalog.roles import WantedField
+from fsdata.catalog.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.lists import list_column, nested_columns, packed
 from fsdata.decode.arrow.record_batches import GroupRows, record_batches
@@ -19,6 +18,7 @@ from fsdata.decode.piece import DecodedPiece, Nulls
 from fsdata.decode.piece_plan import PiecePlan, constant
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import ids_of
+from fsdata.schema import Field
 
 
 def decode(
@@ -57,7 +57,7 @@ def decode(
 
 
 def _by_pyarrow(
-    file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, without: frozenset[WantedField]
+    file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, without: frozenset[Field]
 ) -> "_Builder":
     """The rows that the filter keeps, with all fields but those in `without`."""
     rest = plan.without(without) if without else plan
@@ -135,7 +135,7 @@ class _Builder:
         """Add rows that have no fields but those of `add_columns`, and those that all rows have alike."""
         self._added += rows
 
-    def add_columns(self, columns: Mapping[WantedField, Column], plan: PiecePlan) -> None:
+    def add_columns(self, columns: Mapping[Field, Column], plan: PiecePlan) -> None:
         """What `plan` has besides the fields of the batches, for the rows of all batches added."""
         count, rows = self._added, self.rows
         some = slice(rows[0], rows[-1] + 1) if count and rows[-1] - rows[0] == count - 1 else rows
@@ -188,7 +188,7 @@ class _Builder:
         )
 
 
-def _constant(binding: FieldBinding, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _constant(binding: Binding, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """A time or key as all rows have it, where it is no column: int64 [rows], and whether it is null."""
     null = binding.origin == "partition" and binding.value is None
     return np.full(rows, int(binding.value or 0)), np.full(rows, null)

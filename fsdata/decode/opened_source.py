@@ -13,7 +13,6 @@ from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
-from fsdata.catalog.roles import wanted_fields, wanted_key, wanted_row_time, wanted_time
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup
@@ -26,7 +25,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
-from fsdata.schema import Schema
+from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import AsOf, Join, ParquetSource
 
 
@@ -103,11 +102,11 @@ class OpenSource:
         hosts: Hosts | None,
     ) -> tuple[SourceFiles, list[SideTable | HistoryTable]]:
         joined = _check_joins(source, schema, self.label)
-        wanted = [field for field in wanted_fields(schema) if field.name not in joined]
-        wanted += [wanted_key(key) for key in dict.fromkeys(join.on for join in source.join)]
-        wanted += [] if schema.time is None else [wanted_time(schema.time)]
+        wanted = [field for field in fields_of(schema) if field.name not in joined]
+        wanted += [Field(key, "join_key") for key in dict.fromkeys(join.on for join in source.join)]
+        wanted += [] if schema.time is None else [Field(schema.time, "time")]
         histories = [join for join in source.join if isinstance(join, AsOf)]
-        wanted += [wanted_row_time(name) for name in dict.fromkeys(join.at for join in histories)]
+        wanted += [Field(name, "row_time") for name in dict.fromkeys(join.at for join in histories)]
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
         main: dict[str, Any] = {"pool": pool, "show": show, "hosts": hosts, "pages": True}
         files, *sides = _all_or_errors(
@@ -237,7 +236,7 @@ class OpenSource:
         piece = self._files.decode(self._time_plans, group, *here)
         if piece is None:
             return np.zeros(group.rows, np.int64)
-        times, null = piece.arrays[wanted_time(self._schema.time)]
+        times, null = piece.arrays[Field(self._schema.time, "time")]
         if not null.any():
             return times
         bad = null.copy()
@@ -265,23 +264,23 @@ class OpenSource:
     def _plan(self, layout: Layout) -> tuple[PiecePlan, ...]:
         with self._lock:
             if layout not in self._plans:
-                self._plans[layout] = self._files.plans(lambda field: field.role != "time", layout, filtered=True)
+                self._plans[layout] = self._files.plans(lambda field: field.kind != "time", layout, filtered=True)
             return self._plans[layout]
 
     @cached_property
     def _time_plans(self) -> tuple[PiecePlan, ...]:
-        return self._files.plans(lambda field: field.role == "time", Layout((), 0), filtered=False)
+        return self._files.plans(lambda field: field.kind == "time", Layout((), 0), filtered=False)
 
     @cached_property
     def _filtered_time_plans(self) -> tuple[PiecePlan, ...]:
-        return self._files.plans(lambda field: field.role == "time", Layout((), 0), filtered=True)
+        return self._files.plans(lambda field: field.kind == "time", Layout((), 0), filtered=True)
 
     def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
         forms: dict[str, set[bool | None]] = {name: set() for name in schema.labels}
         for files in [self._files, *(side.files for side in self._side_files if isinstance(side, SideTable))]:
             for kind in files.kinds:
                 for binding in kind.bindings:
-                    if binding.field.role == "label":
+                    if binding.field.kind == "label":
                         forms[binding.field.name].add(binding.is_list)
         lists = frozenset(name for name, found in forms.items() if True in found)
         return lists, frozenset(name for name, found in forms.items() if found == {None})
@@ -406,7 +405,7 @@ def _check_as_of(join: AsOf, schema: Schema, label: str) -> None:
 
 def _check_units(files: SourceFiles, table: HistoryTable) -> None:
     join = table.join
-    unit = time_unit(item_types(files, join.at, "row time"))
+    unit = time_unit(item_types(files, Field(join.at, "row_time")))
     if unit != table.unit:
         raise SchemaError(
             f"{files.label}: {join.at} holds {unit}, and {join.time} of the {table.label} {table.unit}: bring one of "

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsdata.catalog.bind import FieldBinding
-from fsdata.catalog.roles import WantedField
+from fsdata.catalog.bind import Binding
 from fsdata.decode.block import Block, Column
-from fsdata.decode.row_layout import Field, Layout
+from fsdata.decode.row_layout import Layout
 from fsdata.errors import DataError
+from fsdata.schema import Field
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class DecodedPiece:
     layout: Layout
     columns: dict[int, Column]
     dense: np.ndarray
-    arrays: dict[WantedField, tuple[np.ndarray, np.ndarray]]
+    arrays: dict[Field, tuple[np.ndarray, np.ndarray]]
     drop: np.ndarray
     rows: np.ndarray
     where: str
@@ -117,7 +117,7 @@ class Nulls:
     where: str
 
     def scalars(
-        self, binding: FieldBinding, values: np.ndarray, null: np.ndarray | None, *, checked: bool = False
+        self, binding: Binding, values: np.ndarray, null: np.ndarray | None, *, checked: bool = False
     ) -> np.ndarray:
         """int64 or float32 [n], with the default in place of nulls and of numbers that are not finite.
 
@@ -140,14 +140,14 @@ class Nulls:
             self.drop[bad] = True
         return np.where(bad, values.dtype.type(binding.value or 0), values)
 
-    def lists(self, binding: FieldBinding, null: np.ndarray) -> None:
+    def lists(self, binding: Binding, null: np.ndarray) -> None:
         """Of lists that are null, bool [n]. Raises as `scalars`."""
         if binding.policy == "error" and null.any():
             raise self.fault(binding, int(np.flatnonzero(null)[0]), "null")
         if binding.policy == "drop":
             self.drop[null] = True
 
-    def fault(self, binding: FieldBinding, n: int, what: str) -> DataError:
+    def fault(self, binding: Binding, n: int, what: str) -> DataError:
         """What is wrong with a field of row n of these."""
         name = binding.field.name
         return DataError(

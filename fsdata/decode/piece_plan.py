@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsdata.catalog.bind import FieldBinding, FileKind
-from fsdata.catalog.roles import WantedField
+from fsdata.catalog.bind import Binding, FileKind
 from fsdata.decode.arrow.record_batches import ArrowPlan, Map
 from fsdata.decode.arrow.widen import is_native
 from fsdata.decode.block import Column, run
-from fsdata.decode.row_layout import Field, Layout, ids_of
+from fsdata.decode.row_layout import Layout, ids_of
 from fsdata.errors import SchemaError
+from fsdata.schema import Field
 from fsdata.sources.expressions import Expression
 
 
@@ -24,7 +24,7 @@ class PlannedField:
     slot: of the layout, for a nested field that of its counts; of a dense field its place among these.
     """
 
-    binding: FieldBinding
+    binding: Binding
     slot: int
     column: int
 
@@ -47,10 +47,10 @@ class PiecePlan:
     dense: tuple[PlannedField, ...]
     arrays: tuple[PlannedField, ...]
     drops_all: bool
-    without: Callable[[frozenset[WantedField]], "PiecePlan"]
+    without: Callable[[frozenset[Field]], "PiecePlan"]
 
     @property
-    def stored(self) -> tuple[FieldBinding, ...]:
+    def stored(self) -> tuple[Binding, ...]:
         """The fields that are columns of the file as they stand there."""
         if self.batches.map is not None:
             return ()
@@ -89,14 +89,14 @@ def plan_pieces(
         name, at = binding.field.name, column.get(binding.field, -1)
         if binding.field.only_read:
             arrays.append(PlannedField(binding, -1, at))
-        elif binding.field.role == "dense":
+        elif binding.field.kind == "dense":
             dense.append(PlannedField(binding, dense_slots[name], at))
         else:
             fields.append(PlannedField(binding, layout.slots[name], at))
             _check_form(binding, layout.fields[layout.slots[name]])
 
     @functools.cache
-    def without(served: frozenset[WantedField]) -> PiecePlan:
+    def without(served: frozenset[Field]) -> PiecePlan:
         rest = tuple(each for each in kind.bindings if each.field not in served)
         return plan_pieces(replace(kind, bindings=rest), layout, condition=condition, expressions=expressions, map=map)
 
@@ -144,7 +144,7 @@ def _plan_batches(
     )
 
 
-def _check_form(binding: FieldBinding, field: Field) -> None:
+def _check_form(binding: Binding, field: Field) -> None:
     if binding.is_list is not None and field.kind not in ("text", "counts") and binding.is_list != field.is_list:
         raise SchemaError(
             f"{binding.field.name}: a {'list' if binding.is_list else 'scalar'} in this source and not in another; "

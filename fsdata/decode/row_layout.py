@@ -3,69 +3,18 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-from fsdata.schema import Schema, Sequence, Split
+from fsdata.schema import Field, Schema, Split
 
-FieldKind = Literal[
-    "context",
-    "ids",
-    "counts",
-    "nested_ids",
-    "reference",
-    "floats",
-    "dense",
-    "label",
-    "label_list",
-    "event_label",
-    "passthrough",
-    "text",
-    "mask",
-]
 REFERENCE = 4  # numbers of a reference, see `fsdata.decode.joins.as_of`
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a sample as it is decoded, moved and copied; its place in the layout is its *slot*.
-
-    `dense` is a single field of D elements, and a nested field of the schema is two: `counts`, how many ids every event
-    has, which is as long as its sequence, and `nested_ids`, the ids of all events. A `reference` is no schema field: it
-    says where the history of the sequence that it is named after lies. Every other kind is one schema field. `group` is
-    the name of the sequence whose lengths the field has, for `nested_ids` and `text` the name of the schema field, and
-    None where every sample has `width` elements. A `text` has bytes of UTF-8. A `mask` is no schema field: it says
-    whether the row had a match in the side table of a field. Of lists longer than `max_length` one end
-    is kept, the last if `keep_last`.
-    """
-
-    name: str
-    kind: FieldKind
-    itemsize: int
-    group: str | None
-    width: int = 1
-    max_length: int | None = None
-    keep_last: bool = False
-
-    @property
-    def dtype(self) -> type[np.int64] | type[np.float32] | type[np.uint8]:
-        if self.itemsize == 1:
-            return np.uint8
-        return np.int64 if self.itemsize == 8 else np.float32
-
-    @property
-    def is_list(self) -> bool:
-        return self.group is not None
-
-    @property
-    def schema_field(self) -> str:
-        return self.group if self.kind == "nested_ids" and self.group else self.name
 
 
 @dataclass(frozen=True)  # no slots: what follows from the fields is computed once, and asked for by every batch
 class Layout:
-    """The fields of a sample: first the keys of `Batch.features`, then other int64 fields, float32, texts and masks.
+    """The fields of a decoded row: first the keys of `Batch.features`, then other int64 fields, float32, texts and
+    masks. The place of a field is its *slot*.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
     stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.nodes.samples`. schema: what
@@ -129,7 +78,8 @@ class Layout:
     @cached_property
     def event_labels(self) -> Mapping[str, str]:
         """Label that a sequence declares -> the sequence whose lengths it has."""
-        return {field.name: field.group for field in self.fields if field.kind == "event_label" and field.group}
+        along = (field for field in self.fields if field.kind in ("id_label", "event_label"))
+        return {field.name: field.group for field in along if field.group}
 
     @cached_property
     def nested(self) -> Mapping[str, tuple[slice, slice]]:
@@ -166,29 +116,27 @@ def layout_of(
     as_of: sequences that every source takes from histories. texts: passthrough fields that are text. masks: fields of
     side tables with a mask.
     """
-    keys = [Field(name, "context", 8, None) for name in schema.context]
-    keys += [_list_field(name, "ids", 8, group) for group in schema.groups for name in group.fields]
+    keys = [Field(name, "context") for name in schema.context]
+    keys += [Field.of(name, "ids", group) for group in schema.groups for name in group.fields]
     rest = []
     for group in schema.groups:
-        rest += [_list_field(name, "counts", 8, group) for name in group.nested]
-        rest += [Field(ids_of(name), "nested_ids", 8, name) for name in group.nested]
-    rest += [
-        Field(_AS_OF + group.name, "reference", 8, None, REFERENCE) for group in schema.groups if group.name in as_of
-    ]
-    rest += [_list_field(name, "event_label", 8, group) for group in schema.groups for name in group.id_labels]
-    rest += [Field(name, "passthrough", 8, None) for name in schema.passthrough if name not in texts]
-    rest += [_list_field(name, "floats", 4, group) for group in schema.groups for name in group.floats]
+        rest += [Field.of(name, "counts", group) for name in group.nested]
+        rest += [Field(ids_of(name), "nested_ids", name) for name in group.nested]
+    rest += [Field(_AS_OF + group.name, "reference", width=REFERENCE) for group in schema.groups if group.name in as_of]
+    rest += [Field.of(name, "id_label", group) for group in schema.groups for name in group.id_labels]
+    rest += [Field(name, "passthrough") for name in schema.passthrough if name not in texts]
+    rest += [Field.of(name, "floats", group) for group in schema.groups for name in group.floats]
     if schema.dense:
-        rest.append(Field("dense", "dense", 4, None, len(schema.dense)))
+        rest.append(Field("dense", "dense", width=len(schema.dense)))
     for name in schema.labels:
         if name in list_labels:
             assert schema.candidates is not None
-            rest.append(_list_field(name, "label_list", 4, schema.candidates))
+            rest.append(Field.of(name, "label_list", schema.candidates))
         else:
-            rest.append(Field(name, "label", 4, None))
-    rest += [_list_field(name, "event_label", 4, group) for group in schema.groups for name in group.labels]
-    rest += [Field(name, "text", 1, name) for name in schema.passthrough if name in texts]
-    rest += [Field(_MASK + name, "mask", 1, None) for name in schema.field_names if name in masks]
+            rest.append(Field(name, "label"))
+    rest += [Field.of(name, "event_label", group) for group in schema.groups for name in group.labels]
+    rest += [Field(name, "text", name) for name in schema.passthrough if name in texts]
+    rest += [Field(_MASK + name, "mask") for name in schema.field_names if name in masks]
     shared = tuple(group.name for group in schema.groups if group.share is not None)
     split = tuple((group.name, group.split) for group in schema.groups if group.split is not None)
     return Layout((*keys, *rest), len(keys), schema.dense, shared, split, schema.explode, schema)
@@ -201,7 +149,3 @@ _MASK = "mask of "
 def ids_of(nested: str) -> str:
     """The name of the `nested_ids` of a nested field."""
     return f"ids of {nested}"
-
-
-def _list_field(name: str, kind: FieldKind, itemsize: int, group: Sequence) -> Field:
-    return Field(name, kind, itemsize, group.name, max_length=group.max_length, keep_last=group.keep == "last")

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from fsdata.catalog.arrow_types import plain
 from fsdata.catalog.bind import bind
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
@@ -24,7 +25,6 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
-from fsdata.catalog.roles import WantedField, plain
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
 from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
@@ -37,6 +37,7 @@ from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import CorruptFileError, DataError, SchemaError
+from fsdata.schema import Field
 from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
@@ -73,7 +74,7 @@ class SourceFiles:
     def __init__(
         self,
         source: ParquetSource,
-        wanted: Sequence[WantedField],
+        wanted: Sequence[Field],
         *,
         index: int,
         label: str,
@@ -299,13 +300,13 @@ class SourceFiles:
         """Of a table, which version its files are."""
         return None if self._table is None else self._table.version
 
-    def plans(self, serves: Callable[[WantedField], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
+    def plans(self, serves: Callable[[Field], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
         """How the fields that `serves` chooses are decoded, one plan per kind of file."""
         condition = self.source.condition if filtered else None
         plans = []
         for kind in self.kinds:
             bindings = tuple(each for each in kind.bindings if serves(each.field))
-            order_only = all(each.field.role == "time" for each in bindings)  # the order is that of the files
+            order_only = all(each.field.kind == "time" for each in bindings)  # the order is that of the files
             plans.append(
                 plan_pieces(
                     replace(kind, bindings=bindings),
@@ -460,7 +461,7 @@ class SourceFiles:
         """What the time column counts: "ns" or "integer"; None without one."""
         for kind in self.kinds:
             for binding in kind.bindings:
-                if binding.field.role == "time" and binding.type is not None:
+                if binding.field.kind == "time" and binding.type is not None:
                     return "ns" if pa.types.is_temporal(plain(binding.type)) else "integer"
         return None
 

@@ -119,9 +119,8 @@ class BatchMaker:
         for name, row in plan.texts:
             passthrough[name] = _texts(flat[row], length[row])
         labels: dict[str, torch.Tensor | Jagged] = {}
-        for each in plan.labels:
-            values = flat[each.row]
-            labels[each.name] = values if each.offsets is None else Jagged(values, offsets[each.offsets])
+        for name, row, at in plan.labels:
+            labels[name] = flat[row] if at is None else Jagged(flat[row], offsets[at])
         num_keys = layout.num_keys
         return Batch(
             features=keyed_jagged_tensor(
@@ -133,7 +132,7 @@ class BatchMaker:
             ),
             dense=self._dense(flat, spans.num_rows),
             labels=labels,
-            jagged={each.name: Jagged(flat[each.row], offsets[each.offsets or 0]) for each in plan.jagged},
+            jagged={name: Jagged(flat[row], offsets[at or 0]) for name, row, at in plan.jagged},
             origin=memory.tensor_of(origin),
             stats=stats,
             nested={name: _nested(flat, counts, *where) for name, where in plan.nested.items()},

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.bind import FieldBinding
-from fsdata.catalog.roles import is_list
+from fsdata.catalog.arrow_types import is_list
+from fsdata.catalog.bind import Binding
 from fsdata.decode.arrow.widen import NotText, OutsideInt64, convert, nested_parts, unwrap
 from fsdata.errors import DataError
 
@@ -55,9 +55,7 @@ class Checked:
     ascending: Collection[str] = ()
 
 
-def check_fields(
-    columns: Sequence[tuple[FieldBinding, pa.Array]], rows: int, ascending: Collection[str] = ()
-) -> Checked:
+def check_fields(columns: Sequence[tuple[Binding, pa.Array]], rows: int, ascending: Collection[str] = ()) -> Checked:
     """Check each field by itself: nulls, null and non-finite elements, ids outside int64, times that fall."""
     checked = Checked([], np.zeros(rows, bool), {}, {}, ascending)
     for binding, array in columns:
@@ -101,17 +99,17 @@ def check_groups(checked: Checked, groups: Mapping[str, Sequence[str]]) -> Itera
             )
 
 
-def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked, counts: pa.Array | None) -> None:
+def _check_field(binding: Binding, array: pa.Array, checked: Checked, counts: pa.Array | None) -> None:
     """`counts`: of a nested field, whose ids are `array`: how many ids every event has."""
-    field, role = binding.field.name, binding.field.role
+    field, kind = binding.field.name, binding.field.kind
     null = ~_mask(array.is_valid())
-    if role == "join key":
+    if kind == "join_key":
         checked.keys[field] = np.asarray(pc.fill_null(array, 0)), null
         return
-    if role == "time":
+    if kind == "time":
         _note(checked, "null", field, null, "is null: rows without a time cannot be merged")
         return
-    if role == "row time":
+    if kind == "row_time":
         _note(checked, "null", field, null, "is null: nothing is known as of no time")
         return
     bad = [("null", null, "is null")]
@@ -122,16 +120,16 @@ def _check_field(binding: FieldBinding, array: pa.Array, checked: Checked, count
             lengths, event_of, per_event = _elements(counts)
             absent |= _any(event_of, ~_mask(per_event.is_valid()), len(array))
         checked.lengths[field] = lengths
-        if role == "event times":
+        if kind == "event_times":
             _check_times(field, row_of, np.asarray(pc.fill_null(elements, 0)), checked)
         bad.append(("null element", absent, "holds a null"))
         if binding.field.number == "value":
             bad.append(("not finite", _any(row_of, _not_finite(elements), len(array)), "holds NaN or infinity"))
     elif binding.field.number == "value":
         bad.append(("not finite", _not_finite(array), "is NaN or infinite"))
-    for kind, where, what in bad:
+    for fault, where, what in bad:
         if binding.policy == "error":
-            _note(checked, kind, field, where, what)
+            _note(checked, fault, field, where, what)
         elif binding.policy == "drop":
             checked.dropped |= where
 
@@ -161,7 +159,7 @@ def _note(checked: Checked, kind: str, field: str, where: np.ndarray, what: str)
         checked.faults.append(Fault(kind=kind, field=field, rows=rows, what=f"{field} {what}"))
 
 
-def _outside_int64(binding: FieldBinding, array: pa.Array) -> Fault | None:
+def _outside_int64(binding: Binding, array: pa.Array) -> Fault | None:
     if binding.field.number == "value":
         return None
     outer = unwrap(array)

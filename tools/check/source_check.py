@@ -17,19 +17,11 @@ from freescale_tools.check.table_scan import Table
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from fsdata import ParquetSource, Schema
-from fsdata.catalog.roles import (
-    WantedField,
-    wanted_event_ids,
-    wanted_event_times,
-    wanted_fields,
-    wanted_key,
-    wanted_row_time,
-    wanted_time,
-)
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import CorruptFileError, DataError, SchemaError
+from fsdata.schema import Field, fields_of
 from fsdata.sources import AsOf, Join
 
 
@@ -44,11 +36,11 @@ class SourceCheck:
         self._schema = schema
         self._findings: list[Finding] = []
         joined = {name for join in source.join for name in join.fields}
-        wanted = [field for field in wanted_fields(schema) if field.name not in joined]
-        wanted += [wanted_key(key) for key in dict.fromkeys(join.on for join in source.join)]
+        wanted = [field for field in fields_of(schema) if field.name not in joined]
+        wanted += [Field(key, "join_key") for key in dict.fromkeys(join.on for join in source.join)]
         histories = [join for join in source.join if isinstance(join, AsOf)]
-        wanted += [wanted_row_time(name) for name in dict.fromkeys(join.at for join in histories)]
-        wanted += [] if schema.time is None else [wanted_time(schema.time)]
+        wanted += [Field(name, "row_time") for name in dict.fromkeys(join.at for join in histories)]
+        wanted += [] if schema.time is None else [Field(schema.time, "time")]
         groups = _groups(schema)
         self._table = Table(source, wanted, groups=groups, label=self.label)
         self._sides = [(join, self._side(join, groups)) for join in source.join if isinstance(join, Join)]
@@ -82,11 +74,14 @@ class SourceCheck:
 
     def _of_histories(self, join: AsOf) -> Table:
         """The table of histories, all of whose rows were looked at."""
-        served = [field for field in wanted_fields(self._schema) if field.name in join.fields]
-        served += [*map(wanted_event_times, join.times), *map(wanted_event_ids, join.only_read)]
+        served = [field for field in fields_of(self._schema) if field.name in join.fields]
+        served += [
+            *(Field(name, "event_times") for name in join.times),
+            *(Field(name, "event_ids") for name in join.only_read),
+        ]
         table = Table(
             join.source,
-            [*served, wanted_key(join.on)],
+            [*served, Field(join.on, "join_key")],
             groups={"histories": [field.name for field in served]},
             label=f"{self.label}, histories {join.source.label}",
             ascending=(join.time,),
@@ -103,9 +98,9 @@ class SourceCheck:
         return [(join, table.keys(join)) for join, table in self._sides]
 
     def _side(self, join: Join, groups: Mapping[str, Sequence[str]]) -> Table:
-        served: list[WantedField] = [field for field in wanted_fields(self._schema) if field.name in join.fields]
+        served: list[Field] = [field for field in fields_of(self._schema) if field.name in join.fields]
         label = f"{self.label}, side table {join.source.label}"
-        return Table(join.source, [*served, wanted_key(join.on)], groups=groups, label=label)
+        return Table(join.source, [*served, Field(join.on, "join_key")], groups=groups, label=label)
 
     def _open(self, source: ParquetSource, index: int) -> OpenSource | None:
         """Open the source as a loader does. If that fails, note the reason and return None."""

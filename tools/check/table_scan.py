@@ -13,11 +13,11 @@ from freescale_tools.check.row_faults import Checked, Fault, check_fields, check
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import read_files
 from freescale_tools.scan.reading import reading_source
-from fsdata.catalog.bind import FieldBinding, FileKind, bind, partition_column
+from fsdata.catalog.bind import Binding, FileKind, bind, partition_column
 from fsdata.catalog.catalog import catalog_of
 from fsdata.catalog.footers import Footer
-from fsdata.catalog.roles import WantedField
 from fsdata.errors import CorruptFileError, DataError, SchemaError
+from fsdata.schema import Field
 from fsdata.sources import AsOf, Join, ParquetSource
 from fsdata.sources.expressions import Expression, evaluate
 
@@ -37,7 +37,7 @@ class Table:
     def __init__(
         self,
         source: ParquetSource,
-        wanted: Sequence[WantedField],
+        wanted: Sequence[Field],
         *,
         groups: Mapping[str, Sequence[str]],
         label: str,
@@ -117,7 +117,7 @@ class Table:
         return [kinds[kind] for kind in kind_of]
 
     def _bind_what_fits(self, footer: Footer) -> FileKind | None:
-        bindings: list[FieldBinding] = []
+        bindings: list[Binding] = []
         try:
             (kind,), _ = bind(self.source, [], catalog_of([footer]), self.label)
         except SchemaError:  # the filter does not fit, so it is unknown which rows count
@@ -184,7 +184,7 @@ def _needed(kind: FileKind, source: ParquetSource) -> list[str]:
 
 def _columns(
     batch: pa.RecordBatch, kind: FileKind, source: ParquetSource
-) -> tuple[np.ndarray, list[tuple[FieldBinding, pa.Array]]]:
+) -> tuple[np.ndarray, list[tuple[Binding, pa.Array]]]:
     """(rows that the filter keeps, the array of every field that is in the file)."""
     kept = np.arange(batch.num_rows)
     if source.condition is not None:

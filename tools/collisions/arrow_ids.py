@@ -5,8 +5,8 @@ import pyarrow as pa
 
 from freescale_tools.scan.columns import type_of
 from freescale_tools.scan.files import Leaf, UnusableColumn
+from fsdata.catalog.arrow_types import is_list, plain
 from fsdata.catalog.footers import Footer
-from fsdata.catalog.roles import is_list, plain
 from fsdata.decode.arrow import widen
 
 _NO_BYTES = np.empty(0, np.uint8)

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn, leaf
 from freescale_tools.scan.levels import Lengths, read_lengths
+from fsdata.catalog.arrow_types import plain
 from fsdata.catalog.footers import Footer, Skipped, open_file
-from fsdata.catalog.roles import plain
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 
 _BATCH_BYTES = 3 << 19  # larger batches decode more slowly: their memory is no longer in the cache

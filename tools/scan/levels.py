@@ -19,7 +19,7 @@ import zstandard
 from isal.isal_zlib import crc32
 
 from freescale_tools.scan import level_kernels
-from fsdata.catalog.roles import plain
+from fsdata.catalog.arrow_types import plain
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.decode.pages.forms import why_left

@@ -5,15 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.bind import FieldBinding
+from fsdata.catalog.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Block, Column, RowRefs
 from fsdata.decode.piece import Nulls
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.row_layout import Field, Layout
+from fsdata.decode.row_layout import Layout
+from fsdata.schema import Field
 
 
-def list_column(array: pa.Array, binding: FieldBinding, nulls: Nulls, counts: Column | None = None) -> Column:
+def list_column(array: pa.Array, binding: Binding, nulls: Nulls, counts: Column | None = None) -> Column:
     """Lists of int64, float32 or uint8, with the default in place of elements that are null or not finite.
 
     counts: of nested lists, how many of the ids of a row each of its events has; for messages.
@@ -46,7 +47,7 @@ def list_column(array: pa.Array, binding: FieldBinding, nulls: Nulls, counts: Co
 
 
 def nested_columns(
-    counts: pa.Array, ids: pa.Array, binding: FieldBinding, field: Field, nulls: Nulls
+    counts: pa.Array, ids: pa.Array, binding: Binding, field: Field, nulls: Nulls
 ) -> tuple[Column, Column]:
     """How many ids every event has, and the ids of those events that truncation keeps. See `list_column`.
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.bind import FieldBinding, difference, partition_column
-from fsdata.catalog.roles import objection
+from fsdata.catalog.arrow_types import objection
+from fsdata.catalog.bind import Binding, difference, partition_column
 from fsdata.decode.arrow import widen
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources import expressions
@@ -75,7 +75,7 @@ class ArrowPlan:
     read: tuple[str, ...]
     needs_none: bool
     condition: Expression | None
-    columns: tuple[FieldBinding, ...] | None
+    columns: tuple[Binding, ...] | None
     expressions: Mapping[str, Expression]
     partitions: Mapping[str, int | str | None]
     map: Map | None
@@ -159,7 +159,7 @@ def _decoded(file: pq.ParquetFile, wanted: GroupRows, columns: tuple[str, ...]) 
 
 
 def _converted(
-    columns: tuple[FieldBinding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, where: str
+    columns: tuple[Binding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, where: str
 ) -> pa.RecordBatch:
     made = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
     computed = iter(_evaluate(made, batch, rows, plan, where) if made else [])
@@ -182,7 +182,7 @@ def _converted(
 
 
 def _mapped(
-    function: Map, columns: Sequence[FieldBinding], arrays: Sequence[pa.Array], rows: str, where: str
+    function: Map, columns: Sequence[Binding], arrays: Sequence[pa.Array], rows: str, where: str
 ) -> list[pa.Array]:
     """The arrays of `columns` after `function`, which gets each field once; at least one row.
 
@@ -210,7 +210,7 @@ def _mapped(
     return found
 
 
-def _check_map_type(binding: FieldBinding, given: pa.DataType, where: str) -> None:
+def _check_map_type(binding: Binding, given: pa.DataType, where: str) -> None:
     reason = objection(binding.field, given)
     if reason is None:
         unlike = difference(replace(binding, type=given), binding)

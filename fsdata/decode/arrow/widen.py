@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.roles import Number, is_list, is_text
+from fsdata.catalog.arrow_types import is_list, is_text
 from fsdata.errors import DataError
+from fsdata.schema import Number
 
 _FINAL_TYPE = {"id": pa.int64(), "time": pa.int64(), "passthrough": pa.int64(), "value": pa.float32()}
 _MAX_INT64 = 2**63 - 1

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdata.catalog.roles import wanted_key, wanted_row_time
 from fsdata.decode.block import Block, Blocks, Column, RowRefs, run
 from fsdata.decode.joins.history_table import HistoryTable
 from fsdata.decode.piece import DecodedPiece
-from fsdata.decode.row_layout import REFERENCE, Field, Layout
+from fsdata.decode.row_layout import REFERENCE, Layout
 from fsdata.errors import DataError
 from fsdata.kernels import histories
 from fsdata.kernels.columns import SAME, STORED_AS
 from fsdata.kernels.pages import runs
-from fsdata.schema import Schema
+from fsdata.schema import Field, Schema
 
 _FACTOR = 100  # between medians of times of different units, a thousand; no data set spans as many epochs
 _EVENT_BITS = 48  # of the number of an event; the rest says of which source
@@ -81,8 +80,8 @@ class Histories:
 
     def _attach(self, table: HistoryTable, piece: DecodedPiece) -> None:
         join, layout = table.join, piece.layout
-        keys, no_key = piece.arrays[wanted_key(join.on)]
-        before, no_time = piece.arrays[wanted_row_time(join.at)]
+        keys, no_key = piece.arrays[Field(join.on, "join_key")]
+        before, no_time = piece.arrays[Field(join.at, "row_time")]
         if (no_time & ~piece.drop).any():
             row = np.flatnonzero(no_time & ~piece.drop)[0]
             raise DataError(f"{piece.at(row)}: {join.at} is null, and nothing is known as of no time; filter it out")

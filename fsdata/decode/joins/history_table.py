@@ -13,28 +13,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fsdata.catalog.arrow_types import is_list, plain
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
-from fsdata.catalog.roles import (
-    WantedField,
-    is_list,
-    plain,
-    wanted_event_ids,
-    wanted_event_times,
-    wanted_fields,
-    wanted_key,
-)
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column, run
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.piece import DecodedPiece, align
-from fsdata.decode.row_layout import Field, Layout
+from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import histories
 from fsdata.kernels.columns import STORED_AS
-from fsdata.schema import Schema
+from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources import expressions
 from fsdata.sources.source import AsOf, ParquetSource
 
@@ -145,9 +137,9 @@ def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | Non
     return HistoryTable(join, label, files.skipped, identity, _event_unit(files, join), shared)
 
 
-def _wanted(join: AsOf, schema: Schema, label: str) -> list[WantedField]:
+def _wanted(join: AsOf, schema: Schema, label: str) -> list[Field]:
     """What is read of a table. Times that are fields, too, are read once, as times."""
-    fields = {field.name: field for field in wanted_fields(schema) if field.name in join.fields}
+    fields = {field.name: field for field in fields_of(schema) if field.name in join.fields}
     for name in join.times:
         if name in fields and fields[name].number != "id":
             raise SchemaError(
@@ -156,9 +148,9 @@ def _wanted(join: AsOf, schema: Schema, label: str) -> list[WantedField]:
             )
     return [
         *(field for name, field in fields.items() if name not in join.times),
-        *map(wanted_event_times, join.times),
-        *map(wanted_event_ids, join.only_read),
-        wanted_key(join.on),
+        *(Field(name, "event_times") for name in join.times),
+        *(Field(name, "event_ids") for name in join.only_read),
+        Field(join.on, "join_key"),
     ]
 
 
@@ -175,12 +167,12 @@ def time_unit(kinds: set[pa.DataType | None]) -> str:
     return " and ".join(sorted(units))
 
 
-def item_types(files: SourceFiles, name: str, role: str) -> set[pa.DataType | None]:
+def item_types(files: SourceFiles, field: Field) -> set[pa.DataType | None]:
     """The types that a field has in the files, those of the elements of lists; None for a default."""
     found = set()
     for kind in files.kinds:
         for binding in kind.bindings:
-            if binding.field.name == name and binding.field.role == role:
+            if binding.field == field:
                 outer = None if binding.type is None else plain(binding.type)
                 found.add(plain(outer.value_type) if outer is not None and is_list(outer) else outer)
     return found
@@ -197,7 +189,7 @@ def versions(files: SourceFiles) -> list[tuple[object, ...]]:
 
 
 def _event_unit(files: SourceFiles, join: AsOf) -> str:
-    units = {time_unit(item_types(files, name, "event times")) for name in join.times}
+    units = {time_unit(item_types(files, Field(name, "event_times"))) for name in join.times}
     if len(units) > 1 or " and " in next(iter(units)):
         raise SchemaError(f"{files.label}: {' and '.join(join.times)} must count the same unit, got {sorted(units)}")
     return units.pop()
@@ -206,18 +198,12 @@ def _event_unit(files: SourceFiles, join: AsOf) -> str:
 class _Reading:
     """Row groups, one after another, to arrays."""
 
-    def __init__(self, files: SourceFiles, join: AsOf, wanted: Sequence[WantedField]) -> None:
+    def __init__(self, files: SourceFiles, join: AsOf, wanted: Sequence[Field]) -> None:
         lists = [field for field in wanted if field.shape == "list"]
         self._files = files
         self._join = join
         self._layout = Layout(
-            tuple(
-                Field(each.name, "floats", 4, "histories")
-                if each.number == "value"
-                else Field(each.name, "ids", 8, "histories")
-                for each in lists
-            ),
-            0,
+            tuple(Field(each.name, "floats" if each.number == "value" else "ids", "histories") for each in lists), 0
         )
         self._stored = {each.name: _stored(files, each) for each in lists}
         self._plans = files.plans(lambda field: True, self._layout, filtered=True)
@@ -253,7 +239,7 @@ class _Reading:
         on = self._join.on
         align(piece, self._join.source.defaults)
         alive = piece.alive
-        keys, null = piece.arrays[wanted_key(on)]
+        keys, null = piece.arrays[Field(on, "join_key")]
         if null[alive].any():
             raise DataError(
                 f"{piece.at(alive[null[alive]][0])}: the key {on!r} is null and can never match; filter such rows out"
@@ -296,11 +282,11 @@ class _Part:
     events: dict[str, np.ndarray]
 
 
-def _stored(files: SourceFiles, field: WantedField) -> np.dtype[Any]:
+def _stored(files: SourceFiles, field: Field) -> np.dtype[Any]:
     """The type in which a field is kept: that of the files where it has 32 bits or fewer."""
     if field.number != "id":
         return np.dtype(np.int64 if field.number == "time" else np.float32)
-    types = item_types(files, field.name, field.role)
+    types = item_types(files, field)
     kinds = [_integer(kind) for kind in types if kind is not None]
     default = files.source.defaults.get(field.name)
     if default is not None:

@@ -16,7 +16,6 @@ import numpy as np
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
-from fsdata.catalog.roles import wanted_fields, wanted_key
 from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.joins.history_table import Pile, versions
@@ -25,7 +24,7 @@ from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
-from fsdata.schema import Schema
+from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import Join, ParquetSource
 
 _VERSION = 1  # of the arrays that processes share
@@ -101,11 +100,13 @@ class SideFiles:
 
 def open_side(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> SideFiles:
     """Raises: as `SourceFiles`."""
-    wanted = [field for field in wanted_fields(schema) if field.name in join.fields]
+    wanted = [field for field in fields_of(schema) if field.name in join.fields]
     label = f"{label}, side table {join.source.label}"
-    files = SourceFiles(join.source, [*wanted, wanted_key(join.on)], index=0, label=label, threads=threads, retry=retry)
+    files = SourceFiles(
+        join.source, [*wanted, Field(join.on, "join_key")], index=0, label=label, threads=threads, retry=retry
+    )
     found = (each for kind in files.kinds for each in kind.bindings)
-    list_labels = frozenset(each.field.name for each in found if each.field.role == "label" and each.is_list)
+    list_labels = frozenset(each.field.name for each in found if each.field.kind == "label" and each.is_list)
     layout = layout_of(schema, list_labels).only(join.fields)
     return SideFiles(files, layout, files.plans(lambda field: True, layout, filtered=True))
 
@@ -160,7 +161,7 @@ def _arrays(
     nulls = 0
     for piece in pieces:
         alive = piece.alive
-        keys, null = piece.arrays[wanted_key(join.on)]
+        keys, null = piece.arrays[Field(join.on, "join_key")]
         nulls += int(null[alive].sum())
         length = np.empty((len(piles), len(alive)), np.int64)
         for slot, pile in enumerate(piles):
@@ -207,7 +208,7 @@ def attach(piece: DecodedPiece, side: SideTable) -> None:
         DataError: a key without a match where a field's policy is `error`.
     """
     on, layout = side.join.on, piece.layout
-    keys, null = piece.arrays[wanted_key(on)]
+    keys, null = piece.arrays[Field(on, "join_key")]
     found, at = _look_up(side.keys, keys)
     found &= ~null
     lost = np.flatnonzero(~found & ~piece.drop)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from fsdata.catalog.bind import FieldBinding
-from fsdata.catalog.roles import WantedField
+from fsdata.catalog.bind import Binding
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Column, Damaged, LeftToArrow, page_headers, read_column, unpacked_pages
 from fsdata.decode.pages.forms import Form, form_of, why_left
 from fsdata.decode.pages.page_rows import said_by_headers, said_by_index, with_rows
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels.pages import headers, locations
+from fsdata.schema import Field
 
 _LOCATION_BYTES = 64  # at most, of a page in an offset index
 
@@ -33,12 +33,10 @@ class PageDecoder:
         self.skipped = 0
         self.left: Counter[tuple[str, str]] = Counter()
         self._pool = pool
-        self._forms: dict[int, dict[WantedField, tuple[Form | str, int]]] = {}
+        self._forms: dict[int, dict[Field, tuple[Form | str, int]]] = {}
         self._lock = threading.Lock()
 
-    def forms(
-        self, file: pq.ParquetFile, bindings: Sequence[FieldBinding], schema: int
-    ) -> dict[FieldBinding, tuple[Form, int]]:
+    def forms(self, file: pq.ParquetFile, bindings: Sequence[Binding], schema: int) -> dict[Binding, tuple[Form, int]]:
         """Form and leaf column of the fields that are not left to pyarrow by what the schema says.
 
         Args:
@@ -64,9 +62,9 @@ class PageDecoder:
         row_group: pq.RowGroupMetaData,
         source: Any,
         needed: range | np.ndarray,
-        forms: Mapping[FieldBinding, tuple[Form, int]],
+        forms: Mapping[Binding, tuple[Form, int]],
         indexes: np.ndarray | None,
-    ) -> dict[WantedField, Column]:
+    ) -> dict[Field, Column]:
         """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
 
         Args:
@@ -166,13 +164,13 @@ class _Chunk:
         return raw, held
 
 
-def _forms(file: pq.ParquetFile, bindings: Sequence[FieldBinding]) -> dict[WantedField, tuple[Form | str, int]]:
+def _forms(file: pq.ParquetFile, bindings: Sequence[Binding]) -> dict[Field, tuple[Form | str, int]]:
     """Field -> the form of its column, or why it is left to pyarrow; and the number of the leaf column."""
     schema, arrow = file.schema, file.schema_arrow
     leaves: dict[str, list[int]] = {}
     for leaf in range(len(schema)):
         leaves.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
-    forms: dict[WantedField, tuple[Form | str, int]] = {}
+    forms: dict[Field, tuple[Form | str, int]] = {}
     for binding in bindings:
         assert binding.column is not None
         field, here = binding.field, leaves.get(binding.column, [])

@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from fsdata.catalog.arrow_types import plain
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.prune import pruned
 from fsdata.catalog.retry import unreachable
-from fsdata.catalog.roles import plain
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.nodes.follow.late import LateTable, sides_of

@@ -12,9 +12,9 @@ from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from worlds import shared_world
 
 from fsdata import Balance
+from fsdata.balance.embedding import Dispatcher, EmbeddingBalance, combine, dispatch, dispatch_samples
 from fsdata.balance.exchange.step_exchange import Assignment
 from fsdata.balance.options import StepPlanner
-from fsdata.embedding_balance import Dispatcher, EmbeddingBalance, combine, dispatch, dispatch_samples
 from fsdata.errors import MismatchError, PeerError
 
 KEYS = ("uih", "candidates")

@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 
 from freescale_tools.check.table_scan import Table
 from fsdata import ParquetSource, Schema, Sequence
-from fsdata.catalog.roles import wanted_fields
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError
+from fsdata.schema import fields_of
 
 SCHEMA = Schema(
     sequences=(
@@ -58,7 +58,7 @@ def test_scan_and_loader_reject_the_same_rows(tmp_path):
         opened = open_source(source, SCHEMA)
         layout = layout_of(SCHEMA, opened.list_labels)
         groups = {"uih": SCHEMA.sequences[0].all_fields, "other": ("seen",), "candidates": ("ad", *SCHEMA.labels)}
-        table = Table(source, wanted_fields(SCHEMA), groups=groups, label="source 0")
+        table = Table(source, fields_of(SCHEMA), groups=groups, label="source 0")
         for group in range(ROWS):
             found = table.scan(0, group)
             try:

@@ -1,14 +1,8 @@
-"""Which fields the loader wants from a source, and which Arrow types can serve them."""
-
-from dataclasses import dataclass
-from typing import Literal
+"""Which Arrow types can serve a field, and why others cannot."""
 
 import pyarrow as pa
 
-from fsdata.schema import Schema
-
-Number = Literal["id", "value", "time", "passthrough"]
-Shape = Literal["scalar", "list", "nested", "either"]
+from fsdata.schema import Field
 
 _STRING = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _TEXT = (
@@ -18,64 +12,6 @@ _TEXT = (
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class WantedField:
-    """One field of a sample, or a column that only reading needs (time, join keys).
-
-    `id` fields become int64 and take no floats; `value` fields become float32; `time` becomes int64, nanoseconds if
-    the column is a timestamp or date; `passthrough` becomes int64, or UTF-8 where the column is text. `either` is a
-    label: a list where the column is one. `nested` is a list of lists.
-    """
-
-    name: str
-    number: Number
-    shape: Shape
-    role: str
-
-    @property
-    def only_read(self) -> bool:
-        """Whether it is a time or a key of a row: no field of a sample, and without a null policy."""
-        return self.role in ("time", "join key", "row time")
-
-
-def wanted_fields(schema: Schema) -> tuple[WantedField, ...]:
-    """Every field of the schema once, without `time`."""
-    wanted = [WantedField(name, "id", "scalar", "context") for name in schema.context]
-    for group in schema.groups:
-        wanted += [WantedField(name, "id", "list", f"ids of {group.name!r}") for name in group.fields]
-        wanted += [WantedField(name, "id", "nested", f"ids of every event of {group.name!r}") for name in group.nested]
-        wanted += [WantedField(name, "value", "list", f"floats of {group.name!r}") for name in group.floats]
-        wanted += [WantedField(name, "id", "list", f"labels of {group.name!r}") for name in group.id_labels]
-        wanted += [WantedField(name, "value", "list", f"labels of {group.name!r}") for name in group.labels]
-    wanted += [WantedField(name, "value", "scalar", "dense") for name in schema.dense]
-    shape: Shape = "scalar" if schema.candidates is None else "either"
-    wanted += [WantedField(name, "value", shape, "label") for name in schema.labels]
-    wanted += [WantedField(name, "passthrough", "scalar", "passthrough") for name in schema.passthrough]
-    return tuple(wanted)
-
-
-def wanted_time(name: str) -> WantedField:
-    return WantedField(name, "time", "scalar", "time")
-
-
-def wanted_key(name: str) -> WantedField:
-    return WantedField(name, "id", "scalar", "join key")
-
-
-def wanted_row_time(name: str) -> WantedField:
-    """The time of a row, as of which its history is taken."""
-    return WantedField(name, "time", "scalar", "row time")
-
-
-def wanted_event_times(name: str) -> WantedField:
-    return WantedField(name, "time", "list", "event times")
-
-
-def wanted_event_ids(name: str) -> WantedField:
-    """A list that only the choice of events needs."""
-    return WantedField(name, "id", "list", "event ids")
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
@@ -95,7 +31,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
     return any(test(arrow_type) for test in _STRING)
 
 
-def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
+def objection(field: Field, arrow_type: pa.DataType) -> str | None:
     """Why a column of this type cannot serve the field, and what to do; None if it can."""
     outer = plain(arrow_type)
     item = plain(outer.value_type) if is_list(outer) else None
@@ -106,7 +42,7 @@ def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
     if item is not None:
         if field.shape == "scalar":
             hint = ""
-            if field.role == "label":
+            if field.kind == "label":
                 hint = (
                     " (a list label needs Schema(candidates=...); labels along a sequence belong to "
                     "Sequence(labels=...))"
@@ -123,7 +59,7 @@ def objection(field: WantedField, arrow_type: pa.DataType) -> str | None:
     return _number_objection(field, outer, arrow_type)
 
 
-def _number_objection(field: WantedField, item: pa.DataType, arrow_type: pa.DataType) -> str | None:
+def _number_objection(field: Field, item: pa.DataType, arrow_type: pa.DataType) -> str | None:
     types = pa.types
     if field.number == "passthrough":
         if types.is_integer(item) or is_text(item):
@@ -151,7 +87,7 @@ def _number_objection(field: WantedField, item: pa.DataType, arrow_type: pa.Data
     return f"is {arrow_type}, which cannot be read as {'float32' if field.number == 'value' else 'int64'}"
 
 
-def _text_example(field: WantedField, arrow_type: pa.DataType) -> str:
+def _text_example(field: Field, arrow_type: pa.DataType) -> str:
     column = f"pl.col({field.name!r})"
     if field.number == "value":
         cast = "cast(pl.Float32)"
