@@ -22,7 +22,7 @@ from fsdata.batch.prefetch import Ahead, Turn
 from fsdata.decode.files.read_ahead import bytes_of
 from fsdata.errors import PeerError
 from fsdata.nodes.batches import Adapted, Batches, Made
-from fsdata.nodes.dealt import DROPS, Dealt, Kept, check_group
+from fsdata.nodes.dealt import DROPS, TOKENS, Dealt, Kept, check_group
 from fsdata.nodes.follow.followed import FOLLOWS, Followed
 from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types, cores_of_this_rank
 from fsdata.nodes.node import Node
@@ -54,6 +54,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
         sources: one or several `ParquetSource`.
         schema: what a sample is.
         batch_size: samples per rank and step.
+        max_tokens: without `balance`: a batch ends before its elements (events of all sequences, candidates, ids of
+            nested fields) would be more than this, and has at most `batch_size` samples. Rows that do not fit begin the
+            next one. A single sample with more is a ValueError. Ranks then pass different numbers of rows in a step, so
+            `uneven` counts. With `balance`, give `Balance(max_tokens=...)`.
         shuffle: permute the order of row groups, and whole rows inside windows of `shuffle_window` row groups; a pure
             function of (seed, epoch).
         seed: of the shuffling.
@@ -73,9 +77,9 @@ class FreeScaleDataLoader(Generic[BatchT]):
         adapt: makes of each `Batch` what the loop gets, in the thread that makes batches ahead, before pinning. Has to
             leave tensors on the CPU, and is no part of the state: a resumed job needs the same one. What is pinned are
             tensors in mappings, lists, tuples and dataclasses, and what has a `pin_memory()` of its own.
-        uneven: without `balance`, where rows drop out while reading: `"drop"` ends the epoch on all ranks when the
-            first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches of no samples until
-            all are done.
+        uneven: without `balance`, where rows drop out while reading or `max_tokens` is given: `"drop"` ends the epoch
+            on all ranks when the first runs out (the others' rows are counted in `dropped`), `"empty"` gives it batches
+            of no samples until all are done.
         drop_last: leave out the last global batch of an epoch if it is not whole; its rows are counted in `dropped`.
         rank: defaults to that in `process_group`, else of torch.distributed, else torchrun's environment, else 0 of 1.
         world_size: in the same way; give both or none.
@@ -104,6 +108,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         schema: Schema,
         *,
         batch_size: int,
+        max_tokens: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
         balance: Balance | None = None,
@@ -124,6 +129,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     ) -> None:
         self._options = LoaderOptions(
             batch_size=batch_size,
+            max_tokens=max_tokens,
             shuffle_window=shuffle_window,
             num_threads=cores_of_this_rank() if num_threads is None else num_threads,
             read_ahead=bytes_of(read_ahead, "read_ahead"),
@@ -175,21 +181,24 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def _also(self, balance: Balance | None, adapt: object, units: Units) -> dict[str, str]:
         """What else ranks have to have alike; raises what is wrong with it."""
         check_types(balance, adapt)
+        if balance is not None and self._options.max_tokens is not None:
+            raise ValueError("max_tokens is for batches without balance: give Balance(max_tokens=...) in its place")
         if self._needs_peers(units, balance):
-            why = "balance" if balance else FOLLOWS if units.data.followed else DROPS
+            tokens = None if self._options.max_tokens is None else TOKENS
+            why = "balance" if balance else FOLLOWS if units.data.followed else tokens or DROPS
             check_group(units.context, why)
         return {**self._options.shared(), "balance": repr(balance)}
 
-    @staticmethod
-    def _needs_peers(units: Units, balance: Balance | None) -> bool:
+    def _needs_peers(self, units: Units, balance: Balance | None) -> bool:
         """Whether ranks meet in steps."""
         talks = balance is not None or units.data.may_drop or units.data.followed
+        talks |= self._options.max_tokens is not None
         return units.context.world_size > 1 and talks
 
     def _nodes(self, balance: Balance | None, adapt: Callable[[Batch], BatchT] | None) -> Node[Any]:
         """The way of the data, behind the rows: see `fsdata.nodes`."""
         options, exchange = self._options, self._exchange
-        steps = Steps(self._rows, options.batch_size, drop_last=options.drop_last)
+        steps = Steps(self._rows, options.batch_size, drop_last=options.drop_last, max_tokens=options.max_tokens)
         dealt: Kept | Dealt
         if balance is not None and exchange is not None:
             dealt = Dealt(steps, balance, exchange=exchange)
@@ -237,9 +246,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
         raise TypeError("a FreeScaleDataLoader has threads and open files: make one in every process that needs one")
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, if no row drops out while reading and `max_tokens` carries none over.
+        """Steps of a whole epoch, if no row drops out while reading and `max_tokens` leaves none for the next step.
 
-        Rows that drop out make it fewer; every row carried over can make it more. TypeError where a source is followed.
+        Rows that drop out make it fewer; every row left for the next step can make it more. TypeError where a source is
+        followed.
         """
         if self._data.followed:
             raise TypeError("a source that is followed has no length: nobody knows what will come")

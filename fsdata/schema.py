@@ -3,9 +3,9 @@
 A `Schema` names the fields of a sample and their roles; a `ParquetSource` says how one set of files becomes them.
 Field names are the keys of `Batch.features`, so they are unique over the whole schema.
 
-A `Field` says what one of them is: binding, decoding, layout, exchange and batch all ask it. What the files hold decides
-the rest (is a label a list, is a passthrough text), so a decoded row has the fields of the schema with some of them
-taken apart (`fsdata.decode.row_layout`).
+A `Field` says what one of them is: binding, decoding, layout, exchange and batch all ask it. What the files hold
+decides the rest (is a label a list, is a passthrough text), so a decoded row has the fields of the schema with some of
+them taken apart (`fsdata.decode.row_layout`).
 """
 
 import importlib

@@ -5,7 +5,7 @@
 
 import contextlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -156,15 +156,8 @@ class StepPlanner:
         )
 
     def _tokens(self, batch: GlobalBatch) -> np.ndarray:
-        """int64 [N]: elements of all groups of each row; 1 where nothing is jagged."""
-        lengths = batch.lengths
-        if not lengths:
-            return np.ones(len(batch.home), np.int64)
-        found: np.ndarray = np.sum(list(lengths.values()), axis=0)
-        if self._exploded is not None:
-            count = lengths[self._exploded]
-            found = (found - count + 1) * count
-        return found
+        """int64 [N]."""
+        return tokens_of(batch.lengths, self._exploded, len(batch.home))
 
     def _cost(self, batch: GlobalBatch, shared: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
         """int64 [N]: what each row costs."""
@@ -296,6 +289,18 @@ class StepPlanner:
         if self._choice is None or not self._choice.sparing:
             return "fbs+swap", None
         return ("repair", None) if balance.ranks_per_node is None else ("hierarchical", balance.ranks_per_node)
+
+
+def tokens_of(lengths: Mapping[str, np.ndarray], exploded: str | None, rows: int) -> np.ndarray:
+    """int64 [N]: elements of all groups of each row, where all candidates of a row become samples of all of them; 1
+    where nothing is jagged."""
+    if not lengths:
+        return np.ones(rows, np.int64)
+    found: np.ndarray = np.sum(list(lengths.values()), axis=0)
+    if exploded is not None:
+        count = lengths[exploded]
+        found = (found - count + 1) * count
+    return found
 
 
 def _part(

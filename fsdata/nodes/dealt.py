@@ -28,10 +28,12 @@ from fsranks.rank_context import RankContext, resolve
 _LOG = logging.getLogger("fsdata")
 _LEFT_OUT = (
     "rank %d: epoch %d ends with up to %d of this rank's rows left out, because another rank has none left: rows drop "
-    "out by filter, nulls or damage. Give balance=Balance() to deal them out, or uneven='empty' to read all of them"
+    "out by filter, nulls or damage, or max_tokens makes batches of fewer. Give balance=Balance() to deal them out, or "
+    "uneven='empty' to read all of them"
 )
 _GRACE_S = 5.0
 DROPS = "a source whose rows can drop out"
+TOKENS = "max_tokens"
 _NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
 _NOT_INITIALIZED = (
     "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
@@ -72,7 +74,7 @@ class Kept(Talking):
 
     Args:
         uneven: see `FreeScaleDataLoader`. timeout_s: how long this rank waits for others in a step; they meet where
-            rows can drop out.
+            rows can drop out, or `max_tokens` decides how many there are.
         exchange: to meet by; None makes one where it is needed, which is collective.
     """
 
@@ -90,7 +92,7 @@ class Kept(Talking):
         self._uneven = uneven
         self._owned = exchange is None and source.world_size > 1 and not source.sure
         if self._owned:
-            check_group(source.units.context, DROPS)
+            check_group(source.units.context, DROPS if source.max_tokens is None else TOKENS)
             exchange = StepExchange(source.units.context, timeout_s=timeout_s)
         self.exchange = None if source.sure else exchange
 
@@ -194,6 +196,8 @@ class Dealt(Talking):
     ) -> None:
         super().__init__()
         balance = Balance() if balance is None else balance
+        if isinstance(source, Steps) and source.max_tokens is not None:
+            raise ValueError("Steps(max_tokens=...) is for Kept: give Dealt a Balance(max_tokens=...)")
         if isinstance(source, Steps | TensorParts):
             context = source.context
         else:

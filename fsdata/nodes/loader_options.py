@@ -21,6 +21,7 @@ class LoaderOptions:
     """Arguments that stand on their own, checked."""
 
     batch_size: int
+    max_tokens: int | None
     shuffle_window: int
     num_threads: int
     read_ahead: int
@@ -35,6 +36,8 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         check_integers(batch_size=(self.batch_size, 1), num_threads=(self.num_threads, 1), prefetch=(self.prefetch, 0))
+        if self.max_tokens is not None:
+            check_integers(max_tokens=(self.max_tokens, 1))
         check_order(self.shuffle_window, self.seed, self.mix)
         check_one_of("uneven", self.uneven, ("drop", "empty"))
         if not isinstance(self.drop_last, bool):
@@ -44,7 +47,7 @@ class LoaderOptions:
 
     def shared(self) -> dict[str, str]:
         """What all ranks must have been given alike."""
-        return {name: repr(getattr(self, name)) for name in ("batch_size", "uneven", "drop_last")}
+        return {name: repr(getattr(self, name)) for name in ("batch_size", "max_tokens", "uneven", "drop_last")}
 
 
 def check_order(shuffle_window: int, seed: int, mix: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult, told
 from fsdata.balance.exchange.transfer import Receive
-from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.options import Balance, StepPlanner, tokens_of
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
 from fsdata.decode.joins.as_of import places
@@ -101,7 +101,8 @@ class Parts(Protocol):
 class Steps(Node[Part]):
     """This rank's part of every step: `batch_size` rows, fewer at the end. Blocks on decoding.
 
-    drop_last: nodes behind it leave out a last global batch that is not whole.
+    drop_last: nodes behind it leave out a last global batch that is not whole. max_tokens: fewer rows, if they have
+    more elements than this; see `FreeScaleDataLoader`.
 
     Nodes behind it say how far all ranks are (`advance`). Where it stands alone, it knows this by itself if no row can
     drop out, or with one rank.
@@ -109,22 +110,26 @@ class Steps(Node[Part]):
     Attributes:
         left: int64 [W], planned rows that each rank had to pass. passed: int64 [W], of them, those that were.
         position: rows of `left` that this rank has passed with the part last given.
-        sure: no row can drop out: sizes of steps are known beforehand, and the last one is dealt evenly.
+        sure: no row can drop out, and none is left for the next step: sizes of steps are known beforehand, and the last
+            one is dealt evenly.
         hold: end before a step for which some rank has too few rows. These rows are not passed, nor dropped.
     """
 
-    def __init__(self, source: Rows, batch_size: int, *, drop_last: bool = False) -> None:
+    def __init__(
+        self, source: Rows, batch_size: int, *, drop_last: bool = False, max_tokens: int | None = None
+    ) -> None:
         super().__init__()
-        check_integers(batch_size=(batch_size, 1))
+        check_integers(batch_size=(batch_size, 1), **({} if max_tokens is None else {"max_tokens": (max_tokens, 1)}))
         self.source: Rows = source
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.max_tokens = max_tokens
         self.hold = False
         self.data = self.units.data
         self.timing: Timing = self.data.timing
         self.context = self.units.context
         self.rank, self.world_size = self.context.rank, self.context.world_size
-        self.sure = not self.data.may_drop
+        self.sure = not self.data.may_drop and max_tokens is None
         self.spec = RecordSpec.of_layout(self.data.layout)
         self.receive: Receive = self.data.receive
         self.left = self.passed = np.zeros(self.world_size, np.int64)
@@ -176,7 +181,12 @@ class Steps(Node[Part]):
         wanted = int(counts[self.rank]) if self.sure else self.batch_size
         with told(exchange, self.status()):
             rows = self.take(wanted)
-        ended = not self.counts(counts).any() if self.sure else rows.num_rows < wanted
+            ended = not self.counts(counts).any() if self.sure else rows.num_rows < wanted
+            if self.max_tokens is not None:
+                fit = self._that_fit(rows, self.max_tokens)
+                if fit < rows.num_rows:
+                    self.put_back(rows.take(slice(fit, None)))
+                    rows, ended = rows.take(slice(fit)), False
         status = self.status(rows=rows.num_rows, position=self.position, ended=ended)
         return Part(rows, status, places(rows, self.data.layout))
 
@@ -278,6 +288,19 @@ class Steps(Node[Part]):
                 self._open.popleft()
                 self._used = 0
         return concat(parts) if parts else no_rows(len(self.spec.names))
+
+    def _that_fit(self, rows: RowRefs, max_tokens: int) -> int:
+        """How many of the first rows have no more elements together."""
+        layout = self.data.layout
+        lengths = {name: rows.spans(slot).length[0] for name, slot in layout.groups.items()}
+        tokens = tokens_of(lengths, layout.exploded, rows.num_rows)
+        fit = int(np.searchsorted(tokens.cumsum(), max_tokens, side="right"))
+        if not fit and rows.num_rows:
+            raise ValueError(
+                f"max_tokens={max_tokens} is below the next sample of rank {self.rank}, which has {tokens[0]} elements "
+                f"(step {self._began.step + self.step}). Raise max_tokens, or truncate with Sequence(max_length=...)"
+            )
+        return fit
 
     def put_back(self, rows: RowRefs) -> None:
         """Yield `rows`, the last ones of the last take, again: `take` begins with them, `position` is before them."""

@@ -20,7 +20,7 @@ from fsdata import AsOf, Balance, FreeScaleDataLoader, Join, ParquetSource, Sche
 ROWS, USERS, DEFAULT = 26, 5, 7
 LENGTHS = {"short": [0, 1, 5, 9], "long": [0, 33, 40, 64, 90]}  # lists of 32 and more on average stay in their pages
 ROW_LISTS = {"item": pa.int32(), "action": pa.int64(), "price": pa.float32(), "tags": pa.list_(pa.int64())}
-BALANCES = ("none", "swap", "vbs", "cap")
+BALANCES = ("none", "tokens", "swap", "vbs", "cap")
 
 
 def events_of(random: np.random.Generator, long: str, mark: int) -> list[dict[str, Any]]:
@@ -91,10 +91,15 @@ class Data:
         return found
 
 
+def most_of(of: dict[str, Any]) -> int:
+    """Elements of a batch; the longest row has 10,840, or 310."""
+    return 12_000 if of["explode"] else 600
+
+
 def balance_of(of: dict[str, Any]) -> Balance | None:
     if of["balance"] == "cap":
-        return Balance("vbs", max_tokens=12_000 if of["explode"] else 600)  # the longest row has 10,840, or 310
-    return {"none": None, "swap": Balance(), "vbs": Balance("vbs")}[of["balance"]]
+        return Balance("vbs", max_tokens=most_of(of))
+    return {"swap": Balance(), "vbs": Balance("vbs")}.get(of["balance"])
 
 
 def loader_of(folder: Path, of: dict[str, Any], decoder: str) -> FreeScaleDataLoader:
@@ -132,6 +137,7 @@ def loader_of(folder: Path, of: dict[str, Any], decoder: str) -> FreeScaleDataLo
         explode="candidates" if of["explode"] else None,
     )
     options = {"balance": balance_of(of), "shuffle": of["shuffle"], "uneven": "empty"}
+    options |= {"max_tokens": most_of(of)} if of["balance"] == "tokens" else {}
     return FreeScaleDataLoader(source, schema, batch_size=5, num_threads=2, timeout_s=PATIENCE_S, **options)
 
 
@@ -182,6 +188,7 @@ PLAIN |= {"cut": None, "balance": "none"}
     long=st.sampled_from(list(LENGTHS)),
 )
 @example(of=PLAIN | {"explode": True, "share": True}, long="long")
+@example(of=PLAIN | {"filter": True, "nested": True, "shuffle": True, "balance": "tokens"}, long="long")
 @example(of=PLAIN | {"explode": True, "share": True, "nulls": True, "balance": "swap"}, long="long")
 @example(of=PLAIN | {"explode": True, "share": True, "nested": True, "cut": 35, "last": True}, long="long")
 @example(of=PLAIN | {"share": True, "as_of": True, "shuffle": True, "balance": "vbs", "cut": 35}, long="long")
