@@ -60,12 +60,16 @@ class Talking(Node[Any]):
             self.over = True
             self.exchange.fail(error, self.source.status())
 
+    def leave(self, why: str, grace_s: float | None = None) -> None:
+        if self.exchange is not None and not self.over:
+            self.over = True
+            self.exchange.leave(why, grace_s)
+
     def close(self) -> None:
         super().close()
         if self._owned and self.exchange is not None:
             self._owned = False
-            if not self.over:
-                self.exchange.leave(CLOSED, _GRACE_S)
+            self.leave(CLOSED, _GRACE_S)
             self.exchange.close(CLOSED)
 
 

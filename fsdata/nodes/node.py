@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from torchdata.nodes import BaseNode
 
+from fsdata.balance.exchange import RESTARTED
 from fsdata.order.progress import Progress
 
 T = TypeVar("T", covariant=True)
@@ -63,7 +64,8 @@ class Node(BaseNode[T]):
         return self.source.dropped
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begin at a state, or with the next epoch. What comes of the epoch under way is forgotten.
+        """Begin at a state, or with the next epoch. What comes of the epoch under way is forgotten; where ranks meet in
+        its steps, the others get a PeerError at the next one, unless they begin anew as well. Blocks until they come.
 
         Raises:
             StateError: the state is of another version, or of other data or another order.
@@ -73,6 +75,7 @@ class Node(BaseNode[T]):
             place = replace(place, tuning=self.tuning)
         else:
             self.forget()
+        self.leave(RESTARTED)
         self.begin(place)
 
     def begin(self, progress: Progress) -> None:
@@ -90,6 +93,10 @@ class Node(BaseNode[T]):
         Blocks until they come to that meeting. Returns; the caller raises its own error.
         """
         self.source.fail(error)
+
+    def leave(self, why: str, grace_s: float | None = None) -> None:
+        """Tell the other ranks, if they meet once more in this epoch, that this one leaves it. See `StepExchange`."""
+        self.source.leave(why, grace_s)
 
     def report(self, compute_seconds: float, after: Progress) -> None:
         """Hear how long the batch that led to `after` computed here."""
@@ -141,6 +148,9 @@ class First(Node[T]):
         """Nothing is under way."""
 
     def fail(self, error: BaseException) -> None:
+        """No rank waits for this node."""
+
+    def leave(self, why: str, grace_s: float | None = None) -> None:
         """No rank waits for this node."""
 
     def report(self, compute_seconds: float, after: Progress) -> None:

@@ -104,6 +104,36 @@ def test_dealt_over_ranks(tmp_path):
     assert answers[0][0] == 5
 
 
+def begun_anew(rank, world_size, folder, alone):
+    """Both ranks begin anew after one batch, and rank 1, if it is `alone`, also after the next one."""
+    sources = [ParquetSource(folder / "own")]
+    batches = graph(sources, lambda steps: Dealt(steps, Balance(), timeout_s=PATIENCE_S), shuffle=True)
+    start = batches.state_dict()
+    first = next(batches)
+    batches.reset(start)
+    assert same(next(batches), first)
+    if alone and rank == 1:
+        batches.reset(start)
+        batches.close()
+        return ""
+    if not alone:
+        rest = list(batches)
+        batches.close()
+        return str(len(rest))
+    with pytest.raises(PeerError) as caught:
+        next(batches)
+    batches.close()
+    return str(caught.value)
+
+
+def test_ranks_that_begin_anew_in_the_middle(tmp_path):
+    two_sources(tmp_path)
+    assert shared_world(2).run(begun_anew, tmp_path, False) == ["4", "4"]
+    heard, _ = shared_world(2).run(begun_anew, tmp_path, True)
+    assert "rank 1" in heard
+    assert "began another loop over its loader" in heard
+
+
 def rows_of_rank(rank):
     draw = torch.Generator().manual_seed(rank)
     lengths = torch.randint(1, 50, (6, 4), generator=draw)
