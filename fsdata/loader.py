@@ -215,7 +215,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._closed:
             raise RuntimeError(_CLOSED)
         turn = self._turn.take()
-        self._end_steps()
+        self._end_epoch()
         loaded, self._loaded = self._loaded, None
         progress = loaded or (
             self._progress
@@ -294,7 +294,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         Raises:
             StateError: of another version, other sources, schema, seed or order; the message lists what differs.
         """
-        self._end_steps()
+        self._end_epoch()
         self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
         self._root.forget()
 
@@ -378,7 +378,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             return  # threads, files and connections are those of the other process
         for source in self._data.sources:
             source.end_retries()
-        self._end_steps(why, _GRACE_S)
+        self._end_epoch(why, _GRACE_S)
         self._root.close()
         if self._exchange is not None:
             self._exchange.close(why)
@@ -403,7 +403,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._turn.check(turn)
         if self._ahead is not ahead:
             return  # closed, or a state was loaded
-        self._end_steps()
+        self._end_epoch()
         if self._data.followed:
             return
         self._progress = Progress.start(progress.epoch + 1, self._context.world_size, self._progress.tuning)
@@ -431,7 +431,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._batches += made is not None
         return made
 
-    def _end_steps(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
+    def _end_epoch(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
         """End the threads of the epoch under way, if there is one, and tell the other ranks why.
 
         Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
@@ -440,14 +440,13 @@ class FreeScaleDataLoader(Generic[BatchT]):
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        self._root.stop()
+        self._root.stop()  # so that the step in hand waits for no further data
         if (exchange := self._exchange) is None:
             ahead.end()
         else:
             ahead.end(grace_s, lambda: exchange.abort(why))
-        self._root.end()
-        if exchange is not None and not self._root.over:
-            exchange.leave(why, grace_s)
+        self._root.end()  # the thread that makes steps is through
+        self._root.leave(why, grace_s)  # and nobody else uses the exchange
 
 
 def made_of(root: Node[Any]) -> Made[Any] | None:

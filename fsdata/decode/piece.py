@@ -137,11 +137,12 @@ class Nulls:
             n = int(np.flatnonzero(bad)[0])
             raise self.fault(binding, n, "null" if null is not None and null[n] else "NaN or infinite")
         if binding.policy == "drop":
-            self.drop[bad] = True
+            self.drop[bad] = True  # nobody reads the 0 that stands there
         return np.where(bad, values.dtype.type(binding.value or 0), values)
 
     def lists(self, binding: Binding, null: np.ndarray) -> None:
-        """Of lists that are null, bool [n]. Raises as `scalars`."""
+        """Of lists that are null, bool [n]. Raises as `scalars`. Under `default` they stay null: only `align` knows how
+        long the other lists of the row are."""
         if binding.policy == "error" and null.any():
             raise self.fault(binding, int(np.flatnonzero(null)[0]), "null")
         if binding.policy == "drop":

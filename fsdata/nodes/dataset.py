@@ -144,7 +144,7 @@ class Dataset:
         for source in self.sources:
             source.close()
 
-    def receive(self, columns: list[Column], rows: int) -> RowRefs:
+    def rows_of(self, columns: list[Column], rows: int) -> RowRefs:
         """Rows that came from other ranks, with their histories; see `received`."""
         return received(columns, rows, self.layout, [source.histories for source in self.sources])
 

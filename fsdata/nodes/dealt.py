@@ -237,7 +237,7 @@ class Dealt(Talking):
         try:
             part = parts.part(self.exchange)
             with parts.timing.of("exchange"):
-                step = self.exchange.step(part.rows, parts.spec, self.planner, part.status, part.places, parts.receive)
+                step = self.exchange.step(part.rows, parts.spec, self.planner, part.status, part.places, parts.rows_of)
                 left_out = parts.leaves_out(step)
                 passed = [] if left_out else self._passed(step)
             self.over = step.ended or left_out

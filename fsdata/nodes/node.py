@@ -28,8 +28,11 @@ def not_the_end(what: str, call: Callable[[], ResultT]) -> ResultT:
 class Node(BaseNode[T]):
     """A node of the way from files to batches.
 
+    Once for every epoch: `begin`, then `stop`, `end`; once for all: `close`, which ends threads.
+
     All nodes have one state, that of the job: how many rows every rank has passed (`fsdata.order.progress`). It is a
-    small JSON-able dict, the same on every rank, and any number of ranks can go on from it.
+    small JSON-able dict, the same on every rank, and any number of ranks can go on from it. (Behind a source of the
+    user's own the state is that of this source, see `fsdata.nodes.tensors.parts`.)
 
     Attributes:
         source: the node before this one.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult, told
-from fsdata.balance.exchange.transfer import Receive
+from fsdata.balance.exchange.transfer import RowsOf
 from fsdata.balance.options import Balance, StepPlanner, tokens_of
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
@@ -62,7 +62,7 @@ class Parts(Protocol):
         """The fields of the samples; known once a part was given."""
 
     @property
-    def receive(self) -> Receive | None:
+    def rows_of(self) -> RowsOf | None:
         """What makes rows of samples that arrive."""
 
     @property
@@ -131,7 +131,7 @@ class Steps(Node[Part]):
         self.rank, self.world_size = self.context.rank, self.context.world_size
         self.sure = not self.data.may_drop and max_tokens is None
         self.spec = RecordSpec.of_layout(self.data.layout)
-        self.receive: Receive = self.data.receive
+        self.rows_of: RowsOf = self.data.rows_of
         self.left = self.passed = np.zeros(self.world_size, np.int64)
         self.position = self._dropped = 0
         self._progress: Progress | None = None

@@ -73,7 +73,10 @@ class Progress:
 
 
 def to_state(progress: Progress, fingerprint: dict[str, str]) -> dict[str, Any]:
-    """A small JSON-able dict, the same on every rank."""
+    """A small JSON-able dict, the same on every rank.
+
+    tuning: `StepPlanner.state_dict`. fingerprint: that of `Dataset`. follow: `Segment.state`, of data that is followed.
+    """
     return {
         "version": VERSION,
         "epoch": progress.epoch,

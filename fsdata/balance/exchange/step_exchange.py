@@ -20,7 +20,7 @@ import numpy as np
 from fsdata.balance.exchange import messages
 from fsdata.balance.exchange.messages import Alone, FittedGather, StatusWord
 from fsdata.balance.exchange.route import RecordSpec
-from fsdata.balance.exchange.transfer import Receive, Transfer, check_lengths
+from fsdata.balance.exchange.transfer import RowsOf, Transfer, check_lengths
 from fsdata.decode.block import RowRefs, Spans, no_rows
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import ControlGroup
@@ -137,7 +137,7 @@ class StepExchange:
         self._report_lock = threading.Lock()
         self._report = (0, -1)
         self._moving_ns = 0
-        self._between_epochs = True
+        self._between_epochs = True  # nobody waits for a word of this rank
 
     def report(self, compute_seconds: float, number: int) -> None:
         """Remember how long step `number` computed here; rides on the next status word."""
@@ -163,13 +163,13 @@ class StepExchange:
         planner: Planner,
         status: StatusWord,
         places: Mapping[str, np.ndarray] | None = None,
-        receive: Receive | None = None,
+        rows_of: RowsOf | None = None,
     ) -> StepResult:
         """Contribute samples (None: none), receive this rank's share of the global batch.
 
         Args:
             places: int64 [n] of them, see `GlobalBatch`; all ranks give those of the same sequences.
-            receive: makes rows of what arrives, where more than the values that travel is needed.
+            rows_of: makes rows of what arrives, where more than the values that travel is needed.
 
         A rank that has no samples left goes on calling this, with `ended` set, until the step it gets back has ended.
         An error of the planner is raised as it is where it occurs, and as PeerError on the others.
@@ -184,11 +184,11 @@ class StepExchange:
         counts = np.bincount(home, minlength=len(batch.statuses))
         carried = int((~part).sum())
         if carried:
-            self._between_epochs = False
+            self._between_epochs = False  # all have ended reading, and yet there is a next step: for the rows left
         moves = plan.rank != home
         begin = time.perf_counter_ns()
-        if moves.any():
-            mine, origin = self._transfer.move(mine, spans, spec, everywhere, counts, plan.rank, receive)
+        if moves.any():  # on all ranks or on none: they have compared the plan
+            mine, origin = self._transfer.move(mine, spans, spec, everywhere, counts, plan.rank, rows_of)
         else:
             row = np.arange(mine.num_rows)
             origin = np.stack([np.full_like(row, self.context.rank), row], axis=1)

@@ -1,4 +1,4 @@
-"""Stage III: every sample to the rank it was planned for, in one all-to-all.
+"""Stage III of `step_exchange`: every sample to the rank it was planned for, in one all-to-all.
 
 Samples that stay are not copied: their references are passed on. The others are gathered from where they lie into one
 send buffer, for each rank field after field. What arrives is a block, with one run of values per field and sender; the
@@ -20,7 +20,7 @@ from fsdata.kernels.columns import gather_samples
 from fsdata.kernels.pages import runs
 from fsranks.control_group import ControlGroup
 
-Receive = Callable[[list[Column], int], RowRefs]
+RowsOf = Callable[[list[Column], int], RowRefs]
 """(columns of the fields, how many rows) -> the rows; completes those whose values do not travel."""
 
 
@@ -40,7 +40,7 @@ class Transfer:
         lengths: np.ndarray,
         counts: np.ndarray,
         rank: np.ndarray,
-        receive: Receive | None = None,
+        rows_of: RowsOf | None = None,
     ) -> tuple[RowRefs, np.ndarray]:
         """This rank's samples after the exchange, in order of home rank and row, and their origin, int64 [n, 2].
 
@@ -51,7 +51,7 @@ class Transfer:
         received = self._memory.tensor(int(way.here.bytes.sum()), torch.uint8)
         sent = self._gather(spans, spec, way)
         self._group.all_to_all(received, sent, way.here.bytes.tolist(), way.away.bytes.tolist())
-        come = (receive or _rows)(_columns(spec, way, received), len(way.sender))
+        come = (rows_of or _rows)(_columns(spec, way, received), len(way.sender))
         return concat([rows.take(way.stay), come]).take(way.place), way.origin
 
     def _gather(self, spans: Spans, spec: RecordSpec, way: Route) -> torch.Tensor:

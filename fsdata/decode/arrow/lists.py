@@ -37,7 +37,7 @@ def list_column(array: pa.Array, binding: Binding, nulls: Nulls, counts: Column 
             return list_column(array, binding, nulls)
         if len(row) and binding.policy == "error":
             n = int(row[0])
-            if not null_lists[:n].any():
+            if not null_lists[:n].any():  # else an earlier row is the first bad one: `lists` names it below
                 what = _what(place[row == n], null, int(start[n]), None if counts is None else _of_row(counts, n))
                 raise nulls.fault(binding, n, what)
         nulls.drop[row] = True

@@ -1,7 +1,7 @@
 """Which rows the pages of a column chunk hold, and which pages are needed. Pure: tables of pages in, rows out.
 
 What a file says of its pages is compared with their headers here, and with the levels of every page that is decoded
-(`fsdata.decode.pages.column`). Where it does not fit, all pages are read.
+(`fsdata.decode.pages.chunk`). Where it does not fit, all pages are read.
 
 Letters: P pages, the dictionary included.
 """

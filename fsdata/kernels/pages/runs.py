@@ -1,7 +1,7 @@
 """Where the values of a chunk lie in its pages, and in which form (numba, nogil).
 
-Values that stand in a row in one form are a *run*. A column is a table of runs, int64 [R + 1, 4], in the order of the
-values; the last line says only how many values there are.
+Values that stand in a row in one form are a *run*. A column is a table of runs, int64 [R + 1, COLUMNS], in the order of
+the values; the last line says only how many values there are.
 """
 
 import numpy as np

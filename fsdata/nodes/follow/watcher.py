@@ -113,6 +113,7 @@ class Watcher:
             self._looking = self._thread.submit(self._look)
 
     def close(self) -> None:
+        # A listing under way in a slow store ends by itself: a job that ends does not wait for it.
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> News | None:

@@ -60,7 +60,7 @@ class TensorParts(First[Part]):
         last: of the batch last given. state: (the state of the source after it,), or () if it has none.
     """
 
-    receive = None
+    rows_of = None
     held = False
     position = 0
 
