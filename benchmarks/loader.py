@@ -82,8 +82,8 @@ def main() -> None:
         Path(path).read_bytes()  # into the page cache
     if arguments.peers:
         child.call("-m", "ways.huggingface", child.cache, *paths)
-    for way in (way for way in WAYS if way.role == "ours"):
-        child.run(way, PEER_BATCH, "--only-first")  # into numba's cache
+    for way in {entry.way.name: entry.way for entry in entries}.values():
+        child.run(way, PEER_BATCH, "--only-first")  # into numba's cache, and Python's
     _play(entries, child, rounds)
     _check_equal(entries)
     cold = {} if arguments.quick or arguments.only else _cold(child)
@@ -117,12 +117,18 @@ class Child:
 
     def call(self, *command: str, environment: dict[str, str] | None = None) -> str:
         """What a Python process printed. RuntimeError with the end of its stderr if it failed."""
-        # HF writes locks below HF_HOME: keep them beside the data.
-        home = {"HF_HOME": str(Path(self.cache).with_name("hf-home"))}
+        # HF writes locks below HF_HOME: keep them beside the data. Likewise the bytecode of libraries, which pip keeps
+        # and not every environment does: without it, numba's modules are compiled while the first batch is made.
+        beside = Path(self.cache)
+        kept = {
+            "HF_HOME": str(beside.with_name("hf-home")),
+            "PYTHONPYCACHEPREFIX": str(beside.with_name("bytecode")),
+            "PYTHONDONTWRITEBYTECODE": "",
+        }
         done = subprocess.run(
             [sys.executable, *command],
             cwd=HERE,
-            env={**os.environ, **ENVIRONMENT, **home, **(environment or {})},
+            env={**os.environ, **ENVIRONMENT, **kept, **(environment or {})},
             capture_output=True,
             text=True,
         )

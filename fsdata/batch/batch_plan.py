@@ -19,23 +19,21 @@ class BatchPlan:
     """Where the fields of a layout go.
 
     Attributes:
-        tensors: (first, stop, dtype) of those that values are copied into; the values of the fields first, ...,
-            stop - 1 lie one after another.
-        tensor_of: int64 [F], the number of the tensor of each field, -1 where it has none.
+        tensors: (first, stop, dtype, width) of those that values are copied into; the values of the fields first, ...,
+            stop - 1 lie one after another. width: of the rows of the dense block, None of other tensors.
         itemsize: int64 [F], bytes.
-        listed: int64 [L], the first field of every sequence whose offsets some `Jagged` has.
-        dense: (row, width) of the dense block, if there is one.
+        listed: [L], the first field of every sequence whose offsets some `Jagged` has.
+        dense: the row of the dense block, if there is one.
         labels, jagged: (field, row, place in `listed` of the sequence whose offsets it has, None if it is no list) of
             `Batch.labels` and `Batch.jagged`.
         texts, numbers: (passthrough field, row). masks: (field, row).
         nested: sequence -> (keys, counts, ids), see `Layout.nested`.
     """
 
-    tensors: tuple[tuple[int, int, torch.dtype], ...]
-    tensor_of: np.ndarray
+    tensors: tuple[tuple[int, int, torch.dtype, int | None], ...]
     itemsize: np.ndarray
-    listed: np.ndarray
-    dense: tuple[int, int] | None
+    listed: tuple[int, ...]
+    dense: int | None
     labels: tuple[tuple[str, int, int | None], ...]
     jagged: tuple[tuple[str, int, int | None], ...]
     texts: tuple[tuple[str, int], ...]
@@ -60,16 +58,11 @@ class BatchPlan:
                 if field.kind in kinds
             )
 
-        tensors = tuple(_tensors(layout))
-        tensor_of = np.full(len(layout.fields), -1)
-        for at, (start, stop, _) in enumerate(tensors):
-            tensor_of[start:stop] = at
         return cls(
-            tensors=tensors,
-            tensor_of=tensor_of,
+            tensors=tuple(_tensors(layout)),
             itemsize=layout.itemsize,
-            listed=np.array(list(first.values()), np.int64),
-            dense=next(((row, field.width) for row, field in rest if field.kind == "dense"), None),
+            listed=tuple(first.values()),
+            dense=next((row for row, field in rest if field.kind == "dense"), None),
             labels=named("id_label", "label", "label_list", "event_label"),
             jagged=named("floats"),
             texts=tuple((field.name, row) for row, field in rest if field.kind == "text"),
@@ -88,7 +81,7 @@ def _is_jagged(field: Field, layout: Layout) -> bool:
     return field.kind in ("id_label", "label_list", "event_label") and field.group != layout.exploded
 
 
-def _tensors(layout: Layout) -> Iterator[tuple[int, int, torch.dtype]]:
+def _tensors(layout: Layout) -> Iterator[tuple[int, int, torch.dtype, int | None]]:
     """In the order of the fields. References are on the way between ranks only."""
     together = {0: layout.num_keys}
     together |= {some.start: some.stop for pair in layout.nested.values() for some in pair}
@@ -97,5 +90,6 @@ def _tensors(layout: Layout) -> Iterator[tuple[int, int, torch.dtype]]:
     while row < len(layout.fields):
         stop = together[row] if together.get(row) else row + 1
         if row not in references:
-            yield row, stop, _DTYPES[layout.fields[row].itemsize]
+            field = layout.fields[row]
+            yield row, stop, _DTYPES[field.itemsize], field.width if field.kind == "dense" else None
         row = stop

@@ -16,8 +16,8 @@ _KINDS = {torch.int64: "<i8", torch.float32: "<f4", torch.uint8: "|u1"}
 class HostMemory(Protocol):
     """What makes the tensors of batches; used by one thread at a time."""
 
-    def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor [count]."""
+    def tensor(self, count: int, dtype: torch.dtype, width: int | None = None) -> torch.Tensor:
+        """An uninitialised tensor [count]; with a width [count / width, width]."""
         ...
 
     def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
@@ -26,16 +26,15 @@ class HostMemory(Protocol):
 
 
 class Reused:
-    """Buffers of `pool`, which come back when the last tensor that shares them is gone; small tensors from torch."""
+    """Buffers of `pool`, which come back when the last tensor that shares them is gone; small tensors from numpy."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        size = count * dtype.itemsize
-        if size < _SMALL:
-            return torch.empty(count, dtype=dtype)
-        return torch.from_numpy(self._pool.take(size).array(count, _KINDS[dtype]))
+    def tensor(self, count: int, dtype: torch.dtype, width: int | None = None) -> torch.Tensor:
+        size, kind = count * dtype.itemsize, _KINDS[dtype]
+        numbers = np.empty(count, kind) if size < _SMALL else self._pool.take(size).array(count, kind)
+        return torch.from_numpy(numbers if width is None else numbers.reshape(-1, width))
 
     def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers))
@@ -58,8 +57,9 @@ class PageLocked:
     def __init__(self, allocate: Allocate = page_locked) -> None:
         self._allocate = allocate
 
-    def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return self._allocate(count, dtype)
+    def tensor(self, count: int, dtype: torch.dtype, width: int | None = None) -> torch.Tensor:
+        tensor = self._allocate(count, dtype)
+        return tensor if width is None else tensor.view(-1, width)
 
     def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
         tensor = self._allocate(numbers.size, torch.int64).view(numbers.shape)

@@ -9,7 +9,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -58,14 +57,25 @@ ItemT = TypeVar("ItemT")
 
 
 class _Making(Generic[ItemT]):
-    """Calls `make` for every item until it returns None, fails, or is stopped: all that the thread refers to."""
+    """Calls `make` for every item until it returns None, fails, or is stopped: all that the thread refers to.
 
-    def __init__(self, make: Callable[[], ItemT | None], *, pin: bool) -> None:
+    Attributes:
+        changed: guards the others, and is notified when one of them changes.
+        ready: items that were made and not taken yet.
+        error: what `make` raised after them.
+        stopped: begin no further item. ended: nothing comes after what is ready.
+        thread: that makes an item just now.
+    """
+
+    def __init__(self, make: Callable[[], ItemT | None], *, depth: int, pin: bool) -> None:
         self._make = make
+        self._depth = depth
         self._pin = pin
-        self.stopped = False
-        self.made = 0
-        self.thread: int | None = None  # that makes an item just now
+        self.changed = threading.Condition()
+        self.ready: deque[ItemT] = deque()
+        self.error: BaseException | None = None
+        self.stopped = self.ended = False
+        self.thread: int | None = None
 
     def next(self) -> ItemT | None:
         if self.stopped:
@@ -82,15 +92,66 @@ class _Making(Generic[ItemT]):
             self.thread = None
         if item is None:
             self.stopped = True
-        else:
-            self.made += 1
         return item
+
+    def run(self, device: int | None) -> None:
+        """The thread. device: see `_enter`."""
+        try:
+            _enter(device)
+            while self._has_room() and self._made(self.next()):
+                pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            with self.changed:
+                self.stopped = self.ended = True
+                self.changed.notify_all()
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+    def take(self) -> ItemT | None:
+        """The next item, None at the end. Raises what `make` raised."""
+        with self.changed:
+            while not self.ready and not self.ended:
+                self.changed.wait()
+            if self.ready:
+                self.changed.notify_all()
+                return self.ready.popleft()
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until the thread makes nothing any more; whether it does not."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.ended, seconds)
+
+    def _has_room(self) -> bool:
+        """Wait until there is room for one more item, or this is stopped; whether there is."""
+        with self.changed:
+            while len(self.ready) >= self._depth and not self.stopped:
+                self.changed.wait()
+            return not self.stopped
+
+    def _made(self, item: ItemT | None) -> bool:
+        """Whether it is one."""
+        if item is None:
+            return False
+        with self.changed:
+            self.ready.append(item)
+            self.changed.notify_all()
+        return True
 
 
 class Ahead(Generic[ItemT]):
     """What `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them in the calling thread.
 
-    When nobody refers to this object any more, the thread ends after the item in hand.
+    When nobody refers to this object any more, the thread ends after the item in hand. Python waits for it before it
+    ends: an owner that may live so long calls `end` in `before_pools_end`. A daemon thread is no way out: one that
+    comes out of C++ after Python's end would end the process by std::terminate.
 
     Args:
         make: returns the next item, or None at the end. Called in one thread at a time.
@@ -99,65 +160,58 @@ class Ahead(Generic[ItemT]):
     """
 
     def __init__(self, make: Callable[[], ItemT | None], *, depth: int, pin: bool) -> None:
-        self._making = _Making(make, pin=pin)
+        self._making = _Making(make, depth=depth, pin=pin)
         self._depth = depth
-        # Python waits for the threads of a pool before it ends. A daemon thread that comes out of C++ after that end
-        # would end the process by std::terminate.
-        self._executor = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="fsdata-prefetch",
-            initializer=_enter,
-            initargs=(torch.cuda.current_device() if pin else None,),
-        )
-        self._futures: deque[Future[ItemT | None]] = deque()
-        self._taken = 0
+        self._device = torch.cuda.current_device() if pin else None
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def __del__(self) -> None:
-        self._making.stopped = True
+        if os.getpid() == self._process:  # in a forked child, nobody may be there to let go of the lock
+            self._making.stop()
 
     @property
     def waiting(self) -> int:
         """Items that were made and not taken yet. From any thread."""
-        return max(self._making.made - self._taken, 0)
+        return len(self._making.ready)
 
     def take(self) -> ItemT | None:
-        """The next item; None at the end, and after `end`. Blocks until it is made.
+        """The next item; None at the end. After `end`, those that were made before it. Blocks until it is made.
 
         Raises what `make` raised, whatever that is, at the item concerned.
         """
         if self._depth == 0:
-            item = self._making.next()
-        else:
-            self._submit()
-            if not self._futures:
-                return None
-            item = self._futures[0].result()  # where Ctrl-C interrupts this, the item is not lost
-            self._futures.popleft()
-            self._submit()
-        self._taken += item is not None
-        return item
+            return self._making.next()
+        if self._thread is None and not self._making.stopped:
+            self._begin()
+        return None if self._thread is None else self._making.take()
+
+    def _begin(self) -> None:
+        # Ctrl-C may interrupt `start`, and the thread runs all the same: so it is known beforehand.
+        self._thread = threading.Thread(target=self._making.run, args=(self._device,), name="fsdata-prefetch")
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no further thread
+            self._thread = None
+            raise
 
     def end(self, grace_s: float | None = None, give_up: Callable[[], object] = lambda: None) -> None:
         """Begin no further item, and wait for the one in hand. Called by `make` itself, this does not wait.
 
         After `grace_s`, or at Ctrl-C, it calls `give_up`, which has to wake the thread, and goes on waiting.
         """
-        self._making.stopped = True
-        if self._making.thread == threading.get_ident():
+        self._making.stop()
+        if self._thread is None or self._making.thread == threading.get_ident():
             return
         try:
-            late = wait(list(self._futures), grace_s).not_done
+            ended = self._making.wait(grace_s)
         except BaseException:
             give_up()
             raise
-        if late:
+        if not ended:
             give_up()
-            wait(late)
-        self._executor.shutdown()
-
-    def _submit(self) -> None:
-        while len(self._futures) < self._depth and not self._making.stopped:
-            self._futures.append(self._executor.submit(self._making.next))
+            self._making.wait()
+        self._thread.join()
 
 
 def _enter(device: int | None) -> None:

@@ -1,8 +1,9 @@
 """The last nodes: one copy of every value to its final place in a `Batch`, which `adapt` may make the user's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
-from fsdata.kernels.columns import find_offsets, find_places
 from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.nodes.loader_options import can_pin
 from fsdata.nodes.node import Node, not_the_end
@@ -99,7 +99,7 @@ class BatchMaker:
         self._memory = memory
         self._plan = BatchPlan.of(layout)
 
-    def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats, counts: np.ndarray | None = None) -> Batch:
+    def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats, counts: list[int] | None = None) -> Batch:
         """The rows, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `spans`.
 
         counts: those of `spans`, if the caller has them.
@@ -112,62 +112,61 @@ class BatchMaker:
             parts, length, windows = share(spans, layout)
             counts = None
         if counts is None:
-            counts = np.add.reduce(length, axis=1)
-        flat = self._gathered(parts, counts)
-        offsets = self._offsets(length) if len(plan.listed) else []
+            counts = np.add.reduce(length, axis=1).tolist()
+        flat, places = self._tensors(counts)
+        offsets = [self._offsets(length[row]) for row in plan.listed]
         passthrough: dict[str, torch.Tensor | list[str]] = {name: flat[row] for name, row in plan.numbers}
-        for name, row in plan.texts:
-            passthrough[name] = _texts(flat[row], length[row])
         labels: dict[str, torch.Tensor | Jagged] = {}
         for name, row, at in plan.labels:
             labels[name] = flat[row] if at is None else Jagged(flat[row], offsets[at])
+        nested: dict[str, Any] = {}
         num_keys = layout.num_keys
-        return Batch(
+        batch = Batch(
             features=keyed_jagged_tensor(
                 layout.keys,
                 flat[0] if num_keys else memory.tensor(0, torch.int64),
                 memory.tensor_of(length[:num_keys].reshape(-1)),
                 spans.num_rows,
-                length_per_key=counts[:num_keys].tolist(),
+                length_per_key=counts[:num_keys],
             ),
-            dense=self._dense(flat, spans.num_rows),
+            dense=memory.tensor(0, torch.float32).view(spans.num_rows, 0) if plan.dense is None else flat[plan.dense],
             labels=labels,
             jagged={name: Jagged(flat[row], offsets[at or 0]) for name, row, at in plan.jagged},
             origin=memory.tensor_of(origin),
             stats=stats,
-            nested={name: _nested(flat, counts, *where) for name, where in plan.nested.items()},
+            nested=nested,
             shared={name: _shared(each, memory) for name, each in windows.items()},
             split=_split(length, layout, windows, memory) if layout.split else {},
             passthrough=passthrough,
             mask={name: flat[row].view(torch.bool) for name, row in plan.masks},
             schema=layout.schema,
         )
+        # Values come last: they push out of the processor's caches what all of the above needs. Then what reads values.
+        for part in parts:
+            part.gather(plan.itemsize, places)
+        for name, where in plan.nested.items():
+            nested[name] = _nested(flat, counts, *where)
+        for name, row in plan.texts:
+            passthrough[name] = _texts(flat[row], length[row])
+        return batch
 
-    def _dense(self, flat: dict[int, torch.Tensor], rows: int) -> torch.Tensor:
-        if self._plan.dense is None:
-            return self._memory.tensor(0, torch.float32).view(rows, 0)
-        row, width = self._plan.dense
-        return flat[row].view(rows, width)
+    def _tensors(self, counts: list[int]) -> tuple[dict[int, torch.Tensor], np.ndarray]:
+        """(first field of a tensor -> an uninitialised one for the values of all its fields, field after field;
+        int64 [F], the address of the values of each field, 0 of those without a tensor). counts: [F]."""
+        flat = {}
+        places = [0] * len(counts)
+        for first, stop, dtype, width in self._plan.tensors:
+            *before, total = accumulate(counts[first:stop], initial=0)
+            flat[first] = tensor = self._memory.tensor(total, dtype, width)
+            address, size = tensor.data_ptr(), dtype.itemsize
+            places[first:stop] = [address + size * values for values in before]
+        return flat, np.array(places, np.int64)
 
-    def _gathered(self, parts: Sequence[Spans], counts: np.ndarray) -> dict[int, torch.Tensor]:
-        """First field of a tensor -> the values of all its fields, field after field. counts: int64 [F]. A field has
-        values in one of `parts`."""
-        plan, memory = self._plan, self._memory
-        sizes = counts.tolist()
-        flat = {first: memory.tensor(sum(sizes[first:stop]), dtype) for first, stop, dtype in plan.tensors}
-        base = np.array([tensor.data_ptr() for tensor in flat.values()], np.int64)
-        target = np.zeros_like(counts)
-        find_places(counts, plan.itemsize, plan.tensor_of, base, target)
-        for spans in parts:
-            spans.gather(plan.itemsize, target)
-        return flat
-
-    def _offsets(self, length: np.ndarray) -> list[torch.Tensor]:
-        """int64 [N + 1] for every sequence with lists; length: int64 [F, N]."""
-        listed = self._plan.listed
-        offsets = np.empty((len(listed), length.shape[1] + 1), np.int64)
-        find_offsets(length, listed, offsets)
-        return [self._memory.tensor_of(each) for each in offsets]
+    def _offsets(self, length: np.ndarray) -> torch.Tensor:
+        """int64 [N + 1] of a sequence; length: int64 [N]."""
+        offsets = np.zeros(len(length) + 1, np.int64)
+        np.add.accumulate(length, out=offsets[1:])
+        return self._memory.tensor_of(offsets)
 
 
 def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:
@@ -198,8 +197,8 @@ def _shared(windows: Windows, memory: HostMemory) -> Shared:
     )
 
 
-def _nested(flat: dict[int, torch.Tensor], counts: np.ndarray, keys: tuple[str, ...], some: slice, ids: slice) -> Any:
+def _nested(flat: dict[int, torch.Tensor], counts: list[int], keys: tuple[str, ...], some: slice, ids: slice) -> Any:
     """A KeyedJaggedTensor whose batch are the events."""
     lengths = flat[some.start]
     stride = len(lengths) // len(keys)
-    return keyed_jagged_tensor(keys, flat[ids.start], lengths, stride, length_per_key=counts[ids].tolist())
+    return keyed_jagged_tensor(keys, flat[ids.start], lengths, stride, length_per_key=counts[ids])

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
 from fsdata.balance.exchange import CLOSED, StatusWord, StepExchange, StepResult
@@ -116,7 +115,7 @@ class Kept(Talking):
             steps.drop(own)
             raise StopIteration
         spans = steps.take(own).spans()
-        counted = spans.counts()
+        counted = spans.counts().tolist()
         step = Step(spans, steps.own_origin(spans.num_rows), self._stats(spans, counted, of_all), counted)
         steps.advance(steps.passed + counts)
         return step
@@ -148,7 +147,7 @@ class Kept(Talking):
             _LOG.warning(_LEFT_OUT, steps.rank, steps.progress.epoch, dropped)
         if nothing:
             raise StopIteration
-        counted = spans.counts()
+        counted = spans.counts().tolist()
         step = Step(spans, steps.own_origin(spans.num_rows), self._stats(spans, counted, sum(samples)), counted)
         steps.advance([status.position for status in statuses])
         return step
@@ -161,12 +160,12 @@ class Kept(Talking):
             self.over = True
             raise
 
-    def _stats(self, spans: Spans, counts: np.ndarray, of_all: int) -> StepStats:
+    def _stats(self, spans: Spans, counts: list[int], of_all: int) -> StepStats:
         steps = self.source
         layout, alone = steps.data.layout, steps.world_size == 1
         items: dict[str, int] = {}
         if alone and layout.exploded is None:
-            items = {name: int(counts[row]) for name, row in layout.groups.items()}
+            items = {name: counts[row] for name, row in layout.groups.items()}
         elif alone:
             items = items_of({name: spans.length[row] for name, row in layout.groups.items()}, layout.exploded)
         return steps.stats(steps.samples_of(spans), of_all, items)

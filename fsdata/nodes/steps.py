@@ -43,13 +43,13 @@ class Step:
         spans: where their values lie.
         origin: int64 [n, 2], the rank that read each row and its place in what that rank read.
         stats: counts and planned balance.
-        counts: int64 [F], those of `spans`, where they are known.
+        counts: [F], those of `spans`, where they are known.
     """
 
     spans: Spans
     origin: np.ndarray
     stats: StepStats
-    counts: np.ndarray | None = None
+    counts: list[int] | None = None
 
 
 class Parts(Protocol):
@@ -138,7 +138,7 @@ class Steps(Node[Part]):
         self._open: deque[Decoded] = deque()
         self._used = 0  # rows of the first of them
         self._before = 0  # position before the last take
-        self._passed: list[np.ndarray] = []  # positions after each row of the last take, part by part
+        self._passed: list[np.ndarray | range] = []  # positions after each row of the last take, part by part
         self._origin = np.empty((0, 2), np.int64)
 
     @property
@@ -279,7 +279,7 @@ class Steps(Node[Part]):
             window = self._open[0]
             start, stop = self._used, min(self._used + count, window.rows.num_rows)
             parts.append(window.rows.take(slice(start, stop)))
-            self._passed.append(np.asarray(window.passed[start:stop]))
+            self._passed.append(window.passed[start:stop])
             count -= stop - start
             self.position = int(window.passed[stop - 1])
             self._used = stop

@@ -46,7 +46,14 @@ class Progress:
     def moved(self, passed: Sequence[int], steps: int = 0, tuning: dict[str, Any] | None = None) -> "Progress":
         """The place after so many rows more of every rank, and so many steps."""
         positions = tuple(before + more for before, more in zip(self.positions, passed, strict=True))
-        return replace(self, step=self.step + steps, positions=positions, tuning=tuning)
+        return Progress(
+            epoch=self.epoch,
+            step=self.step + steps,
+            history=self.history,
+            positions=positions,
+            tuning=tuning,
+            segment=self.segment,
+        )
 
     def on(self, world_size: int) -> "Progress":
         """The same place, seen by `world_size` ranks."""
