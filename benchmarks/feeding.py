@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from common.reference import reference_schema
 from common.table import add_results_option, emit
 
-from freescale_tools.write.synth.presets import reference_columns, reference_set
-from fsdata import Batch, FreeScaleDataLoader, ParquetSource, Schema
-from fsdata import Sequence as SequenceOf
+from freescale_tools.write.synth.presets import reference_set
+from fsdata import Batch, FreeScaleDataLoader, ParquetSource
 from fsdata.batch.plain import JaggedFeatures
 
 BATCH = 512
@@ -52,17 +52,15 @@ def ways(cores: int) -> Iterator[Way]:
 
 
 def loader(paths: Sequence[Path], way: Way) -> FreeScaleDataLoader:
-    names = reference_columns()
-    schema = Schema(
-        sequences=(SequenceOf("uih", fields=names.sequence),),
-        candidates=SequenceOf("candidates", fields=names.candidates),
-        context=names.context,
-        dense=names.dense,
-        labels=(names.label,),
-    )
-    options = {"batch_size": BATCH, "shuffle": True, "rank": 0, "world_size": 1}
     return FreeScaleDataLoader(
-        ParquetSource(paths), schema, num_threads=max(way.threads, 1), pin_memory=way.pinned, **options
+        ParquetSource(paths),
+        reference_schema(),
+        batch_size=BATCH,
+        shuffle=True,
+        num_threads=max(way.threads, 1),
+        pin_memory=way.pinned,
+        rank=0,
+        world_size=1,
     )
 
 

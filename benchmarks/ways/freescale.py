@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from common.reference import reference_schema
+
+from fsdata import FreeScaleDataLoader, ParquetSource
 
 from .common import COLUMNS, Delivered, Run
 from .raw import THREADS
 
-SCHEMA = Schema(
-    sequences=(Sequence("uih", fields=COLUMNS.sequence),),
-    candidates=Sequence("candidates", fields=COLUMNS.candidates),
-    context=COLUMNS.context,
-    dense=COLUMNS.dense,
-    labels=(COLUMNS.label,),
-)
+SCHEMA = reference_schema()
 
 
 def batches(run: Run, *, shuffle: bool = False) -> Iterator[Delivered]:
