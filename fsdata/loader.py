@@ -21,10 +21,11 @@ from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import Ahead, Turn
 from fsdata.decode.files.read_ahead import bytes_of
 from fsdata.errors import PeerError
+from fsdata.kernels.warm import BALANCING, make_ready
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, Dealt, Kept, check_group
 from fsdata.nodes.follow.followed import FOLLOWS, Followed
-from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types, cores_of_this_rank
+from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types
 from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Rows
 from fsdata.nodes.steps import Steps
@@ -35,6 +36,7 @@ from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over
+from fsranks.machine.cores import cores_of_this_rank
 
 BatchT = TypeVar("BatchT", default=Batch)
 
@@ -175,6 +177,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def _also(self, balance: Balance | None, adapt: object, units: Units) -> dict[str, str]:
         """What else ranks have to have alike; raises what is wrong with it."""
         check_types(balance, adapt)
+        if balance is not None:
+            make_ready(BALANCING)
         if self._needs_peers(units, balance):
             why = "balance" if balance else FOLLOWS if units.data.followed else DROPS
             check_group(units.context, why)

@@ -55,7 +55,7 @@ RARE = 15  # none: the values of the page are for `decode_page`
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@kernel
+@kernel(called_with="int64[:, ::1], int64[::1]")
 def room_for(pages, form):
     """Bytes of what is made of pages whose values cannot stay as they are stored. As many as their bytes can hold."""
     values = np.int64(0)
@@ -163,7 +163,7 @@ def _decode(raw, begin, count, encoding, form, state, made):
     return VALUES_WRONG if code == DAMAGED else _settle(found, form)
 
 
-@kernel
+@kernel(called_with="int64[::1], int64[::1], int64[::1], uint8[::1]")
 def decode_page(page, form, state, made):
     """Go on where `read_pages` ended with the fault RARE: decode the values of the page, and go past it.
 
@@ -217,7 +217,7 @@ def _with_room(table, used, more):
     return larger
 
 
-@kernel
+@kernel(called_with="int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[:, ::1], uint8[:, ::1], uint8[::1]")
 def read_pages(pages, form, state, length, table, tails, made):
     """Add pages, from state[PAGE] on, to `state` and `length`; the table of runs, `table` or a larger one.
 
@@ -282,7 +282,7 @@ def read_pages(pages, form, state, length, table, tails, made):
     return table
 
 
-@kernel
+@kernel(called_with="int64[::1], int64, int64[::1], int64[::1], int64, int64")
 def finish_rows(column, rows, length, first, itemsize, target):
     """`first`, int64 [rows]: the values before each row; and the values themselves if `target` is not 0.
 
