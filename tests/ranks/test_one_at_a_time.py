@@ -30,6 +30,13 @@ def test_a_name_is_busy_while_a_process_is_inside(name):
     assert not is_busy(name)
 
 
+def test_no_file_stays(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with one_at_a_time(name):
+        assert is_busy(name)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 def test_a_process_that_is_killed_is_no_longer_inside(name):
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=stay, args=(name, there), daemon=True)
@@ -47,7 +54,7 @@ def test_the_next_one_enters_when_the_first_has_left(name, monkeypatch):
 
     def enter():
         with one_at_a_time(name):
-            order.append("second")
+            order.append("second" if is_busy(name) else "second, unseen")
 
     with one_at_a_time(name):
         thread = threading.Thread(target=enter)
