@@ -23,9 +23,10 @@ from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
 from fsranks.machine.cores import cores_of_this_rank, usable_cores
 
 # Those that take long come first, so that the processes end at about the same time.
+COPYING = (columns.gather_fields, columns.find_spans, columns.find_offsets, columns.find_places)
 READING = (
-    *(rows.read_pages, footer.read_chunks, headers.read_headers, rows.finish_rows, columns.gather_fields),
-    *(rows.room_for, locations.begin_with_rows, columns.find_spans, columns.find_offsets, columns.find_places),
+    *(rows.read_pages, footer.read_chunks, headers.read_headers, rows.finish_rows),
+    *(rows.room_for, locations.begin_with_rows, *COPYING),
 )
 BALANCING = (
     *(packing.improve, packing.lightest_first, columns.gather_samples, packing.descending, packing.fill_rows),

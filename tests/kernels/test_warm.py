@@ -140,6 +140,7 @@ import golden_ranks
 import torch.distributed as dist
 from golden_data import FILES
 from numba.core import event
+from fsdata import rebalance
 from fsranks.meeting import Meeting
 
 class Late(event.Listener):
@@ -156,17 +157,22 @@ def meet(self, *args, **options):
 met, agree, Meeting.agree = [], Meeting.agree, meet
 event.register("numba:compile", Late())
 dist.init_process_group("gloo")
-with golden_ranks.loader(FILES, **golden_ranks.CASES["default"]) as loader:
+with {loader} as loader:
     print("batches", len(list(loader)))
 """
+LOADERS = {
+    "loader": 'golden_ranks.loader(FILES, **golden_ranks.CASES["default"])',
+    "rebalance": 'rebalance(golden_ranks.Own(dist.get_rank(), 3), lengths="ids.item")',
+}
 
 
 @pytest.mark.long
-def test_ranks_that_find_nothing_compiled_compile_all_before_they_meet(tmp_path):
+@pytest.mark.parametrize("loader", LOADERS)
+def test_ranks_that_find_nothing_compiled_compile_all_before_they_meet(loader, tmp_path):
     """A rank that compiles later may keep the others waiting for longer than they are told to wait."""
     paths = ":".join(path for path in sys.path if path.startswith(str(Path(__file__).parents[1])))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "rank.py").write_text(RANK.replace("{loader}", LOADERS[loader]))
     said = python(*command, sys.executable, str(tmp_path / "rank.py"), paths, cache=tmp_path / "cache")
     assert said.count("batches") == 2
     assert "late" not in said

@@ -16,7 +16,7 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError, StateError
-from fsdata.kernels.warm import BALANCING, make_ready
+from fsdata.kernels.warm import BALANCING, COPYING, make_ready
 from fsdata.nodes.node import First, Timing, not_the_end
 from fsdata.nodes.steps import Part
 from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
@@ -79,7 +79,7 @@ class TensorParts(First[Part]):
             if isinstance(replicate, str):
                 raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
             self._measure, self._replicate = _measure(lengths), tuple(replicate)
-            make_ready(BALANCING)
+            make_ready((*BALANCING, *COPYING))
             meeting.agree({"balance": repr(balance), "replicate": repr(sorted(replicate))})
         self._source = source
         self.context = context
