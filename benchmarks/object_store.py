@@ -37,7 +37,7 @@ from ways.freescale import SCHEMA
 
 from freescale_tools.write.synth.presets import reference_set
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.nodes.loader_options import cores_of_this_rank
+from fsranks.machine.cores import cores_of_this_rank
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests/data/files"))

@@ -24,7 +24,7 @@ from fsdata.errors import PeerError
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, TOKENS, Dealt, Kept, check_group
 from fsdata.nodes.follow.followed import FOLLOWS, Followed
-from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types, cores_of_this_rank
+from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types
 from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Rows
 from fsdata.nodes.steps import Steps
@@ -33,8 +33,10 @@ from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
+from fsdata.warm import BALANCING, make_ready
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over
+from fsranks.machine.cores import cores_of_this_rank
 
 BatchT = TypeVar("BatchT", default=Batch)
 
@@ -183,6 +185,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         check_types(balance, adapt)
         if balance is not None and self._options.max_tokens is not None:
             raise ValueError("max_tokens is for batches without balance: give Balance(max_tokens=...) in its place")
+        if balance is not None:
+            make_ready(BALANCING)
         if self._needs_peers(units, balance):
             tokens = None if self._options.max_tokens is None else TOKENS
             why = "balance" if balance else FOLLOWS if units.data.followed else tokens or DROPS

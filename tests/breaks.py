@@ -95,7 +95,7 @@ BREAKS: tuple[Break, ...] = (
         why="rows that max_tokens carries over come after those behind them, and a saved state counts them wrongly",
     ),
     Break(
-        file="fsdata/balance/packing/_kernels.py",
+        file="fsdata/kernels/packing.py",
         before="if (net > 0 and net > room_b) or (net < 0 and -net > room_a):",
         after="if net > 0 and net > room_b:",
         tests=("tests/data/balance",),

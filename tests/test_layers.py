@@ -98,6 +98,7 @@ IN_ORDER = {
     ),
     "fsdata": (
         ("errors", "kernels"),
+        ("warm",),
         ("schema",),
         ("sources",),
         ("catalog",),

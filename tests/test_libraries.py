@@ -1,6 +1,7 @@
 """What torch prints because of TorchRec stays off the user's terminal; everything else gets there. And what numba does
 where it can keep nothing, and when Ctrl-C comes while it compiles."""
 
+import contextlib
 import logging
 import runpy
 import signal
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 import torch.fx._symbolic_trace as symbolic_trace
+from numba import config, njit
 from numba.core import caching
 from numba.extending import overload
 
@@ -77,6 +79,36 @@ def test_kernels_are_compiled_where_numba_can_keep_nothing(monkeypatch, caplog):
     one, two = libraries.kernel(lambda x: x + 1), libraries.kernel(inline="always")(lambda x: x + 2)
     assert (one(1), two(1)) == (2, 3)
     assert [record.getMessage()[:37] for record in caplog.records] == ["numba finds no folder to keep compiled"[:37]]
+
+
+def plus_one(x):
+    return x + 1
+
+
+def test_a_kernel_that_another_process_compiles_meanwhile_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    mine, of_another = libraries.kernel(called_with="int64")(plus_one), njit(cache=True)(plus_one)
+
+    @contextlib.contextmanager
+    def while_another_compiles(name):
+        of_another(1)
+        yield
+
+    monkeypatch.setattr(libraries, "one_at_a_time", while_another_compiles)
+    assert not libraries.is_there(mine)
+    assert mine(1) == 2
+    assert (sum(mine.stats.cache_hits.values()), sum(mine.stats.cache_misses.values())) == (1, 0)
+    assert libraries.is_there(mine)
+
+
+def test_nobody_is_waited_for_where_a_kernel_is_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    njit(cache=True)(plus_one)(1)
+    mine = libraries.kernel(called_with="int64")(plus_one)
+    monkeypatch.setattr(libraries, "one_at_a_time", None)
+    assert libraries.is_there(mine)
+    libraries.compile_kernel(mine)
+    assert mine(1) == 2
 
 
 class CtrlC:

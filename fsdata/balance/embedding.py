@@ -33,8 +33,11 @@ from fsdata.balance.exchange.messages import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch, Planner
 from fsdata.balance.options import AUTO, Balance, StepPlanner
 from fsdata.errors import MismatchError
+from fsdata.kernels import ranges
 from fsdata.kernels.jagged_ops import Ranges, ranged_combine, ranged_dispatch
+from fsdata.warm import BALANCING, make_ready
 from fsranks.control_group import ControlGroup
+from fsranks.libraries import compile_kernel
 from fsranks.rank_context import resolve
 
 _CALLS = ("dispatch", "dispatch_samples", "combine", "plan")
@@ -330,6 +333,8 @@ class EmbeddingBalance:
             raise ValueError(
                 'autotune=True and method="auto" need the compute times that a loader is told: leave them off here'
             )
+        make_ready(BALANCING)
+        compile_kernel(ranges.copy_all)
         context = resolve(process_group=process_group)
         self._modules = embedding, dense
         self._dispatcher = Dispatcher(

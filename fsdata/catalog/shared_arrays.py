@@ -294,7 +294,7 @@ def _mapped(folder: _Folder, name: str) -> Arrays:
         raise ValueError(f"{folder.path / name}: no head")
     first = _aligned(24 + length)
     return {
-        key: np.frombuffer(whole, np.dtype(kind), count, first + at) if count else np.empty(0, kind)
+        key: np.frombuffer(whole, np.dtype(kind), count, first + at if count else 0)
         for key, (kind, count, at) in json.loads(text).items()
     }
 

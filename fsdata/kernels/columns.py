@@ -208,7 +208,7 @@ def fetch(target, column, first, count, itemsize, near):
         run += 1
 
 
-@kernel
+@kernel(called_with="int64[:, :, ::1], int64[:, ::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1]")
 def find_spans(
     columns: np.ndarray,
     lines: np.ndarray,
@@ -259,7 +259,7 @@ def _follows(block, start, length, n):
     return block[n + 1] == block[n] and start[n + 1] == start[n] + length[n]
 
 
-@kernel
+@kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1]")
 def gather_fields(
     columns: np.ndarray,
     block: np.ndarray,
@@ -299,7 +299,7 @@ def gather_fields(
                 to += count * size
 
 
-@kernel
+@kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1]")
 def gather_samples(
     columns: np.ndarray,
     block: np.ndarray,

@@ -5,7 +5,7 @@ import numpy as np
 from fsranks.libraries import kernel
 
 
-@kernel
+@kernel(called_with="int64[::1], int64, uint16[::1], int64[::1]")
 def to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.ndarray) -> None:
     """Of equally few ranks, to the lowest.
 

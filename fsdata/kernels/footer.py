@@ -229,7 +229,7 @@ def _check_chunks(leaves, chunks, rows, room, report):
             chunk[INDEX_BYTES] = 0
 
 
-@kernel
+@kernel(called_with="Array(uint8, 1, 'C', True), int64, int64[::1]")
 def read_chunks(raw, room, report):
     """Chunks of all row groups, int64 [G * L, 9], as far as nothing is wrong; and int64 [5]: the first byte of the
     schema, the first one after it, whether a chunk begins before the end of the one before it, and the first byte of

@@ -8,7 +8,7 @@ import numpy as np
 from fsranks.libraries import kernel
 
 
-@kernel
+@kernel(called_with="int64[::1], int64[::1]")
 def find_unsorted(times: np.ndarray, offsets: np.ndarray) -> int:
     """The first event that is earlier than the one before it of the same key, -1 if there is none."""
     for k in range(len(offsets) - 1):
@@ -29,7 +29,7 @@ def _first_not_below(values: np.ndarray, low: int, high: int, limit: int) -> int
     return low
 
 
-@kernel
+@kernel(called_with="Array(int64, 1, 'C', True), int64[::1], boolean[::1], int64[::1]")
 def find_keys(keys: np.ndarray, wanted: np.ndarray, null: np.ndarray, found: np.ndarray) -> None:
     """Written: found int64 [N], the place of each wanted key among `keys`, ascending; -1 if null or not there."""
     for n in range(len(wanted)):
@@ -37,7 +37,9 @@ def find_keys(keys: np.ndarray, wanted: np.ndarray, null: np.ndarray, found: np.
         found[n] = k if not null[n] and k < len(keys) and keys[k] == wanted[n] else -1
 
 
-@kernel
+@kernel(
+    called_with="int64[::1], Array(int64, 1, 'C', True), Array(int64, 1, 'C', True), int64[::1], int64[::1], int64[::1]"
+)
 def find_windows(
     found: np.ndarray, offsets: np.ndarray, times: np.ndarray, before: np.ndarray, first: np.ndarray, stop: np.ndarray
 ) -> None:
@@ -54,7 +56,7 @@ def find_windows(
             stop[n] = _first_not_below(times, offsets[k], offsets[k + 1], before[n])
 
 
-@kernel
+@kernel(called_with="Array(int64, 1, 'C', True), int64[::1], int64, boolean, int64[::1], int64[::1], int64[::1]")
 def cut_windows(
     known: np.ndarray,
     before: np.ndarray,
@@ -95,7 +97,7 @@ def cut_windows(
         length[n] = number
 
 
-@kernel
+@kernel(called_with="Array(int64, 1, 'C', True), int64[::1], int64[::1], int64[::1], int64[::1], int64[::1]")
 def events_that_count(
     known: np.ndarray, rows: np.ndarray, before: np.ndarray, first: np.ndarray, stop: np.ndarray, events: np.ndarray
 ) -> None:

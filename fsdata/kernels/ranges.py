@@ -31,7 +31,7 @@ def copy_ranges(
     width = source[0].numel()
     if source.device.type == "cpu":
         table = np.stack([starts.numpy(), places.numpy(), lengths.numpy()])
-        _copy_all(table, source.data_ptr(), target.data_ptr(), width * source.element_size())
+        copy_all(table, source.data_ptr(), target.data_ptr(), width * source.element_size())
     else:
         from fsdata.kernels.ranges_triton import launch
 
@@ -92,8 +92,8 @@ def _add_all(table: np.ndarray, source: np.ndarray, target: np.ndarray, width: i
             target[place + i] += source[start + i]
 
 
-@kernel
-def _copy_all(table: np.ndarray, source: int, target: int, item_bytes: int) -> None:
+@kernel(called_with="int64[:, ::1], int64, int64, int64")
+def copy_all(table: np.ndarray, source: int, target: int, item_bytes: int) -> None:
     """table: int64[3, R] starts, places, lengths; the others: byte addresses and bytes of an item."""
     wide = item_bytes % 8 == 0 and source % 8 == 0 and target % 8 == 0
     half = item_bytes % 4 == 0 and source % 4 == 0 and target % 4 == 0

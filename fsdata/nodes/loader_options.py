@@ -11,7 +11,6 @@ import torch
 from fsdata.balance.options import Balance
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
-from fsranks.machine.cores import usable_cores
 
 Uneven = Literal["drop", "empty"]
 
@@ -65,11 +64,6 @@ def check_integers(**given: tuple[Any, int]) -> None:
 def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-def cores_of_this_rank() -> int:
-    """Cores this process may use, shared with the other ranks on the host."""
-    return max(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def can_pin(wanted: bool) -> bool:

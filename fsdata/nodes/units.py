@@ -14,14 +14,16 @@ from fsdata.decode.opened_source import open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.follow.followed_data import FollowedData
-from fsdata.nodes.loader_options import check_integers, check_order, check_sources, cores_of_this_rank
+from fsdata.nodes.loader_options import check_integers, check_order, check_sources
 from fsdata.nodes.node import First
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.order.stream import Window
 from fsdata.schema import Schema
-from fsdata.sources import ParquetSource
+from fsdata.sources import AsOf, ParquetSource
+from fsdata.warm import HISTORIES, RARE, READING, make_ready
 from fsranks.job_store import job_store
+from fsranks.machine.cores import cores_of_this_rank
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext, resolve
 
@@ -74,8 +76,9 @@ class Units(First[Window]):
         self.pool = Pool()
         pool = self.pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         with Meeting(self.context, what=what, timeout_s=timeout_s) as meeting:
-            hosts = _hosts(self.context, timeout_s)
             check_sources(sources, schema)
+            make_ready(_kernels(sources, self.context.world_size))
+            hosts = _hosts(self.context, timeout_s)
             shown = self.context.rank == 0
             opened = [
                 open_source(source, schema, index=index, show=shown, threads=threads, pool=pool, hosts=hosts)
@@ -148,6 +151,12 @@ class Units(First[Window]):
     def close(self) -> None:
         """Close the files that decoding keeps open."""
         self.data.close()
+
+
+def _kernels(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
+    """Those that may be called. Other ranks would wait where one is compiled later, so rare ones count, too."""
+    histories = any(isinstance(join, AsOf) for source in sources for join in source.join)
+    return [*READING, *(HISTORIES if histories else ()), *(RARE if world_size > 1 else ())]
 
 
 def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:

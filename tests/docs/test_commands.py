@@ -79,7 +79,7 @@ def others():
 
 @pytest.mark.parametrize("words", list(others()))
 def test_other_commands_name_what_is_there(words):
-    {"make": check_make, "pip": check_pip, "python": check_benchmark, "pytest": check_pytest}[words[0]](*words[1:])
+    {"make": check_make, "pip": check_pip, "python": check_python, "pytest": check_pytest}[words[0]](*words[1:])
 
 
 def check_make(*arguments):
@@ -97,8 +97,11 @@ def check_pip(install, *arguments):
         assert argument in installed or argument in ("-e", ".", *extras), argument
 
 
-def check_benchmark(script, *arguments):
-    """The benchmark takes these arguments, and lacks none. It is ended there: running it takes minutes."""
+def check_python(script, *arguments):
+    """A benchmark, or a module, takes these arguments, and lacks none. It is ended there: running it takes minutes."""
+    if script == "-m":
+        module, *arguments = arguments
+        script = f"{module.replace('.', '/')}.py"
     if "ArgumentParser" not in (ROOT / script).read_text():
         assert arguments == ()
         return

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fsdata.balance.packing import _kernels
 from fsdata.balance.packing.plan import OverCapError
+from fsdata.kernels import packing as kernels
 
 
 def even_counts(home: np.ndarray, order: np.ndarray, *, num_ranks: int, ranks_per_node: int) -> np.ndarray:
@@ -78,7 +78,7 @@ class Problem:
 
 def fbs(problem: Problem) -> np.ndarray:
     """The paper's fixed batch size: sort, deal out zig-zag."""
-    return _kernels.zigzag(problem.order, problem.num_ranks)
+    return kernels.zigzag(problem.order, problem.num_ranks)
 
 
 def fbs_swap(problem: Problem) -> np.ndarray:
@@ -97,7 +97,7 @@ def vbs(problem: Problem) -> np.ndarray:
     """
     plans = []
     rank = fbs(problem)
-    if _kernels.sums(rank, problem.tokens, problem.num_ranks).max() <= problem.max_tokens:
+    if kernels.sums(rank, problem.tokens, problem.num_ranks).max() <= problem.max_tokens:
         _exchange(problem, rank, problem.target, limit=1.0 + _TIGHT, moves=True)
         if _longest(problem, rank) <= _WELL:
             return rank
@@ -105,7 +105,7 @@ def vbs(problem: Problem) -> np.ndarray:
     rank, done = _lightest_first(problem, problem.order, problem.cost, problem.target)
     if done < rank.size:
         # Fitting the longest samples first leaves the most room; the costs are put right afterwards.
-        by_length = _kernels.descending(problem.tokens)
+        by_length = kernels.descending(problem.tokens)
         rank, done = _lightest_first(problem, by_length, problem.tokens, np.ones(problem.num_ranks))
         if done < rank.size and not plans:
             raise OverCapError(_does_not_fit(problem, int(problem.tokens[by_length[done]])))
@@ -117,7 +117,7 @@ def vbs(problem: Problem) -> np.ndarray:
 
 def vbs_contiguous(problem: Problem) -> np.ndarray:
     """The paper's variable batch size: cut the samples, in the order given, into W parts of equal cost."""
-    return _kernels.contiguous(problem.cost, problem.target, min(1, problem.cost.size // problem.num_ranks))
+    return kernels.contiguous(problem.cost, problem.target, min(1, problem.cost.size // problem.num_ranks))
 
 
 def repair(problem: Problem) -> np.ndarray:
@@ -144,11 +144,11 @@ def hierarchical(problem: Problem) -> np.ndarray:
     _exchange(problem, rank, node_target, limit=1.0 / (1.0 - problem.tolerance / 2))
     _under_cap(problem, rank, span)
     # Inside a node the aim is what the node holds now, but no rank need be better than the whole job asks for.
-    held = _kernels.sums(rank // np.int32(span), problem.cost, node_target.size)
+    held = kernels.sums(rank // np.int32(span), problem.cost, node_target.size)
     target = problem.target * np.repeat(np.maximum(held, 1) / node_target, span)
     ceiling = np.maximum(problem.target / (1.0 - problem.tolerance), target * (1.0 + _TIGHT))
     _exchange(problem, rank, target, ceiling=ceiling, span=span)
-    fits = _kernels.sums(before, problem.tokens, problem.num_ranks).max(initial=0) <= problem.max_tokens
+    fits = kernels.sums(before, problem.tokens, problem.num_ranks).max(initial=0) <= problem.max_tokens
     return before if fits and _longest(problem, before) < _longest(problem, rank) else rank
 
 
@@ -182,8 +182,8 @@ def _exchange(
     of `span` groups (default: all with all).
     """
     size = problem.num_ranks // target.size
-    rows = _kernels.fill_rows(problem.order, rank // np.int32(size), problem.cost, problem.tokens, target.size)
-    rules = _kernels.Rules(
+    rows = kernels.fill_rows(problem.order, rank // np.int32(size), problem.cost, problem.tokens, target.size)
+    rules = kernels.Rules(
         target * limit if ceiling is None else ceiling,
         target,
         UNLIMITED if problem.max_tokens == UNLIMITED else problem.max_tokens * size,
@@ -191,27 +191,27 @@ def _exchange(
         problem.max_count if moves else 0,
         _ROUNDS,
     )
-    _kernels.improve(rows, rules, rank, problem.tokens, span or target.size)
+    kernels.improve(rows, rules, rank, problem.tokens, span or target.size)
 
 
 def _longest(problem: Problem, rank: np.ndarray) -> float:
     """The largest time of a rank over the time all ranks would take in the perfect plan."""
-    return float((_kernels.sums(rank, problem.cost, problem.num_ranks) / problem.target).max())
+    return float((kernels.sums(rank, problem.cost, problem.num_ranks) / problem.target).max())
 
 
 def _under_cap(problem: Problem, rank: np.ndarray, span: int) -> None:
     """Swap samples, with an eye on tokens alone, until every rank keeps `max_tokens`; OverCapError if that fails."""
     cap = problem.max_tokens
-    used = _kernels.sums(rank, problem.tokens, problem.num_ranks)
+    used = kernels.sums(rank, problem.tokens, problem.num_ranks)
     if used.max(initial=0) <= cap:
         return
-    by_length = _kernels.descending(problem.tokens)
+    by_length = kernels.descending(problem.tokens)
     for among in (span, problem.num_ranks):
-        rows = _kernels.fill_rows(by_length, rank, problem.tokens, problem.tokens, problem.num_ranks)
+        rows = kernels.fill_rows(by_length, rank, problem.tokens, problem.tokens, problem.num_ranks)
         ceiling = np.full(problem.num_ranks, float(cap))
         target = np.full(problem.num_ranks, problem.tokens.sum() / problem.num_ranks)
-        rules = _kernels.Rules(ceiling, target, UNLIMITED, problem.min_count, 0, _ROUNDS)
-        _kernels.improve(rows, rules, rank, problem.tokens, among)
+        rules = kernels.Rules(ceiling, target, UNLIMITED, problem.min_count, 0, _ROUNDS)
+        kernels.improve(rows, rules, rank, problem.tokens, among)
         if rows.used.max() <= cap:
             return
     raise OverCapError(_does_not_fit(problem, int(problem.tokens[by_length[0]]), int(rows.used.max())))
@@ -220,7 +220,7 @@ def _under_cap(problem: Problem, rank: np.ndarray, span: int) -> None:
 def _lightest_first(
     problem: Problem, order: np.ndarray, amount: np.ndarray, target: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    return _kernels.lightest_first(
+    return kernels.lightest_first(
         order, amount, problem.tokens, target, problem.max_tokens, problem.min_count, problem.max_count
     )
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fsdata.balance.packing import _kernels
 from fsdata.balance.packing.methods import EQUAL_COUNTS, METHODS, NEED_HOME, UNLIMITED, Problem
 from fsdata.balance.packing.plan import OverCapError, Plan, lowest_straggler, straggler_share
+from fsdata.kernels import packing as kernels
 
 Method = Literal["fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical"]
 _LARGEST_SUM = 2**62
@@ -60,7 +60,7 @@ def pack(
     low, high = _count_limits(method, n, num_ranks, min_count, max_count)
     problem = Problem(
         cost=costs,
-        order=_kernels.descending(costs),
+        order=kernels.descending(costs),
         tokens=lengths,
         target=_targets(int(costs.sum()), num_ranks, speeds),
         max_tokens=_token_limit(max_tokens, lengths, num_ranks),
@@ -71,8 +71,8 @@ def pack(
         tolerance=tolerance,
     )
     rank = METHODS[method][0](problem) if n else np.empty(0, np.int32)
-    load = _kernels.sums(rank, costs, num_ranks)
-    counts = _kernels.sums(rank, np.ones(n, np.int64), num_ranks)
+    load = kernels.sums(rank, costs, num_ranks)
+    counts = kernels.sums(rank, np.ones(n, np.int64), num_ranks)
     for array in (rank, load, counts):
         array.setflags(write=False)
     return Plan(

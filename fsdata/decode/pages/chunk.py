@@ -204,8 +204,12 @@ class _Reading:
         pages = np.array([page.header for page in waiting])
         tails = np.empty((len(waiting), runs.TAIL + 8), np.uint8)
         made = np.empty(rows.room_for(pages, form.numbers), np.uint8)
-        state[rows.MADE] = 0
+        state[rows.MADE] = state[rows.PAGE] = 0
         self._runs = rows.read_pages(pages, form.numbers, state, self._length, self._runs, tails, made)
+        while state[rows.FAULT] == rows.RARE:
+            rows.decode_page(pages[state[rows.PAGE]], form.numbers, state, made)
+            if state[rows.FAULT] == rows.NOTHING:
+                self._runs = rows.read_pages(pages, form.numbers, state, self._length, self._runs, tails, made)
         if state[rows.FAULT]:
             raise _fault(int(state[rows.FAULT]), waiting[int(state[rows.PAGE])], form)
         self._kept += tails.nbytes + made.nbytes + self._bytes

@@ -122,7 +122,7 @@ def check_header(page, at, end, first, values, room):
     return OK
 
 
-@kernel
+@kernel(called_with="Array(uint8, 1, 'C', True), int64, int64")
 def read_headers(raw, values, unpacked):
     """(pages int64 [P, 12]; code; the page that is damaged or unknown).
 

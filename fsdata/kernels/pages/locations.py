@@ -26,7 +26,7 @@ def _location(raw, at, found, inside):
             at = after(raw, at, kind, inside)
 
 
-@kernel
+@kernel(called_with="Array(uint8, 1, 'C', True), int64")
 def read_locations(raw, count):
     """int64 [count, 3] of the offset index `raw`; -1 where a number is missing, and if it has not `count` pages."""
     found = np.full((count, 3), -1, np.int64)
@@ -47,7 +47,7 @@ def read_locations(raw, count):
             at = after(raw, at, kind, inside)
 
 
-@kernel
+@kernel(called_with="Array(uint8, 1, 'C', True), int64[:, ::1]")
 def begin_with_rows(raw, pages):
     """Whether a row begins with every page of version 2 of a column of lists, as its first level of repetition says.
 

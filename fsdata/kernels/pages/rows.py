@@ -1,4 +1,8 @@
-"""The rows of a column, page after page: how long they are, and where their values lie (numba, nogil)."""
+"""The rows of a column, page after page: how long they are, and where their values lie (numba, nogil).
+
+`read_pages` reads what most files have. Rare encodings are decoded by a kernel of their own, `decode_page`, as numba
+takes seconds to compile them: a process whose files have none of them does not wait for that.
+"""
 
 import numpy as np
 from numba import carray
@@ -19,14 +23,16 @@ LEAST, MOST = 6, 7  # of integers; none are checked if LEAST is not less than MO
 
 BOOLEAN, INT32, INT64, FLOAT, DOUBLE = 0, 1, 2, 3, 4
 
-# What is known after some pages, int64 [8]; the first two as in `levels`.
+# What is known after some pages, int64 [10]; the first two as in `levels`.
 RUNS = 2  # lines of the table of runs
 DICTIONARY = 3  # address of its values
 SIZE = 4  # of the dictionary, -1 without one
 MADE = 5  # bytes of `made` that are used
 FAULT = 6  # what is wrong with a page, or why it is left to pyarrow; 0 if nothing is
-PAGE = 7  # which page of those given
-STATE = 8
+PAGE = 7  # which page of those given is read next, or has a fault
+BEGIN = 8  # first byte of the values in the page at fault RARE
+COUNT = 9  # how many they are
+STATE = 10
 
 # Faults.
 NOTHING = 0
@@ -44,11 +50,12 @@ MORE_OR_FEWER = 11
 NOT_FINITE = 12
 TOO_LARGE = 13
 ROWS_WRONG = 14  # damage
+RARE = 15  # none: the values of the page are for `decode_page`
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@kernel
+@kernel(called_with="int64[:, ::1], int64[::1]")
 def room_for(pages, form):
     """Bytes of what is made of pages whose values cannot stay as they are stored. As many as their bytes can hold."""
     values = np.int64(0)
@@ -125,7 +132,7 @@ def _settle(found, form):
 
 
 @kernel
-def _add_made(page, raw, begin, count, encoding, form, state, made):
+def _decode(raw, begin, count, encoding, form, state, made):
     """Values that cannot stay as they are stored -> `made`; a fault."""
     physical, width = form[PHYSICAL], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
     if count * 8 > len(made) - state[MADE]:
@@ -154,6 +161,18 @@ def _add_made(page, raw, begin, count, encoding, form, state, made):
     if code == UNKNOWN:
         return MORE_OR_FEWER
     return VALUES_WRONG if code == DAMAGED else _settle(found, form)
+
+
+@kernel(called_with="int64[::1], int64[::1], int64[::1], uint8[::1]")
+def decode_page(page, form, state, made):
+    """Go on where `read_pages` ended with the fault RARE: decode the values of the page, and go past it.
+
+    page: int64 [headers.COLUMNS], the page state[PAGE]. The others as in `read_pages`.
+    """
+    raw = carray(pointer(page[headers.ADDRESS]), (page[headers.UNPACKED],), np.uint8)
+    state[FAULT] = _decode(raw, state[BEGIN], state[COUNT], page[headers.ENCODING], form, state, made)
+    state[MADE] += state[COUNT] * 8
+    state[PAGE] += state[FAULT] == NOTHING
 
 
 @kernel
@@ -198,9 +217,11 @@ def _with_room(table, used, more):
     return larger
 
 
-@kernel
+@kernel(called_with="int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[:, ::1], uint8[:, ::1], uint8[::1]")
 def read_pages(pages, form, state, length, table, tails, made):
-    """Add pages to `state` and `length`; the table of runs, `table` or a larger one. It ends at a fault.
+    """Add pages, from state[PAGE] on, to `state` and `length`; the table of runs, `table` or a larger one.
+
+    It ends at a fault. At the fault RARE all of the page is read but its values: call `decode_page`, then this again.
 
     Args:
         pages: int64 [P, headers.COLUMNS]; rows before FIRST_ROW that no page has stay empty. form, state: see above.
@@ -210,7 +231,7 @@ def read_pages(pages, form, state, length, table, tails, made):
     """
     bounds = np.empty(4, np.int64)
     repeated, top = form[REPEATED] > 0, form[TOP]
-    for number in range(len(pages)):
+    for number in range(state[PAGE], len(pages)):
         page = pages[number]
         state[PAGE] = number
         raw = carray(pointer(page[headers.ADDRESS]), (page[headers.UNPACKED],), np.uint8)
@@ -254,15 +275,14 @@ def read_pages(pages, form, state, length, table, tails, made):
                 split = encoding == headers.BYTE_STREAM_SPLIT
                 line[runs.FORM] = runs.PLAIN if split else runs.FINAL
                 line[runs.AT] = made.ctypes.data + state[MADE]
-                state[FAULT] = _add_made(page, raw, begin, count, encoding, form, state, made)
-                state[MADE] += count * 8
+                state[FAULT], state[BEGIN], state[COUNT] = RARE, begin, count
             state[RUNS] += count > 0
         if state[FAULT]:
             return table
     return table
 
 
-@kernel
+@kernel(called_with="int64[::1], int64, int64[::1], int64[::1], int64, int64")
 def finish_rows(column, rows, length, first, itemsize, target):
     """`first`, int64 [rows]: the values before each row; and the values themselves if `target` is not 0.
 

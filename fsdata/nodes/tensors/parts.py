@@ -20,6 +20,7 @@ from fsdata.nodes.node import First, Timing, not_the_end
 from fsdata.nodes.steps import Part
 from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
 from fsdata.order.progress import Progress
+from fsdata.warm import BALANCING, COPYING, make_ready
 from fsranks.meeting import Meeting, differences
 from fsranks.rank_context import RankContext
 
@@ -78,6 +79,7 @@ class TensorParts(First[Part]):
             if isinstance(replicate, str):
                 raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
             self._measure, self._replicate = _measure(lengths), tuple(replicate)
+            make_ready((*BALANCING, *COPYING))
             meeting.agree({"balance": repr(balance), "replicate": repr(sorted(replicate))})
         self._source = source
         self.context = context

@@ -5,7 +5,7 @@ import packing_reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata.balance.packing import _kernels
+from fsdata.kernels import packing as kernels
 
 NO_CAP = np.iinfo(np.int64).max
 costs = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 10**4), st.integers(0, 2**56)), max_size=40)
@@ -18,26 +18,26 @@ def int64(values):
 
 @given(costs)
 def test_descending(cost):
-    assert _kernels.descending(int64(cost)).tolist() == packing_reference.descending(cost)
+    assert kernels.descending(int64(cost)).tolist() == packing_reference.descending(cost)
 
 
 def test_descending_beyond_one_digit_and_with_ties():
     cost = np.random.default_rng(0).integers(0, 3000, 5000) * (2**40 + 1)
-    assert np.array_equal(_kernels.descending(cost), np.argsort(-cost, kind="stable"))
+    assert np.array_equal(kernels.descending(cost), np.argsort(-cost, kind="stable"))
 
 
 @given(costs, ranks)
 def test_zigzag(cost, num_ranks):
     order = packing_reference.descending(cost)
     expected = packing_reference.zigzag(order, num_ranks)
-    assert _kernels.zigzag(np.array(order, np.int32), num_ranks).tolist() == expected
+    assert kernels.zigzag(np.array(order, np.int32), num_ranks).tolist() == expected
 
 
 @given(costs, st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_contiguous(cost, shares):
     target = [share * max(sum(cost), 1) / sum(shares) for share in shares]
     least = min(1, len(cost) // len(shares))
-    found = _kernels.contiguous(int64(cost), np.array(target), least)
+    found = kernels.contiguous(int64(cost), np.array(target), least)
     assert found.tolist() == packing_reference.contiguous(cost, target, least)
 
 
@@ -57,7 +57,7 @@ def test_lightest_first(case):
     cost, tokens, target, cap, least, most = case
     order = packing_reference.descending(cost)
     expected, done = packing_reference.lightest_first(order, cost, tokens, target, cap, least, most)
-    rank, failed = _kernels.lightest_first(
+    rank, failed = kernels.lightest_first(
         np.array(order, np.int32), int64(cost), int64(tokens), np.array(target), cap, least, most
     )
     assert failed == done
@@ -77,7 +77,7 @@ def exchanging(draw):
     cap = draw(st.sampled_from([NO_CAP, 2 * sum(tokens) // groups, sum(tokens) // groups]))
     most = draw(st.sampled_from([0, len(cost)]))
     limit = 1 + draw(st.sampled_from([0.0, 1e-5, 1e-2, 0.3]))
-    rules = _kernels.Rules(target * limit, target, cap, 1, most, draw(st.sampled_from([1, 24])))
+    rules = kernels.Rules(target * limit, target, cap, 1, most, draw(st.sampled_from([1, 24])))
     return cost, rank, tokens, rules, span
 
 
@@ -87,9 +87,9 @@ def test_improve(case):
     order = packing_reference.descending(cost)
     expected = packing_reference.improve(order, rank, cost, tokens, rules, span=span)
     found = np.array(rank, np.int32)
-    rows = _kernels.fill_rows(np.array(order, np.int32), found, int64(cost), int64(tokens), rules.target.size)
-    _kernels.improve(rows, rules, found, int64(tokens), span)
+    rows = kernels.fill_rows(np.array(order, np.int32), found, int64(cost), int64(tokens), rules.target.size)
+    kernels.improve(rows, rules, found, int64(tokens), span)
     assert found.tolist() == expected
-    assert np.array_equal(rows.load, _kernels.sums(found, int64(cost), rules.target.size))
-    assert np.array_equal(rows.used, _kernels.sums(found, int64(tokens), rules.target.size))
+    assert np.array_equal(rows.load, kernels.sums(found, int64(cost), rules.target.size))
+    assert np.array_equal(rows.used, kernels.sums(found, int64(tokens), rules.target.size))
     assert rows.size.tolist() == np.bincount(found, minlength=rules.target.size).tolist()

@@ -18,6 +18,7 @@ of the two groups, so no group ever ends above the largest time of the plan it s
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
 
 from fsranks.libraries import kernel
 
@@ -25,7 +26,7 @@ _BITS = 11
 _BUCKETS = 1 << _BITS
 
 
-@kernel
+@kernel(called_with="int64[::1]")
 def descending(cost):
     """Positions of `cost` (int64[N], not negative) from the dearest to the cheapest, ties by position. int32[N]."""
     n = cost.size
@@ -67,7 +68,7 @@ def descending(cost):
     return order
 
 
-@kernel
+@kernel(called_with="int32[::1], int64")
 def zigzag(order, num_ranks):
     """Deal `order` out in rows of W ranks, every other row backwards (the paper's FBS).
 
@@ -85,7 +86,7 @@ def zigzag(order, num_ranks):
     return rank
 
 
-@kernel
+@kernel(called_with="int32[::1], int64[::1], int64")
 def sums(rank, amount, num_ranks):
     """int64[W]: `amount` (int64[N]) added up per rank."""
     total = np.zeros(num_ranks, np.int64)
@@ -94,7 +95,7 @@ def sums(rank, amount, num_ranks):
     return total
 
 
-@kernel
+@kernel(called_with="int64[::1], float64[::1], int64")
 def contiguous(cost, target, least):
     """Cut the samples, in the order given, where the running cost is nearest to the running target.
 
@@ -168,7 +169,7 @@ def _roomiest(heap, size, used, need, cap, time, count):
     return best
 
 
-@kernel
+@kernel(called_with="int32[::1], int64[::1], int64[::1], float64[::1], int64, int64, int64")
 def lightest_first(order, cost, tokens, target, cap, min_count, max_count):
     """Give each sample of `order` to the rank with the least time so far that may take it.
 
@@ -238,7 +239,7 @@ class Rules(NamedTuple):
     rounds: int
 
 
-@kernel
+@kernel(called_with="int32[::1], int32[::1], int64[::1], int64[::1], int64")
 def fill_rows(order, group, value, tokens, num_groups):
     """Rows of `num_groups` groups; `order` lists the samples by descending `value`, `group` int32[N]."""
     n = order.size
@@ -405,7 +406,11 @@ def _round(rows, rules, rank, tokens, first, last):
     return made
 
 
-@kernel
+_GROUPS = types.NamedTuple((types.int64[::1], types.int32[::1], *[types.int64[::1]] * 4), SortedGroups)
+_RULES = types.NamedTuple((types.float64[::1], types.float64[::1], *[types.int64] * 4), Rules)
+
+
+@kernel(called_with=(_GROUPS, _RULES, types.int32[::1], types.int64[::1], types.int64))
 def improve(rows, rules, rank, tokens, span):
     """Exchange samples until no group is above its ceiling or nothing helps; changes `rows` and `rank` in place.
 

@@ -1,0 +1,178 @@
+"""Kernels are compiled before they are needed: all of them, by several processes at once, and none by loaders later."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import as_of_data
+import golden_loader
+import golden_ranks
+import histories
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from golden_data import FILES
+from numba.core.dispatcher import Dispatcher
+from patience import PATIENCE_S
+from worlds import shared_world
+
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, warm
+from fsdata.order.deal import COMPILED_FROM, deal
+from fsranks.libraries import compile_kernel, is_there
+
+ALONE = {"rank": 0, "world_size": 1}
+SMALL = ("fsdata.kernels.packing.zigzag", "fsdata.kernels.packing.sums")
+"""Compiled in a fraction of a second."""
+
+
+def types_of_kernels() -> dict[str, set[object]]:
+    """Name of each kernel of fsdata -> the types with which this process has it."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("fsdata.")]
+    found = {each for module in modules for each in vars(module).values() if isinstance(each, Dispatcher)}
+    return {f"{each.py_func.__module__}.{each.py_func.__name__}": set(each.signatures) for each in found}
+
+
+def compiled_by_loaders(rank: int, size: int, folder: Path) -> list[str]:
+    """Kernels with types that they do not have of `warm`."""
+    for kernel in warm.ALL:
+        compile_kernel(kernel)
+    before = types_of_kernels()
+    for options in golden_loader.ORDERS.values():
+        with golden_loader.loader(FILES, 0, 1, **options) as loader:
+            list(loader)
+    golden_loader.others(FILES)
+    for options in golden_ranks.CASES.values():
+        with golden_ranks.loader(FILES, **options) as loader:
+            list(loader)
+    with histories.loader_on(folder / "rows", **ALONE) as loader:
+        list(loader)
+    for name in ("stored_once", "empty"):
+        as_of_data.read(folder / name, **ALONE)
+    for source in (ParquetSource(str(folder / "pages.parquet"), limit=10), ParquetSource(str(folder / "rare.parquet"))):
+        with FreeScaleDataLoader(source, Schema(context=("row",)), batch_size=4, **ALONE) as loader:
+            list(loader)
+    deal(np.ones(COMPILED_FROM, np.int64), 3)
+    return [name for name, types in types_of_kernels().items() if types != before[name]]
+
+
+def test_loaders_compile_nothing_that_was_not_compiled_before(tmp_path):
+    """In new processes: where a kernel was called, it is there."""
+    histories.write(tmp_path / "rows")
+    as_of_data.Data.drawn(0).write(tmp_path / "stored_once")
+    as_of_data.Data(requests=[(0, 0, 5)], histories={0: []}).write(tmp_path / "empty")
+    table = pa.table({"row": range(2000)})
+    pq.write_table(table, tmp_path / "pages.parquet", write_page_index=True, data_page_size=1000)
+    rare = {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}
+    pq.write_table(table, tmp_path / "rare.parquet", **rare)
+    assert shared_world(2, "nothing compiled").run(compiled_by_loaders, tmp_path) == [[], []]
+
+
+def python(*arguments: str, cache: Path) -> str:
+    """What Python prints, where numba keeps kernels in `cache`."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_compiles_what_lacks_and_says_so(tmp_path):
+    command = ("-m", "fsdata.warm", "--jobs", "2", *SMALL)
+    first = python(*command, cache=tmp_path)
+    assert [name for name in SMALL if name not in first] == []
+    assert "2 kernels were compiled, 0 had been before" in first
+    assert str(tmp_path) in first
+    assert "0 kernels were compiled, 2 had been before" in python(*command, cache=tmp_path)
+
+
+def test_the_command_names_what_it_was_given_wrongly(capsys):
+    for given, message in (["--jobs", "0"], "at least one process"), (["fsdata.kernel"], "no kernel fsdata.kernel;"):
+        with pytest.raises(SystemExit):
+            warm.main(given)
+        assert message in capsys.readouterr().err
+
+
+BESIDE = """
+import os, subprocess, sys
+from fsdata import warm
+from fsdata.kernels import packing
+from fsranks.libraries import is_there
+
+def started(command, **options):
+    print(*command[-2:], flush=True)
+    return popen(command, **options)
+
+popen, subprocess.Popen, warm.cores_of_this_rank = subprocess.Popen, started, lambda: 2
+warm.make_ready([packing.zigzag, packing.sums])
+print(is_there(packing.zigzag), is_there(packing.sums))
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("no child")
+"""
+
+
+def test_another_process_compiles_beside_this_one_and_does_not_stay(tmp_path):
+    assert python("-c", BESIDE, cache=tmp_path).splitlines() == [" ".join(SMALL), "True True", "no child"]
+
+
+def test_no_process_is_started_where_nothing_lacks(monkeypatch):
+    for kernel in warm.READING:
+        compile_kernel(kernel)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    warm.make_ready(warm.READING)
+    assert all(map(is_there, warm.READING))
+
+
+def test_kernels_are_compiled_where_no_process_can_be_started(tmp_path):
+    code = BESIDE.replace("return popen(command, **options)", "raise OSError")
+    assert python("-c", code, cache=tmp_path).splitlines()[1:] == ["True True", "no child"]
+
+
+RANK = """
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+
+import golden_ranks
+import torch.distributed as dist
+from golden_data import FILES
+from numba.core import event
+from fsdata import rebalance
+from fsranks.meeting import Meeting
+
+class Late(event.Listener):
+    def on_start(self, compiling):
+        if met:
+            print("late:", compiling.data["dispatcher"].__name__)
+    def on_end(self, compiling):
+        pass
+
+def meet(self, *args, **options):
+    met.append(self)
+    return agree(self, *args, **options)
+
+met, agree, Meeting.agree = [], Meeting.agree, meet
+event.register("numba:compile", Late())
+dist.init_process_group("gloo")
+with {loader} as loader:
+    print("batches", len(list(loader)))
+"""
+LOADERS = {
+    "loader": 'golden_ranks.loader(FILES, **golden_ranks.CASES["default"])',
+    "rebalance": 'rebalance(golden_ranks.Own(dist.get_rank(), 3), lengths="ids.item")',
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loader", LOADERS)
+def test_ranks_that_find_nothing_compiled_compile_all_before_they_meet(loader, tmp_path):
+    """A rank that compiles later may keep the others waiting for longer than they are told to wait."""
+    paths = ":".join(path for path in sys.path if path.startswith(str(Path(__file__).parents[1])))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    (tmp_path / "rank.py").write_text(RANK.replace("{loader}", LOADERS[loader]))
+    said = python(*command, sys.executable, str(tmp_path / "rank.py"), paths, cache=tmp_path / "cache")
+    assert said.count("batches") == 2
+    assert "late" not in said
