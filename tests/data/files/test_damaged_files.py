@@ -11,11 +11,13 @@ import subprocess
 import sys
 
 import damaged
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
-from fsdata.errors import FreeScaleError
+from fsdata.errors import CorruptFileError, FreeScaleError
 
 
 def test_a_damaged_file_is_refused_or_read(tmp_path):
@@ -76,3 +78,19 @@ def test_no_damage_ends_anything(tmp_path, what, files, batch, most_mb, checked,
     assert peak_mb <= most_mb
     assert files / 4 < refused < files
     assert too_strict <= 0.03 * files
+
+
+def test_a_damaged_page_of_deltas_is_named(tmp_path):
+    """A kernel of their own decodes them; where it fails, nothing more of the column is read."""
+    path = tmp_path / "rows.parquet"
+    rows = pa.table({"row": range(2000)})
+    options = {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED", "compression": "none"}
+    pq.write_table(rows, path, **options)
+    before, head, after = path.read_bytes().partition(b"\x80\x02\x04")
+    assert head
+    path.write_bytes(before + b"\x81\x02\x04" + after)  # a block of 257 values
+    with (
+        FreeScaleDataLoader(ParquetSource(str(path)), Schema(context=("row",)), batch_size=4) as loader,
+        pytest.raises(CorruptFileError, match=r"page 0: values that end too early, or contradict themselves"),
+    ):
+        list(loader)
