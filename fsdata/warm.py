@@ -74,7 +74,7 @@ def _others(count: int, kernels: Collection[Any]) -> Iterator[None]:
     started: list[subprocess.Popen[bytes]] = []
     try:
         with suppress(OSError):
-            for _ in range(count):
+            for _ in range(count if sys.executable else 0):  # a program that embeds Python has none
                 started.append(subprocess.Popen(command, env=environment, stdin=none, stdout=none, stderr=none))
         yield
     finally:
