@@ -32,12 +32,14 @@ class JaggedFeatures(Mapping[str, Any]):
     def of(cls, keys: tuple[str, ...], values: Tensor, lengths: Tensor, stride: int) -> "JaggedFeatures":
         """values: [sum of lengths], key after key; lengths: int64 [keys * stride]."""
         by_key = lengths.view(len(keys), stride)
-        distinct, row_of = by_key.unique(dim=0, return_inverse=True)
+        known: dict[bytes, int] = {}
+        row_of = [known.setdefault(own.numpy().tobytes(), len(known)) for own in by_key]
+        first = torch.tensor([row_of.index(row) for row in range(len(known))], dtype=torch.int64)
+        offsets = torch.zeros(len(known), stride + 1, dtype=torch.int64)
+        torch.cumsum(by_key[first], 1, out=offsets[:, 1:])
         ends = by_key.sum(1).cumsum(0).tolist()
-        parts = map(slice, [0, *ends], ends)
-        offsets = lengths.new_zeros(len(distinct), stride + 1, dtype=torch.int64)
-        torch.cumsum(distinct, 1, out=offsets[:, 1:])
-        return cls(values, offsets, dict(zip(keys, zip(parts, row_of.tolist(), strict=False), strict=True)))
+        places = zip(map(slice, [0, *ends], ends), row_of, strict=False)
+        return cls(values, offsets, dict(zip(keys, places, strict=True)))
 
     def jagged(self, key: str) -> Jagged:
         """The same as `self[key]`, as a `Jagged`."""

@@ -137,6 +137,20 @@ def test_without_torchrec(history_folder, monkeypatch) -> None:
     torchrec_binding.register_pipelineable.cache_clear()
 
 
+@pytest.mark.parametrize(("keys", "samples"), [(3, 0), (0, 4), (0, 0), (2, 3)])
+def test_features_of_no_keys_or_samples(keys, samples) -> None:
+    """Ranks that have ended get such batches."""
+    lengths = torch.arange(keys * samples)
+    values = torch.arange(int(lengths.sum()))
+    features = JaggedFeatures.of(tuple("abc"[:keys]), values, lengths, samples).to("cpu")
+    assert list(features) == list("abc"[:keys])
+    expected = values.split(lengths.view(keys, samples).sum(1).tolist()) if keys else ()
+    for key, mine in zip(features, expected, strict=True):
+        assert torch.equal(features[key].values(), mine)
+        assert features[key].offsets().tolist() == features.jagged(key).offsets.tolist()
+        assert len(features[key].offsets()) == samples + 1
+
+
 def test_jagged_tensors_of_one_sequence_go_together(history_folder, monkeypatch) -> None:
     """Torch adds such tensors up only if they have the same offsets, not equal ones."""
     torchrec_binding.register_pipelineable.cache_clear()
