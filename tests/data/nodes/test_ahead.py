@@ -1,7 +1,6 @@
 """`Ahead`: items come in order, each once, never more than `depth` ahead; its thread ends with it."""
 
 import gc
-import signal
 import threading
 from unittest import mock
 
@@ -133,7 +132,7 @@ def test_ctrl_c_while_it_waits_loses_no_item():
 
     def interrupted(condition, timeout=None):
         if threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         return wait(condition, timeout)
 
     with mock.patch("threading.Condition.wait", interrupted), pytest.raises(KeyboardInterrupt):
