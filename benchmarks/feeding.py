@@ -30,7 +30,7 @@ from fsdata.batch.plain import JaggedFeatures
 BATCH = 512
 HIDDEN = 512
 AHEAD = 2
-PRODUCTS = (0, 25, 100)  # [events, HIDDEN] x [HIDDEN, HIDDEN]; HSTU of 4 layers has about 100, forward and backward
+PRODUCTS = (0, 25, 100)  # [events, HIDDEN] x [HIDDEN, HIDDEN], the stand-in for a model
 COLUMNS = ("threads", "page-locked", "products", "samples/s", "GPU computes, %", "copies, %", "waits, %", "first s")
 
 

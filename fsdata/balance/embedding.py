@@ -311,7 +311,7 @@ class EmbeddingBalance:
     embedding: a module whose output, or what its awaitable gives, is a dict of JaggedTensors, such as a sharded
     EmbeddingCollection. dense: a module that treats every sample alone and whose output is a tensor [m, ...] with one
     row per sample, or a tuple or dict of such. The hooks last as long as the block; every forward of `embedding` plans
-    anew. Collective and blocking: see `fsdata.embedding_balance`.
+    anew. Collective and blocking: see `fsdata.balance.embedding`.
 
     process_group: the ranks that share a global batch; default all. timeout_s: how long a rank waits for another.
 

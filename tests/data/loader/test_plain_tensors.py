@@ -137,18 +137,25 @@ def test_without_torchrec(history_folder, monkeypatch) -> None:
     torchrec_binding.register_pipelineable.cache_clear()
 
 
-@pytest.mark.parametrize(("keys", "samples"), [(3, 0), (0, 4), (0, 0), (2, 3)])
-def test_features_of_no_keys_or_samples(keys, samples) -> None:
-    """Ranks that have ended get such batches."""
-    lengths = torch.arange(keys * samples)
-    values = torch.arange(int(lengths.sum()))
-    features = JaggedFeatures.of(tuple("abc"[:keys]), values, lengths, samples).to("cpu")
-    assert list(features) == list("abc"[:keys])
-    expected = values.split(lengths.view(keys, samples).sum(1).tolist()) if keys else ()
-    for key, mine in zip(features, expected, strict=True):
-        assert torch.equal(features[key].values(), mine)
-        assert features[key].offsets().tolist() == features.jagged(key).offsets.tolist()
-        assert len(features[key].offsets()) == samples + 1
+@pytest.mark.parametrize(
+    "lengths",
+    [[[], [], []], [[1, 1], [1, 1], [3, 0], [1, 1], [3, 0], [0, 2]], [[2, 0, 1]], []],
+    ids=["no samples", "keys of equal lengths", "one key", "no keys"],
+)
+def test_features_have_the_values_and_lengths_of_each_key(lengths) -> None:
+    """Ranks that have ended get batches without samples."""
+    rows = [torch.tensor(each, dtype=torch.int64) for each in lengths]
+    sizes = [int(each.sum()) for each in rows]
+    keys, values = tuple("abcdef"[: len(rows)]), torch.arange(sum(sizes))
+    flat = torch.cat([*rows, torch.empty(0, dtype=torch.int64)])
+    features = JaggedFeatures.of(keys, values, flat, len(lengths[0]) if lengths else 4).to("cpu")
+    assert tuple(features) == keys
+    for key, own, part in zip(keys, rows, values.split(sizes) if keys else (), strict=True):
+        for found in (features[key].values(), features.jagged(key).values):
+            assert torch.equal(found, part)
+        for found in (features[key].offsets(), features.jagged(key).offsets):
+            assert torch.equal(found.diff(), own)
+            assert len(found) == len(own) + 1
 
 
 def test_jagged_tensors_of_one_sequence_go_together(history_folder, monkeypatch) -> None:
