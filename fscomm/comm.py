@@ -1,13 +1,12 @@
 """`fscomm.enable`: prioritized embedding communication for the sharded modules of a model, inside a `with`."""
 
 import contextlib
-import logging
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,15 +14,11 @@ from torch import nn
 from fscomm.device import device_of
 from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
-from fscomm.engine.forward_modes import in_backward
-from fscomm.errors import INSTEAD
-from fscomm.loop.feature_finder import FeatureFinder
-from fscomm.loop.lookahead import Lookahead, Rng
-from fscomm.loop.uncompiled import not_compiled
+from fscomm.engine.stand_ins import ServedForward, take_over
+from fscomm.loop.lookahead import Lookahead, Rng, Unserved
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
-from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library
 from fscomm.tables.torchrec.installed import installed
 from fscomm.transports.opening import agree_on, split_name
@@ -31,14 +26,8 @@ from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
-log = logging.getLogger("fscomm")
 T = TypeVar("T")
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
-IN_TURN = (
-    "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
-    "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
-    "those of the loop without fscomm"
-)
 
 
 class enable:
@@ -121,14 +110,11 @@ class enable:
 class Comm:
     """What `with fscomm.enable(model) as comm` gives."""
 
-    def __init__(self, finder: FeatureFinder, recorder: Recorder, engine: Engine | None) -> None:
-        self._finder = finder
+    def __init__(self, recorder: Recorder, engine: Engine | None) -> None:
         self._recorder = recorder
         self._engine = engine  # None if no module is served
         self._lookaheads: weakref.WeakSet[Lookahead[Any]] = weakref.WeakSet()
         self._newest_lookahead: Lookahead[Any] | None = None
-        self._epoch: Any = None  # the loop that the user is in
-        self._batch: Any = None
         self._over = False
         self._undo = contextlib.ExitStack()
         self._undo.callback(at_exit(self._end_at_exit))
@@ -167,14 +153,14 @@ class Comm:
             meeting=meeting,
             timeout_s=timeout_s,
         )
-        found, problems, modules, finder = agreed.found, agreed.problems, agreed.modules, agreed.finder
+        found, problems, modules = agreed.found, agreed.problems, agreed.modules
         if not modules:
-            return cls(finder, recorder, None)._with_counts(library, found, problems)
+            return cls(recorder, None)._with_counts(library, found, problems)
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
         if choice.name is None:
             refused = {module.name: choice.line() for module in modules}
             note_fallbacks(recorder, refused, strict=strict)
-            return cls(finder, recorder, None)._with_counts(library, found, problems | refused)
+            return cls(recorder, None)._with_counts(library, found, problems | refused)
         travels = choice.name if transport == "auto" else transport
         recorder.travels_by(travels)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
@@ -182,17 +168,15 @@ class Comm:
                 modules,
                 context,
                 recorder,
+                finder=agreed.finder,
                 device=device_of(modules[0].device),
                 transport=travels,
-                explicit=finder.explicit,
                 strict=strict,
                 timeout_s=timeout_s,
             )
-            comm = cls(finder, recorder, engine)
+            comm = cls(recorder, engine)
             failed.push(comm._give_up)
-            for m in range(0, len(modules), calls):
-                comm._take_over(m, modules[m])
-            comm._undo.callback(engine.watch_handles())
+            comm._undo.push(take_over(engine))
             all_ranks.agree({})
             failed.pop_all()
         return comm._with_counts(library, found, problems)
@@ -210,7 +194,7 @@ class Comm:
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
-        lookahead = Lookahead(loader, listener=_Listener(self), device=device, rng=rng)
+        lookahead = Lookahead(loader, listener=self._engine or Unserved(), device=device, rng=rng)
         self._lookaheads.add(lookahead)
         self._newest_lookahead = lookahead
         return lookahead
@@ -221,8 +205,8 @@ class Comm:
         What was fetched ahead is dropped, so tables may also be written by hand now; the next step fetches it again.
         """
         if self._engine is not None and not self._over:
-            self._engine.flushing.flush()
-            self._engine.steps.written(range(len(self._engine.modules)))
+            self._engine.flush()
+            self._engine.written(range(len(self._engine.modules)))
 
     def report(self) -> Report:
         """What happened so far on this rank."""
@@ -250,54 +234,13 @@ class Comm:
         self._engine.abort(f"could not enter the fscomm block: {error}")
         self._engine.close("could not enter the fscomm block")
 
-    def _take_over(self, m: int, module: Binding) -> None:
-        assert self._engine is not None
-        engine, target = self._engine, module.module
-        ours = target.forward = _Forward(self, m)
-
-        def give_back() -> None:
-            if vars(target).get("forward") is ours:
-                del target.forward
-
-        self._undo.callback(give_back)
-        for proxy in engine.proxies(m):
-            proxy.install()
-            self._undo.callback(proxy.remove)
-        self._undo.callback(target.register_state_dict_pre_hook(lambda *_: engine.flushing.flush([m])).remove)
-
-    def _note_replaced(self) -> None:
-        """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same.
-
-        Raises:
-            NotServedError: if `strict`.
-        """
-        engine = self._engine
-        assert engine is not None
-        for m, module in enumerate(engine.modules):
-            forward = vars(module.module).get("forward")
-            if not (isinstance(forward, _Forward) and forward.comm is self):
-                who = type(forward).__name__
-                engine.report_plain(m, f"its forward was replaced in the block, by {who}. {INSTEAD}")
-
-    def _forward(self, m: int, features: Any) -> Any:
-        engine = self._engine
-        assert engine is not None
-        if self._over:
-            return engine.modules[m].plain(features)
-        engine.device.refuse_capture()
-        m = engine.call(m)
-        if self._batch is not None and torch.is_grad_enabled() and not in_backward():
-            why = self._finder.learn(m, self._batch, features)
-            if why is not None:
-                engine.report_plain(m, why)
-        return engine.forward(m, features)
-
     def _leave(self, error: BaseException | None) -> None:
         """Complete updates, end threads and groups, put every attribute back."""
         if self._over:
             return
         self._over = True
-        engine = self._engine
+        if (engine := self._engine) is not None:
+            engine.over = True
         try:
             if engine is not None and error is None:
                 self._end(engine)
@@ -315,13 +258,14 @@ class Comm:
         """Nobody has left the block."""
         self._over = True
         if self._engine is not None:
+            self._engine.over = True
             self._engine.abort(why_over())
             self._engine.close(why_over(), at_exit=True)
 
     def _end(self, engine: Engine) -> None:
         try:
-            engine.flushing.flush()
-            self._note_replaced()
+            engine.flush()
+            engine.note_replaced()
         except BaseException as error:
             engine.abort(f"failed: {error}")
             raise
@@ -334,7 +278,7 @@ class Comm:
         if isinstance(error, KeyboardInterrupt):
             giving_up.start()
         try:
-            engine.flushing.flush()
+            engine.flush()
         except BaseException as lost:
             error.add_note(f"fscomm could not complete pending updates: {lost}")
         finally:
@@ -345,71 +289,6 @@ class Comm:
         engine.close(f"raised {type(error).__name__}")
 
 
-class _Forward:
-    """Replaces a sharded module's `forward`. After the block it calls the module's own, for code that kept it."""
-
-    def __init__(self, comm: Comm, m: int) -> None:
-        self.comm = comm
-        self._m = m
-
-    @not_compiled
-    def __call__(self, features: Any) -> Any:
-        return self.comm._forward(self._m, features)
-
-
-class _Listener(Generic[T]):
-    """Tells the engine of batches as the look-ahead fetches and hands them out."""
-
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
-        self._in_turn = False
-
-    def resume(self, epoch: Any) -> bool:
-        resumed, self._comm._epoch = self._comm._epoch is not epoch, epoch
-        if (engine := self._comm._engine) is not None:
-            engine.resume()
-            if resumed:
-                engine.steps.restart()
-        return resumed
-
-    def announce(self, batch: T, *, draws: bool) -> None:
-        if (engine := self._comm._engine) is None:
-            return
-        if self._in_turn:
-            modules = len(engine.modules)
-            engine.announce([None] * modules, [IN_TURN] * modules)
-        else:
-            engine.announce(*self._comm._finder.read(batch), draws=draws)
-
-    def draws(self) -> bool:
-        if (engine := self._comm._engine) is None:
-            return True  # nothing is served: nothing is gained by pulling early
-        if not self._in_turn and engine.steps.draws():
-            self._in_turn = True
-            log.warning("fscomm: %s", IN_TURN)
-        return self._in_turn
-
-    def hold(self, batch: T) -> None:
-        self._comm._batch = batch
-        if (engine := self._comm._engine) is not None:
-            self._comm._note_replaced()
-            engine.hold()
-
-    def end(self) -> None:
-        if (engine := self._comm._engine) is not None:
-            engine.steps.end()
-
-    def fail(self, error: BaseException) -> None:
-        del error
-        if (engine := self._comm._engine) is not None:
-            engine.steps.end(failed=True)
-
-    def finish(self) -> None:
-        self._comm._batch = None
-        if (engine := self._comm._engine) is not None:
-            engine.finish()
-
-
 def _sharded_modules(library: Library, model: nn.Module) -> dict[str, Any]:
     found = dict(library.sharded_modules(model))
     if not found:
@@ -418,8 +297,8 @@ def _sharded_modules(library: Library, model: nn.Module) -> dict[str, Any]:
         )
     for name, module in found.items():
         forward = vars(module).get("forward")
-        if isinstance(forward, _Forward):
-            if not forward.comm._over:
+        if isinstance(forward, ServedForward):
+            if not forward.engine.over:
                 raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
             del module.forward  # a pipeline kept it, and put it back after the block
     return found

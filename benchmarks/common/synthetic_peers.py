@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, IdExchange
-from fscomm.exchange.step import ExchangedIds
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.routes import request
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.report.recorder import Recorder
 
 Draw = Callable[[int, int], np.ndarray]
 """(feature, step) -> int64 row numbers of the feature's table, as many as all ranks together look up there."""
@@ -153,7 +154,7 @@ class Planner:
         self._asked = asked
         self._layout = world.layout
         served: Any = SimpleNamespace(layouts=[self._layout], module_of=[0], same_tables=lambda group: [group])
-        self._exchange = IdExchange(self.peers, WireGate(), served, torch.device("cpu"))
+        self._exchange = IdExchange(self.peers, WireGate(), served, torch.device("cpu"), Recorder())
         self._number = 0
         self._before: ExchangedIds | None = None
 
@@ -177,7 +178,7 @@ class Planner:
         self.peers.seconds = 0.0
         start = time.thread_time()
         asking = request(torch.from_numpy(mine.ids), mine.counts.ravel().tolist(), order, self._layout)
-        self._before = self._exchange.run(self._number, self._before, BATCH, [asking])
+        self._before = self._exchange.exchange(self._number, self._before, BATCH, [asking])
         spent = time.thread_time() - start - self.peers.seconds
         self._number += 1
         return 1e3 * spent, self._before

@@ -22,7 +22,7 @@ from common.ranks import slowest
 from network.world import World
 
 from fscomm.device import Host
-from fscomm.exchange.parts import exchange
+from fscomm.exchange.rows import exchange
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import WirePriority
 from fscomm.transports.opening import open_transport

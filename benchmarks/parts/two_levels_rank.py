@@ -24,7 +24,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fscomm
-from fscomm.exchange import row_exchange
+from fscomm.exchange import rows
 
 SENT = Path("/sys/class/net", DEVICE, "statistics", "tx_bytes")
 
@@ -61,7 +61,7 @@ def prepare(state: dict[str, Any], *, ids: str, rows: int, dim: int, samples: in
 def block(state: dict[str, Any], *, ranks_per_host: int | None) -> dict[str, Any]:
     """Train on all batches from the same weights; None: without fscomm."""
     model = _sharded(state["rows"], state["dim"])
-    parts, moved = row_exchange.RowExchange._parts, {"rows": 0, "in_host": 0}
+    parts, moved = rows.RowExchange._parts, {"rows": 0, "in_host": 0}
     rank, per_host = dist.get_rank(), state["per_host"]
     host = slice(rank - rank % per_host, rank - rank % per_host + per_host)
 
@@ -75,7 +75,7 @@ def block(state: dict[str, Any], *, ranks_per_host: int | None) -> dict[str, Any
 
     losses, optimizer = [], torch.optim.SGD([p for n, p in model.named_parameters() if "last" in n], lr=0.02)
     served = fscomm.enable(model, ranks_per_host=ranks_per_host, strict=True) if ranks_per_host else nullcontext()
-    with mock.patch.object(row_exchange.RowExchange, "_parts", counted), served as comm:
+    with mock.patch.object(rows.RowExchange, "_parts", counted), served as comm:
         dist.barrier()
         before, start = int(SENT.read_text()), time.perf_counter()
         for batch in comm.lookahead(state["batches"]) if comm else state["batches"]:

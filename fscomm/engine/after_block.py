@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fscomm.exchange.step import Gradients
+from fscomm.exchange.handed_over import Gradients
 from fscomm.plan.group_plan import WayBack
 from fscomm.tables.binding import Binding
 from fscomm.tables.plain_kernels import Update, nothing, update_in_turn

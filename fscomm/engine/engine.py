@@ -1,9 +1,7 @@
-"""The engine: runs forwards as they come, and lets five threads do the work.
+"""The engine: runs the user's loop in program order, and lets an executor do the work.
 
-The training thread runs hooks of the user's loop. It touches tables in a module's own forward only, and sends nothing
-but one control word per forward. The ids worker exchanges ids one step ahead. The collision worker carries collision
-rows and gradients, the exclusive worker exclusive ones; the plain worker applies updates of what is not served. When
-tables may be touched is the law of `table_order.py`.
+The training thread runs these hooks. It touches tables in a module's own forward only, and sends nothing but one
+control word per forward. When tables may be touched is the law of `table_order.py`.
 
 Nothing waits for a worker inside backward, except a forward that is called there (activation checkpointing).
 """
@@ -11,8 +9,8 @@ Nothing waits for a worker inside backward, except a forward that is called ther
 import logging
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,36 +18,53 @@ from typing import Any
 import torch
 
 from fscomm.device import Device
-from fscomm.engine.announced import AnnouncedSteps
-from fscomm.engine.flushing import Flushing
-from fscomm.engine.forward_modes import Call, Decision, decide, this_call
-from fscomm.engine.table_access import TableAccess, result
-from fscomm.engine.table_order import ANY, Rows, whole
-from fscomm.engine.updates import Updates
-from fscomm.errors import NotServedError
-from fscomm.exchange.connections import Connections
+from fscomm.engine.backward import Backward
+from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
+from fscomm.engine.program import Program
+from fscomm.engine.stand_ins import ServedForward
+from fscomm.engine.step import ModuleInStep, Step
+from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
+from fscomm.exchange.handed_over import ExchangedIds
+from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
+from fscomm.exchange.operations import ANY, Class, Rows, whole
 from fscomm.exchange.served_modules import ServedModules
-from fscomm.exchange.step import Step
+from fscomm.exchange.threads import Threads
+from fscomm.exchange.worker import Pending
+from fscomm.loop.feature_finder import FeatureFinder
+from fscomm.loop.kjt_paths import Snapshot
 from fscomm.report.recorder import Recorder
 from fscomm.report.served import WARM_UP
 from fscomm.report.user_line import user_line
 from fscomm.tables.binding import Binding
 from fscomm.tables.gradient_tap import tap
-from fscomm.tables.handles import Handles, find
-from fscomm.tables.plain_kernels import LookupProxy, Update
+from fscomm.tables.handles import Handles
+from fscomm.tables.plain_kernels import Update
 from fscomm.tables.shadow_kernels import own, take_hyper
-from fsranks.errors import PeerError, name_ranks
+from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
 log = logging.getLogger("fscomm")
-_UNUSED = 3  # steps without a forward, after which nothing is fetched ahead for a module until it is called again
+_IDLE = 3  # steps without a forward in training, after which nothing is fetched ahead until there is one again
+IN_TURN = (
+    "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
+    "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
+    "those of the loop without fscomm"
+)
+EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
 
 
 class Engine:
     """Serves `modules` on the ranks of `context`. Making it is collective.
 
     Public methods are called by the training thread. Errors of a worker are raised by the next call that needs it.
+
+    finder: finds the features of modules in a batch.
+
+    Attributes:
+        over: the block was left: forwards are the modules' own again.
+        held: the step whose batch the user has.
+        forwarded: the step of the last forward that backward may come back to.
     """
 
     def __init__(
@@ -58,111 +73,179 @@ class Engine:
         context: RankContext,
         recorder: Recorder,
         *,
+        finder: FeatureFinder,
         device: Device,
         transport: str,
-        explicit: frozenset[int],
         strict: bool,
         timeout_s: float,
     ) -> None:
         self.modules = modules
-        self._served = served = ServedModules(modules)
+        self.served = served = ServedModules(modules)
         self._recorder = recorder
         self.device = device
         self._strict = strict
-        self._explicit = explicit  # modules whose features the user names
-        self._connections = Connections(
-            served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
-        )
-        tables = self._tables = TableAccess(self._connections, served, device)
-        self.steps = AnnouncedSteps(served, self._connections, tables, recorder)
-        self._updates = Updates(served, self._connections, tables, self.steps)
-        self.flushing = Flushing(served, self._updates, tables, self._connections.wire_gate, recorder)
-        self._handles = {
+        self._finder = finder
+        self._executor = Threads(served, context, recorder, device=device, transport=transport, timeout_s=timeout_s)
+        self._program = Program(self._executor, served, device, self._to_come)
+        self._backward = Backward(served, self._executor, self._program, self)
+        self.handles = {
             calls.start: Handles(
                 (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
-                partial(self.flushing.before_look, calls.start),
-                partial(self.steps.written, [calls.start]),
+                partial(self._before_look, calls.start),
+                partial(self.written, [calls.start]),
             )
             for calls in served.calls
         }
-        self._updates.complete = self._complete_handed_out
-        self._reading = ANY  # by the plain forward that runs
+        self.over = False
+        self.held: Step | None = None
+        self.forwarded: Step | None = None
+        self._announced: deque[Step] = deque()
+        self._to_fetch: deque[Step] = deque()  # announced, and too early to fetch
+        self._newest: Step | None = None
+        self._ended: Pending[ExchangedIds] | None = None
+        self._number = 0
+        self._written: deque[int] = deque()  # modules whose tables the user wrote
+        self._epoch: Any = None  # the loop that the user is in
+        self._batch: Any = None
+        self.reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
-        self._called: set[int] = set()  # modules, since the user got the batch
-        self._made = Counter[int]()  # calls in training of each module, since then
-        self._unused = [0] * len(modules)  # steps in a row without a forward, by module
+        self._idle = [0] * len(modules)  # steps in a row without a forward in training, by module
 
-    def proxies(self, m: int) -> list[LookupProxy]:
-        """To the tables of module m, for its own forward."""
-        return [
-            make(_KernelAccess(self, g, number))
-            for g in self._served.groups[m]
-            for number, make in enumerate(self.modules[m].proxies(g - self._served.groups[m].start))
-        ]
+    # The loop over batches: the look-ahead tells of it.
 
-    def watch_handles(self) -> Callable[[], None]:
-        """Whoever looks at tables or optimizer states finds them complete, until what this returns is called."""
-        find(list(self._handles.values()), [module.module for module in self.modules])
+    def resume(self, epoch: Any) -> bool:
+        """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten.
 
-        def close() -> None:
-            for handles in self._handles.values():
-                handles.close()
-
-        return close
-
-    def resume(self) -> None:
-        """The user asks for a batch: whatever backward pass was running is over. Does not block.
-
-        Without this, a rank that waits in the next step for another one's batch may keep that one waiting for what a
-        backward pass that raised had reached.
+        Whatever backward pass was running is over: otherwise a rank that waits in the next step for another one's batch
+        may keep that one waiting for what a backward pass that raised had reached.
         """
-        self._updates.end_failed_pass()
+        resumed, self._epoch = self._epoch is not epoch, epoch
+        self._backward.end_failed_pass()
+        if resumed:
+            self._idle = [0] * len(self.modules)
+            if self._newest is not None:
+                self.end()
+        return resumed
 
-    def announce(self, given: Sequence[Any], missing: Sequence[str | None], *, draws: bool = False) -> None:
-        """The next batch, as `AnnouncedSteps.announce` has it. Nothing is fetched for modules that nobody calls."""
-        wanted = [None if self._unused[m] >= _UNUSED else kjt for m, kjt in enumerate(given)]
-        self.steps.announce(wanted, missing, draws=draws)
+    def announce(self, batch: Any, *, draws: bool, in_turn: bool) -> None:
+        """The next batch. Does not block."""
+        why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
+        if why is None:
+            self.announce_features(*self._finder.read(batch), draws=draws)
+        else:
+            self.announce_features([None] * len(self.modules), [why] * len(self.modules), draws=draws)
 
-    def hold(self) -> None:
-        """The user is about to get the oldest announced batch. Blocks until all ranks have theirs."""
-        if (left := self.steps.held) is not None:
-            for m in (m for m in range(len(self.modules)) if m not in self._called):
-                self._unused[m] += 1
-                if m == self._served.calls[m].start:
-                    self._note_plain(m, f"step {left.number}: its forward was not called")
-        self._called.clear()
-        self._made.clear()
-        self.steps.hold()
+    def announce_features(self, given: Sequence[Any], missing: Sequence[str | None], *, draws: bool = False) -> None:
+        """The KJT for each module, or None where there is none to prefetch, and why.
+
+        Nothing is fetched for modules that nobody calls.
+        """
+        self._executor.check()
+        given = [None if self._idle[m] >= _IDLE else kjt for m, kjt in enumerate(given)]
+        for module, kjt in zip(self.modules, given, strict=True):
+            if kjt is not None:
+                module.meet(kjt)
+        before = self._newest
+        step = Step(
+            number=self._number,
+            follows=before.number if before is not None else None,
+            modules=[
+                ModuleInStep(features=None if kjt is None else Snapshot(kjt), missing=why)
+                for kjt, why in zip(given, missing, strict=True)
+            ],
+            arrived=self._exchange_ids(DRAWS if draws else BATCH, given),
+        )
+        self._number += 1
+        self._newest = step
+        if before is None:
+            self._announced.clear()  # a loop that was left, and another one starts
+        else:
+            before.next = step.number
+        self._announced.append(step)
+        self._to_fetch.append(step)
+        if self.held is None or not self.held.open:
+            self._fetch()
+
+    def draws(self) -> bool:
+        """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
+        assert self._newest is not None
+        draws = self._newest.arrived.result().verdict.draws
+        if draws:
+            log.warning("fscomm: %s", IN_TURN)
+        return draws
+
+    def end(self) -> None:
+        """There is no next batch: the loader ended. Does not block."""
+        self._ended = self._exchange_ids(END, [])
+        self._newest = None
+
+    def fail(self, error: BaseException) -> None:
+        """There is no next batch: the loader raised. Does not block."""
+        del error
+        self._ended = self._exchange_ids(FAILED, [])
+        self._newest = None
+
+    def hold(self, batch: Any) -> None:
+        """The user is about to get `batch`, the oldest that was announced. Blocks until all ranks have theirs.
+
+        Raises:
+            MismatchError: some ranks have no batch, or failed to load it.
+            NotServedError: if `strict`, and other code has replaced the forward of a module.
+        """
+        self._batch = batch
+        self.note_replaced()
+        if self.held is not None:
+            self._note_idle(self.held)
+        step = self._announced.popleft()
+        with self._recorder.wait("ids", step=step.number):
+            verdict = step.arrived.result().verdict
+        self.held = step
+        if verdict.stop is not None:
+            raise MismatchError(verdict.stop)
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
-        self.steps.held = None
-        self.flushing.flush()
-        self.steps.await_end()
+        self.held = self._batch = None
+        self.flush()
+        if self._ended is not None:
+            verdict = self._ended.result().verdict
+            if verdict.stop is not None:
+                raise MismatchError(verdict.stop)
 
-    def call(self, m: int) -> int:
-        """Module m is called: which of its calls this is, as far as calls are known ahead."""
-        calls, call = self._served.calls[m], this_call()
-        if not call.training or call.inside_backward:
-            return m
-        self._made[m] += 1
-        return calls[min(self._made[m], len(calls)) - 1]
+    # Forwards.
+
+    def call(self, m: int, features: Any) -> Any:
+        """What stands in for the forward of module m; m: its first call. After the block, its own forward."""
+        if self.over:
+            return self.modules[m].plain(features)
+        self.device.refuse_capture()
+        call, calls = this_call(), self.served.calls[m]
+        if call.training and not call.inside_backward and self.held is not None:
+            made = self.held.modules[m]
+            made.calls += 1
+            m = calls[min(made.calls, len(calls)) - 1]
+            if self._batch is not None and (why := self._finder.learn(m, self._batch, features)) is not None:
+                self.report_plain(m, why)
+        return self.forward(m, features)
 
     def forward(self, m: int, features: Any) -> Any:
-        """The output of module m, bitwise that of its own forward; m: as `call` gave it."""
-        self._updates.training_thread = threading.get_ident()
-        self._updates.end_failed_pass()
-        self._connections.check()
-        self._called.add(m)
-        self._unused[m] = 0
-        step, call = self.steps.held, this_call()
-        if call.training and (step is None or not step.open):
-            self.steps.fetch()
+        """The output of module m, bitwise that of its own forward; m: which of its calls, as far as they are known."""
+        self._backward.training_thread = threading.get_ident()
+        self._backward.end_failed_pass()
+        self._executor.check()
+        step, call = self.held, this_call()
+        if call.training:
+            self._idle[m] = 0
+            if step is None or not step.open:
+                self._fetch()
+        if step is not None:
+            step.modules[m].called = True
         decision = self._decide(m, step, call, features)
         modes = self._exchange_modes(m, decision.mode)
         agreed = max(modes)
-        if step is not None and call.training and not call.inside_backward:
-            self._begin(m, step)
+        if step is not None and call.training and not call.inside_backward:  # backward may come back to it
+            step.modules[m].used = step.open = True
+            self.forwarded = step
         if step is not None and agreed.served:
             self._count(m, features, call, None)
             return self._run_served(m, step, features, agreed)
@@ -174,11 +257,13 @@ class Engine:
         self._count(m, features, call, why)
         return self._run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
 
-    def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
-        """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
-        if call.training and not call.inside_backward:
-            for asked in self.modules[m].asked(features):
-                self._recorder.forward(asked.part, asked.ids, asked.nbytes, asked.plainly or why)
+    def note_replaced(self) -> None:
+        """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same."""
+        for m, module in enumerate(self.modules):
+            forward = vars(module.module).get("forward")
+            if not (isinstance(forward, ServedForward) and forward.engine is self):
+                who = type(forward).__name__
+                self.report_plain(m, f"its forward was replaced in the block, by {who}. {INSTEAD}")
 
     def report_plain(self, m: int, why: str) -> None:
         """Module m cannot be served. Raises NotServedError if `strict`."""
@@ -186,28 +271,91 @@ class Engine:
         if self._strict:
             raise NotServedError(f"{self.modules[m].name}: {why}")
 
+    # Looking at tables.
+
+    def flush(self, modules: Iterable[int] | None = None) -> None:
+        """Wait until all gradients that came back are applied to the tables of `modules` (None: all). In any thread.
+
+        No collective.
+        """
+        self._backward.end_failed_pass()
+        self._executor.wire_gate.settle()
+        with self._recorder.wait("exclusive gradients"):
+            for m in range(len(self.modules)) if modules is None else modules:
+                self._program.wait(m)
+
+    def written(self, modules: Iterable[int]) -> None:
+        """The tables of `modules` were written by hand. From any thread."""
+        self._written.extend(modules)
+
+    # The end.
+
     def explain(self, error: BaseException) -> PeerError | None:
         """What names the rank that was lost, if `error` is what gloo says of it in an exchange outside of fscomm."""
-        return self._connections.peers.explain(error)
+        return self._executor.peers.explain(error)
 
     def close(self, reason: str, *, at_exit: bool = False) -> None:
         """End workers and groups; work that is under way ends first, within its deadlines."""
-        self._updates.close("")
-        self._connections.close(reason, at_exit=at_exit)
+        self._backward.close("")
+        self._executor.close(reason, at_exit=at_exit)
 
     def abort(self, reason: str) -> None:
         """End everything that blocks; the other ranks are told `reason`."""
-        self._updates.close(reason)
-        self._connections.abort(reason)
+        self._backward.close(reason)
+        self._executor.abort(reason)
+
+    # For `Backward`.
+
+    def step_to_come(self, number: int | None) -> Step | None:
+        """The step of this number, if the user holds it or will get it."""
+        return next((step for step in self._to_come() if step.number == number), None)
+
+    def pass_is_over(self) -> None:
+        """A backward pass is over. The program may look at tables that it has handed out in a way that is not seen."""
+        if handed_out := [m for m, handles in self.handles.items() if handles.handed_out()]:
+            self.flush(handed_out)
+        self._fetch()
+
+    # Inside.
+
+    def _to_come(self) -> list[Step]:
+        return [step for step in (self.held, *self._announced) if step is not None]
+
+    def _fetch(self) -> None:
+        """Start to fetch the exclusive rows of the steps that waited for it.
+
+        An update between the fetch and the forward makes fetched rows stale, except an update of the step just before:
+        that one touches none of these rows. So rows are fetched once the held batch had its backward pass, or the next
+        batch its forward.
+        """
+        while self._to_fetch:
+            self._program.fetch_exclusive(self._to_fetch.popleft(), range(len(self.modules)))
+
+    def _note_idle(self, left: Step) -> None:
+        """The user leaves a step. A module that was evaluated in it is not fetched for in the next ones."""
+        for m, module in enumerate(left.modules):
+            if not module.used:
+                self._idle[m] = _IDLE if module.called else self._idle[m] + 1
+                if not module.called and m == self.served.calls[m].start:
+                    self._note_plain(m, f"step {left.number}: its forward was not called")
+
+    def _exchange_ids(self, status: int, given: Sequence[Any]) -> Pending[ExchangedIds]:
+        """Let the ids worker exchange the ids of a batch after those of the newest step."""
+        number, newest = self._number, self._newest
+        before = newest.arrived if newest is not None else None
+        arrived = self._executor.exchange_ids(number, before, status, given)
+        if newest is not None:
+            newest.planned = arrived
+        return arrived
 
     def _decide(self, m: int, step: Step | None, call: Call, features: Any) -> Decision:
         """How this rank wants to run module m. Reports why, if it cannot be served."""
-        handed_out = self._handles[self._served.calls[m].start].handed_out()
-        self.steps.drop_written()
-        served = step is not None and all(step.ids.groups[g] is not None for g in self._served.groups[m])
+        handed_out = self.handles[self.served.calls[m].start].handed_out()
+        self._drop_written()
+        served = step is not None and all(step.ids.groups[g] is not None for g in self.served.groups[m])
         announced = step.modules[m].features if step is not None else None
         foreign = call.training and served and (announced is None or not announced.matches(features))
-        calls = len(self._served.calls[m])
+        calls = len(self.served.calls[m])
         decision = decide(
             m,
             step,
@@ -215,7 +363,7 @@ class Engine:
             calls=calls,
             served=served,
             foreign=foreign,
-            explicit=m in self._explicit,
+            explicit=m in self._finder.explicit,
             handed_out=handed_out,
         )
         if decision.why is not None and decision.lasting:
@@ -227,46 +375,39 @@ class Engine:
         return decision
 
     def _exchange_modes(self, m: int, mode: Mode) -> list[Mode]:
-        step, before = self.steps.held, self.steps.forwarded
-        modes = self._connections.control_words.exchange(
+        step, before = self.held, self.forwarded
+        modes = self._executor.control_words.exchange(
             self.modules[m].name,
             m,
             step=step.number if step is not None else -1,
             passes=before.modules[m].backwards if before is not None else 0,
             mode=mode,
         )
-        self._connections.wire_gate.settle()
+        self._executor.wire_gate.settle()
         return modes
-
-    def _begin(self, m: int, step: Step) -> None:
-        """A forward of module m on the held batch, which backward may come back to."""
-        step.modules[m].used = step.open = True
-        self._tables.forget(step, [m])
-        self.steps.forwarded = step
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
-        groups, ids = self._served.groups[m], step.ids
-        hypers = {g: [take_hyper(kernel) for kernel in self._served.kernels[g]] for g in groups}
+        groups, ids, fetched = self.served.groups[m], step.ids, step.modules[m].fetched
+        hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
-            self._tables.fetch_collision(step, m)
+            self._program.fetch_collision(step, m)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
-            self._tables.fetch_exclusive(step, [m])
-        with self._recorder.wait("exclusive rows", step=step.number):
-            result(step.modules[m].exclusive)
-        with self._recorder.wait("collision rows", step=step.number):
-            result(step.modules[m].collision)
+            self._program.fetch_exclusive(step, [m])
+        for of_class in (Class.EXCLUSIVE, Class.COLLISION):
+            with self._recorder.wait(f"{of_class.value} rows", step=step.number):
+                fetched[of_class].done.result()
         step.hypers.update(hypers)
-        fetched = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
-        tensors = [tensor for merge, buffer in fetched.values() for tensor in (merge.index, buffer)]
+        came = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
+        tensors = [tensor for merge, buffer in came.values() for tensor in (merge.index, buffer)]
         self.device.reads(*ids.parts[m], *tensors)
         rows = [
-            tap(codec.rows.decode(merge.output(buffer)), partial(self._updates.take_gradient, step, g))
-            for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, fetched.items(), strict=True)
+            tap(codec.rows.decode(merge.output(buffer)), partial(self._backward.take_gradient, step, g))
+            for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, came.items(), strict=True)
         ]
         if not self.modules[m].in_part:
             return self.modules[m].output(features, ids.parts[m], rows)
-        with self._connections.peers.within():
+        with self._executor.peers.within():
             output = self.modules[m].output(features, ids.parts[m], rows)
         return self._watched(m, step, output)
 
@@ -275,33 +416,53 @@ class Engine:
 
         foreign: on some rank the features are not those that were announced.
         """
-        outside = self._reading
-        self._reading = ANY if step is None or foreign else whole(step.number)
+        outside = self.reading
+        self.reading = ANY if step is None or foreign else whole(step.number)
         try:
-            with self._connections.peers.within():
+            with self._executor.peers.within():
                 output = self.modules[m].plain(features)
         finally:
-            self._reading = outside
+            self.reading = outside
         return self._watched(m, step, output)
 
     def _watched(self, m: int, step: Step | None, output: Any) -> Any:
         """What a forward gave that is, at least in part, the module's own: its exchanges are waited for later."""
-        self.modules[m].around_wait(output, self._connections.peers.within)
+        self.modules[m].around_wait(output, self._executor.peers.within)
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
             held = (lambda: None) if step is None else weakref.ref(step)  # a loss that is kept does not keep it
-            self.modules[m].on_gradient(output, lambda: self._updates.reach_plain(m, held()))
+            self.modules[m].on_gradient(output, lambda: self._backward.reach_plain(m, held()))
         return output
 
-    def _may_read(self, group: int) -> Rows:
-        """A kernel is about to read, and waits for all updates of its module before that."""
-        self.flushing.before_read(group)
-        return self._reading
+    def may_read(self, group: int) -> Rows:
+        """A kernel is about to read in a plain forward; maybe inside backward (activation checkpointing)."""
+        self._backward.send_gathered(group)
+        self.flush([self.served.module_of[group]])
+        return self.reading
 
-    def _complete_handed_out(self) -> None:
-        """A backward pass is over. The program may look at these tables in a way that is not seen."""
-        if handed_out := [m for m, handles in self._handles.items() if handles.handed_out()]:
-            self.flushing.flush(handed_out)
+    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
+        """Backward has reached a kernel that ran plainly."""
+        self._backward.take_plain_update(group, kernel, read, update)
+
+    def _before_look(self, m: int) -> None:
+        """The program looks at the tables of module m; maybe in a hook inside backward."""
+        if in_backward():
+            self._backward.send_gathered(self.served.groups[m].start)
+        self.flush([m])
+
+    def _drop_written(self) -> None:
+        """What was fetched of tables that were written by hand since is stale, ahead of a forward to come."""
+        while self._written:
+            for call in self.served.calls[self._written.popleft()]:
+                for step in self._to_come():
+                    if not step.modules[call].used:
+                        step.modules[call].fetched.clear()
+
+    def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
+        """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
+        if call.training and not call.inside_backward:
+            for asked in self.modules[m].asked(features):
+                self._recorder.forward(asked.part, asked.ids, asked.nbytes, asked.plainly or why)
 
     def _note_plain(self, m: int, why: str) -> None:
         """Module m runs plainly, at least once; said in the log the first time."""
@@ -313,18 +474,3 @@ class Engine:
         why = why if line is None else f"{why} (called at {line})"
         log.warning("fscomm: %s is not served: %s", name, why)
         self._recorder.fallback(name, why)
-
-
-class _KernelAccess:
-    """When one kernel, or a group without any kernel, may read and update."""
-
-    def __init__(self, engine: Engine, group: int, number: int) -> None:
-        self._engine = engine
-        self._group = group
-        self._number = number
-
-    def read(self) -> Rows:
-        return self._engine._may_read(self._group)
-
-    def update(self, read: Any, update: Update) -> None:
-        self._engine._updates.take_plain_update(self._group, self._number, read, update)

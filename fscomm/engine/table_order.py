@@ -7,7 +7,8 @@ conflict may run at the same time, in any thread.
 
 R_n are the rows that all ranks use in step n, in all calls of the module that are known ahead. They are known before
 the step runs, and so is which of them the steps before and after it use, too. The rows of an access are given by the
-steps that they all lie *within*, and by the steps that they are *without*, because none of the rows lies in those:
+steps that they all lie *within*, and by the steps that they are *without*, because none of the rows lies in those
+(`Rows` in `fscomm/exchange/operations.py`):
 
 | access | place in program order | rows | runs in |
 |---|---|---|---|
@@ -25,7 +26,7 @@ From this follows all else:
   know the user's loop: a late, a repeated or a missing backward pass only changes which updates are before an access.
 - An update need not wait for reads. The module's own forward has read when it returns. Rows that were fetched ahead of
   their place in program order are right if no conflicting update comes between the fetch and that place. Otherwise they
-  are *stale*: `updated` returns them, and that forward reads again.
+  are *stale*: `Program` drops them, and that forward reads again.
 - Every wait is for something that was submitted earlier, and all ranks submit in program order. So no wait goes in a
   circle. (The wire may hold work back for what was submitted later: for a while only, see `wire_priority.py`.)
 
@@ -36,47 +37,16 @@ A step whose neighbours were not announced to all ranks has one class only. The 
 rows, or none of them, are then "within n" or "without n".
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable
 
+from fscomm.exchange.operations import ANY, Rows
 from fscomm.exchange.worker import Pending
 
 Update = Pending[None]
-Fetch = TypeVar("Fetch", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Rows that lie in all of the steps `within` and in none of the steps `without`."""
-
-    within: frozenset[int] = frozenset()
-    without: frozenset[int] = frozenset()
-
-    def may_meet(self, other: "Rows") -> bool:
-        """Whether both may hold a common row."""
-        return self.within.isdisjoint(other.without) and self.without.isdisjoint(other.within)
-
-
-ANY = Rows()
-
-
-def whole(step: int) -> Rows:
-    return Rows(within=frozenset({step}))
-
-
-def exclusive(step: int, neighbour: int | None) -> Rows:
-    """Rows of `step` that its neighbour (the step before for reads, the step after for updates) does not use."""
-    return Rows(within=frozenset({step}), without=frozenset() if neighbour is None else frozenset({neighbour}))
-
-
-def collision(step: int, neighbour: int | None) -> Rows:
-    """Rows of `step` that its neighbour uses, too."""
-    return Rows(within=frozenset({step} if neighbour is None else {step, neighbour}))
-
-
-class TableOrder(Generic[Fetch]):
-    """The accesses to the tables of one module on this rank.
+class TableOrder:
+    """The updates of the tables of one module on this rank.
 
     Methods are called in program order, by one thread at a time; `pending` may be called by any thread.
     """
@@ -84,27 +54,14 @@ class TableOrder(Generic[Fetch]):
     def __init__(self, is_done: Callable[[Update], bool]) -> None:
         self._is_done = is_done
         self._updates: tuple[tuple[Rows, Update], ...] = ()  # replaced, never changed: other threads may read it
-        self._fetched: dict[Fetch, Rows] = {}
 
     def before(self, rows: Rows) -> list[Update]:
         """The updates that an access to `rows` has to wait for."""
         return [update for of_update, update in self._updates if of_update.may_meet(rows)]
 
-    def updated(self, rows: Rows, update: Update) -> list[Fetch]:
-        """An update was submitted. Returns the fetches that it makes stale."""
+    def updated(self, rows: Rows, update: Update) -> None:
+        """An update was submitted."""
         self._updates = (*(each for each in self._updates if not self._is_done(each[1])), (rows, update))
-        stale = [fetch for fetch, fetched in self._fetched.items() if fetched.may_meet(rows)]
-        for fetch in stale:
-            del self._fetched[fetch]
-        return stale
-
-    def fetched(self, fetch: Fetch, rows: Rows) -> None:
-        """A fetch was submitted ahead of its place in program order."""
-        self._fetched[fetch] = rows
-
-    def forget(self, fetch: Fetch) -> None:
-        """The place of a fetch has come, or will never come: its rows are used, or not needed."""
-        self._fetched.pop(fetch, None)
 
     def pending(self) -> list[Update]:
         """All updates that may not be complete."""

@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 from fscomm.device import device_of
 from fscomm.engine.engine import Engine
+from fscomm.engine.stand_ins import take_over_module
 from fscomm.exchange.lost_peers import is_of_gloo
+from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
 from fscomm.tables.shadow_kernels import memory
@@ -113,6 +115,7 @@ class _Trained:
     def __init__(self, library: Library, trial: Trial, group: Any) -> None:
         self.batches = trial.batches(group.rank())
         self.outputs: list[torch.Tensor] = []
+        self._library = library
         self._trial = trial
         self._module = trial.make(group)
         self._binding: Binding = library.bind("trial", self._module, 1, {})
@@ -129,19 +132,15 @@ class _Trained:
             [self._binding],
             context,
             Recorder(rank=context.rank),
+            finder=FeatureFinder([], {}, problem=self._library.features_problem, make=self._library.make_features),
             device=device_of(_HOST),
             transport="gloo",
-            explicit=frozenset(),
             strict=True,
             timeout_s=timeout_s,
         )
         try:
             with contextlib.ExitStack() as installed:
-                for proxy in engine.proxies(0):
-                    proxy.install()
-                    installed.callback(proxy.remove)
-                self._module.forward = lambda features: engine.forward(engine.call(0), features)
-                installed.callback(delattr, self._module, "forward")
+                take_over_module(engine, 0, installed)
                 self._loop(engine)
         except BaseException as error:
             engine.abort(f"a trial failed: {describe(error)}")
@@ -157,15 +156,15 @@ class _Trained:
         """As a look-ahead has it: each batch is announced before the one before it is trained on. The first one runs
         plainly."""
         coming = [*self.batches[1:], None]
-        engine.announce([None], [None])
+        engine.announce_features([None], [None])
         for features, following in zip(self.batches, coming, strict=True):
             if following is None:
-                engine.steps.end()
+                engine.end()
             else:
-                engine.announce([following], [None])
-            engine.hold()
+                engine.announce_features([following], [None])
+            engine.hold(None)
             self.train(features)
-            engine.resume()
+            engine.resume(None)
         engine.finish()
 
 

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.served_modules import ServedModules
-from fscomm.exchange.step import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
+from fscomm.exchange.worker import Pending
 from fscomm.plan import row_masks
 from fscomm.plan.group_plan import GroupPlan, Shared, WayBack, group_plan
 from fscomm.plan.shared_rows import OwnerRows
 from fscomm.plan.ways import Apply, Lookup, Merge, PassOn, SendGradients, segments, starts_of
+from fscomm.report.recorder import Recorder
 from fscomm.transports.gloo import Channel
 from fsranks.errors import name_ranks
 
@@ -70,9 +72,12 @@ class IdExchange:
         wire_gate: WireGate,
         served: ServedModules,
         where: torch.device,
+        recorder: Recorder,
     ) -> None:
         self._channel = channel
         self._wire_gate = wire_gate
+        self._served = served
+        self._recorder = recorder
         self._plans = [group_plan(layout) for layout in served.layouts]
         self._modules = served.module_of
         self._same_tables = [served.same_tables(g) for g in range(len(self._plans))]
@@ -81,7 +86,22 @@ class IdExchange:
         self._world_size = served.layouts[0].world_size
         self._numbers_to = np.stack([np.full(self._world_size, _WORDS), *(plan.numbers_to for plan in self._plans)])
 
-    def run(self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any]) -> ExchangedIds:
+    def run(self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[Any]) -> ExchangedIds:
+        """The features `given` for each module [M] become requests, which are exchanged."""
+        self._wire_gate.wait()  # collision rows of the step before are needed sooner than these ids
+        served = self._served
+        parts: list[Any] = [None] * len(served.modules)
+        requests: list[Any] = [None] * len(served.layouts)
+        with self._recorder.span("ids", step=number if status in (BATCH, DRAWS) else None):
+            for m, kjt in enumerate(given):
+                if kjt is not None:
+                    groups = served.groups[m]
+                    parts[m], requests[groups.start : groups.stop] = self._prepare(m, kjt)
+            ids = self.exchange(number, before.result() if before else None, status, requests)
+        self._count(ids)
+        return replace(ids, parts=parts)
+
+    def exchange(self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any]) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
 
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
@@ -105,6 +125,34 @@ class IdExchange:
             irregular=irregular,
         )
 
+    def _prepare(self, m: int, kjt: Any) -> tuple[Any, list[Any]]:
+        """As `Binding.prepare`; nothing where that fails because another thread compiles: the module runs plainly then.
+
+        While torch.compile traces in the training thread, torch says so in all threads (torch 2.13). TorchRec takes
+        that for an export, and refuses a KJT without ids (TorchRec 1.9).
+        """
+        prepare = self._served.modules[m].prepare
+        try:
+            return prepare(kjt)
+        except RuntimeError:
+            if torch.compiler.is_compiling():
+                return None, [None] * len(self._served.groups[m])
+        return prepare(kjt)  # it has ended compiling since, or the error is another one and comes again
+
+    def _count(self, ids: ExchangedIds) -> None:
+        """Tell the recorder what the step will look up, and the ids that were exchanged for it."""
+        for layout, ahead in zip(self._served.layouts, ids.groups, strict=True):
+            if ahead is not None:
+                self._recorder.count(
+                    layout.module,
+                    ids.number,
+                    occurrences=ahead.occurrences,
+                    colliding=ahead.colliding,
+                    unique=ahead.rows[0],
+                    unique_colliding=ahead.rows[1],
+                )
+                self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
+
     def _sizes(self, number: int, status: int, requests: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
         """int64[W, words] of every rank, and [G] int64[W, n] the numbers that each rank tells this owner of its ids."""
         served = sum({1 << self._modules[g] for g, request in enumerate(requests) if request is not None})
@@ -115,7 +163,7 @@ class IdExchange:
         ]
         mine = self._numbers_to[:, self._rank]
         coming = np.full(self._world_size, mine.sum())
-        received = self._exchange(_by_peer([words, *told], self._numbers_to), self._numbers_to.sum(0), coming)
+        received = self._all_to_all(_by_peer([words, *told], self._numbers_to), self._numbers_to.sum(0), coming)
         parts = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
         first, *numbers = map(np.ascontiguousarray, parts)  # kernels are compiled for arrays without gaps
         return first, numbers
@@ -130,25 +178,25 @@ class IdExchange:
             sent.append(sizes)
             coming.append(plan.words_of(told) if request is not None else none[1])
         out, into = np.stack(sent), np.stack(coming)
-        received = self._exchange_first(_by_peer(words, out), out.sum(0), into.sum(0))
+        received = self._all_to_all_first(_by_peer(words, out), out.sum(0), into.sum(0))
         served = [
             plan.serve(came, told) if request is not None else None
             for plan, request, told, came in zip(self._plans, given, numbers, _by_group(received, into), strict=True)
         ]
         return served, [(self._bytes(gone), self._bytes(came)) for gone, came in zip(out, into, strict=True)]
 
-    def _exchange(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
+    def _all_to_all(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
         """What all ranks send here, so much each, for what this rank sends them."""
         received = np.empty(coming.sum(), mine.dtype)
         out = torch.from_numpy(received), torch.from_numpy(mine), coming.tolist(), sent.tolist()
         self._channel.all_to_all_v([out])
         return received
 
-    def _exchange_first(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
+    def _all_to_all_first(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
         """The same while exclusive rows stay off the wire: all ranks have come here, and none waits for another."""
         self._wire_gate.enter()
         try:
-            return self._exchange(mine, sent, coming)
+            return self._all_to_all(mine, sent, coming)
         finally:
             self._wire_gate.leave()
 
@@ -206,7 +254,7 @@ class IdExchange:
         )
         sent = row_masks.pack(head, masks, out_rows, self._world_size)
         out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
-        received = self._exchange_first(sent, out_sizes, sizes)
+        received = self._all_to_all_first(sent, out_sizes, sizes)
         heads, came = row_masks.unpack(received, len(head), in_rows, self._world_size)
         shared, asking, largest = iter(came[: len(there)]), iter(came[len(there) :]), heads.max(0)[1:].tolist()
         told = [

@@ -42,8 +42,9 @@ class Listener(Protocol):
     def resume(self, epoch: Any) -> bool:
         """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
 
-    def announce(self, batch: Any, *, draws: bool) -> None:
-        """The next batch, on the device. `draws`: loader and training draw from the same random numbers here."""
+    def announce(self, batch: Any, *, draws: bool, in_turn: bool) -> None:
+        """The next batch, on the device. draws: loader and training draw from the same random numbers here. in_turn:
+        so they did before, and this batch is about to be held."""
 
     def draws(self) -> bool:
         """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
@@ -59,6 +60,31 @@ class Listener(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
+
+
+class Unserved:
+    """The listener where nothing is served: nothing is gained by pulling early."""
+
+    def resume(self, epoch: Any) -> bool:
+        return False
+
+    def announce(self, batch: Any, *, draws: bool, in_turn: bool) -> None:
+        pass
+
+    def draws(self) -> bool:
+        return True
+
+    def hold(self, batch: Any) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +320,7 @@ class _Epoch(Generic[T]):
             )
         self._draws.resume()
         if self._listener.resume(self) and isinstance(self._ahead, _Value):
-            self._listener.announce(self._ahead.value, draws=False)
+            self._listener.announce(self._ahead.value, draws=False, in_turn=self._draws.early is False)
         if self._ahead is None:
             self._ahead = self._pull()
         if isinstance(self._ahead, _End):
@@ -355,7 +381,8 @@ class _Epoch(Generic[T]):
         except BaseException as error:
             self._listener.fail(error)
             return _Failed(error)
-        self._listener.announce(value, draws=self._draws.both and (early or not self._first))
+        draws = self._draws.both and (early or not self._first)
+        self._listener.announce(value, draws=draws, in_turn=self._draws.early is False)
         return _Value(value)
 
     def _save(self) -> "_Value[Any] | _Failed":

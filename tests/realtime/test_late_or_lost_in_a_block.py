@@ -22,8 +22,8 @@ from worlds import World, shared_world
 import fscomm
 from fscomm.device import Host
 from fscomm.errors import NotServedError
-from fscomm.exchange import connections
-from fscomm.exchange.row_exchange import RowExchange
+from fscomm.exchange import threads
+from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Worker
 from fscomm.meter.meter import BubbleMeter
 from fsranks.errors import PeerError
@@ -134,7 +134,7 @@ def check_lost(who: int, how: signal.Signals, at: int, transport: str) -> None:
             assert took < LIMIT_S
 
 
-OPENED = {"channel": (connections, "channel", 2), "row transports": (connections, "open_transport", 2)}
+OPENED = {"channel": (threads, "channel", 2), "row transports": (threads, "open_transport", 2)}
 
 
 def opened(rank: int, size: int, place: str) -> tuple[str, list[str], list[str]]:

@@ -13,7 +13,8 @@ from programs import LONG, operations_of, play
 from test_programs import all_are_exact
 from worlds import shared_world
 
-from fscomm.exchange.row_exchange import RowExchange
+from fscomm.exchange.operations import Class
+from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Worker
 
 LATE_S = 0.1  # of every update in that worker: several steps
@@ -21,19 +22,20 @@ CONFIG = CONFIGS["uniform"]
 
 
 def late(rank: int, size: int, loop: str, collision: bool) -> list[str]:
-    update, send_rows = RowExchange.update, RowExchange.send_rows
+    update, fetch = RowExchange.update, RowExchange.fetch
+    of_class = Class.COLLISION if collision else Class.EXCLUSIVE
 
-    def late_update(self: RowExchange, *args: Any, **options: Any) -> None:
-        if options["collision"] == collision:
+    def late_update(self: RowExchange, *args: Any) -> None:
+        if self._class is of_class:
             time.sleep(LATE_S)
-        update(self, *args, **options)
+        update(self, *args)
 
-    def late_rows(self: RowExchange, *args: Any, **options: Any) -> None:
-        if options["collision"] == collision:
+    def late_rows(self: RowExchange, *args: Any) -> None:
+        if self._class is of_class:
             time.sleep(LATE_S / 5)
-        send_rows(self, *args, **options)
+        fetch(self, *args)
 
-    with mock.patch.object(RowExchange, "update", late_update), mock.patch.object(RowExchange, "send_rows", late_rows):
+    with mock.patch.object(RowExchange, "update", late_update), mock.patch.object(RowExchange, "fetch", late_rows):
         return compare(rank, size, CONFIG, LOOPS[loop])[0]
 
 

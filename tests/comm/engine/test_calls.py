@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
-from fscomm.engine.pending_gradients import PendingGradients
+from fscomm.engine.backward import Backward
 
 CONFIG = CONFIGS["called twice"].but(steps=4)
 
@@ -95,8 +96,14 @@ def test_gradients_are_sent_in_the_order_in_which_autograd_reaches_the_calls(
 ) -> None:
     step: Any = OneStep()
     out: list[tuple[int, list[int]]] = []
-    pending = PendingGradients(TWICE, lambda _, call, came: out.append((call, sorted(came))))
-    for group in reached:
-        pending.take(step, group, torch.zeros(1))
-    pending.send_rest()
+    backward = Backward(TWICE, *[Any] * 3)  # type: ignore[arg-type]
+    with (
+        mock.patch.object(backward, "reach"),
+        mock.patch.object(
+            backward, "_send", lambda forward: out.append((forward[1], sorted(backward._came.pop(forward))))
+        ),
+    ):
+        for group in reached:
+            backward.take_gradient(step, group, torch.zeros(1))
+        backward._send_rest()
     assert out == sent

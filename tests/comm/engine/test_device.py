@@ -6,6 +6,7 @@ the law of `fscomm/engine/table_order.py` by `table_law.watch`.
 """
 
 import threading
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +27,10 @@ from worlds import shared_world
 import fscomm
 from fscomm import comm
 from fscomm.device import CAPTURED, Cuda, Host
-from fscomm.engine.updates import Updates
+from fscomm.engine.backward import Backward
 from fscomm.exchange.id_exchange import IdExchange
-from fscomm.exchange.row_exchange import RowExchange
+from fscomm.exchange.operations import Class, Kind, Operation
+from fscomm.exchange.rows import RowExchange
 
 
 class Stamped(Clocks):
@@ -61,36 +63,37 @@ class Stamped(Clocks):
 
 def watched(patch: pytest.MonkeyPatch, device: Stamped) -> None:
     """Let the engine's parts say what they make and ask before they use."""
-    run, send_rows = IdExchange.run, RowExchange.send_rows
-    update, take = RowExchange.update, Updates.take_gradient
+    exchange, fetch = IdExchange.exchange, RowExchange.fetch
+    update, take = RowExchange.update, Backward.take_gradient
 
     def run_ids(self: Any, number: int, before: Any, *rest: Any) -> Any:
-        ids = run(self, number, before, *rest)
+        ids = exchange(self, number, before, *rest)
         device.make("plan", number)
         if before is not None:
             device.make("way back", before.number)
         return ids
 
-    def send(self: Any, ids: Any, groups: Any, *, collision: bool) -> None:
+    def fetch_rows(self: Any, ids: Any, groups: Any) -> None:
         device.use("rows", "plan", ids.number)
-        send_rows(self, ids, groups, collision=collision)
+        fetch(self, ids, groups)
+        collision = self._class is Class.COLLISION
         for ahead in map(ids.ahead, groups):
             device.make("rows", id(ahead.buffer), collision)
             device.fetched.append((ahead.buffer, ahead.merge.index, collision))
 
-    def apply(self: Any, gradients: Any, *rest: Any, collision: bool) -> None:
+    def apply(self: Any, gradients: Any, *rest: Any) -> None:
         device.use("update", "way back", gradients.number)
         device.use("update", "gradient", gradients.number)
-        update(self, gradients, *rest, collision=collision)
+        update(self, gradients, *rest)
 
     def take_gradient(self: Any, step: Any, group: int, gradient: Any) -> None:
         device.make("gradient", step.number)
         take(self, step, group, gradient)
 
-    patch.setattr(IdExchange, "run", run_ids)
-    patch.setattr(RowExchange, "send_rows", send)
+    patch.setattr(IdExchange, "exchange", run_ids)
+    patch.setattr(RowExchange, "fetch", fetch_rows)
     patch.setattr(RowExchange, "update", apply)
-    patch.setattr(Updates, "take_gradient", take_gradient)
+    patch.setattr(Backward, "take_gradient", take_gradient)
 
 
 def raced(rank: int, size: int, loop: Any, forget: bool) -> tuple[list[str], list[str], set[str]]:
@@ -129,10 +132,10 @@ def looked_up_beside(rank: int, size: int) -> bool:
     gave_up: list[bool] = []
     update = RowExchange.update
 
-    def held(self: RowExchange, *args: Any, collision: bool) -> None:
-        if not collision:
+    def held(self: RowExchange, *args: Any) -> None:
+        if self._class is Class.EXCLUSIVE:
             gave_up.append(not may_update.wait(PATIENCE_S))
-        update(self, *args, collision=collision)
+        update(self, *args)
 
     may_update.set()
     with pytest.MonkeyPatch.context() as patch, run.enable() as comm:
@@ -157,23 +160,29 @@ def collision_behind_exclusive(rank: int, size: int) -> list[int]:
     model, _ = build(CONFIGS["row"], size)
     done: list[int] = []
     begun = threading.Event()
-    with fscomm.enable(model, timeout_s=PATIENCE_S) as comm:
+    with fscomm.enable(model, timeout_s=PATIENCE_S) as comm, pytest.MonkeyPatch.context() as patch:
         assert comm._engine is not None
-        connections = comm._engine._connections
+        executor = comm._engine._executor
 
-        def exclusive() -> None:
-            begun.wait(PATIENCE_S)
-            connections.wire_gate.wait()
-            done.append(1)
+        def run(self: RowExchange, operation: Operation) -> None:
+            if operation.of_class is Class.EXCLUSIVE:
+                begun.wait(PATIENCE_S)
+                executor.wire_gate.wait()
+            done.append(operation.groups[0])
 
-        first = connections.submit("exclusive", exclusive)
-        second = connections.submit_collision(lambda: done.append(2), after=[first], expecting=lambda: False)
-        third = connections.submit_collision(lambda: done.append(3), after=[], expecting=lambda: False)
+        patch.setattr(RowExchange, "run", run)
+        exclusive, held_up, at_once = (
+            Operation(kind=Kind.FETCH, of_class=of_class, groups=[number])
+            for number, of_class in ((1, Class.EXCLUSIVE), (2, Class.COLLISION), (3, Class.COLLISION))
+        )
+        first = executor.submit(exclusive)
+        (second,) = executor.submit_urgent([replace(held_up, after=[first])], expecting=lambda: False)
+        (third,) = executor.submit_urgent([at_once], expecting=lambda: False)
         begun.set()
         try:
             third.result(PATIENCE_S)
         finally:
-            connections.wire_gate.stop()
+            executor.wire_gate.stop()
         second.result()
     return done
 

@@ -77,7 +77,7 @@ def caught(rank: int, size: int) -> list[bool]:
     run: Run = new_run(rank, size, CONFIGS["loops"].but(data_parallel=False), "fscomm")
     found: list[bool] = []
     with run.enable() as comm:
-        peers = comm._engine._connections.peers
+        peers = comm._engine._executor.peers
 
         def fail(_: torch.Tensor) -> None:
             found.append(peers.waits)

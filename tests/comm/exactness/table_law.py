@@ -16,10 +16,11 @@ import torch
 from clocks import Clocks, Moment
 
 from fscomm import comm
-from fscomm.engine import engine, flushing, trial
-from fscomm.engine.forward_modes import in_backward
-from fscomm.engine.table_access import TableAccess
-from fscomm.exchange.row_exchange import RowExchange
+from fscomm.engine import engine, trial
+from fscomm.engine.modes import in_backward
+from fscomm.engine.program import Program
+from fscomm.exchange.operations import Class
+from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.tables import plain_kernels, shadow_kernels
 
@@ -88,8 +89,8 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     patch.setattr(trial, "problems", lambda *_, **options: {})  # what it does has no place in the program's order
     own = threading.local()
     lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
-    send_rows, run, own_forward = RowExchange.send_rows, Worker._run, plain_kernels.own_forward
-    updated, flush = TableAccess._updated, flushing.Flushing.flush
+    fetch, run, own_forward = RowExchange.fetch, Worker._run, plain_kernels.own_forward
+    updated, flush = Program._note_updated, engine.Engine.flush
     run_served, run_plainly = engine.Engine._run_served, engine.Engine._run_plainly
     forward, result = engine.Engine.forward, Pending.result
 
@@ -111,18 +112,19 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         place = seen.place() if work is None else None  # done at once: after the block
         seen.note(self._kernel, "update", _rows(self._kernel, ids, offsets), begin, place, update=True, work=work)
 
-    def sent_rows(self: Any, of_step: Any, groups: Any, *, collision: bool) -> None:
+    def fetched(self: Any, of_step: Any, groups: Any) -> None:
+        collision = self._class is Class.COLLISION
         own.fetching = of_step, collision, {id(shadow): g for g in groups for shadow in self._tables[g].shadows}
-        send_rows(self, of_step, groups, collision=collision)
+        fetch(self, of_step, groups)
 
     def ran(self: Any, future: Any, *rest: Any) -> Any:
         own.work = future
         delay()
         return run(self, future, *rest)
 
-    def submitted(self: Any, m: int, rows: Any, future: Any) -> None:
+    def submitted(self: Any, rows: Any, future: Any) -> None:
         seen.places[future] = seen.place()
-        updated(self, m, rows, future)
+        updated(self, rows, future)
 
     def forward_of(kernel: Any) -> Any:
         def forward(*args: Any, **options: Any) -> Any:
@@ -137,7 +139,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         return forward
 
     def flushed(self: Any, modules: Iterable[int] | None = None) -> None:
-        served = self._served
+        served = self.served
         chosen = list(range(len(served.modules)) if modules is None else modules)
         flush(self, chosen)
         for m in chosen:
@@ -149,8 +151,8 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         found = run_served(self, m, step, *rest)
         seen.served += 1
         place = seen.place()
-        for g in self._served.groups[m]:
-            for kernel in self._served.kernels[g]:
+        for g in self.served.groups[m]:
+            for kernel in self.served.kernels[g]:
                 for collision in (False, True):
                     if (access := seen.fetched.get((g, id(kernel), step.ids, collision))) is not None:
                         access.place = place
@@ -176,11 +178,11 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     for owner, name, function in (
         (shadow_kernels.Shadow, "lookup", looked_up),
         (shadow_kernels.Shadow, "update", was_updated),
-        (RowExchange, "send_rows", sent_rows),
+        (RowExchange, "fetch", fetched),
         (Worker, "_run", ran),
-        (TableAccess, "_updated", submitted),
+        (Program, "_note_updated", submitted),
         (plain_kernels, "own_forward", forward_of),
-        (flushing.Flushing, "flush", flushed),
+        (engine.Engine, "flush", flushed),
         (engine.Engine, "_run_served", ran_served),
         (engine.Engine, "_run_plainly", plainly),
         (engine.Engine, "forward", called),

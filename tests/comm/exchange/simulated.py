@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fscomm.exchange.step import GroupAhead
+from fscomm.exchange.handed_over import GroupAhead
 from fscomm.plan import routes
 from fscomm.plan.group_plan import WayBack
 from fscomm.plan.routes import Apply, Lookup, Request, SendGradients

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from simulated import Asked, Shape, check_gradients, check_rows, shapes, used
 
+from fscomm.exchange.handed_over import ExchangedIds, Verdict
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange
-from fscomm.exchange.step import ExchangedIds, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.report.recorder import Recorder
 
 BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
 HOSTS = [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (6, 2), (6, 3), (4, 4)]
@@ -83,7 +84,7 @@ class Ranks:
         self.gates = [Mock(WireGate) for _ in self.layouts]
         self.channels = [PlayedChannel(self.wires, rank) for rank in range(self.world_size)]
         self.exchanges = [
-            IdExchange(channel, gate, served_by(of_rank, modules), torch.device("cpu"))
+            IdExchange(channel, gate, served_by(of_rank, modules), torch.device("cpu"), Recorder())
             for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
         ]
 
@@ -119,7 +120,7 @@ class Ranks:
                 simulated.request(shape, asked[g], rank, self.layouts[rank][g]) if status == BATCH else None
                 for g, shape in enumerate(self.shapes)
             ]
-            return self.exchanges[rank].run(own_number, before[rank] if before else None, status, requests)
+            return self.exchanges[rank].exchange(own_number, before[rank] if before else None, status, requests)
 
         return self.each(work)
 

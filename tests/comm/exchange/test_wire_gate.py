@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 
-from fscomm.exchange.parts import IN_FLIGHT, exchange
+from fscomm.exchange.rows import IN_FLIGHT, exchange
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import GRACE_S, WirePriority
 from fscomm.transports.transport import AloneTransport

@@ -11,8 +11,8 @@ from exact_configs import CONFIGS
 from patience import PATIENCE_S
 from worlds import shared_world
 
+from fscomm.engine.step import Step
 from fscomm.exchange.control_word import ControlWords
-from fscomm.exchange.step import Step
 
 
 def changed_in_place(run: Run) -> None:

@@ -1,8 +1,4 @@
-"""What is known of one training step, by the thread that it belongs to.
-
-A `Step` belongs to the training thread. What threads hand to each other is frozen: the ids worker hands out
-`ExchangedIds`, a backward pass hands `Gradients` to the workers.
-"""
+"""What threads hand to each other: the ids worker `ExchangedIds`, a backward pass `Gradients`. All of it is frozen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +6,6 @@ from typing import Any
 
 import torch
 
-from fscomm.exchange.worker import Pending
-from fscomm.loop.kjt_paths import Snapshot
 from fscomm.plan.group_plan import WayBack
 from fscomm.plan.ways import Lookup, Merge, PassOn
 from fscomm.tables.shadow_kernels import Hyper
@@ -94,6 +88,8 @@ class Gradients:
     Attributes:
         by_group: the gradients; an output that the loss did not use has none.
         hypers: by group and kernel, as taken at the forward.
+        came: by group, those that came to this owner and are not applied yet, by class; the worker of the class writes
+            and takes them.
         kept: by group of pooled tables, the gradients of collision bags that came. The collision worker keeps them for
             the exclusive worker, which begins after it.
     """
@@ -101,60 +97,10 @@ class Gradients:
     number: int
     by_group: Mapping[int, torch.Tensor]
     hypers: Mapping[int, list[Hyper]]
+    came: Mapping[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {"collision": {}, "exclusive": {}})
     kept: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[int]:
         """All groups whose gradients travel, in the same order on every rank."""
         return list(self.hypers)
-
-
-@dataclass(slots=True, kw_only=True)
-class ModuleInStep:
-    """What the training thread knows of one module in one step.
-
-    Attributes:
-        features: what was announced, to recognise it, or None if the module cannot be served this time.
-        missing: why nothing was announced, if there is a reason that the user should know.
-        exclusive, collision: the rows of the class are here; None while nobody fetches them, or if they became stale.
-        used: its forward ran, in either way.
-        backwards: backward passes that reached rows fetched ahead.
-    """
-
-    features: Snapshot | None
-    missing: str | None
-    exclusive: Pending[None] | None = None
-    collision: Pending[None] | None = None
-    used: bool = False
-    backwards: int = 0
-
-
-@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Step:
-    """Step `number` as the training thread knows it. No worker gets it.
-
-    A backward pass also uses it, in a thread of autograd, while the training thread waits for that pass.
-
-    Attributes:
-        follows: number of the step of the same loop before it; None for the first.
-        modules: [M].
-        arrived: the ids of this batch; done before the user gets the batch.
-        planned: the ids of the batch after it; `back` in them is the way of this step's gradients.
-        next: number of the step of the same loop after it, as soon as that is announced.
-        open: its forward ran, and no backward pass has reached it yet.
-        hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
-    """
-
-    number: int
-    follows: int | None
-    modules: Sequence[ModuleInStep]
-    arrived: Pending[ExchangedIds]
-    planned: Pending[ExchangedIds] | None = None
-    next: int | None = None
-    open: bool = False
-    hypers: dict[int, list[Hyper]] = field(default_factory=dict)
-
-    @property
-    def ids(self) -> ExchangedIds:
-        """Those of this batch, once the user holds it."""
-        return self.arrived.now()

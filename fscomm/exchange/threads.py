@@ -1,4 +1,4 @@
-"""What an engine works with on all ranks: transports, the workers that use them, and what runs in the workers.
+"""The executor on the host: one worker for each class of operations, one for ids, and the transports that they use.
 
 One worker issues to each transport (no two threads may issue to one group), and all are made in the same order on every
 rank by the thread that makes the engine. Exclusive rows and gradients have one each: a rank that leaves out a backward
@@ -9,13 +9,16 @@ next control word can say what is wrong.
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from fscomm.device import Device
 from fscomm.exchange.control_word import ControlWords
+from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.lost_peers import LostPeers
-from fscomm.exchange.row_exchange import PlainUpdates, RowExchange
+from fscomm.exchange.operations import Class, Operation
+from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import WirePriority
@@ -26,7 +29,6 @@ from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import RankContext
 
-T = TypeVar("T")
 Closable = TypeVar("Closable", Channel, Transport)
 TRANSPORTS = ("collision", "exclusive rows", "exclusive gradients")
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
@@ -34,13 +36,12 @@ WORKERS = ("ids", "collision", "exclusive", "plain")
 IN_BACKGROUND = ("ids", "exclusive")
 
 
-class Connections:
+class Threads:
     """Making it is collective. After the first error of a worker all of them are aborted, and `check` raises it.
 
     Attributes:
         wire_gate: decides which class may use the wire.
         control_words, peers: for the training thread.
-        ids, collision, exclusive, plain: for the worker of that name.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Connections:
     ) -> None:
         self._device = device
         self._limit_s = timeout_s
+        self._recorder = recorder
         self._error: BaseException | None = None
         self._held_up: Pending[Any] | None = None  # last work of the collision worker that had to wait for a worker
         layouts = served.layouts
@@ -76,10 +78,10 @@ class Connections:
             self.control_words = ControlWords(control, recorder)
             self.peers = LostPeers([module.process_group for module in served.modules], device.where, control.group)
             opened.callback(self.peers.close)
-            self.ids = IdExchange(ids, self.wire_gate, served, device.where)
-            self.collision, self.exclusive = (
-                RowExchange(
-                    kind,
+            self._ids = IdExchange(ids, self.wire_gate, served, device.where, recorder)
+            self._rows = {
+                of_class: RowExchange(
+                    of_class,
                     layouts,
                     served.tables(),
                     of_rows=rows[of_rows],
@@ -87,12 +89,12 @@ class Connections:
                     wire_gate=wire_gate,
                     recorder=recorder,
                 )
-                for kind, of_rows, of_gradients, wire_gate in (
-                    ("collision", "collision", "collision", None),
-                    ("exclusive", "exclusive rows", "exclusive gradients", self.wire_gate),
+                for of_class, of_rows, of_gradients, wire_gate in (
+                    (Class.COLLISION, "collision", "collision", None),
+                    (Class.EXCLUSIVE, "exclusive rows", "exclusive gradients", self.wire_gate),
                 )
-            )
-            self.plain = PlainUpdates(served.tables(), recorder)
+            }
+            self._plain = served.tables()
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
             for name in WORKERS:
@@ -101,45 +103,31 @@ class Connections:
                 )
             opened.pop_all()
 
-    def submit(self, worker: str, work: Callable[[], T], *, after: Sequence[Pending[Any]] = ()) -> Pending[T]:
-        """Let `worker` do `work` once everything in `after` is done."""
+    def exchange_ids(
+        self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[Any]
+    ) -> Pending[ExchangedIds]:
+        """As `IdExchange.run`, in the ids worker."""
+        return self._workers["ids"].submit(partial(self._ids.run, number, before, status, given))
 
-        def in_turn() -> T:
-            for each in after:
-                each.result()
-            return work()
+    def submit(self, operation: Operation) -> Pending[None]:
+        """Let the worker of its class do it, once all that it waits for is done."""
+        return self._workers[operation.of_class.value].submit(partial(self._run, operation))
 
-        return self._workers[worker].submit(in_turn)
+    def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
+        """Collision operations, one after the other; the wire is kept for them until all ranks have done them.
 
-    def submit_collision(
-        self, work: Callable[[], None], *, after: Sequence[Pending[Any]], expecting: Callable[[], bool]
-    ) -> Pending[None]:
-        """The same in the collision worker; the wire is kept for this work until all ranks have done it.
-
-        The wire is kept at once if neither this work nor earlier work of the worker has to wait for another worker,
-        which may need the wire itself. Otherwise it is kept when the waiting is over.
+        The wire is kept at once if neither they nor earlier work of the worker have to wait for another worker, which
+        may need the wire itself. Otherwise it is kept when the waiting is over.
         `expecting`: whether a control word will follow soon.
         """
-        at_once = all(each.done() for each in after) and (self._held_up is None or self._held_up.done())
-        if at_once:
+        after = [each for operation in operations for each in operation.after]
+        worker = self._workers[Class.COLLISION.value]
+        if all(each.done() for each in after) and (self._held_up is None or self._held_up.done()):
             self.wire_gate.enter()
-
-        def in_turn() -> None:
-            for each in after:
-                each.result()
-            if not at_once:
-                self.wire_gate.enter()
-            work()
-
-        def leave() -> None:
-            self._device.wait(done.mark, self._limit_s)
-            self.collision.meet()
-            self.wire_gate.leave(expecting=expecting())
-
-        done = self._workers["collision"].submit(in_turn)
-        if not at_once:
-            self._held_up = done
-        self._workers["collision"].submit(leave)
+        else:
+            self._held_up = worker.submit(partial(self._enter_after, after))
+        done = [self.submit(operation) for operation in operations]
+        worker.submit(partial(self._leave, done[-1], expecting))
         return done
 
     def check(self) -> None:
@@ -165,15 +153,35 @@ class Connections:
                     for closed in [closers.submit(each.close, reason) for each in self._all]:
                         closed.result()
 
-    def _close_workers(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
-
     def abort(self, reason: str) -> None:
         """End everything that blocks; the other ranks are told `reason`."""
         self.wire_gate.stop()
         for each in self._all:
             each.abort(reason)
+
+    def _run(self, operation: Operation) -> None:
+        for each in operation.after:
+            each.result()
+        if operation.plainly is None:
+            self._rows[operation.of_class].run(operation)
+            return
+        group, kernel, update = operation.plainly
+        with self._recorder.span("plain apply"):
+            update(lambda: self._plain[group].shadows[kernel])
+
+    def _enter_after(self, after: Sequence[Pending[Any]]) -> None:
+        for each in after:
+            each.result()
+        self.wire_gate.enter()
+
+    def _leave(self, last: Pending[None], expecting: Callable[[], bool]) -> None:
+        self._device.wait(last.mark, self._limit_s)
+        self._rows[Class.COLLISION].meet()
+        self.wire_gate.leave(expecting=expecting())
+
+    def _close_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
 
     def _failed(self, error: BaseException) -> None:
         """In a worker."""

@@ -1,64 +1,85 @@
-"""The updates that backward passes bring, given to the workers in program order. Nothing here waits for a worker."""
+"""What backward passes bring, given to `Program` in program order. Nothing here waits for a worker.
+
+Gradients of one forward are sent together: when all of its groups have theirs, or when they must wait no longer.
+Gradients of one module are sent in the order in which autograd reaches its forwards, which is the order in which the
+plain loop updates its tables. The first calls of all modules in a step are one forward, each later call is one.
+"""
 
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 
 from fscomm.engine import after_block
-from fscomm.engine.announced import AnnouncedSteps
-from fscomm.engine.forward_modes import in_backward
-from fscomm.engine.pending_gradients import PendingGradients
-from fscomm.engine.table_access import TableAccess
-from fscomm.engine.table_order import ANY, Rows
-from fscomm.exchange.connections import Connections
+from fscomm.engine.modes import in_backward
+from fscomm.engine.program import Program
+from fscomm.engine.step import Step
+from fscomm.exchange.handed_over import Gradients
+from fscomm.exchange.operations import ANY, Rows
 from fscomm.exchange.served_modules import ServedModules
-from fscomm.exchange.step import Gradients, Step
+from fscomm.exchange.threads import Threads
 from fscomm.loop.uncompiled import not_compiled
 from fscomm.tables.plain_kernels import Update
 
+Forward = tuple[Step, int]  # the step, and which calls in it: see `ServedModules.sent_with`
 
-class Updates:
-    """For the thread that runs backward.
 
-    training_thread: the one that called the last forward. complete: called when all updates of a pass were submitted.
-    """
+class Loop(Protocol):
+    """What a backward pass asks of the loop that it is in."""
 
-    def __init__(
-        self, served: ServedModules, connections: Connections, tables: TableAccess, steps: AnnouncedSteps
-    ) -> None:
+    forwarded: Step | None
+    """The step of the last forward that backward may come back to."""
+
+    def step_to_come(self, number: int | None) -> Step | None:
+        """The step of this number, if the user holds it or will get it."""
+
+    def pass_is_over(self) -> None:
+        """All updates of a backward pass were submitted."""
+
+
+class Backward:
+    """For the thread that runs backward. training_thread: the one that called the last forward."""
+
+    def __init__(self, served: ServedModules, executor: Threads, program: Program, loop: Loop) -> None:
         self._served = served
-        self._connections = connections
-        self._tables = tables
-        self._steps = steps
-        self._gathering = PendingGradients(served, self._send)
+        self._executor = executor
+        self._program = program
+        self._loop = loop
+        self._came: dict[Forward, dict[int, torch.Tensor]] = {}  # gradients that are not sent yet, by group
         self._reached: list[Step] = []  # by the backward pass that runs
         self._pass = -1  # its number; -1 if no pass has reached anything
         self._over: str | None = None  # why the block ended; empty if it was left without an error
         self.training_thread = threading.get_ident()
-        self.complete: Callable[[], None] = lambda: None
 
     def take_gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
         """Backward has reached rows that were fetched ahead."""
         self.reach(step)
-        self._gathering.take(step, group, gradient)
+        forward = step, self._served.sent_with(group)
+        self._send_before(self._served.module_of[group], but=forward)
+        if group in self._came.get(forward, ()):
+            self._send(forward)
+        came = self._came.setdefault(forward, {})
+        came[group] = gradient
+        if len(came) == sum(self._served.sent_with(g) == forward[1] for g in step.hypers):
+            self._send(forward)
 
     def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
         """Backward has reached a kernel that ran plainly; `read`: what that forward read, where it is known."""
         self.send_gathered(group)
-        self._tables.update_plainly(self._served.module_of[group], group, kernel, read or ANY, update)
+        self._program.update_plainly(self._served.module_of[group], group, kernel, read or ANY, update)
 
     def send_gathered(self, group: int) -> None:
         """Send what backward has brought so far for the module of `group`, before another access to its tables."""
-        self._gathering.send_before(self._served.module_of[group])
+        self._send_before(self._served.module_of[group])
 
     def reach(self, step: Step | None) -> None:
         """A backward pass is at a forward of `step`."""
-        self._connections.peers.begin()
+        self._executor.peers.begin()
         number = torch._C._current_graph_task_id()
         if number != self._pass:
-            self._gathering.send_rest()  # of a pass that raised: another rank may wait for it, and this one for that
+            self._send_rest()  # of a pass that raised: another rank may wait for it, and this one for that
             self._pass = number
             _at_end_of_pass(_EndOfPass(self._end_pass, partial(self._pass_failed, number)))
         if step is not None:
@@ -69,7 +90,7 @@ class Updates:
         """A backward pass is at what a plain forward of module m gave, before it reaches the kernels of any rank."""
         self.reach(step)
         if self._over is not None:  # kernels update at once now, and nobody orders what was gathered before them
-            self._gathering.send_before(m)
+            self._send_before(m)
 
     def end_failed_pass(self) -> None:
         """Send what a backward pass that raised had reached: in a plain loop that is updated, too."""
@@ -83,24 +104,36 @@ class Updates:
     def _pass_failed(self, number: int) -> None:
         """The user may catch the error, and do something else for as long as it takes."""
         if self._pass == number:
-            self._connections.peers.pause()
+            self._executor.peers.pause()
 
     def _end_pass(self) -> None:
         self._pass = -1
         if in_backward():
-            _at_end_of_pass(self._connections.peers.end)  # behind DDP's callback, which waits for its exchange
+            _at_end_of_pass(self._executor.peers.end)  # behind DDP's callback, which waits for its exchange
         else:
-            self._connections.peers.end()
-        self._gathering.send_rest()
+            self._executor.peers.end()
+        self._send_rest()
         for step in self._reached:
             step.open = False
         self._reached.clear()
         if self._over is None:
-            self.complete()
-            self._steps.fetch()
+            self._loop.pass_is_over()
 
-    def _send(self, step: Step, calls: int, by_group: dict[int, torch.Tensor]) -> None:
-        """Update the tables with what a backward pass brought for these calls of `step`."""
+    def _send_before(self, m: int, *, but: Forward | None = None) -> None:
+        """Autograd has reached another forward of module m: send what it brought for the forwards before."""
+        calls = self._served.calls[m]
+        for forward, came in list(self._came.items()):
+            if forward != but and any(self._served.module_of[g] in calls for g in came):
+                self._send(forward)
+
+    def _send_rest(self) -> None:
+        """The pass is over: outputs that the loss did not use get no gradient."""
+        for forward in list(self._came):
+            self._send(forward)
+
+    def _send(self, forward: Forward) -> None:
+        """Update the tables with what a backward pass brought for these calls of a step."""
+        (step, calls), by_group = forward, self._came.pop(forward)
         # A copy: another module's forward may come before a worker gets to it.
         hypers = {g: step.hypers[g] for g in sorted(step.hypers) if self._served.sent_with(g) == calls}
         gradients = Gradients(number=step.number, by_group=by_group, hypers=hypers)
@@ -110,12 +143,12 @@ class Updates:
         if self._over is not None:
             self._update_after_the_block(step, gradients, modules)
             return
-        self._connections.check()
-        successor = self._steps.to_come(step.next)
+        self._executor.check()
+        successor = self._loop.step_to_come(step.next)
         to_fetch = [each for m in modules for each in self._to_fetch(m, step, successor)]
-        awaited = successor if to_fetch else self._steps.forwarded
-        self._tables.update(
-            step, gradients, successor, to_fetch, expecting=lambda: self._steps.forwarded is not awaited
+        awaited = successor if to_fetch else self._loop.forwarded
+        self._program.update(
+            step, gradients, successor, to_fetch, expecting=lambda: self._loop.forwarded is not awaited
         )
 
     def _to_fetch(self, m: int, step: Step, successor: Step | None) -> list[int]:

@@ -1,0 +1,91 @@
+"""What stands in for the forwards of served modules, and of their kernels, while the block lasts."""
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from fscomm.exchange.operations import Rows
+from fscomm.exchange.served_modules import ServedModules
+from fscomm.loop.uncompiled import not_compiled
+from fscomm.tables.binding import Binding
+from fscomm.tables.handles import Handles, find
+from fscomm.tables.plain_kernels import Update
+
+
+class Runs(Protocol):
+    """The engine, as far as stand-ins know it."""
+
+    over: bool
+    modules: Sequence[Binding]
+    served: ServedModules
+    handles: dict[int, Handles]
+
+    def call(self, m: int, features: Any) -> Any: ...
+
+    def flush(self, modules: Sequence[int]) -> None: ...
+
+    def may_read(self, group: int) -> Rows: ...
+
+    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None: ...
+
+
+class ServedForward:
+    """Replaces a sharded module's `forward`. After the block it calls the module's own, for code that kept it."""
+
+    def __init__(self, engine: Runs, m: int) -> None:
+        self.engine = engine
+        self._m = m
+
+    @not_compiled
+    def __call__(self, features: Any) -> Any:
+        return self.engine.call(self._m, features)
+
+
+def take_over(engine: Runs) -> contextlib.ExitStack:
+    """From now on the engine runs forwards, and completes updates before anybody looks; closing puts all back."""
+    with contextlib.ExitStack() as undo:
+        for calls in dict.fromkeys(engine.served.calls):
+            take_over_module(engine, calls.start, undo)
+        for handles in engine.handles.values():
+            undo.callback(handles.close)
+        find(list(engine.handles.values()), [module.module for module in engine.modules])
+        return undo.pop_all()
+
+
+def take_over_module(engine: Runs, m: int, undo: contextlib.ExitStack) -> None:
+    """One module, m by its first call. `undo` puts it back."""
+    module = engine.modules[m]
+    module.module.forward = ours = ServedForward(engine, m)
+    undo.callback(_give_back, module.module, ours)
+    groups = engine.served.groups[m]
+    for group in groups:
+        for number, make in enumerate(module.proxies(group - groups.start)):
+            proxy = make(_KernelAccess(engine, group, number))
+            proxy.install()
+            undo.callback(proxy.remove)
+    undo.callback(module.module.register_state_dict_pre_hook(partial(_flush, engine, m)).remove)
+
+
+def _give_back(target: Any, ours: ServedForward) -> None:
+    if vars(target).get("forward") is ours:
+        del target.forward
+
+
+def _flush(engine: Runs, m: int, *_: Any) -> None:
+    engine.flush([m])
+
+
+class _KernelAccess:
+    """When one kernel, or a group without any kernel, may read and update."""
+
+    def __init__(self, engine: Runs, group: int, number: int) -> None:
+        self._engine = engine
+        self._group = group
+        self._number = number
+
+    def read(self) -> Rows:
+        return self._engine.may_read(self._group)
+
+    def update(self, read: Rows | None, update: Update) -> None:
+        self._engine.take_plain_update(self._group, self._number, read, update)

@@ -1,0 +1,72 @@
+"""The state of one training step: all that the training thread knows of it. No worker gets it.
+
+A backward pass also uses it, in a thread of autograd, while the training thread waits for that pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fscomm.exchange.handed_over import ExchangedIds
+from fscomm.exchange.operations import Class, Rows
+from fscomm.exchange.worker import Pending
+from fscomm.loop.kjt_paths import Snapshot
+from fscomm.tables.shadow_kernels import Hyper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Rows of one class are here when `done` is. rows: which ones; an update of one of them makes them stale."""
+
+    done: Pending[None]
+    rows: Rows
+
+
+@dataclass(slots=True, kw_only=True)
+class ModuleInStep:
+    """One module in one step; a later call of it is a module of its own.
+
+    Attributes:
+        features: what was announced, to recognise it, or None if the module cannot be served this time.
+        missing: why nothing was announced, if there is a reason that the user should know.
+        fetched: by class; nothing while nobody fetches them, or if they became stale.
+        called: its forward ran, maybe without gradients. calls: how often in training, over all calls of the module.
+        used: its forward ran in training, in either way.
+        backwards: backward passes that reached rows fetched ahead.
+    """
+
+    features: Snapshot | None
+    missing: str | None
+    fetched: dict[Class, Fetched] = field(default_factory=dict)
+    called: bool = False
+    calls: int = 0
+    used: bool = False
+    backwards: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Step:
+    """Step `number`.
+
+    Attributes:
+        follows: number of the step of the same loop before it; None for the first.
+        modules: [M].
+        arrived: the ids of this batch; done before the user gets the batch.
+        planned: the ids of the batch after it; `back` in them is the way of this step's gradients.
+        next: number of the step of the same loop after it, as soon as that is announced.
+        open: its forward ran, and no backward pass has reached it yet.
+        hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
+    """
+
+    number: int
+    follows: int | None
+    modules: Sequence[ModuleInStep]
+    arrived: Pending[ExchangedIds]
+    planned: Pending[ExchangedIds] | None = None
+    next: int | None = None
+    open: bool = False
+    hypers: dict[int, list[Hyper]] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> ExchangedIds:
+        """Those of this batch, once the user holds it."""
+        return self.arrived.now()

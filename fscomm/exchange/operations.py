@@ -1,0 +1,89 @@
+"""What is done with tables and wire: one kind of record for all of it, made in program order and handed to an executor.
+
+| operation | what | class |
+|---|---|---|
+| fetch | owners look rows of a coming step up, and send them to the ranks that asked for them | collision, exclusive |
+| send back | requesters send gradients to the owners | collision, exclusive |
+| update | owners apply gradients that came, or that TorchRec brought (plain) | collision, exclusive, plain |
+
+An operation waits for those in `after`, and for nothing else: `fscomm/engine/table_order.py` is the law behind that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from fscomm.exchange.handed_over import ExchangedIds, Gradients
+from fscomm.exchange.worker import Pending
+from fscomm.tables.plain_kernels import Update
+
+
+class Kind(Enum):
+    FETCH = "fetch"
+    SEND_BACK = "send back"
+    UPDATE = "update"
+
+
+class Class(Enum):
+    """Which rows an operation is about, and so how urgent it is."""
+
+    COLLISION = "collision"
+    EXCLUSIVE = "exclusive"
+    PLAIN = "plain"
+    """Rows of a module that runs plainly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows that lie in all of the steps `within` and in none of the steps `without`."""
+
+    within: frozenset[int] = frozenset()
+    without: frozenset[int] = frozenset()
+
+    def may_meet(self, other: "Rows") -> bool:
+        """Whether both may hold a common row."""
+        return self.within.isdisjoint(other.without) and self.without.isdisjoint(other.within)
+
+
+ANY = Rows()
+
+
+def whole(step: int) -> Rows:
+    return Rows(within=frozenset({step}))
+
+
+def exclusive(step: int, neighbour: int | None) -> Rows:
+    """Rows of `step` that its neighbour (the step before for fetches, the step after for updates) does not use."""
+    return Rows(within=frozenset({step}), without=frozenset() if neighbour is None else frozenset({neighbour}))
+
+
+def collision(step: int, neighbour: int | None) -> Rows:
+    """Rows of `step` that its neighbour uses, too."""
+    return Rows(within=frozenset({step} if neighbour is None else {step, neighbour}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Operation:
+    """One operation on this rank; all ranks make the same ones in the same order.
+
+    Attributes:
+        rows: by module, which rows of its tables are read or updated; nothing for gradients on the wire.
+        groups: of these modules, those that take part.
+        after: what it waits for.
+        ids: whose plan says what travels: of a fetch, its own step; else the step after that of the gradients.
+        gradients: sent back, or applied.
+        plainly: the update of one kernel of a module that runs plainly: the group, the kernel's number, and what to do.
+    """
+
+    kind: Kind
+    of_class: Class
+    rows: Mapping[int, Rows] = field(default_factory=dict)
+    groups: Sequence[int] = ()
+    after: Sequence[Pending[Any]] = ()
+    ids: Pending[ExchangedIds] | None = None
+    gradients: Gradients | None = None
+    plainly: tuple[int, int, Update] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.of_class.value}"
