@@ -31,12 +31,15 @@ class Device(Protocol):
     """Methods act on the calling thread."""
 
     where: torch.device
+    runs_ahead: bool
+    """Whether the host issues work that the device does later."""
 
     def enter(self) -> None:
         """Issue from now on to a stream of this thread's own, whatever another thread captures; once, by a worker."""
 
-    def stream(self) -> contextlib.AbstractContextManager[Any]:
-        """One more stream: what a thread issues inside `with` goes there, as often as it is entered."""
+    def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
+        """One more stream: what a thread issues inside `with` goes there, as often as it is entered. One with a lower
+        number of `priority` goes first."""
 
     def mark(self) -> Mark:
         """All that this thread has issued so far."""
@@ -63,11 +66,13 @@ class Host:
     """The CPU."""
 
     where = torch.device("cpu")
+    runs_ahead = False
 
     def enter(self) -> None:
         pass
 
-    def stream(self) -> contextlib.AbstractContextManager[Any]:
+    def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
+        del priority
         return contextlib.nullcontext()
 
     def mark(self) -> Mark:
@@ -96,6 +101,8 @@ class Host:
 class Cuda:
     """One GPU."""
 
+    runs_ahead = True
+
     def __init__(self, where: torch.device) -> None:
         self.where = where if where.index is not None else torch.device("cuda", torch.cuda.current_device())
 
@@ -104,8 +111,8 @@ class Cuda:
         torch.cuda.set_stream(torch.cuda.Stream(self.where))
         _let_others_capture()
 
-    def stream(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(torch.cuda.Stream(self.where))
+    def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(torch.cuda.Stream(self.where, priority=priority))
 
     def mark(self) -> Mark:
         self.refuse_capture()

@@ -239,6 +239,10 @@ class BegunExchange:
         """Block until what the other ranks sent is here. Raises as the group's other calls do."""
         self._group._run(lambda gloo: self._work.wait())
 
+    def follow(self) -> None:
+        """No device takes part."""
+        self.wait()
+
 
 def _issue(gloo: Any, exchange: AllToAll) -> dist.Work:
     out, mine, received, sent = exchange

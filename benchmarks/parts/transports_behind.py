@@ -22,8 +22,7 @@ from common.ranks import slowest
 from network.world import World
 
 from fscomm.device import Host
-from fscomm.exchange.rows import exchange
-from fscomm.exchange.wire_gate import WireGate
+from fscomm.exchange.wire_gate import OpenWire, WireGate
 from fscomm.exchange.wire_priority import WirePriority
 from fscomm.transports.opening import open_transport
 from fsranks.control_group import AllToAll
@@ -130,7 +129,7 @@ class Bench:
             return self.beside(lambda: self.bulk.all_to_all_v(*self.bulk_rows.whole).wait(), None, alone=alone)
         chunk_bytes, budget_bytes = self.behind.chunked[way]
         gate = WireGate(schedule=WirePriority(budget_bytes=budget_bytes))
-        return self.beside(lambda: exchange(self.bulk, self.bulk_rows.parts(chunk_bytes), gate), gate, alone=alone)
+        return self.beside(lambda: gate.exchange(self.bulk, self.bulk_rows.parts(chunk_bytes)), gate, alone=alone)
 
     def one_group(self) -> tuple[list[float], float]:
         dist.barrier()
@@ -168,7 +167,7 @@ class Bench:
         start = time.perf_counter()
         if gate is not None:
             gate.enter()
-        exchange(self.urgent, [self.urgent_rows.whole], None)
+        OpenWire().exchange(self.urgent, [self.urgent_rows.whole])
         took = time.perf_counter() - start
         if gate is not None:
             gate.leave()

@@ -16,10 +16,10 @@ from fscomm.engine import after_block
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
 from fscomm.engine.step import Step
+from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import ANY, Rows
 from fscomm.exchange.served_modules import ServedModules
-from fscomm.exchange.threads import Threads
 from fscomm.loop.uncompiled import not_compiled
 from fscomm.tables.plain_kernels import Update
 
@@ -42,7 +42,7 @@ class Loop(Protocol):
 class Backward:
     """For the thread that runs backward. training_thread: the one that called the last forward."""
 
-    def __init__(self, served: ServedModules, executor: Threads, program: Program, loop: Loop) -> None:
+    def __init__(self, served: ServedModules, executor: Executor, program: Program, loop: Loop) -> None:
         self._served = served
         self._executor = executor
         self._program = program

@@ -29,6 +29,7 @@ from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
 from fscomm.exchange.operations import ANY, Class, Rows, whole
 from fscomm.exchange.served_modules import ServedModules
+from fscomm.exchange.streams import Streams
 from fscomm.exchange.threads import Threads
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
@@ -85,7 +86,9 @@ class Engine:
         self.device = device
         self._strict = strict
         self._finder = finder
-        self._executor = Threads(served, context, recorder, device=device, transport=transport, timeout_s=timeout_s)
+        self._executor = (Streams if device.runs_ahead else Threads)(
+            served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
+        )
         self._program = Program(self._executor, served, device, self._to_come)
         self._backward = Backward(served, self._executor, self._program, self)
         self.handles = {

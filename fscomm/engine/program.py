@@ -9,10 +9,10 @@ from typing import Any
 from fscomm.device import Device
 from fscomm.engine.step import Fetched, Step
 from fscomm.engine.table_order import TableOrder
+from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import Class, Kind, Operation, Rows, collision, exclusive, whole
 from fscomm.exchange.served_modules import ServedModules
-from fscomm.exchange.threads import Threads
 from fscomm.exchange.worker import Pending
 from fscomm.tables.plain_kernels import Update
 
@@ -21,7 +21,7 @@ class Program:
     """Of the tables of all served modules on this rank. to_come: the steps that the user holds or will get."""
 
     def __init__(
-        self, executor: Threads, served: ServedModules, device: Device, to_come: Callable[[], Iterable[Step]]
+        self, executor: Executor, served: ServedModules, device: Device, to_come: Callable[[], Iterable[Step]]
     ) -> None:
         self._executor = executor
         self._served = served

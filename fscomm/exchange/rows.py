@@ -1,33 +1,42 @@
-"""The operations of one class, as the worker of that class does them (Algorithm 2 of the paper, sends ordered by
-`WireGate`).
+"""The operations of one class, as a worker does them (Algorithm 2 of the paper, with the sends ordered by the wire).
 
-Collision rows and gradients go in one piece. Exclusive ones go in chunks, each held back while collision operations
-run.
+Collision rows and gradients go in one piece, exclusive ones in chunks.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.operations import Class, Kind, Operation
-from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.group_plan import WayBack
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.ways import Apply, Lookup, PassOn, SendGradients
 from fscomm.report.recorder import Recorder
 from fscomm.tables.shadow_kernels import GroupTables
-from fscomm.transports.transport import Handle, Transport
+from fscomm.transports.transport import Transport
 from fsranks.control_group import AllToAll
 
-IN_FLIGHT = 2  # collision parts: the next one is ready when one ends
+
+class Wire(Protocol):
+    """Which parts of an exchange go when."""
+
+    def wait(self) -> None:
+        """Block until an operation may begin."""
+
+    def exchange(self, transport: Transport, parts: Iterable[AllToAll]) -> None:
+        """Exchange (out, inp, out_splits, in_splits) in order; each part is taken just before it may be issued.
+
+        Blocks until all are done, or, where a device does it, until what the thread issues next finds them done. Raises
+        what the transport or `parts` raise; parts that were issued are then not waited for.
+        """
 
 
 class RowExchange:
-    """Operations of `of_class`, one after the other. They block until they are over.
+    """Operations of `of_class`, one after the other. They block as their `wire` does.
 
-    tables: [G] this worker's own shadows. wire_gate: holds exclusive operations back; None for the collision class.
+    tables: [G] shadows of the thread that does them.
     """
 
     def __init__(
@@ -38,7 +47,7 @@ class RowExchange:
         *,
         of_rows: Transport,
         of_gradients: Transport,
-        wire_gate: WireGate | None,
+        wire: Wire,
         recorder: Recorder,
     ) -> None:
         self._class = of_class
@@ -47,7 +56,7 @@ class RowExchange:
         self._tables = tables
         self._of_rows = of_rows
         self._of_gradients = of_gradients
-        self._wire_gate = wire_gate
+        self._wire = wire
         self._recorder = recorder
 
     def run(self, operation: Operation) -> None:
@@ -68,15 +77,15 @@ class RowExchange:
 
     def fetch(self, ids: ExchangedIds, groups: Sequence[int]) -> None:
         """Look up the rows of the class and fill the step's buffers with those from all owners."""
-        self._await_wire()
+        self._wire.wait()
         with self._recorder.span(f"{self._name} lookup", step=ids.number):
             mine = {g: self._tables[g].lookup(self._lookup(ids, g)) for g in groups}
         with self._recorder.span(f"{self._name} rows", step=ids.number):
             parts = (part for g in groups for part in self._row_parts(ids, g, mine[g]))
-            exchange(self._of_rows, parts, self._wire_gate)
+            self._wire.exchange(self._of_rows, parts)
             passed = {g: on for g in groups if (on := self._passed_on(ids, g)) is not None}
             parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, on))
-            exchange(self._of_rows, parts, self._wire_gate)
+            self._wire.exchange(self._of_rows, parts)
 
     def send_back(self, gradients: Gradients, back: Sequence[WayBack | None], groups: Sequence[int]) -> None:
         """Send the gradients of the class to the owners on their way `back`.
@@ -84,11 +93,11 @@ class RowExchange:
         All `groups` travel, so that ranks agree on sizes, also one without gradient: an output that the loss did not
         use.
         """
-        self._await_wire()
+        self._wire.wait()
         came = {g: self._new_gradients(g, self._back(back, g)[1].total) for g in groups}
         with self._recorder.span(f"{self._name} gradients", step=gradients.number):
             parts = [self._gradient_parts(gradients, g, *self._back(back, g), came[g]) for g in groups]
-            exchange(self._of_gradients, (part for of_group in parts for part in of_group), self._wire_gate)
+            self._wire.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
         gradients.came[self._name].update(came)
         if self._collision:
             gradients.kept.update({g: came[g] for g in groups if self._layouts[g].pooling is not None})
@@ -109,11 +118,6 @@ class RowExchange:
     @property
     def _collision(self) -> bool:
         return self._class is Class.COLLISION
-
-    def _await_wire(self) -> None:
-        """Exclusive work leaves wire and cores to collision work: to copy exclusive rows would slow that down, too."""
-        if self._wire_gate is not None:
-            self._wire_gate.wait()
 
     def _lookup(self, ids: ExchangedIds, group: int) -> Lookup:
         ahead = ids.ahead(group)
@@ -185,35 +189,3 @@ class RowExchange:
             if layout.ranks_per_host > 1:
                 self._recorder.bytes(layout.module, step, f"{self._name} {what}, in host", *here)
             yield of_out, of_mine, received[number], sent[number]
-
-
-def exchange(transport: Transport, parts: Iterable[AllToAll], wire_gate: WireGate | None) -> None:
-    """Exchange (out, inp, out_splits, in_splits) in order, a few at a time, or each when `wire_gate` lets it. Blocks.
-
-    Each part is taken from `parts` just before it may be issued. Raises what the transport or `parts` raise; parts that
-    were issued are then not waited for, and no longer count as under way.
-    """
-    handles: deque[Handle] = deque()
-    sizes: deque[int] = deque()
-
-    def finish_oldest() -> None:
-        handles.popleft().wait()
-        nbytes = sizes.popleft()
-        if wire_gate is not None:
-            wire_gate.exclusive_done(nbytes)
-
-    try:
-        for out, inp, out_splits, in_splits in parts:
-            nbytes = max(out.nbytes, inp.nbytes)
-            while not (len(handles) < IN_FLIGHT if wire_gate is None else wire_gate.try_exclusive(nbytes)):
-                if handles:
-                    finish_oldest()
-                elif wire_gate is not None:
-                    wire_gate.wait_exclusive(nbytes)
-            sizes.append(nbytes)
-            handles.append(transport.all_to_all_v(out, inp, out_splits, in_splits))
-        while handles:
-            finish_oldest()
-    finally:
-        if wire_gate is not None:
-            wire_gate.exclusive_done(sum(sizes))

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from fscomm.device import Device, Mark
 
 T = TypeVar("T")
 
+_OWN_STREAM: AbstractContextManager[Any] = contextlib.nullcontext()
 NICENESS = 10  # added for a worker in the background; 5 gives way too little, 19 brings no more
 
 
@@ -36,6 +38,9 @@ class Pending(Future[T]):
         value = super().result()
         self._device.after(self.mark)
         return value
+
+
+_Submitted = tuple[Pending[Any], Mark, Callable[[], Any], AbstractContextManager[Any]]
 
 
 class Worker:
@@ -64,16 +69,16 @@ class Worker:
         self._closed = False
         self._error: BaseException | None = None
         self._under_way: list[tuple[Mark, Any]] = []  # issued and not done: its tensors must be kept
-        self._queue: queue.SimpleQueue[tuple[Pending[Any], Mark, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._ended = threading.Event()  # of the thread: after Ctrl-C it is waited for again, unlike in `join`
         threading.Thread(target=self._live, name=f"fscomm {name}", daemon=True).start()
 
-    def submit(self, work: Callable[[], T]) -> Pending[T]:
-        """Raises RuntimeError once the worker is closed."""
+    def submit(self, work: Callable[[], T], *, stream: AbstractContextManager[Any] = _OWN_STREAM) -> Pending[T]:
+        """stream: of the device, to which `work` issues. Raises RuntimeError once the worker is closed."""
         if self._closed:
             raise RuntimeError(f"the {self.name} worker is closed")
         future: Pending[T] = Pending(self._device)
-        self._queue.put((future, self._device.mark(), work))
+        self._queue.put((future, self._device.mark(), work, stream))
         return future
 
     def close(self) -> None:
@@ -91,10 +96,13 @@ class Worker:
     def _serve(self) -> None:
         self._enter()
         while (item := self._queue.get()) is not None:
-            future, before, work = item
+            future, before, work, stream = item
             if self._error is None:
                 try:
-                    future.set_result(self._run(future, before, work))
+                    with stream:
+                        value = self._run(future, before, work)
+                    future.set_result(value)
+                    del value
                 except BaseException as error:
                     self._error = error
                     try:
@@ -103,7 +111,7 @@ class Worker:
                         future.set_exception(error)
             else:
                 future.set_exception(self._error)
-            del future, before, work, item
+            del future, before, work, stream, item
         self._await_device()
 
     def _enter(self) -> None:

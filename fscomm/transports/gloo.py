@@ -113,6 +113,9 @@ class _Agreed:
             self._handshake.group.abort(f"lost an operation: {error}")
             raise
 
+    def follow(self) -> None:
+        self.wait()
+
 
 class GlooChannel:
     def __init__(self, context: RankContext, *, timeout_s: float) -> None:

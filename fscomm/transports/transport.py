@@ -14,6 +14,10 @@ class Handle(Protocol):
     def done(self) -> bool:
         """Whether `wait` would come back, or raise, at once. Never blocks."""
 
+    def follow(self) -> None:
+        """Whatever the calling thread issues to a device from now on finds `out` complete there. On a device this does
+        not block; where none takes part it is the same as `wait`."""
+
     def wait(self) -> None:
         """Block the calling thread until `out` is complete: whatever it issues to a device afterwards finds it there.
 
@@ -104,6 +108,9 @@ class Done:
 
     def done(self) -> bool:
         return True
+
+    def follow(self) -> None:
+        pass
 
     def wait(self) -> None:
         pass

@@ -22,7 +22,7 @@ from worlds import World, shared_world
 import fscomm
 from fscomm.device import Host
 from fscomm.errors import NotServedError
-from fscomm.exchange import threads
+from fscomm.exchange import executor
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Worker
 from fscomm.meter.meter import BubbleMeter
@@ -134,7 +134,7 @@ def check_lost(who: int, how: signal.Signals, at: int, transport: str) -> None:
             assert took < LIMIT_S
 
 
-OPENED = {"channel": (threads, "channel", 2), "row transports": (threads, "open_transport", 2)}
+OPENED = {"channel": (executor, "channel", 2), "row transports": (executor, "open_transport", 2)}
 
 
 def opened(rank: int, size: int, place: str) -> tuple[str, list[str], list[str]]:

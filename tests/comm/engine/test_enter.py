@@ -19,7 +19,7 @@ from worlds import exit_codes, shared_world
 
 import fscomm
 from fscomm.engine import stand_ins
-from fscomm.exchange import threads
+from fscomm.exchange import executor
 from fscomm.tables.torchrec import torchrec_library
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
@@ -27,7 +27,7 @@ ODD = 1
 
 PLACES = {  # where it fails, and in which call
     "tables": (torchrec_library, "bind", 1),
-    "workers": (threads, "Worker", 2),
+    "workers": (executor, "Worker", 2),
     "flush points": (stand_ins, "find", 1),
 }
 

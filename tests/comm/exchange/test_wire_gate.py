@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 
-from fscomm.exchange.rows import IN_FLIGHT, exchange
-from fscomm.exchange.wire_gate import WireGate
+from fscomm.exchange.wire_gate import IN_FLIGHT, OpenWire, WireGate
 from fscomm.exchange.wire_priority import GRACE_S, WirePriority
 from fscomm.transports.transport import AloneTransport
 from fsranks.control_group import AllToAll
@@ -195,7 +194,7 @@ def test_exclusive_stays_within_the_budget(sizes: list[tuple[int, int]]) -> None
     gate = gate_of(Clock())
     wire = Wire()
     parts, outs = parts_of(sizes, wire.log)
-    exchange(wire, parts, gate)
+    gate.exchange(wire, parts)
     assert filled(outs)
     assert wire.most_bytes <= max([BUDGET, *(max(pair) for pair in sizes)])
     assert not wire.under_way
@@ -207,7 +206,7 @@ def test_parts_are_asked_for_one_by_one_and_the_budget_is_used(size: tuple[int, 
     """The larger direction of a part counts."""
     wire = Wire()
     parts, _ = parts_of([size] * 4, wire.log)
-    exchange(wire, parts, gate_of(Clock()))
+    gate_of(Clock()).exchange(wire, parts)
     assert wire.log == [
         *("ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0", "issue 2", "ask 3", "wait 1", "issue 3"),
         *("wait 2", "wait 3"),
@@ -217,7 +216,7 @@ def test_parts_are_asked_for_one_by_one_and_the_budget_is_used(size: tuple[int, 
 def test_collision_parts_go_a_few_at_a_time() -> None:
     wire = Wire()
     parts, outs = parts_of([(400, 400)] * 7, wire.log)
-    exchange(wire, parts, None)
+    OpenWire().exchange(wire, parts)
     assert filled(outs)
     assert wire.most_parts == IN_FLIGHT == 2
     assert wire.log[:6] == ["ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0"]
@@ -236,5 +235,5 @@ def test_an_error_gives_the_budget_back(fails: str, number: int) -> None:
             yield part
 
     with pytest.raises(PeerError, match="lost"):
-        exchange(wire, parts(), gate)
+        gate.exchange(wire, parts())
     assert nothing_counts(gate)

@@ -118,12 +118,12 @@ def test_a_worker_in_the_background_gives_way_and_no_other_thread_does(backgroun
 def test_work_runs_behind_its_submitter_and_before_who_takes_the_result() -> None:
     device = Clocks()
     worker = worker_on(device)
-    device.clock["mine"] = 7
-    pending = worker.submit(lambda: device.clock.copy())
+    device.current.clock["mine"] = 7
+    pending = worker.submit(lambda: device.current.clock.copy())
     seen = pending.result(PATIENCE_S)
     worker.close()
     assert seen["mine"] == 7
-    assert device.clock["fscomm test"] == pending.mark.clock["fscomm test"] == 1
+    assert device.current.clock["fscomm test"] == pending.mark.clock["fscomm test"] == 1
 
 
 def test_work_under_way_on_the_device_keeps_what_it_uses_and_closing_waits_for_it() -> None:
