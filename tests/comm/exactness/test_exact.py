@@ -1,11 +1,13 @@
 """Exactness: whatever a user can look at is, to the bit, what the same loop gives without fscomm."""
 
-from contextlib import nullcontext
+import contextlib
+import threading
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from clocks import Clocks
 from exact import compare, differences, flat, plain, raw_state
 from exact_configs import CONFIGS, configs
 from exact_loops import LOOPS, base
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import World, shared_world
 
+from fscomm import comm
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.served import WARM_UP
 
@@ -30,18 +33,38 @@ PARTLY_PLAIN = {  # loop -> why some of its steps run plainly, as the report say
 
 
 def compared(
-    rank: int, size: int, config: Config, loop: str, options: dict[str, Any], chunk_rows: int | None = None
+    rank: int,
+    size: int,
+    config: Config,
+    loop: str,
+    options: dict[str, Any],
+    chunk_rows: int | None = None,
+    ahead: bool = False,
 ) -> tuple[list[str], dict[str, Any]]:
     """chunk_rows: the most that travel at once."""
-    with mock.patch.object(GroupLayout, "chunk_rows", chunk_rows) if chunk_rows else nullcontext():
-        return compare(rank, size, config, LOOPS[loop], "fscomm", options)
+    device = Clocks(runs_ahead=True)
+    with contextlib.ExitStack() as patched:
+        if chunk_rows:
+            patched.enter_context(mock.patch.object(GroupLayout, "chunk_rows", chunk_rows))
+        if ahead:
+            patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
+        found, said = compare(rank, size, config, LOOPS[loop], "fscomm", options)
+    waited = threading.current_thread().name in device.stalls
+    return [*found, *(["the training thread waited for the device"] if waited else [])], said
 
 
 def check(
-    world: World, config: Config, loop: str, chunk_rows: int | None = None, *, transport: str = "gloo", **options: Any
+    world: World,
+    config: Config,
+    loop: str,
+    chunk_rows: int | None = None,
+    *,
+    transport: str = "gloo",
+    ahead: bool = False,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Nothing differs. Returns what fscomm said of itself on every rank."""
-    answers = world.run(compared, config, loop, {"transport": transport, **options}, chunk_rows)
+    """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played."""
+    answers = world.run(compared, config, loop, {"transport": transport, **options}, chunk_rows, ahead)
     for rank, (found, said) in enumerate(answers):
         assert found == [], f"rank {rank} of {world.size}, {loop}"
         assert said["report"]["transport"] == transport  # not plainly, because the warm-up had failed
@@ -103,18 +126,19 @@ SMALL = CONFIGS["loops"].but(
 )
 
 
-def check_loop(size: int, config: Config, loop: str) -> None:
+def check_loop(size: int, config: Config, loop: str, *, ahead: bool = False) -> None:
     """Nothing runs plainly that could be served."""
-    for said in check(shared_world(size), config, loop):
+    for said in check(shared_world(size), config, loop, ahead=ahead):
         for reason in said["fallbacks"].values():
             assert loop in PARTLY_PLAIN
             assert PARTLY_PLAIN[loop] in reason
         assert bool(said["fallbacks"]) == (loop in PARTLY_PLAIN)
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_loops(loop: str) -> None:
-    check_loop(2, SMALL, loop)
+def test_loops(loop: str, ahead: bool) -> None:
+    check_loop(2, SMALL, loop, ahead=ahead)
 
 
 @pytest.mark.long
