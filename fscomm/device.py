@@ -7,7 +7,9 @@ a result of another thread lets its own stream wait for that thread's mark; the 
 
 import contextlib
 import ctypes
+import itertools
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +26,7 @@ LATE = (
     "longer, or hangs. If it is only busy, raise timeout_s"
 )
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
 _PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
 
 
@@ -57,6 +60,9 @@ class Device(Protocol):
 
     def reads(self, *tensors: Any) -> None:
         """This thread uses tensors that another thread made: their memory must not be reused before that is done."""
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors of the host on the device, by one copy that is not waited for."""
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         """Uninitialised host memory, of the kind from which and to which the device transfers fast."""
@@ -93,6 +99,9 @@ class Host:
 
     def reads(self, *tensors: Any) -> None:
         del tensors
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(tensors)
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(like)
@@ -147,6 +156,19 @@ class Cuda:
         stream = torch.cuda.current_stream(self.where)
         for tensor in tensors:
             tensor.record_stream(stream)
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+        ends = list(itertools.accumulate(-(-len(each) // _ALIGNED) * _ALIGNED for each in flat))
+        packed = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8, pin_memory=True)
+        starts = [0, *ends[:-1]]
+        for start, each in zip(starts, flat, strict=False):
+            packed[start : start + len(each)] = each
+        there = packed.to(self.where, non_blocking=True)
+        return [
+            there[start : start + len(each)].view(tensor.dtype).view(tensor.shape)
+            for start, each, tensor in zip(starts, flat, tensors, strict=False)
+        ]
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)

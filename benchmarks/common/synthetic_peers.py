@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, IdExchange
 from fscomm.exchange.wire_gate import WireGate
@@ -154,7 +155,7 @@ class Planner:
         self._asked = asked
         self._layout = world.layout
         served: Any = SimpleNamespace(layouts=[self._layout], module_of=[0], same_tables=lambda group: [group])
-        self._exchange = IdExchange(self.peers, WireGate(), served, torch.device("cpu"), Recorder())
+        self._exchange = IdExchange(self.peers, WireGate(), served, Host(), Recorder())
         self._number = 0
         self._before: ExchangedIds | None = None
 

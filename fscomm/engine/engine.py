@@ -130,18 +130,29 @@ class Engine:
                 self.end()
         return resumed
 
-    def announce(self, batch: Any, *, draws: bool, in_turn: bool) -> None:
-        """The next batch. Does not block."""
+    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
+        """The next batch, maybe still on its way to the device, and as the loader gave it. Does not block."""
+        nothing = [None] * len(self.modules)
         why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
-        if why is None:
-            self.announce_features(*self._finder.read(batch), draws=draws)
-        else:
-            self.announce_features([None] * len(self.modules), [why] * len(self.modules), draws=draws)
+        if why is not None:
+            self.announce_features(nothing, [why] * len(self.modules), draws=draws)
+            return
+        given, missing = self._finder.read(batch)
+        was_moved = self.device.runs_ahead and pulled is not batch
+        self.announce_features(given, missing, self._finder.read(pulled)[0] if was_moved else nothing, draws=draws)
 
-    def announce_features(self, given: Sequence[Any], missing: Sequence[str | None], *, draws: bool = False) -> None:
+    def announce_features(
+        self,
+        given: Sequence[Any],
+        missing: Sequence[str | None],
+        on_host: Sequence[Any] | None = None,
+        *,
+        draws: bool = False,
+    ) -> None:
         """The KJT for each module, or None where there is none to prefetch, and why.
 
-        Nothing is fetched for modules that nobody calls.
+        Nothing is fetched for modules that nobody calls. on_host: the same features in host memory, where they came
+        from: no device has to be waited for to learn the ids.
         """
         self._executor.check()
         given = [None if self._idle[m] >= _IDLE else kjt for m, kjt in enumerate(given)]
@@ -156,7 +167,7 @@ class Engine:
                 ModuleInStep(features=None if kjt is None else Snapshot(kjt), missing=why)
                 for kjt, why in zip(given, missing, strict=True)
             ],
-            arrived=self._exchange_ids(DRAWS if draws else BATCH, given),
+            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, on_host or [None] * len(given)),
         )
         self._number += 1
         self._newest = step
@@ -179,13 +190,13 @@ class Engine:
 
     def end(self) -> None:
         """There is no next batch: the loader ended. Does not block."""
-        self._ended = self._exchange_ids(END, [])
+        self._ended = self._exchange_ids(END)
         self._newest = None
 
     def fail(self, error: BaseException) -> None:
         """There is no next batch: the loader raised. Does not block."""
         del error
-        self._ended = self._exchange_ids(FAILED, [])
+        self._ended = self._exchange_ids(FAILED)
         self._newest = None
 
     def hold(self, batch: Any) -> None:
@@ -342,11 +353,13 @@ class Engine:
                 if not module.called and m == self.served.calls[m].start:
                     self._note_plain(m, f"step {left.number}: its forward was not called")
 
-    def _exchange_ids(self, status: int, given: Sequence[Any]) -> Pending[ExchangedIds]:
+    def _exchange_ids(
+        self, status: int, given: Sequence[Any] = (), on_host: Sequence[Any] = ()
+    ) -> Pending[ExchangedIds]:
         """Let the ids worker exchange the ids of a batch after those of the newest step."""
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
-        arrived = self._executor.exchange_ids(number, before, status, given)
+        arrived = self._executor.exchange_ids(number, before, status, list(zip(given, on_host, strict=True)))
         if newest is not None:
             newest.planned = arrived
         return arrived

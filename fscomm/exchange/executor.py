@@ -74,7 +74,7 @@ class Executor(ABC):
             self.control_words = ControlWords(control, recorder)
             self.peers = LostPeers([module.process_group for module in served.modules], device.where, control.group)
             opened.callback(self.peers.close)
-            self._ids = IdExchange(ids, self.wire_gate, served, device.where, recorder)
+            self._ids = IdExchange(ids, self.wire_gate, served, device, recorder)
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
             for name, background in self._workers_wanted().items():
@@ -120,10 +120,13 @@ class Executor(ABC):
         """For the operations of each class."""
 
     def exchange_ids(
-        self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[Any]
+        self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[tuple[Any, Any]]
     ) -> Pending[ExchangedIds]:
-        """As `IdExchange.run`, in the ids worker."""
-        return self._workers["ids"].submit(partial(self._ids.run, number, before, status, given))
+        """As `IdExchange.run`, in the ids worker. It does not run behind what the device has to do until now, but where
+        the ids have to come from there."""
+        from_device = any(features is not None and on_host is None for features, on_host in given)
+        work = partial(self._ids.run, number, before, status, given)
+        return self._workers["ids"].submit(work, behind=from_device)
 
     def check(self) -> None:
         """Raise the first error of a worker."""

@@ -6,24 +6,24 @@ as the owners see it. Ranks never guess how many collectives follow: all of it i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan import row_masks
-from fscomm.plan.group_plan import GroupPlan, Shared, WayBack, group_plan
+from fscomm.plan.group_plan import GroupPlan, RowsAhead, Shared, WayBack, group_plan
 from fscomm.plan.shared_rows import OwnerRows
-from fscomm.plan.ways import Apply, Lookup, Merge, PassOn, SendGradients, segments, starts_of
+from fscomm.plan.ways import segments, starts_of
 from fscomm.report.recorder import Recorder
 from fscomm.transports.gloo import Channel
 from fsranks.errors import name_ranks
-
-Planned = TypeVar("Planned", Merge, Lookup, PassOn, SendGradients, Apply)
 
 BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
@@ -62,8 +62,7 @@ class _Told(NamedTuple):
 class IdExchange:
     """Runs in the ids worker, once per announced batch, in order.
 
-    Ids and plans are worked on in host memory; what indexes rows goes `where`
-    those are.
+    Ids and plans are worked on in host memory; what indexes rows goes to the `device`.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class IdExchange:
         channel: Channel,
         wire_gate: WireGate,
         served: ServedModules,
-        where: torch.device,
+        device: Device,
         recorder: Recorder,
     ) -> None:
         self._channel = channel
@@ -81,22 +80,24 @@ class IdExchange:
         self._plans = [group_plan(layout) for layout in served.layouts]
         self._modules = served.module_of
         self._same_tables = [served.same_tables(g) for g in range(len(self._plans))]
-        self._where = where
+        self._device = device
         self._rank = served.layouts[0].rank
         self._world_size = served.layouts[0].world_size
         self._numbers_to = np.stack([np.full(self._world_size, _WORDS), *(plan.numbers_to for plan in self._plans)])
 
-    def run(self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[Any]) -> ExchangedIds:
-        """The features `given` for each module [M] become requests, which are exchanged."""
+    def run(
+        self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[tuple[Any, Any]]
+    ) -> ExchangedIds:
+        """Exchange what is asked of the owners. given: [M] the features of each module, and the same in host memory."""
         self._wire_gate.wait()  # collision rows of the step before are needed sooner than these ids
         served = self._served
         parts: list[Any] = [None] * len(served.modules)
         requests: list[Any] = [None] * len(served.layouts)
         with self._recorder.span("ids", step=number if status in (BATCH, DRAWS) else None):
-            for m, kjt in enumerate(given):
+            for m, (kjt, on_host) in enumerate(given):
                 if kjt is not None:
                     groups = served.groups[m]
-                    parts[m], requests[groups.start : groups.stop] = self._prepare(m, kjt)
+                    parts[m], requests[groups.start : groups.stop] = self._prepare(m, kjt, on_host)
             ids = self.exchange(number, before.result() if before else None, status, requests)
         self._count(ids)
         return replace(ids, parts=parts)
@@ -116,16 +117,23 @@ class IdExchange:
         served, moved = self._ids(given, numbers)
         sides = self._compare(before, goes_on, given, served)
         told, irregular = self._tell(sides)
-        groups = len(given)
+        news, olds = told[len(given) :], told[: len(given)]
+        aheads, backs = self._placed(
+            [new and self._plan_ahead(g, new) for g, new in enumerate(news)],
+            [old and self._plan_back(g, old) for g, old in enumerate(olds)],
+        )
         return ExchangedIds(
             number=number,
             verdict=verdict,
-            groups=[new and self._plan_ahead(g, new, moved[g]) for g, new in enumerate(told[groups:])],
-            back=[old and self._plan_back(g, old) for g, old in enumerate(told[:groups])],
+            groups=[
+                self._group_ahead(g, new, ahead, moved[g]) if new is not None and ahead is not None else None
+                for g, (new, ahead) in enumerate(zip(news, aheads, strict=True))
+            ],
+            back=backs,
             irregular=irregular,
         )
 
-    def _prepare(self, m: int, kjt: Any) -> tuple[Any, list[Any]]:
+    def _prepare(self, m: int, kjt: Any, on_host: Any) -> tuple[Any, list[Any]]:
         """As `Binding.prepare`; nothing where that fails because another thread compiles: the module runs plainly then.
 
         While torch.compile traces in the training thread, torch says so in all threads (torch 2.13). TorchRec takes
@@ -133,11 +141,11 @@ class IdExchange:
         """
         prepare = self._served.modules[m].prepare
         try:
-            return prepare(kjt)
+            return prepare(kjt, on_host)
         except RuntimeError:
             if torch.compiler.is_compiling():
                 return None, [None] * len(self._served.groups[m])
-        return prepare(kjt)  # it has ended compiling since, or the error is another one and comes again
+        return prepare(kjt, on_host)  # it has ended compiling since, or the error is another one and comes again
 
     def _count(self, ids: ExchangedIds) -> None:
         """Tell the recorder what the step will look up, and the ids that were exchanged for it."""
@@ -271,46 +279,55 @@ class IdExchange:
         of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
         return told, frozenset(m for m in self._modules if of_modules >> m & 1)
 
-    def _plan_ahead(self, group: int, told: _Told, moved: tuple[int, int]) -> GroupAhead:
+    def _plan_ahead(self, group: int, told: _Told) -> RowsAhead:
         """How the rows of the new step travel."""
-        side, plan = told.side, self._plans[group]
-        ahead = plan.ahead(side.request, side.served, side.shared, told.mine, told.largest, told.asking)
-        return GroupAhead(
-            request=side.request,
-            served=side.served,
-            merge=self._put(ahead.merge),
-            exclusive=self._put(ahead.exclusive),
-            collision=self._put(ahead.collision),
-            exclusive_passed=ahead.exclusive_passed and self._put(ahead.exclusive_passed),
-            collision_passed=ahead.collision_passed and self._put(ahead.collision_passed),
-            buffer=ahead.merge.new_buffer(plan.layout, self._where),
-            occurrences=int(side.shared.ids.sum()),
-            colliding=int(side.shared.colliding.sum()),
-            rows=(len(side.shared.rows), int(side.shared.rows.sum())),
-            id_bytes=moved,
-        )
+        side = told.side
+        return self._plans[group].ahead(side.request, side.served, side.shared, told.mine, told.largest, told.asking)
 
     def _plan_back(self, group: int, told: _Told) -> WayBack:
         """How the gradients of the step before travel."""
         side = told.side
-        back = self._plans[group].back(side.request, side.served, side.shared, told.mine, told.largest)
-        return WayBack(
-            self._put(back.collision_send),
-            self._put(back.collision_apply),
-            self._put(back.exclusive_send),
-            self._put(back.exclusive_apply),
+        return self._plans[group].back(side.request, side.served, side.shared, told.mine, told.largest)
+
+    def _group_ahead(self, group: int, told: _Told, ahead: RowsAhead, moved: tuple[int, int]) -> GroupAhead:
+        shared = told.side.shared
+        return GroupAhead(
+            request=told.side.request,
+            served=told.side.served,
+            **ahead._asdict(),
+            buffer=ahead.merge.new_buffer(self._plans[group].layout, self._device.where),
+            occurrences=int(shared.ids.sum()),
+            colliding=int(shared.colliding.sum()),
+            rows=(len(shared.rows), int(shared.rows.sum())),
+            id_bytes=moved,
         )
 
-    def _put(self, planned: Planned) -> Planned:
-        """With its tensors where the tables are, but for offsets, which stay in host memory."""
-        if self._where.type == "cpu":
-            return planned
-        tensors: dict[str, Any] = {
-            each.name: value.to(self._where)
-            for each in fields(planned)
-            if isinstance(value := getattr(planned, each.name), torch.Tensor) and each.name != "offsets"
-        }
-        return replace(planned, **tensors)
+    def _placed(
+        self, aheads: Sequence[RowsAhead | None], backs: Sequence[WayBack | None]
+    ) -> tuple[list[RowsAhead | None], list[WayBack | None]]:
+        """The same plans with their tensors where the tables are, by one copy. Offsets stay in host memory.
+
+        Indices go as int32: half of the bytes.
+        """
+        if self._device.where.type == "cpu":
+            return list(aheads), list(backs)
+        parts: list[Any] = [part for of_group in (*aheads, *backs) if of_group is not None for part in of_group]
+        found = [
+            (number, each.name, value)
+            for number, part in enumerate(parts)
+            if part is not None
+            for each in fields(part)
+            if isinstance(value := getattr(part, each.name), torch.Tensor) and each.name != "offsets"
+        ]
+        changed: list[dict[str, torch.Tensor]] = [{} for _ in parts]
+        there = self._device.put([value.int() if name == "index" else value for _, name, value in found])
+        for (number, name, _), tensor in zip(found, there, strict=True):
+            changed[number][name] = tensor
+        placed = iter([part and replace(part, **of_part) for part, of_part in zip(parts, changed, strict=True)])
+        return (
+            [of_group and RowsAhead(*islice(placed, len(of_group))) for of_group in aheads],
+            [of_group and WayBack(*islice(placed, len(of_group))) for of_group in backs],
+        )
 
 
 def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back: bool) -> _Side:

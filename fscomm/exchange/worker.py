@@ -73,12 +73,17 @@ class Worker:
         self._ended = threading.Event()  # of the thread: after Ctrl-C it is waited for again, unlike in `join`
         threading.Thread(target=self._live, name=f"fscomm {name}", daemon=True).start()
 
-    def submit(self, work: Callable[[], T], *, stream: AbstractContextManager[Any] = _OWN_STREAM) -> Pending[T]:
-        """stream: of the device, to which `work` issues. Raises RuntimeError once the worker is closed."""
+    def submit(
+        self, work: Callable[[], T], *, behind: bool = True, stream: AbstractContextManager[Any] = _OWN_STREAM
+    ) -> Pending[T]:
+        """stream: of the device, to which `work` issues; `behind` all that this thread has issued so far.
+
+        Raises RuntimeError once the worker is closed.
+        """
         if self._closed:
             raise RuntimeError(f"the {self.name} worker is closed")
         future: Pending[T] = Pending(self._device)
-        self._queue.put((future, self._device.mark(), work, stream))
+        self._queue.put((future, self._device.mark() if behind else None, work, stream))
         return future
 
     def close(self) -> None:
@@ -135,7 +140,8 @@ class Worker:
             self._under_way.clear()
 
     def _run(self, future: Pending[T], before: Mark, work: Callable[[], T]) -> T:
-        self._device.after(before)
+        if before is not None:
+            self._device.after(before)
         value = work()
         future.mark = mark = self._device.mark()
         self._under_way = [each for each in self._under_way if not self._device.is_done(each[0])]

@@ -89,6 +89,12 @@ def _walk(batch: Any) -> Iterator[tuple[Path, Any]]:
             queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(inner, _MOST_NODES))
 
 
+def tensors_of(batch: Any) -> list[Tensor | None]:
+    """All tensors in a batch, those of its KJTs, too."""
+    found = (value for _, value in _walk(batch))
+    return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
+
+
 def find(batch: Any, kjt: KJT) -> Path | None:
     """Where `kjt` lies in the batch: the same object first, then one of the same tensors, then one of equal contents.
 
@@ -165,18 +171,14 @@ class BatchSnapshot:
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._tensors = self._held()
+        self._tensors = tensors_of(batch)
         self._contents = [contents(tensor) for tensor in self._tensors]
 
     def changed(self) -> bool:
         """Whether the batch has other tensors since then, or they hold something else."""
-        now = self._held()
+        now = tensors_of(self._batch)
         same = len(now) == len(self._tensors) and all(map(operator.is_, now, self._tensors))
         return not same or self._contents != [contents(tensor) for tensor in now]
-
-    def _held(self) -> list[Tensor | None]:
-        found = (value for _, value in _walk(self._batch))
-        return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
 
 
 def _children(value: Any) -> Iterator[tuple[Attribute | Item, Any]]:

@@ -8,9 +8,8 @@ looked at, and a loader that reuses its memory is refused.
 """
 
 import copy
-import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 
 from fscomm.loop.kjt_paths import BatchSnapshot
+from fscomm.loop.moving import Moved, Moving
 from fscomm.loop.random_streams import OwnStream, Streams
 from fscomm.loop.uncompiled import not_compiled
 from fsranks.errors import PeerError
@@ -42,9 +42,9 @@ class Listener(Protocol):
     def resume(self, epoch: Any) -> bool:
         """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
 
-    def announce(self, batch: Any, *, draws: bool, in_turn: bool) -> None:
-        """The next batch, on the device. draws: loader and training draw from the same random numbers here. in_turn:
-        so they did before, and this batch is about to be held."""
+    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
+        """The next batch, on its way to the device, and as the loader gave it. draws: loader and training draw from the
+        same random numbers here. in_turn: so they did before, and this batch is about to be held."""
 
     def draws(self) -> bool:
         """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
@@ -68,7 +68,7 @@ class Unserved:
     def resume(self, epoch: Any) -> bool:
         return False
 
-    def announce(self, batch: Any, *, draws: bool, in_turn: bool) -> None:
+    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
         pass
 
     def draws(self) -> bool:
@@ -88,8 +88,8 @@ class Unserved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Value(Generic[T]):
-    value: T
+class _State:
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Lookahead(Generic[T]):
             raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
         self._loader = loader
         self._listener = listener
-        self._device = device
+        self._moving = Moving(device)
         self._draws = _Draws(OwnStream() if rng == "own" else None)
         self._epoch: _Epoch[T] | None = None
         self._closed = False
@@ -150,7 +150,7 @@ class Lookahead(Generic[T]):
         self._draws.begin()
         with self._draws.of_loader():
             iterator = iter(self._loader)
-        self._epoch = _Epoch(iterator, self._loader, self._listener, self._device, self._draws)
+        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws)
         return self._epoch
 
     @not_compiled
@@ -186,7 +186,7 @@ class Lookahead(Generic[T]):
 
     def state_dict(self) -> Any:
         """A copy of the loader's `state_dict()` as of the batch the user holds. Raises TypeError if it has none."""
-        state = _Value(_method(self._loader, "state_dict")()) if self._epoch is None else self._epoch.state()
+        state = _State(_method(self._loader, "state_dict")()) if self._epoch is None else self._epoch.state()
         if isinstance(state, _Failed):
             raise state.error
         return copy.deepcopy(state.value)
@@ -286,27 +286,27 @@ class _Epoch(Generic[T]):
         iterator: Iterator[T],
         loader: Iterable[T],
         listener: Listener,
-        device: torch.device | None,
+        moving: Moving,
         draws: _Draws,
     ) -> None:
         self.iterator = iterator
         self._loader = loader
         self._listener = listener
-        self._device = device
+        self._moving = moving
         self._draws = draws
         self._first = True
-        self._ahead: _Value[T] | _Failed | _End | None = None
-        self._state: _Value[Any] | _Failed | None = None  # None: nothing was fetched ahead, the loader itself knows
+        self._ahead: Moved[T] | _Failed | _End | None = None
+        self._state: _State | _Failed | None = None  # None: nothing was fetched ahead, the loader itself knows
         self._left = False
 
     @property
     def pending(self) -> bool:
         """Is there a batch, or an error, that the user has not got."""
-        return isinstance(self._ahead, _Value | _Failed)
+        return isinstance(self._ahead, Moved | _Failed)
 
     @property
     def unconsumed(self) -> T | None:
-        return self._ahead.value if isinstance(self._ahead, _Value) else None
+        return self._moving.end(self._ahead) if isinstance(self._ahead, Moved) else None
 
     def __iter__(self) -> "_Epoch[T]":
         return self
@@ -319,8 +319,8 @@ class _Epoch(Generic[T]):
                 "`fscomm.enable` block has ended. Only the newest loop of a lookahead runs"
             )
         self._draws.resume()
-        if self._listener.resume(self) and isinstance(self._ahead, _Value):
-            self._listener.announce(self._ahead.value, draws=False, in_turn=self._draws.early is False)
+        if self._listener.resume(self) and isinstance(self._ahead, Moved):
+            self._announce(self._ahead, draws=False)
         if self._ahead is None:
             self._ahead = self._pull()
         if isinstance(self._ahead, _End):
@@ -330,17 +330,18 @@ class _Epoch(Generic[T]):
         if isinstance(self._ahead, _Failed):
             error, self._ahead, self._state = self._ahead.error, None, None
             raise error
-        batch = self._ahead.value
+        moved = self._ahead
         early = self._pulls_early()
         if early:
-            state, held = self._save(), BatchSnapshot(batch)
+            state, held = self._save(), BatchSnapshot(moved.pulled)
             self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
             self._state = state
             if held.changed():
-                raise ValueError(REUSED.format(kind=type(batch).__name__))
+                raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
             self._listener.end()
         self._first = False
+        batch = self._moving.end(moved)
         self._listener.hold(batch)
         if not early:
             self._ahead = self._state = None
@@ -353,10 +354,10 @@ class _Epoch(Generic[T]):
             self._draws.early = not self._listener.draws()
         return bool(self._draws.early)
 
-    def state(self) -> "_Value[Any] | _Failed":
+    def state(self) -> "_State | _Failed":
         if self._state is not None:
             return self._state
-        return _Value(_method(self._loader, "state_dict")())
+        return _State(_method(self._loader, "state_dict")())
 
     def leave(self) -> None:
         """Pull no more; what was fetched stays to be asked for."""
@@ -365,11 +366,11 @@ class _Epoch(Generic[T]):
         if close is not None and self.iterator is not self._loader:
             close()
 
-    def _pull(self, *, early: bool = False) -> "_Value[T] | _Failed | _End":
+    def _pull(self, *, early: bool = False) -> "Moved[T] | _Failed | _End":
         try:
             with self._draws.of_loader(early=early, again=self.iterator is self._loader):
                 pulled = next(self.iterator)
-            value = to_device(pulled, self._device)
+            moved = self._moving.begin(pulled)
         except StopIteration:
             self._listener.end()
             return _End()
@@ -381,46 +382,18 @@ class _Epoch(Generic[T]):
         except BaseException as error:
             self._listener.fail(error)
             return _Failed(error)
-        draws = self._draws.both and (early or not self._first)
-        self._listener.announce(value, draws=draws, in_turn=self._draws.early is False)
-        return _Value(value)
+        self._announce(moved, draws=self._draws.both and (early or not self._first))
+        return moved
 
-    def _save(self) -> "_Value[Any] | _Failed":
+    def _announce(self, moved: Moved[T], *, draws: bool) -> None:
+        self._listener.announce(moved.batch, moved.pulled, draws=draws, in_turn=self._draws.early is False)
+
+    def _save(self) -> "_State | _Failed":
         """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""
         try:
-            return _Value(copy.deepcopy(_method(self._loader, "state_dict")()))
+            return _State(copy.deepcopy(_method(self._loader, "state_dict")()))
         except Exception as error:
             return _Failed(error)
-
-
-def to_device(value: Any, device: torch.device | None) -> Any:
-    """A batch on `device`, copies not waited for: by its own `to`, else through mappings, lists, tuples, dataclasses.
-
-    What holds no tensors of these kinds stays as it is. None: leave all where it is.
-    """
-    if device is None:
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if callable(getattr(value, "to", None)):
-        takes = inspect.signature(value.to).parameters
-        moved: Any = value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)
-        return value if moved is None else moved  # None: it moved in place
-    if isinstance(value, MutableMapping):
-        moved = copy.copy(value)
-        for key, item in value.items():
-            moved[key] = to_device(item, device)
-        return moved
-    if isinstance(value, list | tuple):
-        items = [to_device(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        moved = copy.copy(value)
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                object.__setattr__(moved, field.name, to_device(getattr(value, field.name), device))
-        return moved
-    return value
 
 
 def _method(loader: Any, name: str) -> Any:

@@ -76,8 +76,11 @@ class Binding(ABC):
         del features
 
     @abstractmethod
-    def prepare(self, features: Any) -> tuple[list[Any], list[Any]]:
-        """What `output` needs, and [G] what is asked of the owners. No collective. In the ids worker."""
+    def prepare(self, features: Any, on_host: Any = None) -> tuple[list[Any], list[Any]]:
+        """What `output` needs, and [G] what is asked of the owners. No collective. In the ids worker.
+
+        on_host: the same features in host memory, if they are there: then no device is waited for.
+        """
 
     @abstractmethod
     def output(self, features: Any, parts: list[Any], rows: list[torch.Tensor]) -> Any:

@@ -149,7 +149,7 @@ class RowsBinding(Binding):
     def proxy_targets(self, group: int) -> list[Any]:
         return self.kernels[group]
 
-    def prepare(self, features: Ids) -> tuple[list[Any], list[Request]]:
+    def prepare(self, features: Ids, on_host: Ids | None = None) -> tuple[list[Any], list[Request]]:
         sent = Sent(features, self.module.blocks, self.layouts[0].world_size)
         return [], [request(sent.ids, sent.counts.flatten().tolist(), sent.place, self.layouts[0])]
 

@@ -57,15 +57,22 @@ class TorchRecBinding(Binding):
             dist_input(self.module, nothing_sent, self.module.create_context(), features)
             self.met = True
 
-    def prepare(self, features: KeyedJaggedTensor) -> tuple[list[Any], list[Any]]:
+    def prepare(
+        self, features: KeyedJaggedTensor, on_host: KeyedJaggedTensor | None = None
+    ) -> tuple[list[Any], list[Any]]:
         """The context of the module's forward, in which index dedup notes which unique id each id was; the KJT of each
-        group of the module, as its forward splits them."""
+        group of the module, as its forward splits them. Unique ids are those of the device: fbgemm has no such kernel
+        for the host."""
         context = self.module.create_context()
-        dists = [InputDist(dist, self.device) for dist in self.input_dists]
+        dists = [InputDist(dist) for dist in self.input_dists]
         of_groups: list[Any] = [pass_by] * len(self.module._lookups)
         for number, dist in zip(self.numbers, dists, strict=True):
             of_groups[number] = dist
-        split = dist_input(self.module, of_groups, context, features)
+        if on_host is None or structure.dedups(self.module):
+            split = dist_input(self.module, of_groups, context, features)
+        else:
+            dist_input(self.module, of_groups, self.module.create_context(), on_host, on_host=True)
+            split = dist_input(self.module, [pass_by] * len(of_groups), context, features)
         requests = [_request(dist, layout) for dist, layout in zip(dists, self.layouts, strict=True)]
         return [context, *split], requests
 

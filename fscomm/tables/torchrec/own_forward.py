@@ -16,9 +16,15 @@ from torchrec.distributed.types import NoWait
 from fscomm.tables.torchrec.structure import HOST
 
 
-def dist_input(module: Any, input_dists: Sequence[Any], context: Any, features: Any) -> Any:
-    """[groups of the module] what the look-ups get, after these input dists. Blocks if one of them does."""
-    return type(module).input_dist(_With(module, _input_dists=input_dists), context, features).wait().wait()
+def dist_input(module: Any, input_dists: Sequence[Any], context: Any, features: Any, *, on_host: bool = False) -> Any:
+    """[groups of the module] what the look-ups get, after these input dists. Blocks if one of them does.
+
+    on_host: the features are in host memory, wherever the module is.
+    """
+    changed: dict[str, Any] = {"_input_dists": input_dists}
+    if on_host and getattr(module, "_features_order", None):
+        changed["_features_order_tensor"] = torch.tensor(module._features_order, dtype=torch.int32)
+    return type(module).input_dist(_With(module, **changed), context, features).wait().wait()
 
 
 def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | None]) -> Any:
@@ -38,13 +44,12 @@ class InputDist:
     sent: the KJT, its keys in the order of the ranks that get them. dist: the input dist, which sends nothing itself.
     """
 
-    def __init__(self, dist: Callable[[Any], Any], device: torch.device) -> None:
+    def __init__(self, dist: Callable[[Any], Any]) -> None:
         self.dist = dist
-        self._on_host = device.type == "cpu"
         self.sent: Any = None
 
     def __call__(self, features: Any) -> Any:
-        self.sent = self.dist(features if self._on_host else features.to(HOST))
+        self.sent = self.dist(features if features.device() == HOST else features.to(HOST))
         return pass_by(features)
 
 

@@ -27,6 +27,11 @@ def is_pooled(module: Any) -> bool:
     return isinstance(module, ShardedEmbeddingBagCollection)
 
 
+def dedups(module: Any) -> bool:
+    """Whether every rank looks up each of its ids once."""
+    return bool(getattr(module, "_use_index_dedup", False))
+
+
 def where(module: Any) -> torch.device:
     """The device of its tables on this rank."""
     return module._device or HOST

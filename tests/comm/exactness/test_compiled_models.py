@@ -245,12 +245,12 @@ def compiled_while_ids_are_prepared(run: Run) -> None:
     begun, prepared = threading.Event(), threading.Event()
     prepare = TorchRecBinding.prepare
 
-    def prepare_then(self: Any, features: KeyedJaggedTensor) -> Any:
+    def prepare_then(self: Any, features: KeyedJaggedTensor, on_host: Any) -> Any:
         if features.values().numel():
-            return prepare(self, features)
+            return prepare(self, features, on_host)
         begun.wait(PATIENCE_S)
         try:
-            return prepare(self, features)
+            return prepare(self, features, on_host)
         finally:
             prepared.set()
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from worlds import World, shared_world
 
 from fscomm import comm
+from fscomm.loop import moving
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.served import WARM_UP
 
@@ -30,6 +31,11 @@ PARTLY_PLAIN = {  # loop -> why some of its steps run plainly, as the report say
     "two_steps_in_three_without_forward": "its forward was not called",
     "tables_held_by_numpy": "through a numpy array",
 }
+
+
+def moves(self: moving.Moving, where: torch.device | None) -> None:
+    """Batches are moved, if only to where they are: ids come from the batch before that."""
+    self._where = where or torch.device("cpu")
 
 
 def compared(
@@ -48,6 +54,8 @@ def compared(
             patched.enter_context(mock.patch.object(GroupLayout, "chunk_rows", chunk_rows))
         if ahead:
             patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
+            patched.enter_context(mock.patch.object(moving, "device_of", return_value=device))
+            patched.enter_context(mock.patch.object(moving.Moving, "__init__", moves))
         found, said = compare(rank, size, config, LOOPS[loop], "fscomm", options)
     waited = threading.current_thread().name in device.stalls
     return [*found, *(["the training thread waited for the device"] if waited else [])], said

@@ -10,12 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 import simulated
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 from simulated import Asked, Shape, check_gradients, check_rows, shapes, used
 
+from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds, Verdict
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange
 from fscomm.exchange.wire_gate import WireGate
@@ -84,7 +84,7 @@ class Ranks:
         self.gates = [Mock(WireGate) for _ in self.layouts]
         self.channels = [PlayedChannel(self.wires, rank) for rank in range(self.world_size)]
         self.exchanges = [
-            IdExchange(channel, gate, served_by(of_rank, modules), torch.device("cpu"), Recorder())
+            IdExchange(channel, gate, served_by(of_rank, modules), Host(), Recorder())
             for channel, gate, of_rank in zip(self.channels, self.gates, self.layouts, strict=True)
         ]
 

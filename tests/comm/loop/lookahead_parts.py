@@ -37,7 +37,7 @@ class Told:
             self.end()
         return resumed
 
-    def announce(self, batch: Any, *, draws: bool, in_turn: bool) -> None:
+    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
         self._draws = draws
         self._open += 1
         self._tell("announce", batch)

@@ -19,7 +19,7 @@ from lookahead_parts import META, Event, Flaky, Loader, Told, ahead, seen
 from torch.utils.data import DataLoader, DistributedSampler
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.loop.lookahead import to_device
+from fscomm.loop.moving import to_device
 from fsranks.errors import PeerError
 
 END = object()

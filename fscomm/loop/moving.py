@@ -1,0 +1,87 @@
+"""Batches on their way to a device, in a stream of their own: the host does not wait, and compute only where it uses
+one. Copies from page-locked memory (`pin_memory=True` of a loader) do not hold up the host either.
+"""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from fscomm.device import Device, Mark, device_of
+from fscomm.loop.kjt_paths import tensors_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved(Generic[T]):
+    """A batch where the model gets it, and as the loader gave it; the same object where it was left. `mark`: of the
+    copies."""
+
+    batch: T
+    pulled: T
+    mark: Mark = None
+
+
+class Moving:
+    """To `where`; None: batches are left where they are."""
+
+    def __init__(self, where: torch.device | None) -> None:
+        self._where = where
+
+    def begin(self, batch: T) -> Moved[T]:
+        if self._where is None:
+            return Moved(batch=batch, pulled=batch)
+        with self._stream:
+            return Moved(batch=to_device(batch, self._where), pulled=batch, mark=self._device.mark())
+
+    def end(self, moved: Moved[T]) -> T:
+        """What the calling thread issues from now on finds the batch there."""
+        if self._where is not None:
+            self._device.after(moved.mark)
+            self._device.reads(*(tensor for tensor in tensors_of(moved.batch) if tensor is not None))
+        return moved.batch
+
+    @cached_property
+    def _device(self) -> Device:
+        assert self._where is not None
+        return device_of(self._where)
+
+    @cached_property
+    def _stream(self) -> Any:
+        return self._device.stream()
+
+
+def to_device(value: Any, device: torch.device | None) -> Any:
+    """A batch on `device`, copies not waited for: by its own `to`, else through mappings, lists, tuples, dataclasses.
+
+    What holds no tensors of these kinds stays as it is. None: leave all where it is.
+    """
+    if device is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if callable(getattr(value, "to", None)):
+        takes = inspect.signature(value.to).parameters
+        moved: Any = value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)
+        return value if moved is None else moved  # None: it moved in place
+    if isinstance(value, MutableMapping):
+        moved = copy.copy(value)
+        for key, item in value.items():
+            moved[key] = to_device(item, device)
+        return moved
+    if isinstance(value, list | tuple):
+        items = [to_device(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        moved = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(moved, field.name, to_device(getattr(value, field.name), device))
+        return moved
+    return value
