@@ -138,7 +138,9 @@ class Batch:
     hidden: dict[str, KeyedJaggedTensor] = field(default_factory=dict)  # where fscomm does not look for them
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        return self
+        """With other KJTs."""
+        ids, hidden = ({name: kjt.to(device) for name, kjt in of.items()} for of in (self.ids, self.hidden))
+        return replace(self, ids=ids, hidden=hidden)
 
 
 def batches(config: Config, rank: int, size: int, start: int, stop: int) -> list[Batch]:
