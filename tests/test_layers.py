@@ -187,7 +187,10 @@ def test_nothing_is_unpickled():
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
     pure = files("fscomm", "plan") + files("fsdata", "kernels") + files("fsdata", "order")
     pure += files("fsdata", "balance/packing")
-    pure += [ROOT / "fscomm" / f"{name}.py" for name in ("engine/table_order", "exchange/wire_priority")]
+    pure += [
+        ROOT / "fscomm" / f"{name}.py"
+        for name in ("engine/table_order", "exchange/operations", "exchange/wire_priority")
+    ]
     pure += [ROOT / "fscomm/transports" / f"{name}.py" for name in ("choice", "cutting")]
     for path in pure:
         forbidden = {"threading", "queue", "torch.distributed", "fscomm.engine.engine", "fscomm.transports.transport"}

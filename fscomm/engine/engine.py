@@ -28,7 +28,6 @@ from fscomm.exchange.control_word import Mode
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
 from fscomm.exchange.operations import ANY, Class, Rows, whole
-from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.streams import Streams
 from fscomm.exchange.threads import Threads
 from fscomm.exchange.worker import Pending
@@ -41,6 +40,7 @@ from fscomm.tables.binding import Binding
 from fscomm.tables.gradient_tap import tap
 from fscomm.tables.handles import Handles
 from fscomm.tables.plain_kernels import Update
+from fscomm.tables.served_modules import ServedModules
 from fscomm.tables.shadow_kernels import own, take_hyper
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext

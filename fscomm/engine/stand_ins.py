@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from fscomm.exchange.operations import Rows
-from fscomm.exchange.served_modules import ServedModules
 from fscomm.loop.uncompiled import not_compiled
 from fscomm.tables.binding import Binding
 from fscomm.tables.handles import Handles, find
 from fscomm.tables.plain_kernels import Update
+from fscomm.tables.served_modules import ServedModules
 
 
 class Runs(Protocol):

@@ -1,6 +1,7 @@
-"""What ranks send each other, and the threads that send it.
+"""What ranks send each other, and who sends it.
 
-`connections` opens all connections and workers for the `served_modules`; `id_exchange` runs first, one `step` ahead;
-`control_word` agrees in the forward; `row_exchange` moves rows and gradients in `parts`, each in a `worker`;
-`wire_gate` lets exclusive parts go when `wire_priority` allows; `lost_peers` ends exchanges that are not fscomm's own.
+An `executor` does `operations`: on the host in `threads`, on a GPU in `streams`. Both have `worker`s, in which
+`id_exchange` runs first, one step ahead, and `rows` moves rows and gradients. `handed_over` is
+what threads give each other. `wire_gate` lets exclusive parts go when `wire_priority` allows; `control_word` agrees in
+the forward; `lost_peers` ends exchanges that are not fscomm's own.
 """

@@ -20,11 +20,11 @@ from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.lost_peers import LostPeers
 from fscomm.exchange.operations import Class, Operation
 from fscomm.exchange.rows import RowExchange, Wire
-from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.wire_priority import WirePriority
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.report.recorder import Recorder
+from fscomm.tables.served_modules import ServedModules
 from fscomm.transports.gloo import Channel, channel
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport

@@ -14,7 +14,6 @@ import torch
 
 from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
-from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan import row_masks
@@ -22,6 +21,7 @@ from fscomm.plan.group_plan import GroupPlan, RowsAhead, Shared, WayBack, group_
 from fscomm.plan.shared_rows import OwnerRows
 from fscomm.plan.ways import segments, starts_of
 from fscomm.report.recorder import Recorder
+from fscomm.tables.served_modules import ServedModules
 from fscomm.transports.gloo import Channel
 from fsranks.errors import name_ranks
 
