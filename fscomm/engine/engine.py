@@ -31,9 +31,8 @@ from fscomm.exchange.connections import Connections
 from fscomm.exchange.control_word import Mode
 from fscomm.exchange.served_modules import ServedModules
 from fscomm.exchange.step import Step
-from fscomm.report.recorder import Recorder
-from fscomm.report.served import WARM_UP
-from fscomm.report.user_line import user_line
+from fscomm.report.recorder import Recorder, user_line
+from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding
 from fscomm.tables.gradient_tap import tap
 from fscomm.tables.handles import Handles, find

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from worlds import World, shared_world
 
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.report.served import WARM_UP
+from fscomm.report.report import WARM_UP
 
 TRANSPORTS = ("gloo", "copy-engine", "host-staged")
 
