@@ -75,11 +75,11 @@ class _Workers:
             self._done.append((thread, name, begin, time.time_ns(), step))
 
     def events(self, base_ns: int) -> list[dict[str, Any]]:
-        """Names of threads, then slices, in microseconds since `base_ns`."""
+        """Names of threads, then slices, in microseconds since `base_ns`. Workers may still be at work."""
         process = os.getpid()
         names = [
             {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}
-            for thread, name in self._threads.items()
+            for thread, name in self._threads.copy().items()
         ]
         slices = [
             {
@@ -87,6 +87,6 @@ class _Workers:
                 "ts": (begin - base_ns) / 1e3, "dur": (end - begin) / 1e3,
                 "args": {} if step is None else {"step": step},
             }
-            for thread, name, begin, end, step in self._done
+            for thread, name, begin, end, step in tuple(self._done)
         ]  # fmt: skip
         return [*names, *slices]

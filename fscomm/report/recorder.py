@@ -126,7 +126,8 @@ class Recorder:
                 nested = self._waiting > 0
                 if waiting:
                     self._training.add(threading.get_ident())
-                    self._waiting_since = self._waiting_since if nested else start
+                    if not nested:
+                        self._waiting_since = start
                     self._waiting += 1
             try:
                 yield

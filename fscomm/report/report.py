@@ -130,7 +130,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, for JSON."""
-        return {"version": VERSION, **dataclasses.asdict(self), "steps": [dataclasses.asdict(s) for s in self.steps]}
+        found = dataclasses.asdict(self)
+        return {"version": VERSION, **found, "steps": list(found["steps"])}
 
     def __str__(self) -> str:
         return "\n".join((*self._served(), *self._times(), *self._collisions(), *self._fallbacks()))
