@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,13 @@ from fsranks.observers import observers
 
 
 class Worker:
-    """A thread that does what it is told, one after another."""
+    """A thread that does what it is told."""
 
     def __init__(self, name: str) -> None:
-        self._todo: list[Callable[[], Any]] = []
-        self._told, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def do(self, work: Callable[[], Any]) -> None:
-        self._todo.append(work)
-        self._told.release()
-        self._done.acquire()
-
-    def _live(self) -> None:
-        while True:
-            self._told.acquire()
-            self._todo.pop()()
-            self._done.release()
+        self._thread.submit(work).result()
 
 
 def tracks(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -71,8 +61,8 @@ def test_every_thread_is_a_named_track_with_its_work_in_one_time(tmp_path: Path)
     found = tracks(document)
     assert {name: [event["name"].removeprefix("fscomm: ") for event in slices] for name, slices in found.items()} == {
         threading.current_thread().name: ["wait for agreement", "plain apply"],
-        "fscomm exclusive": ["exclusive rows"],
-        "fscomm ids": ["ids"],
+        "fscomm exclusive_0": ["exclusive rows"],
+        "fscomm ids_0": ["ids"],
     }
     (wait, apply), (of_exclusive,), (of_ids,) = found.values()
     assert of_exclusive["args"] == {"step": 7}
