@@ -9,11 +9,11 @@ rank, and all that knows TorchRec. `device` orders work on a GPU; `report` and `
 from typing import TYPE_CHECKING, Any
 
 from fscomm.errors import AnnouncementError, FreeScaleError, MismatchError, NotServedError, PeerError
-from fscomm.meter.meter import BubbleMeter
 from fscomm.report.report import Report
 
 if TYPE_CHECKING:
     from fscomm.comm import Comm, enable
+    from fsmeter import BubbleMeter
 
 __all__ = [
     "AnnouncementError",
@@ -29,11 +29,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`enable` needs torchrec, which is imported on first use."""
+    """`enable` needs torchrec, which is imported on first use. BubbleMeter is a name of fsmeter."""
     if name in ("enable", "Comm"):
         from fscomm import comm
 
         return getattr(comm, name)
+    if name == "BubbleMeter":
+        import fsmeter
+
+        return fsmeter.BubbleMeter
     raise AttributeError(f"module 'fscomm' has no attribute {name!r}")
 
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fsranks.clock import MACHINE_CLOCK, Clock
 from fsranks.errors import PeerError
+from fsranks.machine.clock import MACHINE_CLOCK, Clock
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from fsranks.clock import MACHINE_CLOCK, Clock
 from fsranks.job_store import JobStore, job_store
+from fsranks.machine.clock import MACHINE_CLOCK, Clock
 from fsranks.machine.local_processes import Neighbours, own_process
 
 _NEVER_SENT = 0x7F5D  # the tag of a message that no rank sends

@@ -237,10 +237,10 @@ BREAKS: tuple[Break, ...] = (
         why="after enable() failed on another rank, the model's forward still goes to the engine that was given up",
     ),
     Break(
-        file="fscomm/meter/meter.py",
-        before="if len(fetched) > self._ahead else None",
-        after="if len(fetched) >= self._ahead else None",
-        tests=("tests/comm/report",),
+        file="fsmeter/meter.py",
+        before="if len(fetched) > self._ahead else {}",
+        after="if len(fetched) >= self._ahead else {}",
+        tests=("tests/meter",),
         why="meter.watch(..., ahead=2) notes the lengths of the batch after the one that is trained on",
     ),
     Break(

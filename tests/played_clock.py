@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class PlayedClock:
-    """`fsranks.clock.Clock`. Who waits goes on at once; when the clock has come to `alarm_s`, `alarm` is called."""
+    """A `Clock` of fsranks. Who waits goes on at once; when the clock has come to `alarm_s`, `alarm` is called."""
 
     def __init__(self, alarm_s: float = float("inf"), alarm: Callable[[], object] = lambda: None) -> None:
         self.seconds = 0.0

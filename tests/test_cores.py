@@ -33,7 +33,7 @@ def test_without_affinity_loading_and_profiling_work(tmp_path, monkeypatch):
 
 
 def test_nobody_else_asks_the_system():
-    packages = [ROOT / name for name in ("fsdata", "fscomm", "fsranks", "tools", "benchmarks")]
+    packages = [ROOT / name for name in ("fsdata", "fscomm", "fsmeter", "fsranks", "tools", "benchmarks")]
     asking = [
         str(path.relative_to(ROOT))
         for package in packages

@@ -14,10 +14,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "fscomm": ROOT / "fscomm",
     "fsdata": ROOT / "fsdata",
+    "fsmeter": ROOT / "fsmeter",
     "fsranks": ROOT / "fsranks",
     "freescale_tools": ROOT / "tools",
 }
-OURS = ("fsdata", "fscomm", "fsranks", "freescale_tools")
+OURS = ("fsdata", "fscomm", "fsmeter", "fsranks", "freescale_tools")
 
 
 def _named(package: str, root: Path) -> dict[str, Path]:
@@ -71,9 +72,10 @@ def violations(paths: list[Path], *, forbidden: tuple[str, ...], allowed: tuple[
 @pytest.mark.parametrize(
     ("package", "under", "forbidden", "allowed"),
     [
-        ("fsdata", "", ("fscomm", "freescale_tools"), ()),
+        ("fsdata", "", ("fscomm", "fsmeter", "freescale_tools"), ()),
         ("fscomm", "", ("fsdata", "freescale_tools"), ()),
-        ("fsranks", "", ("fsdata", "fscomm", "freescale_tools", "torchrec"), ()),
+        ("fsmeter", "", ("fsdata", "fscomm", "freescale_tools", "torchrec"), ()),
+        ("fsranks", "", ("fsdata", "fscomm", "fsmeter", "freescale_tools", "torchrec"), ()),
         ("fsdata", "balance/packing", ("torch", "pyarrow", "polars"), ()),
         ("fsdata", "balance/exchange", ("fsdata.balance.packing", "fsdata.balance.cost"), ()),
     ],
@@ -111,11 +113,17 @@ IN_ORDER = {
     "fscomm": (
         ("errors", "device", "report", "plan"),
         ("transports", "loop"),
-        ("tables", "meter"),
+        ("tables",),
         ("exchange",),
         ("engine",),
         ("comm",),
         ("pipeline",),
+    ),
+    "fsmeter": (
+        ("intervals",),
+        ("lengths", "clocks", "notes"),
+        ("calls",),
+        ("meter", "trace"),
     ),
 }
 
@@ -179,8 +187,17 @@ def test_torchrec_is_imported_in_one_place(package, where):
     assert [path for path in inside if not path.is_relative_to(PACKAGES[package] / where)] == []
 
 
+def test_fscomm_runs_without_fsmeter():
+    """Only a name of fscomm's leads to it."""
+    paths = [path for path in files("fscomm") if path != PACKAGES["fscomm"] / "__init__.py"]
+    assert violations(paths, forbidden=("fsmeter",)) == []
+    code = "import sys, fscomm, fscomm.report.recorder; print('fsmeter' in sys.modules, fscomm.BubbleMeter.__module__)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "fsmeter.meter"]
+
+
 def test_nothing_is_unpickled():
-    paths = [path for package in ("fscomm", "fsdata", "fsranks") for path in files(package)]
+    paths = [path for package in ("fscomm", "fsdata", "fsmeter", "fsranks") for path in files(package)]
     assert violations(paths, forbidden=("pickle", "cloudpickle", "dill", "marshal", "shelve")) == []
 
 
@@ -197,7 +214,7 @@ def test_planning_and_kernels_start_no_threads_and_send_nothing():
         assert not forbidden & imports(path), path
 
 
-@pytest.mark.parametrize("package", ["fsdata", "fscomm"])
+@pytest.mark.parametrize("package", ["fsdata", "fscomm", "fsmeter"])
 def test_importing_needs_none_of_the_large_packages(package):
     heavy = {"torchrec", "triton", "fbgemm_gpu", "pandas", "pyarrow", "polars", "torchdata"}
     code = f"import sys, {package}; print({heavy} & set(sys.modules))"

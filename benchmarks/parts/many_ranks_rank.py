@@ -11,7 +11,7 @@ from exposure.rank import Stream
 from exposure.shape import Shape
 
 import fscomm
-from fscomm.report.served import together
+from fscomm.report.report import Forwards
 
 TIMEOUT_S = 60.0
 
@@ -39,7 +39,7 @@ def block(state: dict[str, Any], *, steps: int) -> dict[str, float]:
         "leave_s": left - trained,
         "step_ms": 1e3 * (trained - entered) / steps,
         "waited_ms": sum(report.total.exposed_ms.values()),
-        "served": together(report.forwards.values()).ids_share,
+        "served": sum(report.forwards.values(), Forwards()).ids_share,
     }
 
 

@@ -17,7 +17,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from fscomm.meter.meter import BubbleMeter
+from fsmeter import BubbleMeter
 
 WIDTH = 16
 SAMPLES = 64

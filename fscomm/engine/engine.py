@@ -33,9 +33,8 @@ from fscomm.exchange.threads import Threads
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
-from fscomm.report.recorder import Recorder
-from fscomm.report.served import WARM_UP
-from fscomm.report.user_line import user_line
+from fscomm.report.recorder import Recorder, user_line
+from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding
 from fscomm.tables.gradient_tap import tap
 from fscomm.tables.handles import Handles

@@ -7,41 +7,41 @@ what the clock advanced by was exposed, the rest of the span was hidden behind c
 afterwards, and a span may end while the training thread still waits for it.
 """
 
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import FrameType
 
 import torch
 
-from fscomm.report.report import Collisions, Report, StepReport, Traffic
-from fscomm.report.served import Forwards
-from fscomm.report.trace import Span
+from fscomm.report.report import Collisions, Forwards, Report, StepReport, Traffic
+from fsranks.observers import observers
 
-_SPANS_PER_STEP = 64
+_TOTAL = -1  # the number of the step that sums all
+_NOBODY = nullcontext()
+_OURS = "fscomm"
+_NOT_THE_USERS = (_OURS, "torch", "torchrec", "fbgemm_gpu")
 
 
 class Recorder:
     """Events of one rank. Methods may be called from any thread; the thread that makes it is the one that trains.
 
-    Keeps the details of the last `keep` steps, with at most 64 spans each on average, and the sums of all steps.
-    `clock` gives seconds.
+    Keeps the details of the last `keep` steps, and the sums of all. `clock` gives seconds.
     """
 
     def __init__(self, *, rank: int = 0, keep: int = 1000, clock: Callable[[], float] = time.perf_counter) -> None:
         self.rank = rank
         self.clock = clock
         self._keep = keep
-        self._since_epoch = time.time() - clock()
         self._lock = threading.Lock()
-        self._steps: dict[int, _Step] = {}
-        self._total = _Step()
+        self._steps: dict[int, StepReport] = {_TOTAL: StepReport(step=_TOTAL)}
         self._num_steps = 0
         self._oldest = 0
-        self._spans: deque[Span] = deque(maxlen=keep * _SPANS_PER_STEP)
         self._fallbacks: dict[str, str] = {}
         self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
@@ -50,13 +50,13 @@ class Recorder:
         self._waiting_since = 0.0
         self._waited = 0.0
 
-    def span(self, kind: str, *, step: int | None = None, module: str = "") -> "_Open":
-        """Context manager around work of `kind`: hidden on a thread of the engine, inline on the training thread."""
-        return _Open(self, kind, step, module, blocked=False)
+    def span(self, kind: str, *, step: int | None = None) -> AbstractContextManager[None]:
+        """Around work of `kind`: hidden on a thread of the engine, inline on the training thread."""
+        return self._timed(kind, step, waiting=False)
 
-    def wait(self, kind: str, *, step: int | None = None, module: str = "") -> "_Open":
-        """Context manager around a wait of the training thread for `kind`: exposed time; 0 inside another wait."""
-        return _Open(self, kind, step, module, blocked=True)
+    def wait(self, kind: str, *, step: int | None = None) -> AbstractContextManager[None]:
+        """Around a wait of the training thread for `kind`: exposed time; 0 inside another wait."""
+        return self._timed(kind, step, waiting=True)
 
     def count(
         self, module: str, step: int, *, occurrences: int, colliding: int, unique: int, unique_colliding: int
@@ -71,6 +71,8 @@ class Recorder:
 
     def bytes(self, module: str, step: int, kind: str, sent: int, received: int) -> None:
         """Add bytes of an exchange with other ranks."""
+        for observer in tuple(observers):
+            observer.sent(kind, sent)
         moved = Traffic(sent=sent, received=received)
         with self._lock:
             for sums in self._sums(step):
@@ -81,12 +83,16 @@ class Recorder:
         """Add time that this rank waited in `step` for a rank that came later; it is part of some exposed time."""
         with self._lock:
             for sums in self._sums(step):
-                sums.straggler_ms += ms
+                self._steps[sums.step] = replace(sums, straggler_ms=sums.straggler_ms + ms)
 
     def forward(self, module: str, ids: int, nbytes: int, why: str | None) -> None:
         """Count a forward in training: it was served, or ran plainly because of `why`."""
+        if why is None:
+            one = Forwards(served=1, ids=ids, nbytes=nbytes)
+        else:
+            one = Forwards(plain={why: 1}, plain_ids=ids, plain_bytes=nbytes)
         with self._lock:
-            self._forwards[module] = self._forwards.get(module, Forwards()).and_one(ids, nbytes, why)
+            self._forwards[module] = self._forwards.get(module, Forwards()) + one
 
     def fallback(self, module: str, reason: str) -> None:
         """Note why `module` runs plainly; the first reason stands."""
@@ -100,112 +106,96 @@ class Recorder:
     def report(self) -> Report:
         """All that is known now; spans that are still open are not in it."""
         with self._lock:
-            steps = tuple(self._steps[step].report(step) for step in sorted(self._steps))
+            total, *steps = [_copied(self._steps[step]) for step in sorted(self._steps)]
             return Report(
                 rank=self.rank,
                 num_steps=self._num_steps,
-                total=self._total.report(-1),
-                steps=steps,
+                total=total,
+                steps=tuple(steps),
                 fallbacks=dict(self._fallbacks),
                 forwards=dict(self._forwards),
                 transport=self._transport,
-                spans=tuple(self._spans),
             )
 
-    def _begin(self, opened: "_Open") -> None:
-        with self._lock:
-            opened.start = self.clock()
-            opened.waited = self._waited_by(opened.start)
-            opened.nested = self._waiting > 0
-            if opened.blocked:
-                self._training.add(threading.get_ident())
-                if not opened.nested:
-                    self._waiting_since = opened.start
-                self._waiting += 1
-
-    def _end(self, opened: "_Open") -> None:
-        thread = threading.current_thread()
-        with self._lock:
-            now = self.clock()
-            waited = self._waited_by(now)
-            if opened.blocked:
-                self._waiting -= 1
-                self._waited = waited
-                self._waiting_since = now
-                counted = 0.0 if opened.nested else now - opened.start
-            else:
-                counted = (now - opened.start) - (waited - opened.waited)
-            inline = thread.ident in self._training
-            for sums in self._sums(opened.step):
-                times = sums.exposed_ms if opened.blocked else sums.inline_ms if inline else sums.hidden_ms
-                times[opened.kind] = times.get(opened.kind, 0.0) + counted * 1e3
-            start, end = opened.start + self._since_epoch, now + self._since_epoch
-            self._spans.append(Span(opened.kind, thread.name, start, end, opened.step, opened.module, opened.blocked))
+    @contextmanager
+    def _timed(self, kind: str, step: int | None, *, waiting: bool) -> Iterator[None]:
+        with _told(kind, step, waiting=waiting):
+            with self._lock:
+                start = self.clock()
+                waited = self._waited_by(start)
+                nested = self._waiting > 0
+                if waiting:
+                    self._training.add(threading.get_ident())
+                    if not nested:
+                        self._waiting_since = start
+                    self._waiting += 1
+            try:
+                yield
+            finally:
+                with self._lock:
+                    now = self.clock()
+                    waited_now = self._waited_by(now)
+                    taken = (now - start) - (waited_now - waited)
+                    if waiting:
+                        self._waiting -= 1
+                        self._waited, self._waiting_since = waited_now, now
+                        taken = 0.0 if nested else now - start
+                    inline = threading.get_ident() in self._training
+                    for sums in self._sums(step):
+                        times = sums.exposed_ms if waiting else sums.inline_ms if inline else sums.hidden_ms
+                        times[kind] = times.get(kind, 0.0) + taken * 1e3
 
     def _waited_by(self, now: float) -> float:
         return self._waited + (now - self._waiting_since if self._waiting else 0.0)
 
-    def _sums(self, step: int | None) -> "tuple[_Step, ...]":
+    def _sums(self, step: int | None) -> tuple[StepReport, ...]:
         """Where an event of `step` is added; one without a step, or of one long past, counts in the total only."""
         if step is None or step < self._oldest:
-            return (self._total,)
+            return (self._steps[_TOTAL],)
         if step not in self._steps:
-            self._steps[step] = _Step()
+            self._steps[step] = StepReport(step=step)
             self._num_steps += 1
-            self._oldest = max(self._oldest, step - self._keep + 1)
-            while (first := next(iter(self._steps))) < self._oldest:
+            if len(self._steps) > self._keep + 1:  # of the total
+                first = next(islice(self._steps, 1, None))
                 del self._steps[first]
-        return (self._total, self._steps[step])
+                self._oldest = first + 1
+        return (self._steps[_TOTAL], self._steps[step])
 
 
-class _Open:
-    """A span that is under way."""
-
-    __slots__ = ("_range", "_recorder", "blocked", "kind", "module", "nested", "start", "step", "waited")
-
-    start: float
-    waited: float
-    nested: bool
-
-    def __init__(self, recorder: Recorder, kind: str, step: int | None, module: str, *, blocked: bool) -> None:
-        self._recorder = recorder
-        self.kind = kind
-        self.step = step
-        self.module = module
-        self.blocked = blocked
-        # Like torch.profiler.record_function, for 0.2 instead of 9 microseconds.
-        self._range = torch._C._profiler._RecordFunctionFast(f"fscomm: {'wait for ' if blocked else ''}{kind}")
-
-    def __enter__(self) -> Self:
-        self._range.__enter__()
-        self._recorder._begin(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._recorder._end(self)
-        self._range.__exit__(kind, error, trace)
+def _told(kind: str, step: int | None, *, waiting: bool) -> AbstractContextManager[object]:
+    """Tells those who listen; is left when what they are told of has ended."""
+    profiled = torch.autograd._profiler_enabled()  # on this thread
+    if not observers and not profiled:
+        return _NOBODY
+    told = ExitStack()
+    for observer in tuple(observers):
+        told.enter_context(observer.doing(kind, step=step, waiting=waiting))
+    if profiled:
+        told.enter_context(torch.profiler.record_function(f"fscomm: {'wait for ' if waiting else ''}{kind}"))
+    return told
 
 
-@dataclass(slots=True)
-class _Step:
-    """Sums of one step, or of all."""
+def user_line() -> str | None:
+    """Such as "model.py:71": the user's line that called the forward for which fscomm stands in. None elsewhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (frame.f_code.co_name == "__call__" and _package(frame) == _OURS):
+        frame = frame.f_back
+    while frame is not None and _package(frame) in _NOT_THE_USERS:
+        frame = frame.f_back
+    return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
-    collisions: dict[str, Collisions] = field(default_factory=dict)
-    bytes: dict[str, dict[str, Traffic]] = field(default_factory=dict)
-    exposed_ms: dict[str, float] = field(default_factory=dict)
-    inline_ms: dict[str, float] = field(default_factory=dict)
-    hidden_ms: dict[str, float] = field(default_factory=dict)
-    straggler_ms: float = 0.0
 
-    def report(self, step: int) -> StepReport:
-        return StepReport(
-            step=step,
-            collisions=dict(self.collisions),
-            bytes={module: dict(by_kind) for module, by_kind in self.bytes.items()},
-            exposed_ms=dict(self.exposed_ms),
-            inline_ms=dict(self.inline_ms),
-            hidden_ms=dict(self.hidden_ms),
-            straggler_ms=self.straggler_ms,
-        )
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _copied(sums: StepReport) -> StepReport:
+    """As it is now: the recorder goes on adding to its own."""
+    return replace(
+        sums,
+        collisions=dict(sums.collisions),
+        bytes={module: dict(by_kind) for module, by_kind in sums.bytes.items()},
+        exposed_ms=dict(sums.exposed_ms),
+        inline_ms=dict(sums.inline_ms),
+        hidden_ms=dict(sums.hidden_ms),
+    )

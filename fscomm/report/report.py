@@ -5,19 +5,25 @@ work itself, and *hidden* where another thread worked while the training thread 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-from fscomm.report.served import Forwards, lines
-from fscomm.report.trace import Span, write_trace
+from typing import Any, Self
 
 VERSION = 1
+WARM_UP = "warm-up: nothing was fetched ahead for it yet"
+
+
+class _Summed:
+    """Counts that are added field by field; those of a dict, key by key."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(**{name: _added(getattr(self, name), getattr(other, name)) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collisions:
+class Collisions(_Summed):
     """Of the rows of one batch that this rank owns, those that the batch before used too."""
 
     occurrences: int = 0
@@ -37,49 +43,63 @@ class Collisions:
     @property
     def rate(self) -> float:
         """Share of occurrences whose row collides (the paper's rate); 0 if there are none."""
-        return self.colliding / self.occurrences if self.occurrences else 0.0
+        return _share(self.colliding, self.occurrences)
 
     @property
     def unique_rate(self) -> float:
         """Share of distinct rows that collide; 0 if there are none."""
-        return self.unique_colliding / self.unique if self.unique else 0.0
-
-    def __add__(self, other: "Collisions") -> "Collisions":
-        return Collisions(
-            occurrences=self.occurrences + other.occurrences,
-            colliding=self.colliding + other.colliding,
-            unique=self.unique + other.unique,
-            unique_colliding=self.unique_colliding + other.unique_colliding,
-        )
+        return _share(self.unique_colliding, self.unique)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(_Summed):
     """Bytes of one kind that this rank sent to others and received from them."""
 
     sent: int = 0
     received: int = 0
 
-    def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(sent=self.sent + other.sent, received=self.received + other.received)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwards(_Summed):
+    """Of one module, or of several: forwards in training.
+
+    Attributes:
+        served, ids, nbytes: forwards that were served, their ids, and the bytes of the rows or bags they gave.
+        plain: forwards that ran plainly, by reason.
+        plain_ids, plain_bytes: of those.
+    """
+
+    served: int = 0
+    ids: int = 0
+    nbytes: int = 0
+    plain: dict[str, int] = field(default_factory=dict)
+    plain_ids: int = 0
+    plain_bytes: int = 0
+
+    @property
+    def ids_share(self) -> float:
+        """Share of the ids that were served; 0 without any."""
+        return _share(self.ids, self.ids + self.plain_ids)
+
+    @property
+    def bytes_share(self) -> float:
+        return _share(self.nbytes, self.nbytes + self.plain_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One step, or the sum of all (`Report.total`); times in ms by kind.
-
-    `straggler_ms` lies within the exposed time.
-    """
+    """One step, or the sum of all (`Report.total`); times in ms by kind."""
 
     step: int
-    collisions: Mapping[str, Collisions] = field(default_factory=dict)
+    collisions: dict[str, Collisions] = field(default_factory=dict)
     """By module."""
-    bytes: Mapping[str, Mapping[str, Traffic]] = field(default_factory=dict)
+    bytes: dict[str, dict[str, Traffic]] = field(default_factory=dict)
     """By module, then by kind."""
-    exposed_ms: Mapping[str, float] = field(default_factory=dict)
-    inline_ms: Mapping[str, float] = field(default_factory=dict)
-    hidden_ms: Mapping[str, float] = field(default_factory=dict)
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    inline_ms: dict[str, float] = field(default_factory=dict)
+    hidden_ms: dict[str, float] = field(default_factory=dict)
     straggler_ms: float = 0.0
+    """Waiting for a rank that came later; within the exposed time."""
 
     @property
     def kinds(self) -> list[str]:
@@ -89,16 +109,16 @@ class StepReport:
 
     def traffic(self, kind: str) -> Traffic:
         """Bytes of `kind` over all modules."""
-        return _sum((by_kind.get(kind, Traffic()) for by_kind in self.bytes.values()), Traffic())
+        return sum((by_kind.get(kind, Traffic()) for by_kind in self.bytes.values()), Traffic())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one rank's recorder knows. `str()` is a table of the means per step."""
+    """What one rank's recorder knows. `str()` says what was served, and is a table of the means per step."""
 
     rank: int
     num_steps: int
-    """Steps that `total` sums; `steps` and `spans` keep only the last of them."""
+    """Steps that `total` sums; `steps` keeps only the last of them."""
     total: StepReport
     steps: tuple[StepReport, ...] = ()
     fallbacks: Mapping[str, str] = field(default_factory=dict)
@@ -107,49 +127,44 @@ class Report:
     """What was served and what ran plainly in training, by module path."""
     transport: str | None = None
     """How rows travel; None where nothing is served."""
-    spans: tuple[Span, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings, for JSON; without the spans."""
-        return {
-            "version": VERSION,
-            "rank": self.rank,
-            "num_steps": self.num_steps,
-            "total": dataclasses.asdict(self.total),
-            "steps": [dataclasses.asdict(step) for step in self.steps],
-            "fallbacks": dict(self.fallbacks),
-            "forwards": {name: dataclasses.asdict(each) for name, each in self.forwards.items()},
-            "transport": self.transport,
-        }
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write the kept spans as JSON for chrome://tracing or ui.perfetto.dev: a track per thread, a flow per step."""
-        write_trace(path, self.spans, rank=self.rank)
+        """Plain dicts, lists, numbers and strings, for JSON."""
+        found = dataclasses.asdict(self)
+        return {"version": VERSION, **found, "steps": list(found["steps"])}
 
     def __str__(self) -> str:
-        parts = (self._title(), *lines(self.forwards), *self._times(), *self._collisions(), *self._fallbacks())
-        return "\n".join(parts)
+        return "\n".join((*self._served(), *self._times(), *self._collisions(), *self._fallbacks()))
 
-    def _title(self) -> str:
+    def _served(self) -> list[str]:
+        """All, then by module, and what keeps most ids from being served."""
         travels = f", rows by {self.transport}" if self.transport else ""
-        return f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"
+        title = f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"
+        if not self.forwards:
+            return [title, "no forward in training yet"]
+        whole = sum(self.forwards.values(), Forwards())
+        told = [
+            title,
+            f"served in training: {whole.ids_share:.1%} of the ids, {whole.bytes_share:.1%} of the embedding bytes",
+        ]
+        for name, one in sorted(self.forwards.items()):
+            ran = one.served + sum(one.plain.values())
+            told.append(f"  {name or 'the model'}: {one.served} of {ran} forwards, {one.ids_share:.1%} of the ids")
+            reasons = sorted(one.plain.items(), key=lambda item: -item[1])
+            told += [f"    plainly {count} times: {why}" for why, count in reasons]
+        return told
 
     def _times(self) -> list[str]:
         steps = max(self.num_steps, 1)
-        table = [
-            f"{'kind':<30}{'exposed ms':>12}{'inline ms':>12}{'hidden ms':>12}{'sent KB':>12}{'received KB':>13}",
-        ]
-        for kind in self.total.kinds:
-            times = [times.get(kind, 0.0) for times in (self.total.exposed_ms, self.total.inline_ms)]
-            times.append(self.total.hidden_ms.get(kind, 0.0))
-            moved = self.total.traffic(kind)
-            shown = "".join(f"{time / steps:>12.2f}" for time in times)
-            table.append(f"{kind:<30}{shown}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
-        exposed, inline, hidden = (
-            sum(times.values()) / steps for times in (self.total.exposed_ms, self.total.inline_ms, self.total.hidden_ms)
-        )
-        table.append(f"{'all':<30}{exposed:>12.2f}{inline:>12.2f}{hidden:>12.2f}")
-        table.append(f"of the exposed time, waiting for a late rank: {self.total.straggler_ms / steps:.2f} ms")
+        total = self.total
+        columns = (total.exposed_ms, total.inline_ms, total.hidden_ms)
+        table = [f"{'kind':<30}{'exposed ms':>12}{'inline ms':>12}{'hidden ms':>12}{'sent KB':>12}{'received KB':>13}"]
+        for kind in total.kinds:
+            times = "".join(f"{times.get(kind, 0.0) / steps:>12.2f}" for times in columns)
+            moved = total.traffic(kind)
+            table.append(f"{kind:<30}{times}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
+        table.append(f"{'all':<30}" + "".join(f"{sum(times.values()) / steps:>12.2f}" for times in columns))
+        table.append(f"of the exposed time, waiting for a late rank: {total.straggler_ms / steps:.2f} ms")
         return table
 
     def _collisions(self) -> list[str]:
@@ -169,7 +184,11 @@ class Report:
         ]
 
 
-def _sum(parts: Iterable[Any], start: Any) -> Any:
-    for part in parts:
-        start = start + part
-    return start
+def _added(one: Any, two: Any) -> Any:
+    if isinstance(one, dict):
+        return {key: one.get(key, 0) + two.get(key, 0) for key in (*one, *two)}
+    return one + two
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

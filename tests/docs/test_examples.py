@@ -3,8 +3,11 @@
 Every test takes apart all examples of its page, so that one more example fails until it is run here.
 """
 
+import json
 import tomllib
 from importlib.metadata import EntryPoint
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -240,7 +243,7 @@ def test_resume(training):
 
 
 def test_fscomm(training, capsys):
-    served, pipeline, meter = python("docs/fscomm.md")
+    served, traced, pipeline, meter = python("docs/fscomm.md")
     exec(served, training)
     report = training["comm"].report()
     assert report.fallbacks == {}
@@ -248,10 +251,19 @@ def test_fscomm(training, capsys):
     assert report.total.collisions["embeddings"].colliding > 0
     assert str(report) in capsys.readouterr().out
     model = training["model"]
+    with fscomm.enable(model) as comm:
+        batches = iter(comm.lookahead(training["loader"]))
+        steps = islice(batches, 3)
+        exec(traced, {"torch": torch, "train_some_steps": lambda: [model(batch).sum().backward() for batch in steps]})
+        list(batches)
+    events = json.loads(Path("trace-0.json").read_text())["traceEvents"]
+    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"MainThread", "fscomm exclusive", "fscomm collision"} <= threads
+    assert "fscomm: wait for exclusive rows" in {event["name"] for event in events}
     scope = {**training, "pipelined_model": Pipelined(model), "device": torch.device("cpu")}
     exec(pipeline, scope)
     assert len(scope["output"]) == 300 % 32
-    exec(meter, {**training, "fscomm": fscomm, "train_step": lambda batch: model(batch).sum().backward()})
+    exec(meter, {**training, "train_step": lambda batch: model(batch).sum().backward()})
     assert f"mean of {len(training['loader'])} steps" in capsys.readouterr().out
 
 

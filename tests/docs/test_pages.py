@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 from pages import PAGES, ROOT, blocks, name, prose
 
-_CODE = ("fsdata", "fscomm", "fsranks", "tools")
-_PATH = re.compile(r"`((?:fsdata|fscomm|fsranks|tools|benchmarks|tests|docs|requirements)/[\w./-]*)`")
+_CODE = ("fsdata", "fscomm", "fsmeter", "fsranks", "tools")
+_PATH = re.compile(r"`((?:fsdata|fscomm|fsmeter|fsranks|tools|benchmarks|tests|docs|requirements)/[\w./-]*)`")
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 pages = pytest.mark.parametrize("page", PAGES, ids=name)
 

@@ -118,7 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_kernels_are_looked_at() -> None:
     found = {}
-    for folder in ("benchmarks", "fscomm", "fsdata", "fsranks", "tools"):
+    for folder in ("benchmarks", "fscomm", "fsdata", "fsmeter", "fsranks", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             if names := re.findall(r"^@triton\.jit\ndef (\w+)", path.read_text(), re.MULTILINE):
                 found[path.relative_to(ROOT).as_posix()] = names

@@ -15,7 +15,7 @@ from program_models import STEPS, by_freescale, by_torch
 from worlds import shared_world
 
 from fscomm.pipeline import TrainPipelineFreeScale
-from fscomm.report.served import WARM_UP
+from fscomm.report.report import WARM_UP
 
 LOADERS = {"FreeScale": by_freescale, "torch": by_torch}
 SIZE = 2

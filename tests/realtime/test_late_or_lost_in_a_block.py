@@ -25,7 +25,7 @@ from fscomm.errors import NotServedError
 from fscomm.exchange import executor
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Worker
-from fscomm.meter.meter import BubbleMeter
+from fsmeter import BubbleMeter
 from fsranks.errors import PeerError
 
 TIMEOUT_S = 3.0

@@ -11,7 +11,7 @@ from standin_rows import HOST, Ids, ShardedRows, enabled
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fscomm.report.served import together
+from fscomm.report.report import Forwards
 
 STEPS, DIM, RATE = 9, 8, 0.05
 OPTIMIZERS = ("sgd", "row-wise adagrad")
@@ -80,7 +80,7 @@ class Run:
             return
         with enabled(self.model, transport=self.mode) as comm:
             yield comm
-        self.served = together(comm.report().forwards.values()).ids_share
+        self.served = sum(comm.report().forwards.values(), Forwards()).ids_share
 
     def loader(self, start: int = 0, stop: int = STEPS) -> list[Batch]:
         rank = dist.get_rank()

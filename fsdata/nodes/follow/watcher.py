@@ -23,7 +23,7 @@ from fsdata.nodes.follow.late import LateTable, sides_of
 from fsdata.nodes.follow.watermark import EARLIEST, Arrived, Taken, modified_at, next_to_look_at, stamps_of, visible
 from fsdata.order.segment import FileAt
 from fsdata.sources.follow import Follow, seconds
-from fsranks.clock import MACHINE_CLOCK, Clock
+from fsranks.machine.clock import MACHINE_CLOCK, Clock
 
 _LOG = logging.getLogger("fsdata")
 _SHARE_OF_LISTING = 20  # a listing that takes a second is repeated after 20

@@ -19,7 +19,7 @@ from worlds import World, shared_world
 from fscomm import comm
 from fscomm.loop import moving
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.report.served import WARM_UP
+from fscomm.report.report import WARM_UP
 
 TRANSPORTS = ("gloo", "copy-engine", "host-staged")
 

@@ -1,8 +1,7 @@
-"""What the recorder adds up, with a clock that the test turns; and the trace of it, in the Trace Event Format."""
+"""What the recorder adds up, with a clock that the test turns."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from test_meter import Clock
 
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
-from fscomm.report.trace import Span, trace_events
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ def test_work_of_the_training_thread_is_inline(clock: Clock) -> None:
     assert total.hidden_ms == {}
 
 
-def test_spans_are_kept_when_the_work_fails(clock: Clock) -> None:
+def test_time_counts_when_the_work_fails(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
 
     def failing() -> None:
@@ -131,15 +129,11 @@ def test_only_the_last_steps_are_kept_but_all_are_summed() -> None:
     recorder = Recorder(keep=5)
     for step in range(40):
         recorder.bytes("a", step, "ids", sent=1, received=0)
-        for _ in range(100):
-            with recorder.span("ids", step=step):
-                pass
     recorder.bytes("a", 2, "ids", sent=1, received=0)  # one that comes late
     report = recorder.report()
     assert [step.step for step in report.steps] == [35, 36, 37, 38, 39]
     assert report.num_steps == 40
     assert report.total.traffic("ids").sent == 41
-    assert len(report.spans) == 5 * 64
 
 
 def test_a_fallback_keeps_its_first_reason() -> None:
@@ -155,7 +149,7 @@ def test_many_threads_lose_nothing() -> None:
 
     def work() -> None:
         for step in range(200):
-            with recorder.span("ids", step=step, module="a"):
+            with recorder.span("ids", step=step):
                 recorder.bytes("a", step, "ids", sent=1, received=1)
                 recorder.count("a", step, occurrences=1, colliding=1, unique=1, unique_colliding=0)
 
@@ -165,7 +159,6 @@ def test_many_threads_lose_nothing() -> None:
     report = recorder.report()
     assert report.total.traffic("ids").sent == 1600
     assert report.total.collisions["a"].occurrences == 1600
-    assert len(report.spans) == 1600
 
 
 def test_a_report_is_frozen_and_plain_json() -> None:
@@ -191,49 +184,3 @@ def test_spans_are_ranges_of_a_torch_profile() -> None:
     names = [event.name for event in profile.events()]
     assert "fscomm: collision apply" in names
     assert "fscomm: wait for ids" in names
-
-
-SPANS = [
-    Span("exclusive rows", "exclusive", 10.004, 10.009, 1, "ebc"),
-    Span("ids", "ids", 10.000, 10.002, 1, "ebc"),
-    Span("ids", "MainThread", 10.001, 10.003, 1, blocked=True),
-    Span("flush", "exclusive", 10.010, 10.011),
-    Span("ids", "ids", 10.005, 10.006, 2, "ebc"),
-]
-
-
-def test_every_lane_of_a_trace_is_a_named_track_and_every_span_a_slice_in_microseconds() -> None:
-    events = trace_events(SPANS, rank=3)
-    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert tracks == {0: "ids", 1: "MainThread", 2: "exclusive"}
-    assert all(event["pid"] == 3 for event in events)
-    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["rank 3"]
-    slices = [event for event in events if event["ph"] == "X"]
-    assert [event["name"] for event in slices] == ["ids", "wait: ids", "exclusive rows", "ids", "flush"]
-    assert [round(event["dur"]) for event in slices] == [2000, 2000, 5000, 1000, 1000]
-    assert slices[0]["args"] == {"step": 1, "module": "ebc"}
-    assert slices[1]["cat"] == "exposed"
-    assert slices[4]["args"] == {}
-    assert [event["name"] for event in trace_events([], rank=0)] == ["process_name"]
-
-
-def test_the_spans_of_a_step_are_one_flow_in_order_of_time() -> None:
-    events = trace_events(SPANS, rank=0)
-    flow = [event for event in events if event.get("cat") == "step"]
-    assert [event["ph"] for event in flow] == ["s", "t", "f"]  # step 2 has one span: nothing to join
-    assert {event["id"] for event in flow} == {"0.1"}
-    for event in flow:
-        inside = [s for s in events if s["ph"] == "X" and s["tid"] == event["tid"] and s["ts"] == event["ts"]]
-        assert len(inside) == 1, "an arrow must begin and end on a slice"
-
-
-def test_the_file_is_json_with_one_slice_per_span(tmp_path: Path) -> None:
-    recorder = Recorder(rank=1)
-    for step in range(3):
-        with recorder.span("ids", step=step, module="a"), recorder.wait("agreement", step=step):
-            pass
-    recorder.report().save_trace(tmp_path / "trace.json")
-    document = json.loads((tmp_path / "trace.json").read_text())
-    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
-    assert len(slices) == 6
-    assert all(event["dur"] >= 0 and event["ts"] > 1e15 for event in slices)  # since the epoch: ranks can be joined

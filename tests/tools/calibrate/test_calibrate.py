@@ -9,8 +9,8 @@ import pytest
 from freescale_tools.calibrate.cost_model import advice, calibrate, doubt, explain, measured_straggler
 from freescale_tools.calibrate.measured_steps import parse_histogram, read_steps
 from freescale_tools.console.errors import UsageError
-from fscomm.meter.intervals import BubbleReport, StepTimes
 from fsdata.balance.cost import Polynomial
+from fsmeter.intervals import BubbleReport, StepTimes
 
 COMMAND = "calibrate"
 

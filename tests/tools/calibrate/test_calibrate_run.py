@@ -9,7 +9,7 @@ from freescale_tools.calibrate.cost_model import calibrate
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.calibrate.own_costs import own_costs
 from freescale_tools.console.errors import UsageError
-from fscomm.meter.intervals import KINDS, BubbleReport, StepTimes, Transfer
+from fsmeter.intervals import KINDS, BubbleReport, StepTimes, Transfer
 
 COMMAND = "calibrate"
 SECONDS, CONSTANT = 1e-9, 0.02  # of L^2 + 2000 L; of a step

@@ -5,7 +5,7 @@ import pytest
 
 from freescale_tools.demo.outcome.planner import Planner
 from freescale_tools.demo.training.measure import WARMUP, Run, Step, check_same_samples, summarize, typical
-from fscomm.meter.intervals import KINDS, BubbleReport, StepTimes
+from fsmeter.intervals import KINDS, BubbleReport, StepTimes
 
 PARTS = dict.fromkeys(KINDS, 0.001) | {"late": 0.5}
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from freescale_tools.demo.outcome.planner import NO_FLOOR
 from freescale_tools.demo.training.job import Outcome
 from freescale_tools.demo.training.measure import WARMUP, Run, straggler
-from fscomm.meter.intervals import KINDS
+from fsmeter.intervals import KINDS
 
 _COLORS = ("#3b6ea5", "#d9822b", "#5b8f4a", "#8a5a9e", "#b04a4a", "#4a9a9a", "#8f7a3a", "#666666")
 _IDLE = "#e8b4b0"

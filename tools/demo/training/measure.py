@@ -5,7 +5,7 @@ core. Waiting uses no CPU, so time that a rank waits for a slower rank does not 
 - mean / max of the ranks' compute time, weighted by the length of the step: the share of all ranks' time that
 is spent waiting for the slowest rank.
 
-*Exposed* communication and *late* come from fscomm.BubbleMeter in every run. Exposed is wall time that the
+*Exposed* communication and *late* come from fsmeter.BubbleMeter in every run. Exposed is wall time that the
 training thread is blocked on an exchange after all ranks have begun it; late is the time before that.
 
 *NE*, normalized entropy, is the log loss divided by the log loss of guessing. Guessing among one item and N
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fscomm.meter.intervals import KINDS, BubbleReport, StepTimes
+from fsmeter.intervals import KINDS, BubbleReport, StepTimes
 
 WARMUP = 2  # first steps that no time includes: allocations, first exchange, page faults
 

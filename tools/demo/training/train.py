@@ -39,6 +39,7 @@ from freescale_tools.demo.training.plain_loader import PlainLoader
 from freescale_tools.demo.training.progress import Progress, progress_of
 from fscomm.report.report import Collisions
 from fsdata import Balance, Batch, FreeScaleDataLoader, Polynomial, fit, global_mean
+from fsmeter import BubbleMeter
 
 ENOUGH_TO_FIT = 16  # measured steps of single ranks; with fewer the default cost model is used
 
@@ -83,13 +84,13 @@ def train(job: Job, loader: Iterable[Batch], name: str, progress: Progress, *, s
     spec = job.data.model
     model, optimizer = build(spec, job.seed)
     if not serve:
-        with fscomm.BubbleMeter(model) as meter:
+        with BubbleMeter(model) as meter:
             steps = _loop(job, model, optimizer, meter.watch(islice(loader, job.steps)), name, progress)
         return _gather(name, spec, steps, meter, None, fingerprint(model, optimizer))
     # The batch holds raw ids, and the model encodes them into rows. fscomm needs this function to know the
     # rows ahead.
     ids = {"embeddings": lambda batch: encode(batch, spec)}
-    with fscomm.enable(model, features=ids) as comm, fscomm.BubbleMeter(model) as meter:
+    with fscomm.enable(model, features=ids) as comm, BubbleMeter(model) as meter:
         batches = islice(comm.lookahead(loader), job.steps)
         steps = _loop(job, model, optimizer, meter.watch(batches), name, progress)
     return _gather(name, spec, steps, meter, comm.report(), fingerprint(model, optimizer))
@@ -160,7 +161,7 @@ def fit_cost(run: Run) -> Polynomial:
 
 
 def _gather(
-    name: str, spec: ModelSpec, steps: list[Step], meter: fscomm.BubbleMeter, report: fscomm.Report | None, weights: str
+    name: str, spec: ModelSpec, steps: list[Step], meter: BubbleMeter, report: fscomm.Report | None, weights: str
 ) -> Run:
     """Gather the measurements of all ranks on every rank. Collective."""
     found: list[Any] = [None] * dist.get_world_size()

@@ -10,8 +10,8 @@ from test_meter import Clock
 from torch import nn
 from torchrec import KeyedJaggedTensor
 
-from fscomm.meter.lengths import Noted, batch_lengths
-from fscomm.meter.meter import BubbleMeter
+from fsmeter import BubbleMeter
+from fsmeter.lengths import batch_lengths, counted
 
 
 def keyed(lengths: dict[str, list[int]]) -> KeyedJaggedTensor:
@@ -27,28 +27,42 @@ def keyed(lengths: dict[str, list[int]]) -> KeyedJaggedTensor:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Parts:
     features: KeyedJaggedTensor
-    more: dict[str, Any]
+    more: Any
+
+    @property
+    def made_when_asked(self) -> KeyedJaggedTensor:
+        raise AssertionError("code of the user's was run")
+
+
+class Loose:
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
 
 
 def test_lengths_of_every_key_are_found_wherever_they_lie() -> None:
     batch = Parts(
         features=keyed({"item": [3, 0, 3], "time": [3, 0, 3], "user": [1, 1, 1]}),
-        more={"x": [torch.zeros(3), keyed({"ad": [2], "shop": [5, 6]})]},
+        more={"x": [torch.zeros(3), None, "text", Loose(deep=(keyed({"ad": [2], "shop": [5, 6]}),))]},
     )
+    batch.more["the batch itself"] = batch
     found = {name: lengths.tolist() for name, lengths in batch_lengths(batch).items()}
     assert found == {"item": [3, 0, 3], "time": [3, 0, 3], "user": [1, 1, 1], "ad": [2], "shop": [5, 6]}
-    counted = Noted(batch, batch_lengths).counted()
-    assert counted == {"item": ([0, 3], [1, 2]), "user": ([1], [3]), "ad": ([2], [1]), "shop": ([5, 6], [1, 1])}
+    assert counted(batch_lengths(batch)) == {
+        "item": ([0, 3], [1, 2]),
+        "user": ([1], [3]),
+        "ad": ([2], [1]),
+        "shop": ([5, 6], [1, 1]),
+    }
     assert batch_lengths(torch.zeros(3)) == {}
 
 
 @pytest.mark.parametrize("given", [torch.zeros(2), torch.zeros((2, 2), dtype=torch.int64), np.zeros(2)])
 def test_lengths_that_are_none_are_refused(given: Any) -> None:
     with pytest.raises(TypeError, match=r"lengths of 'item' are .*: integers \[B\] are needed"):
-        Noted(None, lambda batch: {"item": given}).counted()
+        counted({"item": given})
 
 
 class Ticking(nn.Module):

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,22 +21,29 @@ KINDS = ("ids", "embeddings", "gradients", "dense", "other")
 """ids, embeddings forward, embedding gradients backward, dense gradients, and what the loop itself exchanges."""
 
 
+class Exchange(NamedTuple):
+    """One exchange, which ranks know again: those of one `group` are issued in the same order on all that take part."""
+
+    group: str
+    step: int
+    """In which it was issued."""
+    number: int
+    """Among those of `group` in that step."""
+    issued: float
+    """In seconds of its rank's clock."""
+    size: int | None = None
+    """Bytes that this rank gave to it, its own part included; None if not known."""
+
+
 class Wait(NamedTuple):
     """One wait of the training thread, in seconds of its rank's clock."""
 
     kind: str
-    group: str
-    """Exchanges of one `group` are issued in the same order on all ranks that take part."""
-    issued_in: int
-    """The step in which the exchange was issued, and its number among those of `group` in that step."""
-    number: int
-    issued: float
+    exchange: Exchange
     begin: float
     end: float
     in_pull: bool
     """While the next batch was being fetched."""
-    size: int | None = None
-    """Bytes that this rank gave to the exchange, its own part included; None if not known."""
 
 
 class Pass(NamedTuple):
@@ -50,19 +56,22 @@ class Pass(NamedTuple):
     """Ids that were looked up or whose rows were updated; 0 for forward and backward."""
 
 
-class Timeline(NamedTuple):
-    """One step of one rank: from `begin`, when the batch was asked for, over `pulled`, when it was there, to `end`."""
+@dataclass(slots=True)
+class Timeline:
+    """One step of one rank, in seconds of its clock; while the step runs, instants are marks of that clock."""
 
     step: int
-    begin: float
-    pulled: float
-    end: float
-    waits: tuple[Wait, ...]
-    passes: tuple[Pass, ...] = ()
-    lengths: Mapping[str, tuple[list[int], list[int]]] = MappingProxyType({})
-    """Sequence -> (lengths of the samples, ascending; how many samples have each)."""
-    sent: tuple[tuple[str, int], ...] = ()
+    begin: Any
+    """The batch was asked for."""
+    pulled: Any = None
+    """The batch was there."""
+    end: Any = None
+    waits: list[Wait] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    sent: list[tuple[str, int]] = field(default_factory=list)
     """Exchanges of the step: kind, and bytes that this rank gave."""
+    lengths: Mapping[str, Any] = field(default_factory=dict)
+    """Sequence -> (lengths of the samples, ascending; how many samples have each); while the step runs, of each."""
 
 
 class Transfer(NamedTuple):
@@ -198,55 +207,54 @@ def attribute(ranks: Mapping[int, Sequence[Timeline]], offsets: Sequence[float] 
     """Split every step of every rank, in order of step and rank; without `offsets`, stragglers are not told apart."""
     last: dict[tuple[str, int, int], float] = {}
     if offsets is not None:
-        for rank, timelines in ranks.items():
-            for wait in _waits(timelines):
-                key = (wait.group, wait.issued_in, wait.number)
-                last[key] = max(last.get(key, -np.inf), wait.issued + offsets[rank])
+        for rank, lines in ranks.items():
+            for wait in (wait for line in lines for wait in line.waits):
+                key = wait.exchange[:3]
+                last[key] = max(last.get(key, -np.inf), wait.exchange.issued + offsets[rank])
     steps = []
-    for rank, timelines in ranks.items():
-        for timeline in timelines:
-            ready: dict[Wait, float] = {}
+    for rank, lines in ranks.items():
+        for line in lines:
+            ready = None
             if offsets is not None:
-                ready = {wait: last[wait.group, wait.issued_in, wait.number] - offsets[rank] for wait in timeline.waits}
-            steps.append(_split(rank, timeline, ready if offsets is not None else None))
+                ready = [last[wait.exchange[:3]] - offsets[rank] for wait in line.waits]
+            steps.append(_split(rank, line, ready))
     return sorted(steps, key=lambda step: (step.step, step.rank))
 
 
-def _waits(timelines: Iterable[Timeline]) -> Iterable[Wait]:
-    return (wait for timeline in timelines for wait in timeline.waits)
-
-
-def _split(rank: int, timeline: Timeline, ready: Mapping[Wait, float] | None) -> StepTimes:
-    """`ready`: when the last rank had given its part, in the clock of this rank."""
-    late = None
-    if ready is not None:
-        late = {wait: max(min(wait.end, ready[wait]) - wait.begin, 0.0) for wait in timeline.waits}
+def _split(rank: int, line: Timeline, ready: Sequence[float] | None) -> StepTimes:
+    """`ready`: when the last rank had given its part of each wait, in the clock of this rank."""
     exposed = dict.fromkeys(KINDS, 0.0)
-    waited = {True: 0.0, False: 0.0}
-    for wait in timeline.waits:
-        exposed[wait.kind] += wait.end - wait.begin - (late[wait] if late is not None else 0.0)
-        waited[wait.in_pull] += wait.end - wait.begin
-    seconds = timeline.end - timeline.begin
-    data = timeline.pulled - timeline.begin - waited[True]
+    late, in_pull, in_step = 0.0, 0.0, 0.0
+    for i, wait in enumerate(line.waits):
+        seconds = wait.end - wait.begin
+        late_here = 0.0 if ready is None else max(min(wait.end, ready[i]) - wait.begin, 0.0)
+        exposed[wait.kind] += seconds - late_here
+        late += late_here
+        if wait.in_pull:
+            in_pull += seconds
+        else:
+            in_step += seconds
+    seconds = line.end - line.begin
+    data = line.pulled - line.begin - in_pull
     return StepTimes(
-        step=timeline.step,
+        step=line.step,
         rank=rank,
         seconds=seconds,
-        compute=seconds - data - waited[True] - waited[False],
+        compute=seconds - data - in_pull - in_step,
         data=data,
         exposed=exposed,
-        straggler=sum(late.values()) if late is not None else None,
-        passes=_passes(timeline),
-        lengths=timeline.lengths,
-        sent=_sums((kind, size) for kind, size in timeline.sent),
-        transfers=tuple(_transfers(timeline, ready or {})),
+        straggler=None if ready is None else late,
+        passes=_passes(line),
+        lengths=line.lengths,
+        sent=_sums(line.sent),
+        transfers=() if ready is None else tuple(_transfers(line, ready)),
     )
 
 
-def _passes(timeline: Timeline) -> dict[str, tuple[float, int]]:
+def _passes(line: Timeline) -> dict[str, tuple[float, int]]:
     found: dict[str, tuple[float, int]] = {}
-    for one in timeline.passes:
-        waited = sum(max(min(wait.end, one.end) - max(wait.begin, one.begin), 0.0) for wait in timeline.waits)
+    for one in line.passes:
+        waited = sum(max(min(wait.end, one.end) - max(wait.begin, one.begin), 0.0) for wait in line.waits)
         seconds, rows = found.get(one.kind, (0.0, 0))
         found[one.kind] = (seconds + one.end - one.begin - waited, rows + one.rows)
     return found
@@ -260,8 +268,9 @@ def _sums(sent: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _transfers(timeline: Timeline, ready: Mapping[Wait, float]) -> Iterable[Transfer]:
+def _transfers(line: Timeline, ready: Sequence[float]) -> Iterable[Transfer]:
     """Exchanges of known size that ended while the thread waited. Of others, the end is not known."""
-    for wait in timeline.waits:
-        if wait.size and wait in ready and wait.end - wait.begin > _WAITED_S:
-            yield Transfer(wait.kind, wait.size, max(wait.end - max(ready[wait], wait.issued), 0.0))
+    for wait, complete in zip(line.waits, ready, strict=True):
+        if wait.exchange.size and wait.end - wait.begin > _WAITED_S:
+            seconds = wait.end - max(complete, wait.exchange.issued)
+            yield Transfer(wait.kind, wait.exchange.size, max(seconds, 0.0))

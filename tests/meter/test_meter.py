@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fscomm.meter.intervals import KINDS, BubbleReport, Pass, StepTimes, Timeline, Wait, align, attribute
-from fscomm.meter.meter import BubbleMeter
 from fscomm.report.recorder import Recorder
+from fsmeter import BubbleMeter
+from fsmeter.intervals import KINDS, BubbleReport, Exchange, Pass, StepTimes, Timeline, Wait, align, attribute
+from fsranks.observers import observers
 
 
 class Clock:
@@ -36,24 +37,26 @@ def parts(step: StepTimes) -> dict[str, float]:
     return {part: seconds for part, seconds in found.items() if abs(seconds) > 1e-9}
 
 
-def wait(kind: str = "ids", issued: float = 0, begin: float = 0, end: float = 0, **changes: Any) -> Wait:
-    given = {"group": "g", "issued_in": 0, "number": 1, "in_pull": False} | changes
-    return Wait(kind=kind, issued=issued, begin=begin, end=end, **given)
+def wait(
+    kind: str = "ids", issued: float = 0, begin: float = 0, end: float = 0, *, in_pull: bool = False, **changes: Any
+) -> Wait:
+    given = {"group": "g", "step": 0, "number": 1, "issued": issued} | changes
+    return Wait(kind=kind, exchange=Exchange(**given), begin=begin, end=end, in_pull=in_pull)
 
 
 def test_a_step_is_data_waits_and_compute_and_passes_are_timed_without_their_waits() -> None:
-    waits = (
+    waits = [
         wait("ids", 1, 2, 3, number=1, in_pull=True),
         wait("embeddings", 11, 12, 15, number=2),
         wait("dense", 20, 27, 29, number=3),
-    )
-    passes = (
+    ]
+    passes = [
         Pass("forward", 11, 17, 0),
         Pass("lookup", 11, 12, 5),
         Pass("lookup", 16, 17, 7),
         Pass("backward", 18, 28, 0),
-    )
-    line = Timeline(0, 0, 10, 30, waits, passes, {"item": ([2], [1])}, (("ids", 8), ("dense", 4), ("ids", 2)))
+    ]
+    line = Timeline(0, 0, 10, 30, waits, passes, [("ids", 8), ("dense", 4), ("ids", 2)], {"item": ([2], [1])})
     (step,) = attribute({0: [line]}, [0.0])
     assert parts(step) == {"data": 9, "ids": 1, "embeddings": 3, "dense": 2, "compute": 15}
     assert step.seconds == 30
@@ -71,23 +74,23 @@ def test_a_step_is_data_waits_and_compute_and_passes_are_timed_without_their_wai
     ],
 )
 def test_waiting_for_a_late_rank_is_not_exposed(issued_there: float, late: float) -> None:
-    here = Timeline(0, 0, 0, 10, (wait("embeddings", 5, 5, 9),))
-    there = Timeline(0, -100, -100, -90, (wait("embeddings", issued_there - 100, -92, -91),))
+    here = Timeline(0, 0, 0, 10, [wait("embeddings", 5, 5, 9)])
+    there = Timeline(0, -100, -100, -90, [wait("embeddings", issued_there - 100, -92, -91)])
     mine, _ = attribute({0: [here], 1: [there]}, [0.0, 100.0])
     assert mine.straggler == late
     assert mine.exposed["embeddings"] == 4 - late
 
 
 def test_only_exchanges_of_the_same_group_step_and_number_are_compared() -> None:
-    here = Timeline(0, 0, 0, 10, (wait(issued=1, begin=1, end=5),))
-    for change in ({"group": "h"}, {"issued_in": 1}, {"number": 2}):
-        there = Timeline(0, 0, 0, 10, (wait(issued=4, begin=4, end=5, **change),))
+    here = Timeline(0, 0, 0, 10, [wait(issued=1, begin=1, end=5)])
+    for change in ({"group": "h"}, {"step": 1}, {"number": 2}):
+        there = Timeline(0, 0, 0, 10, [wait(issued=4, begin=4, end=5, **change)])
         mine, _ = attribute({0: [here], 1: [there]}, [0.0, 0.0])
         assert parts(mine) == {"ids": 4, "compute": 6}, change
 
 
 def test_without_offsets_stragglers_are_unknown() -> None:
-    (step,) = attribute({3: [Timeline(0, 0, 0, 10, (wait(issued=1, begin=1, end=5, size=64),))]}, None)
+    (step,) = attribute({3: [Timeline(0, 0, 0, 10, [wait(issued=1, begin=1, end=5, size=64)])]}, None)
     assert step.straggler is None
     assert step.transfers == ()
     assert parts(step) == {"ids": 4, "compute": 6}
@@ -96,12 +99,12 @@ def test_without_offsets_stragglers_are_unknown() -> None:
 
 def test_an_exchange_lasts_from_the_last_rank_that_gives_its_part() -> None:
     """Of what ended before the thread came to wait, and of what has no size, the duration is not known."""
-    here = (
+    here = [
         wait("embeddings", 1, 2, 9, number=1, size=64),
         wait("ids", 1, 9, 9, number=2, size=64),
         wait("other", 1, 9, 10, number=3),
-    )
-    there = (wait("embeddings", 104, 108, 109, number=1, size=32), wait("ids", 101, 109, 110, number=2, size=64))
+    ]
+    there = [wait("embeddings", 104, 108, 109, number=1, size=32), wait("ids", 101, 109, 110, number=2, size=64)]
     mine, other = attribute({0: [Timeline(0, 0, 0, 10, here)], 1: [Timeline(0, 100, 100, 110, there)]}, [0.0, -100.0])
     assert [tuple(one) for one in mine.transfers] == [("embeddings", 64, 5)]
     assert [tuple(one) for one in other.transfers] == [("embeddings", 32, 5), ("ids", 64, 9)]
@@ -172,6 +175,7 @@ def test_waits_of_the_engine_count_even_while_a_batch_is_fetched() -> None:
             yield i
 
     kinds = {"agreement": "ids", "collision rows": "embeddings", "exclusive gradients": "gradients"}
+    sent = {"ids": 3, "collision rows": 5, "collision rows, in host": 7}
     with BubbleMeter(nn.Linear(2, 2), clock=clock) as meter:
         for _ in meter.watch(lookahead()):
             for kind in kinds:
@@ -179,7 +183,10 @@ def test_waits_of_the_engine_count_even_while_a_batch_is_fetched() -> None:
                     clock.tick(1)
             with recorder.span("exclusive apply", step=0):
                 clock.tick(2)
+            for kind, size in sent.items():
+                recorder.bytes("module", 0, kind, sent=size, received=99)
     for step in meter.report().steps:
+        assert step.sent == {"ids": (1, 3), "embeddings": (2, 12)}
         assert parts(step) == {"data": 0.5, "ids": 1.125, "embeddings": 1, "gradients": 1, "compute": 2}
     assert recorder.report().total.exposed_ms["agreement"] == pytest.approx(2000)
 
@@ -229,30 +236,68 @@ def test_wrong_use_is_refused() -> None:
         meter.__enter__()
 
 
-def wrapped() -> dict[str, Any]:
-    """Every attribute of the classes that a meter wraps."""
-    owners = (dist.Work, dist.ProcessGroup, Recorder)
-    return {f"{owner.__name__}.{name}": value for owner in owners for name, value in vars(owner).items()}
+def state() -> dict[str, Any]:
+    """Everything of the process that a meter may touch."""
+    owners = (dist.Work, dist.ProcessGroup, torch.autograd, Recorder)
+    found = {f"{owner.__name__}.{name}": value for owner in owners for name, value in vars(owner).items()}
+    return {**found, "observers": len(observers)}
 
 
 def changed(before: dict[str, Any]) -> set[str]:
-    return {name for name, value in wrapped().items() if before[name] is not value}
+    return {name for name, value in state().items() if before.get(name) is not value}
 
 
-def test_everything_is_put_back() -> None:
-    before = wrapped()
+WHILE_MEASURING = {"Work.wait", "torch.autograd.backward", "ProcessGroup.alltoall_base", "observers"}
+
+
+@pytest.mark.parametrize("first_out", ["inner", "outer"])
+@pytest.mark.parametrize("failing", [False, True])
+def test_nothing_stays_when_the_last_meter_has_left_its_block(first_out: str, failing: bool) -> None:
+    """Also where blocks do not end in the reverse order, or by an error."""
+    before = state()
+    meters = [BubbleMeter(nn.Linear(2, 2)) for _ in range(2)]
+    for meter in meters:
+        meter.__enter__()
+        assert changed(before) >= WHILE_MEASURING
+    hooked = [meter._model for meter in meters]
+    error = KeyError("step") if failing else None
+    for meter in meters if first_out == "outer" else meters[::-1]:
+        assert changed(before) >= WHILE_MEASURING
+        meter.__exit__(type(error) if error else None, error, None)
+    assert not changed(before)
+    assert not any(model._forward_hooks or model._forward_pre_hooks for model in hooked)
+
+
+def test_nothing_stays_where_entering_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state()
     model = nn.Linear(2, 2)
-    with BubbleMeter(model):
-        now = changed(before)
-        assert {"Work.wait", "Recorder.wait", "ProcessGroup.alltoall_base"} <= now
-        with BubbleMeter(model):
-            pass
-        assert changed(before) == now
+    meter = BubbleMeter(model)
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "modules", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            meter.__enter__()
+    assert not changed(before)
+    assert not model._forward_hooks
+    with meter:
+        pass
     assert not changed(before)
 
 
-def test_what_others_wrapped_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = wrapped()
+def test_nothing_stays_where_the_last_step_cannot_be_told() -> None:
+    before = state()
+
+    def measured() -> None:
+        with BubbleMeter(nn.Linear(2, 2)) as meter:
+            for _ in meter.watch([1], lengths=lambda batch: {"item": torch.zeros(2)}):
+                break
+
+    with pytest.raises(TypeError, match="integers"):
+        measured()
+    assert not changed(before)
+
+
+def test_what_others_replaced_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state()
     meter = BubbleMeter(nn.Linear(1, 1))
     meter.__enter__()
     monkeypatch.setattr(dist.Work, "wait", lambda *_: True)
@@ -261,6 +306,20 @@ def test_what_others_wrapped_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     dist.Work.wait = before["Work.wait"]  # type: ignore[method-assign]
     assert not changed(before)
+
+
+def test_a_meter_inside_anothers_block_measures_too() -> None:
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    with BubbleMeter(nn.Linear(2, 2), clock=clock) as outer:
+        for _ in outer.watch(range(2)):
+            with BubbleMeter(nn.Linear(2, 2), clock=clock) as inner:
+                for _ in inner.watch(range(1)):
+                    with recorder.wait("collision rows"):
+                        clock.tick(1)
+                    clock.tick(2)
+    for meter, count in ((outer, 2), (inner, 1)):
+        assert [parts(step) for step in meter.report().steps] == [{"embeddings": 1, "compute": 2}] * count
 
 
 class PlayedEvent:

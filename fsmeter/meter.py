@@ -1,29 +1,30 @@
 """How much of a training loop's time is not compute, and why: any loop, with or without fscomm.
 
-    with fscomm.BubbleMeter(model) as meter:
+    with BubbleMeter(model) as meter:
         for batch in meter.watch(loader):
             ...
     print(meter.report())          # on every rank: they compare when each of them arrived
 
-Within the block, every wait of the training thread is noted (see meter_waits); results stay the same to the bit, and
-nothing is sent. Only `report` exchanges, after the fact, what each rank noted. With fscomm, watch what the loop
-iterates: `meter.watch(comm.lookahead(loader))`.
+Within the block, every wait of the training thread is noted; results stay the same to the bit, and nothing is sent.
+Only `report` exchanges, after the fact, what each rank noted. With fscomm, watch what the loop iterates:
+`meter.watch(comm.lookahead(loader))`.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from fscomm.meter.clocks import Clock, HostClock, StreamClock, compare
-from fscomm.meter.intervals import BubbleReport, Timeline, attribute
-from fscomm.meter.lengths import Lengths, Noted, batch_lengths
-from fscomm.meter.passes import Passes
-from fscomm.meter.waits import Waits
+from fsmeter.calls import told_of_calls
+from fsmeter.clocks import HostClock, StreamClock, compare
+from fsmeter.intervals import BubbleReport, Timeline, attribute
+from fsmeter.lengths import Lengths, batch_lengths, copied, counted
+from fsmeter.notes import Notes
+from fsranks.observers import observed_by
 from fsranks.rank_context import resolve
 
 T = TypeVar("T")
@@ -52,43 +53,36 @@ class BubbleMeter:
             raise TypeError(f"BubbleMeter needs the torch.nn.Module that the loop trains, got {type(model).__name__}")
         if keep < 1:
             raise ValueError(f"keep must be at least 1 step, got {keep}")
+        self._model = model
         self._timeout_s = timeout_s
         self._clock = _clock_for(model, clock)
-        self._waits = Waits(model, self._clock.mark)
-        self._passes = Passes(model, self._clock.mark, self._waits.here)
-        self._inside = False
+        self._notes = Notes(self._clock.mark)
+        self._undo: ExitStack | None = None  # inside the block
         self._step = 0
-        self._begin: Any = None
-        self._pulled: Any = None
-        self._left: Any = None
-        self._lengths: Noted | None = None
-        self._open: deque[tuple[Timeline, Noted | None]] = deque()
+        self._line: Timeline | None = None  # the step that is under way, or that its loop was left in
+        self._open: deque[Timeline] = deque()
         self._done: deque[Timeline] = deque(maxlen=keep)
 
     def __enter__(self) -> Self:
-        if self._inside:
+        if self._undo is not None:
             raise RuntimeError("this BubbleMeter is already entered: make another one")
-        self._passes.install()
-        try:
-            self._waits.install()
-        except BaseException:
-            self._passes.remove()
-            raise
-        self._inside = True
+        with ExitStack() as undo:
+            undo.enter_context(told_of_calls(self._notes))
+            undo.enter_context(observed_by(self._notes))
+            self._notes.hook(self._model, undo)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inside = False
-        if error is None:
-            self._end(self._clock.mark())
-        else:
-            self._drop()
-        try:
-            self._waits.remove()
-        finally:
-            self._passes.remove()
+        assert self._undo is not None
+        undo, self._undo = self._undo, None
+        with undo:
+            if error is None:
+                self._end(self._clock.mark())
+            else:
+                self._drop()
 
     def watch(
         self, loader: Iterable[T], *, lengths: Callable[[T], Lengths] = batch_lengths, ahead: int = 0
@@ -137,46 +131,44 @@ class BubbleMeter:
 
     def _ask(self) -> None:
         """The loop asks for a batch: a step ends and the next begins."""
-        if not self._inside:
+        if self._undo is None:
             raise RuntimeError("meter.watch(...) is iterated outside `with BubbleMeter(model) as meter:`")
         now = self._clock.mark()
         self._end(now)
-        self._begin = now
-        self._waits.enter_step(self._step)
+        self._line = Timeline(self._step, now)
+        self._notes.begin(self._line)
 
-    def _got(self, lengths: Noted | None) -> None:
-        self._waits.pulled()
-        self._pulled = self._clock.mark()
-        self._lengths = lengths
-
-    def _end(self, now: Any) -> None:
-        """The current step, if its batch came, is complete."""
-        if self._pulled is not None:
-            end = now if self._left is None else self._left
-            waits, passes, sent = tuple(self._waits.found), tuple(self._passes.found), tuple(self._waits.sent)
-            line = Timeline(self._step, self._begin, self._pulled, end, waits, passes, {}, sent)
-            self._open.append((line, self._lengths))
-            self._step += 1
-        self._drop()
-        self._resolve()
+    def _got(self, lengths: Lengths) -> None:
+        if self._line is not None:
+            self._line.pulled = self._clock.mark()
+            self._line.lengths = lengths
 
     def _leave(self) -> None:
         """The loop was left in mid-step: on purpose, or by an error, which the block's end will tell."""
-        self._waits.leave_step()
-        self._left = self._clock.mark()
+        if self._line is not None:
+            self._line.end = self._clock.mark()
+        self._notes.line = None
+
+    def _end(self, now: Any) -> None:
+        """The current step, if its batch came, is complete."""
+        line = self._line
+        self._drop()
+        if line is not None and line.pulled is not None:
+            line.end = now if line.end is None else line.end
+            self._open.append(line)
+            self._step += 1
+        self._resolve()
 
     def _drop(self) -> None:
-        self._waits.leave_step()
-        self._waits.found.clear()
-        self._waits.sent.clear()
-        self._passes.found.clear()
-        self._pulled = self._left = None
+        self._line = self._notes.line = None
 
     def _resolve(self) -> None:
-        while self._open and self._clock.reached(self._open[0][0].end):
-            line, lengths = self._open.popleft()
-            counted = lengths.counted() if lengths is not None else {}
-            self._done.append(_in_seconds(line, self._clock)._replace(lengths=counted))
+        """Steps that the clock has reached: their marks become seconds, and their lengths are counted."""
+        while self._open and self._clock.reached(self._open[0].end):
+            line = self._open.popleft()
+            _to_seconds(line, self._clock.reader(line.begin))
+            line.lengths = counted(line.lengths)
+            self._done.append(line)
 
 
 class Watched(Generic[T]):
@@ -195,7 +187,7 @@ class Watched(Generic[T]):
         meter = self._meter
         meter._ask()  # a loader may well do its work in iter()
         iterator = iter(self._loader)
-        fetched: deque[Noted] = deque()
+        fetched: deque[Lengths] = deque()
         try:
             while True:
                 try:
@@ -203,8 +195,8 @@ class Watched(Generic[T]):
                 except StopIteration:
                     meter._drop()
                     return
-                fetched.append(Noted(batch, self._lengths))
-                meter._got(fetched.popleft() if len(fetched) > self._ahead else None)
+                fetched.append(copied(self._lengths(batch)))
+                meter._got(fetched.popleft() if len(fetched) > self._ahead else {})
                 yield batch
                 meter._ask()
         except GeneratorExit:
@@ -212,29 +204,23 @@ class Watched(Generic[T]):
             raise
 
 
-def _clock_for(model: torch.nn.Module, clock: Callable[[], float] | None) -> Clock:
+def _clock_for(model: torch.nn.Module, clock: Callable[[], float] | None) -> HostClock:
     if clock is not None:
         return HostClock(clock)
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.is_cuda:
         return StreamClock(parameter.device)
-    return HostClock(time.perf_counter)
+    return HostClock()
 
 
-def _in_seconds(line: Timeline, clock: Clock) -> Timeline:
-    """`line` with its marks as seconds."""
-    marks = [
-        line.begin, line.pulled, line.end,
-        *(mark for wait in line.waits for mark in (wait.issued, wait.begin, wait.end)),
-        *(mark for one in line.passes for mark in (one.begin, one.end)),
-    ]  # fmt: skip
-    begin, pulled, end, *rest = clock.seconds(marks)
-    runs = rest[3 * len(line.waits) :]
-    waits = [
-        wait._replace(issued=rest[i], begin=rest[i + 1], end=rest[i + 2])
-        for i, wait in zip(range(0, 3 * len(line.waits), 3), line.waits, strict=True)
+def _to_seconds(line: Timeline, read: Callable[[Any], float]) -> None:
+    line.begin, line.pulled, line.end = read(line.begin), read(line.pulled), read(line.end)
+    line.waits = [
+        wait._replace(
+            exchange=wait.exchange._replace(issued=read(wait.exchange.issued)),
+            begin=read(wait.begin),
+            end=read(wait.end),
+        )
+        for wait in line.waits
     ]
-    passes = [
-        one._replace(begin=runs[i], end=runs[i + 1]) for i, one in zip(range(0, len(runs), 2), line.passes, strict=True)
-    ]
-    return line._replace(begin=begin, pulled=pulled, end=end, waits=tuple(waits), passes=tuple(passes))
+    line.passes = [one._replace(begin=read(one.begin), end=read(one.end)) for one in line.passes]

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from exact import Run, differences, train
 from exact_model import Config, mixed
-from test_meter import Clock, changed, parts, wrapped
+from test_meter import Clock, changed, parts, state
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from worlds import shared_world
 
-from fscomm.meter.meter import BubbleMeter
+from fsmeter import BubbleMeter
 
 CONFIG = Config(modules={"a": mixed()}, steps=6, static_graph=False)
 
@@ -45,7 +45,7 @@ def metered_around(run: Run) -> None:
 def case_measured(rank: int, size: int, loop: Any, mode: Any, folder: str) -> Any:
     """What differs from the plain loop, the steps that the report of all ranks has, and those of this rank alone."""
     expected = train(rank, size, CONFIG, plain_loop, "plain")
-    before = wrapped()
+    before = state()
     run = train(rank, size, CONFIG, loop, mode)
     assert not changed(before)
     meter = run.reports[-1]
