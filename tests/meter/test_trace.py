@@ -27,14 +27,14 @@ class Worker:
 
 
 def tracks(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Name of a thread -> its slices of fscomm, in order of time."""
+    """Name of a thread -> its slices of fscomm, in order of time; of threads that have some."""
     events = document["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
     for event in sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"]):
         if event["name"].startswith("fscomm: "):
             found[names[event["tid"]]].append(event)
-    return found
+    return {name: slices for name, slices in found.items() if slices}
 
 
 def test_every_thread_is_a_named_track_with_its_work_in_one_time(tmp_path: Path) -> None:
