@@ -68,8 +68,8 @@ def test_every_thread_is_a_named_track_with_its_work_in_one_time(tmp_path: Path)
     assert of_exclusive["args"] == {"step": 7}
     assert of_ids["args"] == {}
     ends = [event["ts"] + event["dur"] for event in (wait, of_exclusive, of_ids)]
-    assert wait["ts"] - 100 <= of_exclusive["ts"] <= ends[1] <= ends[0] + 100  # microseconds: torch rounds its clock
-    assert ends[0] - 100 <= of_ids["ts"] <= ends[2] <= apply["ts"] + 100
+    assert wait["ts"] - 5000 <= of_exclusive["ts"] <= ends[1] <= ends[0] + 5000  # microseconds: two clocks
+    assert ends[0] - 5000 <= of_ids["ts"] <= ends[2] <= apply["ts"] + 5000
     assert any(event["name"] == "aten::sum" for event in document["traceEvents"])
     assert [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"] == ["rank 0"]
 
