@@ -22,19 +22,19 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks/parts"))
 
 import contention_kernel  # noqa: E402
+import spin  # noqa: E402
 from ranges_cases import WORDS  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fscomm.transports import spin  # noqa: E402
 from fsdata.kernels import ranges_triton  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_OF_AN_SM, THREADS_OF_AN_SM = 65536, 2048
 KERNELS = {
     "benchmarks/parts/contention_kernel.py": ["_copy"],
-    "fscomm/transports/spin.py": ["_spin"],
     "fsdata/kernels/ranges_triton.py": ["_copy", "_add"],
+    "tests/gpu/transports/spin.py": ["_spin"],
 }
 _POINTERS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 _WIDTH = re.compile(r"\b(ld|st)\.(?:volatile\.)?global\.(?:v(\d)\.)?[bsuf](\d+)")
@@ -118,7 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_kernels_are_looked_at() -> None:
     found = {}
-    for folder in ("benchmarks", "fscomm", "fsdata", "fsranks", "tools"):
+    for folder in ("benchmarks", "fscomm", "fsdata", "fsranks", "tests/gpu", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             if names := re.findall(r"^@triton\.jit\ndef (\w+)", path.read_text(), re.MULTILINE):
                 found[path.relative_to(ROOT).as_posix()] = names

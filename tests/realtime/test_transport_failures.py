@@ -22,7 +22,7 @@ from transport_failing import (
 from transport_failing import (
     attempt as say,
 )
-from transport_jobs import AllGather, AllToAll, Job, after_agreement, mixed_jobs
+from transport_jobs import Job, after_agreement, mixed_jobs
 from worlds import World, shared_world
 
 from fscomm.transports.transport import Transport
@@ -59,9 +59,16 @@ def lose(
 ) -> dict[str, dict[str, Outcome]]:
     """What survivors meet: in the operation, in the next, and as they close."""
     transports = {name: open_by(name, limit_s) for name in TRANSPORTS}
-    mine = {name: [large(1 << 15 if when == "growing" else 3), AllGather(100, (64,)), small()] for name in TRANSPORTS}
+    mine = {
+        name: [
+            large(1 << 15 if when == "growing" else 3),
+            Job("vouched", [[100] * SIZE] * SIZE, (64,), vouched=True),
+            small(),
+        ]
+        for name in TRANSPORTS
+    }
     for name, transport in transports.items():
-        AllToAll("before", [[5] * SIZE] * SIZE, (64,)).run(transport)
+        Job("before", [[5] * SIZE] * SIZE, (64,)).run(transport)
         small().begin(transports[name]).wait()
 
     def end() -> None:
@@ -173,7 +180,7 @@ def test_a_rank_that_is_late_within_the_limit_is_waited_for(agreed: bool) -> Non
 def pause(rank: int, world_size: int) -> None:
     """Rank 0 stops rank 1 now and then, and lets it go on."""
     transports = {name: open_by(name, LONG_S) for name in TRANSPORTS}
-    jobs = {name: [*mixed_jobs(SIZE, 12), large(), AllGather(1 << 14)] for name in TRANSPORTS}
+    jobs = {name: [*mixed_jobs(SIZE, 12), large()] for name in TRANSPORTS}
     pids: list[Any] = [None] * world_size
     dist.all_gather_object(pids, os.getpid())
     over = threading.Event()

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from patience import PATIENCE_S
 from transport_jobs import OPENERS as TRANSPORTS
-from transport_jobs import AllToAll, Job
+from transport_jobs import Job
 
 from fscomm.transports.transport import Transport
 from fsranks.errors import FreeScaleError
@@ -56,8 +56,8 @@ def in_threads(function: Callable[[str], T]) -> dict[str, T]:
 
 
 def large(rows: int = 1 << 13) -> Job:
-    return AllToAll("large", [[rows] * SIZE] * SIZE, (64,))
+    return Job("large", [[rows] * SIZE] * SIZE, (64,))
 
 
 def small() -> Job:
-    return AllToAll("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,))
+    return Job("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,))

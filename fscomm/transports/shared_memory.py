@@ -1,6 +1,7 @@
 """Memory and open files that the ranks of one host share, and threads that copy there as a GPU's copy engines do."""
 
 import array
+import contextlib
 import mmap
 import os
 import secrets
@@ -8,18 +9,17 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring.fabric import in_circle
+from fscomm.transports.handshake import Handshake, need_one_host, together
+from fscomm.transports.slots import in_circle
 from fsranks.control_group import ControlGroup
-from fsranks.errors import PeerError, name_ranks
+from fsranks.errors import PeerError
 from fsranks.machine.memory_file import reserve
 
 NAME = "fscomm"  # in lists of what a process has mapped
@@ -32,19 +32,14 @@ class SharedMemory:
     """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
 
     Memory is one file per rank that lies in memory (memfd) and has no name: the others open it through its owner's
-    /proc, so that nothing is left behind when a process is killed. Every rank raises if one cannot.
+    /proc, so that nothing is left behind when a process is killed.
 
     Raises:
-        ValueError: the ranks are not all processes of this host.
-        OSError: so much memory is not free.
+        StepFailed: on all ranks: they are not all processes of one host, or so much memory is not free on one.
     """
 
     def __init__(self, handshake: Handshake) -> None:
-        if not handshake.one_host:
-            raise ValueError(
-                "shared memory needs all ranks to be processes of one host, and in one process namespace, but "
-                f"rank {handshake.rank} of {handshake.world_size} does not see all others: use gloo"
-            )
+        need_one_host(handshake.group, "use gloo")
         self.rank = handshake.rank
         self.world_size = handshake.world_size
         self._group = handshake.group
@@ -55,13 +50,18 @@ class SharedMemory:
 
         def make() -> None:
             nonlocal file
-            file = os.memfd_create(NAME)
-            reserve(file, nbytes)
+            with self._told(nbytes):
+                file = os.memfd_create(NAME)
+                reserve(file, nbytes)
+
+        def attach() -> list[torch.Tensor]:
+            with self._told(nbytes):
+                return [_attach(Path(f"/proc/{pid}/fd/{fd}"), nbytes) for pid, fd in places]
 
         try:
-            self._on_all(make, nbytes)
+            together(self._group, make)
             places = self._group.all_gather(np.array([os.getpid(), file]))
-            return self._on_all(lambda: [_attach(Path(f"/proc/{pid}/fd/{fd}"), nbytes) for pid, fd in places], nbytes)
+            return together(self._group, attach)
         finally:
             if file >= 0:
                 os.close(file)
@@ -86,23 +86,18 @@ class SharedMemory:
         for queue in queues:
             queue.join()
 
-    def _on_all(self, call: Callable[[], Any], nbytes: int) -> Any:
-        """What `call` returns here, once it worked everywhere; OSError on all ranks if it did not."""
-        failure, result = None, None
+    @contextlib.contextmanager
+    def _told(self, nbytes: int) -> Iterator[None]:
+        """An error of the system also says how much memory is needed."""
         try:
-            result = call()
+            yield
         except OSError as error:
-            failure = error
-        codes = self._group.all_gather(np.array([0 if failure is None else failure.errno or 1]))[:, 0]
-        if failed := np.flatnonzero(codes).tolist():
-            code = int(codes[failed[0]])
             raise OSError(
-                code,
-                f"{name_ranks(failed)} could not make or open memory that the ranks share: {os.strerror(code)}. The "
+                error.errno,
+                f"could not make or open memory that the ranks share: {error.strerror or error}. The "
                 f"{self.world_size} ranks need {nbytes * self.world_size / (1 << 20):.1f} MiB more for one ring: "
                 "give them more memory, or use gloo",
-            ) from failure
-        return result
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
