@@ -70,10 +70,6 @@ class Handshake:
             self._compare(of_all[:, len(word) + 1 :])
         return int(of_all[:, len(word)].max())
 
-    def gone(self) -> list[int]:
-        """The ranks of this machine whose process has ended."""
-        return self.group.gone()
-
     def _splits(self, out_splits: Sequence[int], in_splits: Sequence[int]) -> list[int]:
         """As many numbers for every operation: so ranks that are at different operations can still exchange them."""
         if not self.verify:
@@ -209,8 +205,9 @@ class Watch:
         in_splits: Sequence[int],
         largest_bytes: int | None,
     ) -> int:
-        """The bytes of the largest piece of an all-to-all, as `Handshake.agree`: without it where callers vouch for
-        splits and give `largest_bytes`."""
+        """The bytes of the largest piece of an all-to-all, as `Handshake.agree`; callers who vouch for splits and give
+        `largest_bytes` save that.
+        """
         if largest_bytes is None or self._handshake.verify:
             largest_bytes = self._handshake.agree("all_to_all_v", like, out_splits, in_splits)
         self.check()  # begin nothing if another thread gave the transport up
@@ -236,7 +233,7 @@ class Watch:
             lost = self._lost()
             if done and not lost:
                 return
-            waited_s, gone = clock.now() - start, self._handshake.gone()
+            waited_s, gone = clock.now() - start, self._handshake.group.gone()
             missing = late() if late is not None else None  # after `gone`: a rank that did its share may leave
             if missing is not None:
                 gone = [rank for rank in gone if rank in missing]
@@ -253,13 +250,14 @@ class Watch:
 
         gone: the ranks whose end is the reason; none: the ranks find out who is. said: in words, for that case.
         """
+        self._end("lost an operation")  # first, so that others which wait for this rank find out at the same time
         reason = self._reason
         if reason is None and gone:
             reason = f"the process of {name_ranks(list(gone))} has ended"
             self._handshake.group.abort(f"found that {reason}")
         elif reason is None:
             reason = self._handshake.group.blame(waited_s) + said
-        self.give_up(reason)
+        self.refuse(reason)
         return self.error()
 
     def refuse(self, reason: str) -> None:

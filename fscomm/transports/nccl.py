@@ -89,7 +89,7 @@ class _OverBackend(ABC):
             work.wait()
         except RuntimeError as error:
             said = f". The backend said: {str(error).splitlines()[0]}"
-            raise self._watch.failed(time.monotonic() - since, gone=self._handshake.gone(), said=said) from error
+            raise self._watch.failed(time.monotonic() - since, gone=self._handshake.group.gone(), said=said) from error
 
 
 class NcclTransport(_OverBackend):

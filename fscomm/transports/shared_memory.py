@@ -1,6 +1,5 @@
 """Memory and open files that the ranks of one host share, and threads that copy there as a GPU's copy engines do."""
 
-import array
 import contextlib
 import mmap
 import os
@@ -10,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -73,11 +71,12 @@ class SharedMemory:
         self._queues.append(CopyThread(f"fscomm {name}"))
         return self._queues[-1]
 
-    def is_done(self, mark: "Mark") -> bool:
-        return mark.thread.has_done(mark.number)
+    def is_done(self, mark: tuple["CopyThread", int]) -> bool:
+        return self.wait(mark, 0.0)
 
-    def wait(self, mark: "Mark", timeout_s: float) -> bool:
-        return mark.thread.wait_for(mark.number, timeout_s)
+    def wait(self, mark: tuple["CopyThread", int], timeout_s: float) -> bool:
+        thread, number = mark
+        return thread.wait_for(number, timeout_s)
 
     def close(self) -> None:
         queues, self._queues = self._queues, []
@@ -98,12 +97,6 @@ class SharedMemory:
                 f"{self.world_size} ranks need {nbytes * self.world_size / (1 << 20):.1f} MiB more for one ring: "
                 "give them more memory, or use gloo",
             ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    thread: "CopyThread"
-    number: int
 
 
 class CopyThread:
@@ -139,18 +132,15 @@ class CopyThread:
         at = word.numpy()
         self._issue(lambda: self._await(at, value))
 
-    def mark(self) -> Mark:
-        return Mark(self, self._issued)
-
-    def has_done(self, number: int) -> bool:
-        with self._changed:
-            self._raise_error()
-            return self._done >= number
+    def mark(self) -> tuple["CopyThread", int]:
+        return self, self._issued
 
     def wait_for(self, number: int, timeout_s: float) -> bool:
+        """Whether so many operations are done; waits for that, but not longer."""
         with self._changed:
             self._changed.wait_for(lambda: self._done >= number or self._error is not None, timeout_s)
-            self._raise_error()
+            if self._error is not None:
+                raise RuntimeError("a copy thread ended with an error") from self._error
             return self._done >= number
 
     def end(self) -> None:
@@ -168,10 +158,6 @@ class CopyThread:
             self._todo.append(operation)
             self._issued += 1
             self._changed.notify_all()
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise RuntimeError("a copy thread ended with an error") from self._error
 
     def _serve(self) -> None:
         while (operation := self._next()) is not None:
@@ -229,8 +215,7 @@ def exchange_files(group: ControlGroup, mine: int) -> dict[int, int]:
             for ahead in range(1, group.world_size):  # one by one: few wait in anybody's inbox
                 to = (group.rank + ahead) % group.world_size
                 inbox.settimeout(_left(group, end))
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [mine]))]
-                inbox.sendmsg([b"."], rights, 0, b"\0" + names[to])
+                socket.send_fds(inbox, [b"."], [mine], 0, b"\0" + names[to])
                 rank, descriptor = _receive(group, inbox, names, end)
                 found[rank] = descriptor
         except (OSError, PeerError) as error:
@@ -249,8 +234,7 @@ def _receive(group: ControlGroup, inbox: socket.socket, names: list[bytes], end:
     """From whom it came, and the descriptor; what strangers send is not looked at."""
     while True:
         inbox.settimeout(_left(group, end))
-        _, rights, _, sender = inbox.recvmsg(1, socket.CMSG_SPACE(4))
-        descriptors = [d for *_, data in rights for d in array.array("i", data[: len(data) - len(data) % 4])]
+        _, descriptors, _, sender = socket.recv_fds(inbox, 1, 1)
         given = bytes(sender)[1:] if isinstance(sender, bytes) else b""
         if given in names and len(descriptors) == 1:
             return names.index(given), descriptors[0]
