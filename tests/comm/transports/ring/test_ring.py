@@ -243,13 +243,13 @@ def test_poison_ends_waits_now_and_later_whoever_gave_it() -> None:
 
 
 def test_a_rank_that_left_after_its_part_is_not_taken_for_the_one_that_is_late() -> None:
-    """Rank 2 has left, rank 1 comes only after a look at who is gone. Nor does what came fail for it."""
+    """Rank 2 has left, rank 1 comes only at the second look at who is gone. Nor does what came fail for it."""
     fleet = Fleet(Machine(3), slots=(4, 64, 64))
     exchange = fleet.exchange([[0, 9, 9], [9, 0, 0], [9, 0, 0]]).issue(0, 2)
     fleet.machine.run()
     fleet.drivers[2].close()
     fleet.agreed.gone = [2]
-    fleet.agreed.meanwhile = lambda: exchange.issue(1)
+    fleet.agreed.meanwhile = lambda: setattr(fleet.agreed, "meanwhile", lambda: exchange.issue(1))
     exchange.check()
 
 
