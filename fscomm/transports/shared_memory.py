@@ -1,5 +1,6 @@
 """Memory and open files that the ranks of one host share, and threads that copy there as a GPU's copy engines do."""
 
+import array
 import contextlib
 import mmap
 import os
@@ -215,7 +216,8 @@ def exchange_files(group: ControlGroup, mine: int) -> dict[int, int]:
             for ahead in range(1, group.world_size):  # one by one: few wait in anybody's inbox
                 to = (group.rank + ahead) % group.world_size
                 inbox.settimeout(_left(group, end))
-                socket.send_fds(inbox, [b"."], [mine], 0, b"\0" + names[to])
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [mine]))]
+                inbox.sendmsg([b"."], rights, 0, b"\0" + names[to])  # Python 3.11's `send_fds` ignores the address
                 rank, descriptor = _receive(group, inbox, names, end)
                 found[rank] = descriptor
         except (OSError, PeerError) as error:

@@ -184,7 +184,7 @@ def test_the_wire_is_not_kept_for_what_waits_for_the_wire() -> None:
 
 def not_on_a_gpu(rank: int, size: int) -> dict[str, str]:
     model, _ = build(CONFIGS["row"], size)
-    with pytest.raises(fscomm.NotServedError, match="not nccl: the tables are on the CPU"):
+    with pytest.raises(fscomm.NotServedError, match="nccl moves rows between GPUs, these are on the CPU"):
         fscomm.enable(model, transport="nccl", strict=True).__enter__()
     with fscomm.enable(model, transport="nccl") as served:
         pass
