@@ -206,6 +206,30 @@ def test_a_transport_that_brings_other_rows_serves_nobody(install: Install, tmp_
     assert line.endswith("its trial failed: on rank 1: rows from ranks 0, 1 are not what was sent")
 
 
+FAILS = """
+from fscomm.transports.opening import gloo_collective
+
+def open_it(context, *, timeout_s):
+    host = gloo_collective(context, timeout_s=timeout_s)
+    if host.rank == 1:
+        host.all_to_all_v = fail
+    return host
+
+def fail(*given):
+    raise OSError("the adapter is gone")
+"""
+
+
+def test_an_error_in_the_trial_is_a_verdict_for_all(install: Install, tmp_path: Path) -> None:
+    install("failing_host", "failing", FAILS)
+    answers = shared_world(2).run(agreed, "host-staged:failing", str(tmp_path))
+    assert answers[0] == answers[1]
+    choice, _ = answers[0]
+    assert choice.name is None
+    assert choice.why_not.startswith("its trial failed: on rank 0: PeerError: ")
+    assert "on rank 1: PeerError: host-staged is over on rank 1: failed: OSError: the adapter is gone" in choice.why_not
+
+
 @pytest.mark.parametrize(
     ("entry", "code", "error", "said"),
     [
