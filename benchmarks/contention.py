@@ -21,21 +21,22 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
+from common.environment import gpu
 from common.ranks import run_ranks
 from common.table import add_results_option, emit
 from parts.contention_compute import ATTENTION, BLOCK, HEAD_CHANNELS, HEADS, HIDDEN, INNER, PRODUCT, SIZES, compute
 
 from fscomm.device import Cuda
-from fscomm.transports.capabilities import read
-from fscomm.transports.choice import problem
+from fscomm.transports.cuda_driver import CudaError, engine_copy
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import resolve
 
 RANKS = 2
 CHANNELS = 16
-SHARED = ("copy-engine", "host-staged")  # what two ranks of one GPU can use
-ALL = ("nccl", "nccl-ce", *SHARED)
+SHARED = ("host-staged",)  # what two ranks of one GPU can use
+OWN = ("nccl", "nccl-ce", "copy-engine", *SHARED)
+BY_DRIVER = ("nccl-ce", "copy-engine")  # copy with cuda-bindings
 KERNEL = "copy by a kernel"
 TIMEOUT_S = 60.0
 CASES = tuple((name, size) for name, sizes in SIZES.items() for size in sizes)
@@ -238,6 +239,15 @@ def largest(rows: list[list[object]]) -> list[str]:
     ]
 
 
+def without_driver() -> str:
+    """Why nothing can copy by calls of the driver here; empty if it can."""
+    try:
+        engine_copy(torch.device("cuda", 0))
+    except (CudaError, ImportError) as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
@@ -249,10 +259,10 @@ def main() -> None:
         print("contention.py times compute on a GPU, and there is none here: nothing measured, nothing written")
         sys.exit(2)
     own = torch.cuda.device_count() >= RANKS
-    hardware = read(torch.device("cuda", 0))
-    lacking = {way: text for way in SHARED if (text := problem(way, [hardware] * RANKS))}
+    lacking = without_driver()
+    ways = [way for way in (OWN if own else SHARED) if not (lacking and way in BY_DRIVER)]
     settings = Settings(
-        ways=(KERNEL, *(way for way in (ALL if own else SHARED) if way not in lacking)),
+        ways=(KERNEL, *ways),
         rounds=arguments.rounds,
         nbytes=arguments.mib << 20,
         transfers=arguments.transfers,
@@ -265,16 +275,17 @@ def main() -> None:
         COLUMNS,
         rows,
         notes=[
-            f"{hardware.gpu}, {'a GPU per rank' if own else 'one GPU for both ranks, of which only rank 0 computes'}. "
+            f"{torch.cuda.get_device_name(0)}, "
+            f"{'a GPU per rank' if own else 'one GPU for both ranks, of which only rank 0 computes'}. "
             f"Medians of {settings.rounds} rounds; least and most: of the rounds.",
             f"{PRODUCT}: [tokens, {HIDDEN}] x [{HIDDEN}, {INNER}]. {ATTENTION}: one causal sequence, {HEADS} heads of "
             f"{HEAD_CHANNELS} channels, in plain torch, {BLOCK} queries at a time; scores go through memory.",
             f"The kernel has {CHANNELS} blocks and copies within the device, so it moves more bytes than a link would.",
-            *(f"Not measured, {way}: {text}." for way, text in lacking.items()),
+            *([f"Not measured, {' and '.join(BY_DRIVER)}: {lacking}."] if own and lacking else []),
             *largest(rows),
             "The paper: about 10 % under NCCL, growing with sequence length.",
         ],
-        extra={"hardware": asdict(hardware), "cuda": torch.version.cuda, "turns": [asdict(turn) for turn in turns]},
+        extra={"hardware": gpu(), "cuda": torch.version.cuda, "turns": [asdict(turn) for turn in turns]},
         results=arguments.results,
         data="random matrices and samples",
     )

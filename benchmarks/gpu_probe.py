@@ -27,11 +27,24 @@ import torch
 from common.checks import Checks
 from common.table import RESULTS
 
-from fscomm.transports.choice import BATCH_COPIES
-from fscomm.transports.ring.cuda_api import Region, allocate, attach, detach, register, unregister
-from fscomm.transports.ring.cuda_driver import CudaMark, CudaQueue, CudaStreams, poll
-from fscomm.transports.ring.fabric import store
-from fscomm.transports.selftest import Multiprocessors
+from fscomm.transports.cuda_driver import (
+    BATCH_COPIES,
+    CudaMark,
+    CudaQueue,
+    CudaStreams,
+    MappedMemory,
+    allocate,
+    attach,
+    detach,
+    register,
+    unregister,
+)
+from fscomm.transports.handshake import poll
+from fscomm.transports.slots import store
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu" / "transports"))
+
+from held_sms import Multiprocessors
 
 RING_STREAMS = 6  # of two rings, each with one to send, one to receive and one for words
 WAIT_S = 0.5  # work of microseconds that is not done then stands still
@@ -216,7 +229,7 @@ class SecondRing:
 
     def __init__(self, streams: CudaStreams) -> None:
         self._cuda = streams.cuda
-        self._regions: list[Region] = []
+        self._regions: list[MappedMemory] = []
         self._words: list[torch.Tensor] = []
 
     def words(self) -> None:

@@ -216,6 +216,13 @@ BREAKS: tuple[Break, ...] = (
         why="the error about splits that disagree names the ranks the wrong way round",
     ),
     Break(
+        file="fscomm/transports/handshake.py",
+        before="gone = [rank for rank in gone if rank in missing]",
+        after="pass",
+        tests=("tests/comm/transports/ring",),
+        why="a rank that has done its part and left is named as the reason why another one is late",
+    ),
+    Break(
         file="fscomm/tables/handles.py",
         before="            self.watch(tensor, _places(tensor))\n",
         after="            pass\n",

@@ -204,11 +204,8 @@ def test_nothing_is_unpickled():
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
     pure = files("fscomm", "plan") + files("fsdata", "kernels") + files("fsdata", "order")
     pure += files("fsdata", "balance/packing")
-    pure += [
-        ROOT / "fscomm" / f"{name}.py"
-        for name in ("engine/table_order", "exchange/operations", "exchange/wire_priority")
-    ]
-    pure += [ROOT / "fscomm/transports" / f"{name}.py" for name in ("choice", "cutting")]
+    of_fscomm = ("engine/table_order", "exchange/operations", "exchange/wire_priority", "transports/cutting")
+    pure += [ROOT / "fscomm" / f"{name}.py" for name in of_fscomm]
     for path in pure:
         forbidden = {"threading", "queue", "torch.distributed", "fscomm.engine.engine", "fscomm.transports.transport"}
         assert not forbidden & imports(path), path
@@ -250,7 +247,7 @@ def run_without(modules: tuple[str, ...], code: str, **environment: str) -> str:
 def test_transports_and_kernels_import_on_a_machine_that_has_only_torch_and_numba():
     kernels = {name for name in MODULES if name.startswith("fsdata.kernels")} - {"fsdata.kernels.ranges_triton"}
     transports = {name for name in MODULES if name.startswith("fscomm.transports")}
-    wanted = kernels | transports - {"fscomm.transports.spin"} | {"fsdata", "fscomm", "fscomm.device"}
+    wanted = kernels | transports | {"fsdata", "fscomm", "fscomm.device"}
     code = f"import importlib\nfor name in {sorted(wanted)}: print(importlib.import_module(name).__name__)"
     assert run_without((*NOT_ON_A_BARE_GPU_MACHINE, "triton"), code).split() == sorted(wanted)
 

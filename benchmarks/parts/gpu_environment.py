@@ -54,8 +54,6 @@ def main() -> None:
     checks.put("a CUDA device", "passed", _device_text(gpu()))
     for name, consequence in LACKING.items():
         _package(checks, name, consequence)
-    with checks.of("what transports lack"):
-        _transports(checks)
 
 
 def _device_text(found: dict[str, object]) -> str:
@@ -70,19 +68,6 @@ def _package(checks: Checks, name: str, consequence: str) -> None:
         checks.put(name, "skipped", f"no {name}: {consequence} ({error})")
     else:
         checks.put(name, "passed")
-
-
-def _transports(checks: Checks) -> None:
-    """What each transport lacks if two ranks share the first GPU."""
-    import torch
-
-    from fscomm.transports.capabilities import read
-    from fscomm.transports.choice import problem
-
-    record = read(torch.device("cuda", 0))
-    for name in ("copy-engine", "host-staged", "nccl", "nccl-ce"):
-        lacking = problem(name, [record, record])
-        checks.put(f"{name} for two ranks on one GPU", "skipped" if lacking else "passed", lacking or "")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Ways to move rows between ranks: each is a `transport`, by its name made in `opening`.
+"""Ways to move rows between ranks: each is a `transport`, by its name made, and tried once, in `opening`.
 
-Which one the ranks take: `capabilities` reads what a rank offers, `choice` says what each transport needs and which is
-the best, `selftest` proves it while `spin` holds every multiprocessor. `handshake`: what ranks tell each other on the
-host. `gloo` over TCP; `staged` through host memory; `ring` by copy engines; `nccl` with and without kernels. `cutting`:
-how an operation is cut into what fits.
+`handshake`: what ranks tell each other on the host, and the watch over what is under way. `cutting`: how an operation
+is cut into what fits. `gloo` over TCP; `staged` through host memory; `nccl` with and without kernels; `ring` through
+`slots`, in the memory and queues of `shared_memory` on the CPU or of `cuda_driver` on GPUs. `trial`: the
+rows that show that a transport works here.
 """

@@ -63,9 +63,15 @@ class GlooTransport:
         self._group = ControlGroup(context, timeout_s=timeout_s)
 
     def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int | None = None,
     ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits)
+        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
         if self._handshake is not None:
             self._handshake.agree("all_to_all_v", out, out_splits, in_splits)
         return self._begin((out, inp, list(out_splits), list(in_splits)))

@@ -1,25 +1,25 @@
 """Over a process group of NCCL: `nccl`, the baseline, which moves rows with kernels, and `nccl-ce`, which does not.
 
-NCCL leaves the SMs alone only for even operations on registered buffers. So `nccl-ce` copies rows into slots of one
-size, the largest piece that any rank sends to any, and out of them again: a rank that sends much to one peer pads all
-others.
+NCCL leaves the SMs alone only for even operations on registered buffers, since 2.28 inside one NVLink domain and since
+2.30.7 across hosts. So `nccl-ce` copies rows into slots of one size, the largest piece that any rank sends to any, and
+out of them again: a rank that sends much to one peer pads all others.
 """
 
-import contextlib
 import datetime
+import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from fscomm.device import Device, Mark
-from fscomm.transports.cutting import Part, grown, parts
-from fscomm.transports.handshake import Handshake, Watch
-from fscomm.transports.transport import Done, Handle, as_bytes, check_gather, check_splits, row_bytes
+from fscomm.device import Device
+from fscomm.transports.cutting import grown, piece_of
+from fscomm.transports.handshake import Handshake, StepFailed, Watch, need_own_gpu, said_by, tell, together
+from fscomm.transports.transport import Done, Handle, as_bytes, check_splits, row_bytes
 from fsranks.job_store import job_store
 from fsranks.rank_context import RankContext
 
@@ -30,8 +30,12 @@ _PAIRS = 2  # of buffers: while one is on the wire, the next is filled
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-class _OverBackend:
-    """What both transports have in common: `backend` and `handshake` belong to the transport, which ends them."""
+class _OverBackend(ABC):
+    """What both transports have in common: `backend` and `handshake` belong to the transport, which ends them.
+
+    Ranks compare operation and splits before NCCL sees them, or callers vouch for them: sizes that disagree would hang
+    it.
+    """
 
     def __init__(self, name: str, backend: Any, handshake: Handshake, where: torch.device) -> None:
         self.name = name
@@ -39,103 +43,72 @@ class _OverBackend:
         self.world_size = handshake.world_size
         self._backend = backend
         self._where = where
-        self._watch = Watch(name, handshake, backend.abort)
+        self._handshake = handshake
+        self._watch = Watch(name, handshake, lambda reason: backend.abort())
+
+    def all_to_all_v(
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int | None = None,
+    ) -> Handle:
+        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
+        if out.device != self._where:
+            raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {out.device}")
+        with self._watch.guard():
+            largest = self._watch.agree(out, out_splits, in_splits, largest_bytes)
+            if not largest:
+                return Done()
+            size = row_bytes(out)
+            received, sent = [n * size for n in out_splits], [n * size for n in in_splits]
+            return self._issue(largest, as_bytes(out), as_bytes(inp), received, sent)
 
     def meet(self) -> None:
-        self._watch.agree("meet", torch.empty(0, dtype=torch.uint8))
+        self._watch.meet()
 
     def abort(self, reason: str) -> None:
         self._watch.abort(reason)
 
     def close(self, reason: str) -> None:
+        self._watch.give_up(reason)
         self._watch.close(reason)
         self._backend = None
 
-    def _agree(self, operation: str, like: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]) -> int:
-        if like.device != self._where:
-            raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {like.device}")
-        return self._watch.agree(operation, like, out_splits, in_splits)
+    @abstractmethod
+    def _issue(
+        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
+    ) -> Handle:
+        """Bytes, and how many of them come from and go to each rank."""
+
+    def _finish(self, work: dist.Work, since: float) -> None:
+        """Order the current stream behind `work`; on the host, block until it is done. Raises PeerError."""
+        try:
+            work.wait()
+        except RuntimeError as error:
+            said = f". The backend said: {str(error).splitlines()[0]}"
+            raise self._watch.failed(time.monotonic() - since, gone=self._handshake.group.gone(), said=said) from error
 
 
 class NcclTransport(_OverBackend):
-    """Rows as bytes through `backend`, a c10d backend of these ranks for tensors on `device`.
-
-    Ranks compare operation and splits before NCCL sees them: sizes that disagree would hang it.
-    """
+    """Rows as bytes through `backend`, a c10d backend of these ranks for tensors on `device`."""
 
     def __init__(self, backend: Any, handshake: Handshake, device: torch.device, *, name: str = "nccl") -> None:
         super().__init__(name, backend, handshake, device)
 
-    def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    def _issue(
+        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
     ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits)
-        if not self._agree("all_to_all_v", out, out_splits, in_splits):
-            return Done()
-        size = row_bytes(out)
-        to, source = [n * size for n in in_splits], [n * size for n in out_splits]
-        work = self._backend.alltoall_base(as_bytes(out), as_bytes(inp), source, to)
-        return _Operation(self._watch, work, (out, inp))
+        work = self._backend.alltoall_base(out, inp, received, sent)
 
-    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
-        check_gather(self.world_size, out, inp)
-        splits = [len(inp)] * self.world_size
-        if not self._agree("all_gather", out, splits, splits):
-            return Done()
-        return _Operation(self._watch, self._backend._allgather_base(as_bytes(out), as_bytes(inp)), (out, inp))
+        def wait() -> None:
+            start = time.monotonic()
+            self._watch.until_done(work.is_completed)
+            self._finish(work, start)
 
-
-class _Operation:
-    """Under way. It keeps its tensors."""
-
-    def __init__(self, watch: Watch, work: dist.Work, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._watch = watch
-        self._work = work
-        self._tensors = tensors
-
-    def done(self) -> bool:
-        return self._watch.is_over or self._work.is_completed()
-
-    def wait(self) -> None:
-        start = time.monotonic()
-        self._watch.until(self._work.is_completed)
-        finish(self._watch, self._work, since=start)
-        self._tensors = ()
-
-
-def finish(watch: Watch, work: dist.Work, *, since: float) -> None:
-    """Order the current stream behind `work`; on the host, block until it is done. Raises PeerError."""
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise watch.failed(time.monotonic() - since, f"The backend said: {str(error).splitlines()[0]}") from error
-
-
-def nccl_backend(context: RankContext, device: torch.device, *, timeout_s: float, zero_cta: bool) -> Any:
-    """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
-
-    `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
-    takes kernels without a word. `timeout_s` is for finding the other ranks.
-
-    Raises:
-        RuntimeError: this torch has no NCCL, or cannot ask it for zero-CTA.
-    """
-    if context.group is None:
-        raise ValueError("NCCL needs a process group, whose ranks it connects")
-    if not dist.is_nccl_available():
-        raise RuntimeError(f"torch {torch.__version__} was built without NCCL: install a CUDA build of torch")
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = _WATCHDOG
-    if zero_cta:
-        policy = getattr(dist.ProcessGroupNCCL, "NCCL_CTA_POLICY_ZERO", None)
-        if policy is None or not hasattr(options.config, "cta_policy"):
-            raise RuntimeError(f"torch {torch.__version__} cannot ask NCCL for zero-CTA: install torch >= 2.11")
-        options.config.cta_policy = policy
-    store = job_store(context.group, "nccl", timeout_s).store
-    backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)
-    backend._set_sequence_number_for_group()
-    backend.eager_connect_single_device(device)
-    return backend
+        return self._watch.begun(work.is_completed, wait, out, inp)
 
 
 class PaddedTransport(_OverBackend):
@@ -162,82 +135,40 @@ class PaddedTransport(_OverBackend):
         self._device = device
         self._copy = copy
         self._registered = Registered(backend, device.where, self.world_size)
-        self._streams = deque(_stream(device.where) for _ in range(_PAIRS))
-        self._flights: deque[_PaddedOperation] = deque()  # not known to be done; they keep their tensors
-
-    def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits)
-        largest = self._agree("all_to_all_v", out, out_splits, in_splits)
-        size = row_bytes(out)
-        return self._issue(largest, (out, parts(out_splits, size)), (inp, parts(in_splits, size)))
-
-    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
-        check_gather(self.world_size, out, inp)
-        splits = [len(inp)] * self.world_size
-        largest = self._agree("all_gather", out, splits, splits)
-        same = [Part(peer=peer, start=0, stop=largest) for peer in range(self.world_size)]
-        return self._issue(largest, (out, parts(splits, row_bytes(out))), (inp, same))
+        self._streams = deque(device.stream() for _ in range(_PAIRS))
 
     def close(self, reason: str) -> None:
         super().close(reason)
-        self._flights.clear()
         self._registered.drop()
 
-    def _agree(self, operation: str, like: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]) -> int:
-        largest = super()._agree(operation, like, out_splits, in_splits)
-        while self._flights and self._flights[0].done():
-            self._flights.popleft()
-        self._registered.grow(largest)
-        return largest
-
     def _issue(
-        self, largest: int, to: tuple[torch.Tensor, list[Part]], source: tuple[torch.Tensor, list[Part]]
+        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
     ) -> Handle:
-        """to, source: a tensor and where in it the part from, or to, each rank lies."""
-        if not largest:
-            return Done()
-        out, inp, start = as_bytes(to[0]), as_bytes(source[0]), time.monotonic()
-        pair = self._registered.next()
-        stream = self._streams[0]
+        if self._registered.slot_bytes < largest:
+            self.meet()  # the backend waits without a limit for a rank that does not register, too
+            self._registered.grow(largest)
+        start, before = time.monotonic(), self._device.mark()
+        sending, receiving = self._registered.next()
         self._streams.rotate(-1)
-        with _in_stream(stream, self._device.where):
-            for part in source[1]:
-                self._copy(pair.sent[part.peer, : part.stop - part.start], inp[part.start : part.stop])
-            work = self._backend.alltoall_base(pair.received.view(-1), pair.sent.view(-1), [], [])
-            finish(self._watch, work, since=start)
-            for part in to[1]:
-                self._copy(out[part.start : part.stop], pair.received[part.peer, : part.stop - part.start])
+        with self._streams[-1]:
+            self._device.after(before)
+            for slot, (first, stop) in zip(sending, piece_of(sent, sending.shape[1], 0), strict=True):
+                if stop > first:
+                    self._copy(slot[: stop - first], inp[first:stop])
+            self._finish(self._backend.alltoall_base(receiving.view(-1), sending.view(-1), [], []), start)
+            for slot, (first, stop) in zip(receiving, piece_of(received, receiving.shape[1], 0), strict=True):
+                if stop > first:
+                    self._copy(out[first:stop], slot[: stop - first])
             mark = self._device.mark()
-        flight = _PaddedOperation(self._watch, self._device, mark, (out, inp, pair))
-        self._flights.append(flight)
-        return flight
 
+        def is_done() -> bool:
+            return self._device.is_done(mark)
 
-class _PaddedOperation:
-    """Under way. It keeps its tensors."""
+        def wait() -> None:
+            self._watch.until_done(is_done)
+            self._device.after(mark)
 
-    def __init__(self, watch: Watch, device: Device, mark: Mark, tensors: tuple[object, ...]) -> None:
-        self._watch = watch
-        self._device = device
-        self._mark = mark
-        self._tensors = tensors
-
-    def done(self) -> bool:
-        return self._watch.is_over or self._device.is_done(self._mark)
-
-    def wait(self) -> None:
-        self._watch.until(lambda: self._device.is_done(self._mark))
-        self._device.after(self._mark)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """sent, received: uint8 [W, slot]."""
-
-    sent: torch.Tensor
-    received: torch.Tensor
+        return self._watch.begun(is_done, wait, out, inp, sending, receiving)
 
 
 class Registered:
@@ -248,29 +179,27 @@ class Registered:
     """
 
     def __init__(self, backend: Any, where: torch.device, world_size: int) -> None:
+        self.slot_bytes = 0
         self._backend = backend
         self._where = where
         self._world_size = world_size
-        self._slot = 0
-        self._pairs: deque[Pair] = deque()
+        self._pairs: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         self._pools: list[Any] = []
 
     def grow(self, largest: int) -> None:
-        """Collective if it grows, which all ranks decide alike."""
-        slot = grown(max(self._slot, _SMALLEST), largest)
-        if slot == self._slot:
-            return
-        self._slot = slot
+        """Collective."""
+        self.slot_bytes = grown(max(self.slot_bytes, _SMALLEST), largest)
         if self._where.type == "cpu":
-            self._pairs = deque(self._pair() for _ in range(_PAIRS))
+            self._pairs = self._made()
             return
         pool = torch.cuda.MemPool(self._backend.mem_allocator)
         with torch.cuda.use_mem_pool(pool, self._where):
-            self._pairs = deque(self._pair() for _ in range(_PAIRS))
+            self._pairs = self._made()
         self._backend.register_mem_pool(pool, True)  # symmetric: as windows, which copy engines need
         self._pools.append((pool, tuple(self._pairs)))
 
-    def next(self) -> Pair:
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is sent and what is received: uint8 [W, slot_bytes] each."""
         self._pairs.rotate(-1)
         return self._pairs[-1]
 
@@ -280,24 +209,50 @@ class Registered:
         self._pairs.clear()
         self._pools.clear()
 
-    def _pair(self) -> Pair:
-        shape = (self._world_size, self._slot)
-        return Pair(
-            sent=torch.empty(shape, dtype=torch.uint8, device=self._where),
-            received=torch.empty(shape, dtype=torch.uint8, device=self._where),
-        )
+    def _made(self) -> deque[tuple[torch.Tensor, torch.Tensor]]:
+        def buffer() -> torch.Tensor:
+            return torch.empty(self._world_size, self.slot_bytes, dtype=torch.uint8, device=self._where)
+
+        return deque((buffer(), buffer()) for _ in range(_PAIRS))
 
 
-def _stream(where: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(where) if where.type == "cuda" else None
+def nccl_backend(context: RankContext, handshake: Handshake, where: torch.device, *, zero_cta: bool) -> Any:
+    """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
+
+    `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
+    takes kernels without a word. The time limit of `handshake` is for finding the other ranks.
+
+    Raises:
+        StepFailed: on all ranks, if one has no NCCL, another version of it than others, or no GPU of its own, or cannot
+            ask for zero-CTA.
+    """
+    options, version = together(handshake.group, lambda: _options(context, zero_cta=zero_cta))
+    need_own_gpu(handshake.group, where, "NCCL wants a GPU for each rank; take host-staged")
+    versions = tell(handshake.group, f"NCCL {version}")
+    if len(versions) > 1:  # what they send to each other differs
+        raise StepFailed(f"all ranks must load one version of NCCL: {said_by(versions)}")
+    assert context.group is not None
+    store = job_store(context.group, "nccl", handshake.timeout_s).store
+    backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)
+    backend._set_sequence_number_for_group()
+    backend.eager_connect_single_device(where)
+    return backend
 
 
-@contextlib.contextmanager
-def _in_stream(stream: torch.cuda.Stream | None, where: torch.device) -> Iterator[None]:
-    """Issue to `stream`, behind all that the calling thread has issued so far."""
-    if stream is None:
-        yield
-        return
-    stream.wait_stream(torch.cuda.current_stream(where))
-    with torch.cuda.stream(stream):
-        yield
+def _options(context: RankContext, *, zero_cta: bool) -> tuple[Any, str]:
+    """Of NCCL's process group, and the version of NCCL. Raises RuntimeError, ValueError: it cannot be had here."""
+    if context.group is None:
+        raise ValueError("NCCL needs a process group, whose ranks it connects")
+    if not dist.is_nccl_available():
+        raise RuntimeError(f"torch {torch.__version__} was built without NCCL: install a CUDA build of torch")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _WATCHDOG
+    if zero_cta:
+        policy = getattr(dist.ProcessGroupNCCL, "NCCL_CTA_POLICY_ZERO", None)
+        if policy is None or not hasattr(options.config, "cta_policy"):
+            raise RuntimeError(f"torch {torch.__version__} cannot ask NCCL for zero-CTA: install torch >= 2.11")
+        options.config.cta_policy = policy
+        given = os.environ.get("NCCL_CTA_POLICY", "2")
+        if not ("ZERO" in given.upper() or (given.isdigit() and int(given) & 2)):
+            raise RuntimeError(f"NCCL_CTA_POLICY={given} overrides the zero-CTA policy: unset it, or set 2")
+    return options, ".".join(map(str, torch.cuda.nccl.version()))

@@ -1,176 +1,230 @@
 """Rows through host memory: to the host by a copy engine, over a host transport, and back (paper, section 3).
 
 No kernel takes part, so compute that runs beside it keeps all multiprocessors. Callers hand operations to a thread of
-the transport's own, which alone waits for copies and for the wire, and begins what `cutting.Pipeline` says.
+the transport's own, which alone waits for copies and for the wire.
+
+While one piece comes down from the device, the one before it is on the wire and the one before that goes up: three
+engines are busy at once, and a stream of pieces takes as long as the slowest of the three needs. One piece is on the
+wire at a time; the next one waits on the host when it ends.
 """
 
 import queue
 import threading
-import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from fscomm.device import Device, Mark
-from fscomm.transports.cutting import Cut, Pipeline, Stage, StageStart, cut, spans_of
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.transport import Handle, Transport, as_bytes, check_gather, check_splits, row_bytes
+from fscomm.transports.cutting import Span, even_slot, grown, joined, piece_of
+from fscomm.transports.handshake import Handshake, Watch, poll
+from fscomm.transports.transport import Handle, Transport, as_bytes, check_splits, row_bytes
 from fsranks.errors import PeerError, describe
 
 _GRACE_S = 3.0  # in which the thread ends once it is told to
-_NAP_S = 50e-6  # between looks at copies that are under way: the driver's own wait would spin, and nothing could end it
+_BUFFERS = 3  # for each direction: the piece on the wire, the one before it and the one after it
 
 
 class HostStaged:
     """A transport for tensors on `device`, over `host` for what has come to the host.
 
-    `host` need not verify anything; it and `handshake` belong to the transport, which closes them. At most 2 * depth
-    buffers of `chunk_bytes`, or of one row per rank where that is more, are held. A rank's own rows take the same way
-    as all others: a copy within a device may be done by a kernel.
+    `host` need not verify anything; it and `handshake` belong to the transport, which closes them. At most six buffers
+    of `chunk_bytes`, or of one row per rank where that is more, are held; they grow to powers of two, on all ranks
+    alike. A rank's own rows take the same way as all others: a copy within a device may be done by a kernel.
     """
 
     name = "host-staged"
 
-    def __init__(
-        self, host: Transport, handshake: Handshake, device: Device, *, chunk_bytes: int = 4 << 20, depth: int = 3
-    ) -> None:
+    def __init__(self, host: Transport, handshake: Handshake, device: Device, *, chunk_bytes: int = 4 << 20) -> None:
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
         self.rank = handshake.rank
         self.world_size = handshake.world_size
         self._host = host
-        self._handshake = handshake
         self._device = device
+        self._limit_s = handshake.timeout_s
         self._chunk_bytes = chunk_bytes
-        self._lock = threading.Lock()
-        self._aborting = threading.Lock()
-        self._reason: str | None = None
         self._stopped = threading.Event()
-        self._submitted: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
-        self._stages = Stages(host, device, depth=depth, stopped=self._stopped, limit_s=handshake.timeout_s)
+        self._watch = Watch(self.name, handshake, self._stop)
+        self._down, self._up = device.stream(), device.stream()
+        self._departing, self._arriving = ([torch.empty(0, dtype=torch.uint8)] * _BUFFERS for _ in range(2))
+        self._gone_up: list[Mark] = [None] * _BUFFERS  # after what an arriving buffer is free
+        self._coming: Piece | None = None
+        self._on_the_wire: Piece | None = None
+        self._submitted: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._under_way: list[Transfer] = []
         self._thread = threading.Thread(target=self._serve, name=f"fscomm {self.name}", daemon=True)
         self._thread.start()
 
     def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int | None = None,
     ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits)
-        largest = self._agree("all_to_all_v", out, out_splits, in_splits)
-        return self._submit(out, inp, out_splits, in_splits, largest_bytes=largest, gather=False)
-
-    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
-        check_gather(self.world_size, out, inp)
-        splits = [len(inp)] * self.world_size
-        largest = self._agree("all_gather", out, splits, splits)
-        return self._submit(out, inp, splits, [len(inp)], largest_bytes=largest, gather=True)
+        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
+        with self._watch.guard():
+            largest = self._watch.agree(out, out_splits, in_splits, largest_bytes)
+        size = row_bytes(out)
+        transfer = Transfer(
+            (as_bytes(out), [n * size for n in out_splits]),
+            (as_bytes(inp), [n * size for n in in_splits]),
+            largest_bytes=largest,
+            slot_bytes=even_slot(largest, size, most_bytes=self._chunk_bytes // self.world_size) if largest else 0,
+            device=self._device,
+            limit_s=self._limit_s,
+        )
+        self._submitted.put(transfer)
+        self._watch.check()  # the thread may have ended before it could see the transfer
+        return transfer
 
     def meet(self) -> None:
-        self._agree("meet", torch.empty(0))
+        self._watch.meet()
 
     def abort(self, reason: str) -> None:
-        with self._lock:
-            self._reason = self._reason or reason
-        with self._aborting:  # the thread, which comes here too, ends once all ranks can read the reason
-            if not self._stopped.is_set():
-                self._stopped.set()
-                self._handshake.group.abort(reason)
-                self._host.abort(reason)
+        self._watch.abort(reason)
 
     def close(self, reason: str) -> None:
-        with self._lock:
-            self._reason = self._reason or reason
+        self._watch.refuse(reason)
         self._submitted.put(None)
         self._thread.join(_GRACE_S)
         if self._thread.is_alive():
             self.abort(reason)
             self._thread.join(_GRACE_S)
-        self._handshake.group.close(reason)
+        self._watch.close(reason)
         self._host.close(reason)
 
-    def _agree(
-        self, operation: str, like: torch.Tensor, out_splits: Sequence[int] = (), in_splits: Sequence[int] = ()
-    ) -> int:
-        with self._lock:
-            self._check()
-        try:
-            return self._handshake.agree(operation, like, out_splits, in_splits)
-        except PeerError as error:
-            self.abort(f"lost the others: {error}")
-            raise
-
-    def _submit(
-        self,
-        out: torch.Tensor,
-        inp: torch.Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
-        *,
-        largest_bytes: int,
-        gather: bool,
-    ) -> Handle:
-        size = row_bytes(out)
-        pieces = cut(largest_bytes, size, world_size=self.world_size, chunk_bytes=self._chunk_bytes)
-        operation = Operation(
-            out,
-            inp,
-            out_splits,
-            in_splits,
-            cut=pieces,
-            row_bytes=size,
-            gather=gather,
-            device=self._device,
-            limit_s=self._handshake.timeout_s,
-        )
-        with self._lock:
-            self._check()
-            self._submitted.put(operation)
-        return operation
-
-    def _check(self) -> None:
-        if self._reason is not None:
-            raise self._over()
-
-    def _over(self) -> PeerError:
-        return PeerError(f"{self.name} is over on rank {self.rank}: {self._reason}")
+    def _stop(self, reason: str) -> None:
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._host.abort(reason)
 
     def _serve(self) -> None:
         """Runs in the thread. When it ends, for whatever reason, no handle waits for it any more."""
         try:
-            self._stages.run(self._submitted)
+            self._device.enter()
+            self._run()
         except BaseException as error:
-            self.abort(f"lost the others: {error}" if isinstance(error, PeerError) else f"failed: {describe(error)}")
-        # No operation is submitted after this: the reason was set under the lock.
-        self._stages.end(self._over())
+            if not self._watch.is_over:
+                why = f"lost the others: {error}" if isinstance(error, PeerError) else f"failed: {describe(error)}"
+                self.abort(why)
+        # A transfer that comes after this is refused where it was submitted.
         while not self._submitted.empty():
-            if (operation := self._submitted.get()) is not None:
-                operation.end(None, self._over())
+            self._under_way += filter(None, [self._submitted.get()])
+        for transfer in self._under_way:
+            transfer.end(None, self._watch.error())
+        self._under_way, self._departing, self._arriving = [], [], []
+        self._coming = self._on_the_wire = None
+
+    def _run(self) -> None:
+        """Until None is submitted. Raises what the host transport does."""
+        for piece in self._pieces():
+            if piece is not None:
+                self._go_down(piece)
+            if (leaving := self._on_the_wire) is not None and leaving.exchange is not None:
+                leaving.exchange.wait()
+                self._go_up(leaving)
+            if self._coming is not None:
+                self._begin_exchange(self._coming)
+            self._on_the_wire, self._coming = self._coming, piece
+
+    def _pieces(self) -> Iterator["Piece | None"]:
+        """In the order in which they come; None while there is no other, but some are under way. Ends at the end."""
+        number = 0
+        while True:
+            if self._submitted.empty() and (self._coming or self._on_the_wire):
+                yield None
+                continue
+            transfer = self._submitted.get()
+            if transfer is None:
+                return
+            if not transfer.pieces:
+                transfer.end(None)
+                continue
+            self._under_way.append(transfer)
+            for k in range(transfer.pieces):
+                yield Piece(transfer=transfer, k=k, buffer=number % _BUFFERS)
+                number += 1
+
+    def _go_down(self, piece: "Piece") -> None:
+        """The buffer is free: the exchange of the piece that had it is over."""
+        transfer = piece.transfer
+        staging = self._buffer(self._departing, piece)
+        with self._down:
+            if piece.k == 0:
+                self._device.after(transfer.before)
+                self._device.reads(transfer.inp)
+            for staged, rows in _pairs(staging, transfer.inp, piece_of(transfer.sent, transfer.slot_bytes, piece.k)):
+                staged.copy_(rows, non_blocking=True)
+            piece.down = self._device.mark()
+
+    def _begin_exchange(self, piece: "Piece") -> None:
+        self._await(piece.down)
+        self._await(self._gone_up[piece.buffer])
+        received, sent = (
+            [stop - start for start, stop in piece_of(sizes, piece.transfer.slot_bytes, piece.k)]
+            for sizes in (piece.transfer.received, piece.transfer.sent)
+        )
+        out = self._buffer(self._arriving, piece)[: sum(received)]
+        inp = self._buffer(self._departing, piece)[: sum(sent)]
+        piece.exchange = self._host.all_to_all_v(out, inp, received, sent)  # all that a host collective has to offer
+
+    def _go_up(self, piece: "Piece") -> None:
+        transfer = piece.transfer
+        staging = self._buffer(self._arriving, piece)
+        with self._up:
+            if piece.k == 0:  # its copies down, already done, came after the caller's work: so does this
+                self._device.reads(transfer.out)
+            for staged, rows in _pairs(
+                staging, transfer.out, piece_of(transfer.received, transfer.slot_bytes, piece.k)
+            ):
+                rows.copy_(staged, non_blocking=True)
+            mark = self._gone_up[piece.buffer] = self._device.mark()
+        if piece.k == transfer.pieces - 1:
+            self._under_way.remove(transfer)
+            transfer.end(mark)
+
+    def _buffer(self, buffers: list[torch.Tensor], piece: "Piece") -> torch.Tensor:
+        """uint8. Memory that is dropped goes back to torch's own pool of page-locked memory."""
+        nbytes = grown(len(buffers[piece.buffer]), piece.transfer.slot_bytes * self.world_size)
+        if nbytes > len(buffers[piece.buffer]):
+            buffers[piece.buffer] = self._device.staging(torch.empty(nbytes, dtype=torch.uint8))
+        return buffers[piece.buffer]
+
+    def _await(self, mark: Mark) -> None:
+        if not poll(lambda: self._stopped.is_set() or self._device.is_done(mark), self._limit_s):
+            raise PeerError(
+                f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
+                "before takes longer, or hangs. If it is only busy, raise timeout_s"
+            )
+        if self._stopped.is_set():
+            raise PeerError("it was aborted")
 
 
-class Operation:
-    """One collective as this rank takes part in it, and its handle.
+class Transfer:
+    """One all-to-all as this rank takes part in it, and its handle.
 
-    With `gather` all ranks are sent the same rows: `in_splits` is their number alone.
+    to, source: bytes on the device, and how many of them come from and go to each rank. `largest_bytes`: of a pair of
+    ranks; they go in chunks of `slot_bytes`.
     """
 
     def __init__(
         self,
-        out: torch.Tensor,
-        inp: torch.Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
+        to: tuple[torch.Tensor, list[int]],
+        source: tuple[torch.Tensor, list[int]],
         *,
-        cut: Cut,
-        row_bytes: int,
-        gather: bool,
+        largest_bytes: int,
+        slot_bytes: int,
         device: Device,
         limit_s: float,
     ) -> None:
-        self.out, self.inp = as_bytes(out), as_bytes(inp)
-        self.out_splits, self.in_splits = list(out_splits), list(in_splits)
-        self.row_bytes = row_bytes
-        self.pieces = cut.pieces
-        self.buffer_bytes = cut.rows * row_bytes * len(self.out_splits)
-        self.gather = gather
+        self.out, self.received = to
+        self.inp, self.sent = source
+        self.slot_bytes = slot_bytes
+        self.pieces = -(-largest_bytes // slot_bytes) if largest_bytes else 0
         self.before = device.mark()
         self._device = device
         self._limit_s = limit_s
@@ -196,144 +250,21 @@ class Operation:
             raise PeerError(str(error)) from error
 
 
-class Stages:
-    """Moves the pieces of operations; the thread that does so calls `run`.
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """Chunk `k` of all that goes from rank to rank. buffer: the number of its buffers, one of each direction."""
 
-    It waits for the device for at most `limit_s`; another thread ends such a wait by setting `stopped`.
-    """
-
-    def __init__(
-        self, host: Transport, device: Device, *, depth: int, stopped: threading.Event, limit_s: float
-    ) -> None:
-        self._host = host
-        self._device = device
-        self._pipeline = Pipeline(depth)
-        self._stopped = stopped
-        self._limit_s = limit_s
-        self._down, self._up = device.stream(), device.stream()
-        self._buffers = Buffers(device, 2 * depth)
-        self._pieces: dict[int, tuple[Operation, int]] = {}
-        self._begun: dict[tuple[Stage, int], Mark | Handle] = {}
-
-    def run(self, submitted: "queue.SimpleQueue[Operation | None]") -> None:
-        """Serve until None is submitted; raises what the host transport does."""
-        self._device.enter()
-        while True:
-            while not submitted.empty() or (step := self._pipeline.next()) is None:
-                operation = submitted.get()
-                if operation is None:
-                    return
-                self._feed(operation)
-            self._begin(step)
-
-    def end(self, error: PeerError) -> None:
-        """Give up operations that are not complete, and all memory."""
-        for operation, _ in self._pieces.values():
-            operation.end(None, error)
-        self._pieces.clear()
-        self._begun.clear()
-        self._buffers.close()
-
-    def _feed(self, operation: Operation) -> None:
-        for index, piece in enumerate(self._pipeline.feed(operation.pieces)):
-            self._pieces[piece] = operation, index
-        if not operation.pieces:
-            operation.end(None)
-
-    def _begin(self, step: StageStart) -> None:
-        if step.after is not None:
-            self._await(step.after)
-        if self._stopped.is_set():
-            raise PeerError("it was aborted")
-        begin = {"down": self._go_down, "exchange": self._exchange, "up": self._go_up}[step.stage]
-        self._begun[step.stage, step.piece] = begin(step.piece, *self._pieces[step.piece])
-        if step.stage == "up":
-            del self._pieces[step.piece]
-
-    def _go_down(self, piece: int, operation: Operation, index: int) -> Mark:
-        spans = spans_of(operation.in_splits, index, operation.pieces).spans
-        with self._down:
-            if index == 0:
-                self._device.after(operation.before)
-                self._device.reads(operation.inp)
-            for staged, rows in _pairs(self._buffer(piece, operation), operation.inp, spans, operation.row_bytes):
-                staged.copy_(rows, non_blocking=True)
-            return self._device.mark()
-
-    def _exchange(self, piece: int, operation: Operation, index: int) -> Handle:
-        size = operation.row_bytes
-        received = [n * size for n in spans_of(operation.out_splits, index, operation.pieces).sizes]
-        sent = [n * size for n in spans_of(operation.in_splits, index, operation.pieces).sizes]
-        out = self._buffer(piece, operation, arriving=True)[: sum(received)]
-        inp = self._buffer(piece, operation)[: sum(sent)]
-        return (
-            self._host.all_gather(out, inp) if operation.gather else self._host.all_to_all_v(out, inp, received, sent)
-        )
-
-    def _go_up(self, piece: int, operation: Operation, index: int) -> Mark:
-        spans = spans_of(operation.out_splits, index, operation.pieces).spans
-        staging = self._buffer(piece, operation, arriving=True)
-        with self._up:
-            if index == 0:  # its copies down, already done, came after the caller's work: so does this
-                self._device.reads(operation.out)
-            for staged, rows in _pairs(staging, operation.out, spans, operation.row_bytes):
-                rows.copy_(staged, non_blocking=True)
-            mark = self._device.mark()
-        if index == operation.pieces - 1:
-            operation.end(mark)
-        return mark
-
-    def _buffer(self, piece: int, operation: Operation, *, arriving: bool = False) -> torch.Tensor:
-        depth = self._pipeline.depth
-        return self._buffers.get(piece % depth + depth * arriving, operation.buffer_bytes)
-
-    def _await(self, begun: tuple[Stage, int]) -> None:
-        awaited = self._begun.pop(begun)
-        if begun[0] == "exchange":
-            awaited.wait()
-            return
-        end = time.monotonic() + self._limit_s
-        while not self._device.is_done(awaited):
-            if self._stopped.wait(_NAP_S):
-                return
-            if time.monotonic() > end:
-                raise PeerError(
-                    f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
-                    "before takes longer, or hangs. If it is only busy, raise timeout_s"
-                )
+    transfer: Transfer
+    k: int
+    buffer: int
+    down: Mark = None
+    exchange: Handle | None = None
 
 
-def _pairs(
-    staging: torch.Tensor, rows: torch.Tensor, spans: list[tuple[int, int]], row_bytes: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each span, its place in the buffer and its place in the tensor."""
-    start = 0
-    for first, end in spans:
-        size = (end - first) * row_bytes
-        yield staging[start : start + size], rows[first * row_bytes : end * row_bytes]
-        start += size
-
-
-class Buffers:
-    """`count` buffers of bytes. Each grows to the next power of two of the largest size that was asked for.
-
-    Ranks that ask for the same sizes grow alike. One thread at a time; the caller makes sure that no operation uses
-    the buffer. Memory that is dropped goes back to torch's own pool of page-locked memory.
-    """
-
-    def __init__(self, device: Device, count: int) -> None:
-        self._device = device
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * count
-
-    def get(self, number: int, nbytes: int) -> torch.Tensor:
-        """uint8[nbytes], uninitialised."""
-        if len(self._buffers[number]) < nbytes:
-            like = torch.empty(1 << (nbytes - 1).bit_length(), dtype=torch.uint8)
-            self._buffers[number] = self._device.staging(like)
-        return self._buffers[number][:nbytes]
-
-    def held_bytes(self) -> int:
-        return sum(map(len, self._buffers))
-
-    def close(self) -> None:
-        self._buffers.clear()
+def _pairs(staging: torch.Tensor, rows: torch.Tensor, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of what lies in `spans`, its places in the buffer, one after the other, and in the tensor."""
+    found, at = [], 0
+    for start, stop in joined(spans):
+        found.append((staging[at : at + stop - start], rows[start:stop]))
+        at += stop - start
+    return found

@@ -28,7 +28,7 @@ class Handle(Protocol):
 
 
 class Transport(Protocol):
-    """Collectives of one class of rows (DESIGN: one instance per group and class).
+    """The exchange of one class of rows, which has an instance of its own.
 
     Every rank makes its transports, and calls each one's methods, in the same order; an instance belongs to one thread
     at a time, and instances do not order each other. Tensors are contiguous and lie where the tables do (`gloo`: on the
@@ -41,22 +41,30 @@ class Transport(Protocol):
     world_size: int
 
     def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int | None = None,
     ) -> Handle:
         """Send `in_splits[r]` entries of the first dimension of `inp` to rank r and fill `out` with those that come.
 
         out: [sum(out_splits), ...] in the order of the ranks; inp: [sum(in_splits), ...]; both of one dtype and one
-        trailing shape, the same on every rank. Splits are host integers. May block until all ranks have come here, at
-        most the time limit, but never for a device.
+        trailing shape, the same on every rank. Splits are host integers.
+        largest_bytes: the most that any rank sends to any rank, the same number on every rank. With it a transport that
+        does not verify begins without a word to the other ranks, and only the handle tells of one that does not come;
+        without it the ranks tell each other, which may block until all have come here, at most the time limit.
+
+        Blocks for the ranks, too, where buffers have to grow, but never for a device.
 
         Raises:
-            ValueError: the splits are not those of these tensors; nothing was issued.
+            ValueError: the splits are not those of these tensors, or more is sent than `largest_bytes`; nothing was
+                issued.
             MismatchError: on all ranks, if one sends what another does not expect (a transport that verifies).
             PeerError: a rank is dead, has left, or is later than the time limit; the message names it.
         """
-
-    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
-        """Fill out [W * n, ...] with inp [n, ...] of all ranks; n is the same everywhere."""
 
     def meet(self) -> None:
         """Block until all ranks have come here."""
@@ -69,7 +77,12 @@ class Transport(Protocol):
 
 
 def check_splits(
-    world_size: int, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    world_size: int,
+    out: torch.Tensor,
+    inp: torch.Tensor,
+    out_splits: Sequence[int],
+    in_splits: Sequence[int],
+    largest_bytes: int | None = None,
 ) -> None:
     """Raise ValueError for what can be seen on this rank alone."""
     for name, tensor, splits in (("out", out, out_splits), ("inp", inp, in_splits)):
@@ -83,6 +96,12 @@ def check_splits(
         raise ValueError(
             "out and inp must have one dtype, trailing shape and device, got "
             f"{out.dtype} {list(out.shape)} on {out.device} and {inp.dtype} {list(inp.shape)} on {inp.device}"
+        )
+    largest = row_bytes(out) * max(*out_splits, *in_splits)
+    if largest_bytes is not None and largest > largest_bytes:
+        raise ValueError(
+            f"a rank sends {largest} bytes to another, more than largest_bytes={largest_bytes}, which must be the most "
+            "that any rank sends to any rank"
         )
 
 
@@ -125,16 +144,17 @@ class AloneTransport:
         self.name = name
 
     def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int | None = None,
     ) -> Handle:
-        check_splits(1, out, inp, out_splits, in_splits)
+        check_splits(1, out, inp, out_splits, in_splits, largest_bytes)
         if len(out) != len(inp):
             raise MismatchError(f"the only rank sends {len(inp)} rows to itself, but expects {len(out)}")
-        out.copy_(inp)
-        return Done()
-
-    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
-        check_gather(1, out, inp)
         out.copy_(inp)
         return Done()
 

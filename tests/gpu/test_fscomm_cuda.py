@@ -11,6 +11,9 @@ import torch
 from standin_loops import LOOPS, OPTIMIZERS, compare
 from worlds import World
 
+from fscomm.transports.opening import agree_on
+from fsranks.rank_context import resolve
+
 pytestmark = pytest.mark.gpu
 
 
@@ -27,15 +30,25 @@ def test_bitwise_the_plain_loop(transport: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("transport", ["host-staged", "copy-engine"])
-def test_bitwise_the_plain_loop_without_torchrec_and_fbgemm(transport: str) -> None:
-    """copy-engine may say that it cannot serve ranks that share a device: then that is the finding."""
+def test_bitwise_the_plain_loop_without_torchrec_and_fbgemm() -> None:
     with World(2) as world:
         for optimizer in OPTIMIZERS:
             for loop in LOOPS:
-                answers = world.run(compare, loop, optimizer, transport, "cuda:0", timeout_s=60)
-                if transport == "copy-engine" and not any(served for _, served in answers):
-                    pytest.skip("copy-engine serves nothing here: its reason is in the log above")
+                answers = world.run(compare, loop, optimizer, "host-staged", "cuda:0", timeout_s=60)
                 for rank, (found, served) in enumerate(answers):
                     assert found == [], f"rank {rank}, {loop}, {optimizer}"
                     assert served > 0.2, f"rank {rank}, {loop}, {optimizer}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_ranks_that_share_a_device_are_refused_copy_engine_in_words() -> None:
+    with World(2) as world:
+        first, second = world.run(refused, timeout_s=60)
+    assert first == second
+    assert first.startswith("ranks 0, 1 share a GPU: ")
+
+
+def refused(rank: int, world_size: int) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        return agree_on("copy-engine", resolve(), torch.device("cuda", 0), timeout_s=30).why_not

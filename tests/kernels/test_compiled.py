@@ -4,6 +4,7 @@ What a launch gives is recorded, so that the compiler gets the same types, optio
 pointers and numbers are multiples of 16, and which numbers are 1. Triton brings NVIDIA's assembler and `cuobjdump`.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -22,19 +23,19 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks/parts"))
 
 import contention_kernel  # noqa: E402
+import spin  # noqa: E402
 from ranges_cases import WORDS  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fscomm.transports import spin  # noqa: E402
 from fsdata.kernels import ranges_triton  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_OF_AN_SM, THREADS_OF_AN_SM = 65536, 2048
 KERNELS = {
     "benchmarks/parts/contention_kernel.py": ["_copy"],
-    "fscomm/transports/spin.py": ["_spin"],
     "fsdata/kernels/ranges_triton.py": ["_copy", "_add"],
+    "tests/gpu/transports/spin.py": ["_spin"],
 }
 _POINTERS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 _WIDTH = re.compile(r"\b(ld|st)\.(?:volatile\.)?global\.(?:v(\d)\.)?[bsuf](\d+)")
@@ -118,7 +119,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_kernels_are_looked_at() -> None:
     found = {}
-    for folder in ("benchmarks", "fscomm", "fsdata", "fsmeter", "fsranks", "tools"):
+    for folder in ("benchmarks", "fscomm", "fsdata", "fsmeter", "fsranks", "tests/gpu", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             if names := re.findall(r"^@triton\.jit\ndef (\w+)", path.read_text(), re.MULTILINE):
                 found[path.relative_to(ROOT).as_posix()] = names
@@ -167,6 +168,28 @@ def test_only_threads_limit_how_many_spinning_programs_an_sm_holds(folder: Path)
     _, loop = made.ptx.split("Inner Loop Header")
     assert "ld.volatile.global" in loop, "the flag must be read from memory in every turn"
     assert "%globaltimer" in loop
+
+
+SPIN = """
+import torch
+from spin import launch, programs
+flag, arrived = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+launch(flag, arrived, count=3, limit=1 << 40)  # the flag ends it: this many turns would take days
+print(int(arrived))
+flag.zero_()
+launch(flag, arrived, count=2, limit=50)  # nobody sets the flag: the limit ends it
+print(int(arrived))
+print(programs(132, 2048), programs(82, 1536))
+"""
+
+
+@pytest.mark.long
+def test_the_spinning_kernel_ends_by_flag_and_by_limit() -> None:
+    """Through Triton's interpreter, where its clock is a count of turns."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(spin.__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", SPIN], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["3", "5", "528", "246"]
 
 
 def test_the_kernel_of_contention_copies_16_bytes_at_once(folder: Path) -> None:

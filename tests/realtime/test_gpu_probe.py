@@ -12,9 +12,9 @@ import pytest
 import torch
 from host_cuda import HERE, Setup, on_host_cuda, shim, world_for
 
-from fscomm.transports.ring.cuda_api import Cuda, register, unregister
-from fscomm.transports.ring.cuda_driver import CudaStreams, poll
-from fscomm.transports.ring.fabric import store
+from fscomm.transports.cuda_driver import Cuda, CudaStreams, register, unregister
+from fscomm.transports.handshake import poll
+from fscomm.transports.slots import store
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's

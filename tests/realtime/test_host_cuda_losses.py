@@ -19,7 +19,7 @@ import pytest
 import torch.distributed as dist
 import transport_contract as contract
 from host_cuda import NAME, Setup, world_for
-from transport_jobs import AllToAll, after_agreement, one_pair, open_by
+from transport_jobs import Job, after_agreement, one_pair, open_by
 from worlds import World
 
 from fsranks.errors import PeerError
@@ -34,7 +34,7 @@ pytestmark = host_cuda.on_host_cuda
 def growing_at_once(rank: int, world_size: int) -> None:
     """Each rank begins with the other ring, and does not come to the second before the first is through."""
     rings = [open_by(NAME) for _ in range(2)]
-    jobs = [AllToAll("growing", one_pair(world_size, 1 << 14), (64,)) for _ in rings]
+    jobs = [Job("growing", one_pair(world_size, 1 << 14), (64,)) for _ in rings]
     dist.barrier()
     threads = [threading.Thread(target=job.run, args=(ring,)) for ring, job in zip(rings, jobs, strict=True)]
     for thread in threads if rank else threads[::-1]:
@@ -76,7 +76,7 @@ def two_rings(rank: int, world_size: int, name: str, limit_s: float) -> None:
 def back_pressure(rank: int, world_size: int, name: str) -> None:
     """A receiver is late for more chunks than its slots, and the queues of its senders, hold."""
     transport = open_by(name)
-    job = AllToAll("to a late receiver", one_pair(world_size, 1000), (64,))
+    job = Job("to a late receiver", one_pair(world_size, 1000), (64,))
     with after_agreement(lambda: time.sleep(0.2)) if rank == 0 else contextlib.nullcontext():
         handle = job.begin(transport)
     handle.wait()
@@ -87,11 +87,11 @@ def lose(rank: int, world_size: int, how: int) -> list[Outcome]:
     """Two rings exchange in threads of their own; the last rank is lost in the middle of operations of many chunks."""
     rings = [open_by(NAME) for _ in range(2)]
     sizes = [[1000] * world_size] * world_size
-    jobs = [[AllToAll("lost", sizes, (64,)) for _ in range(2)] for _ in rings]
+    jobs = [[Job("lost", sizes, (64,)) for _ in range(2)] for _ in rings]
     outcomes: list[Outcome] = []
     rings[0].meet()
 
-    def exchange(ring: Any, mine: list[AllToAll]) -> None:
+    def exchange(ring: Any, mine: list[Job]) -> None:
         start = time.monotonic()
         try:
             for job in mine:

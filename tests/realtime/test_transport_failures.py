@@ -22,7 +22,7 @@ from transport_failing import (
 from transport_failing import (
     attempt as say,
 )
-from transport_jobs import AllGather, AllToAll, Job, after_agreement, mixed_jobs
+from transport_jobs import Job, after_agreement, mixed_jobs
 from worlds import World, shared_world
 
 from fscomm.transports.transport import Transport
@@ -57,11 +57,21 @@ def begin_and_wait(transport: Transport, jobs: list[Job]) -> None:
 def lose(
     rank: int, world_size: int, lost: int, how: signal.Signals, when: str, limit_s: float
 ) -> dict[str, dict[str, Outcome]]:
-    """What survivors meet: in the operation, in the next, and as they close."""
-    transports = {name: open_by(name, limit_s) for name in TRANSPORTS}
-    mine = {name: [large(1 << 15 if when == "growing" else 3), AllGather(100, (64,)), small()] for name in TRANSPORTS}
+    """What survivors meet: in the operation, in the next, and as they close. `when` vouched: before, and ranks tell
+    each other nothing, as callers know the largest piece.
+    """
+    vouched = when == "vouched"
+    transports = {name: open_by(name, limit_s, verify=not vouched) for name in TRANSPORTS}
+    mine = {
+        name: [
+            large(1 << 15 if when == "growing" else 3, vouched=vouched),
+            large(100, vouched=True),
+            small(vouched=vouched),
+        ]
+        for name in TRANSPORTS
+    }
     for name, transport in transports.items():
-        AllToAll("before", [[5] * SIZE] * SIZE, (64,)).run(transport)
+        Job("before", [[100] * SIZE] * SIZE, (64,)).run(transport)
         small().begin(transports[name]).wait()
 
     def end() -> None:
@@ -76,7 +86,7 @@ def lose(
     dist.barrier()
     if rank != lost:
         return in_threads(go_on)
-    if when == "before":
+    if when in ("before", "vouched"):
         end()
     with after_agreement(threading.Barrier(len(TRANSPORTS), action=end).wait):
         return in_threads(go_on)
@@ -89,7 +99,10 @@ def lose(
         (1, signal.SIGKILL, "agreed"),
         (2, signal.SIGKILL, "growing"),
         (0, signal.SIGKILL, "agreed"),
+        (1, signal.SIGKILL, "vouched"),
+        (0, signal.SIGKILL, "vouched"),
         (1, signal.SIGSTOP, "before"),
+        (2, signal.SIGSTOP, "vouched"),
         (2, signal.SIGSTOP, "agreed"),
         (0, signal.SIGSTOP, "growing"),
     ],
@@ -114,9 +127,9 @@ def test_a_lost_rank_is_named_by_all_others(lost: int, how: signal.Signals, when
     assert [rank for rank, of_rank in enumerate(answers) if of_rank] == [r for r in range(SIZE) if r != lost]
 
 
-def be_late(rank: int, world_size: int, late_s: float, agreed: bool) -> dict[str, Outcome]:
+def be_late(rank: int, world_size: int, late_s: float, agreed: bool, vouched: bool = False) -> dict[str, Outcome]:
     """Rank 1 is late in one class, to agree or to send, while another class of the same ranks goes on."""
-    waiting = {name: (open_by(name, LIMIT_S), large()) for name in TRANSPORTS}
+    waiting = {name: (open_by(name, LIMIT_S, verify=not vouched), large(vouched=vouched)) for name in TRANSPORTS}
     living = {name: (open_by(name, LONG_S), mixed_jobs(SIZE, 10)) for name in TRANSPORTS}
     dist.barrier()
 
@@ -154,9 +167,13 @@ def be_late(rank: int, world_size: int, late_s: float, agreed: bool) -> dict[str
     return outcomes
 
 
-@before_or_after
-def test_a_rank_that_is_later_than_the_limit_is_named_and_other_classes_live(agreed: bool) -> None:
-    for rank, of_rank in enumerate(shared_world(SIZE).run(be_late, LIMIT_S + 1, agreed, timeout_s=LONG_S)):
+@pytest.mark.parametrize(
+    ("agreed", "vouched"),
+    [(False, False), (True, False), (False, True)],
+    ids=["before it agreed", "after it agreed", "where none agrees"],
+)
+def test_a_rank_that_is_later_than_the_limit_is_named_and_other_classes_live(agreed: bool, vouched: bool) -> None:
+    for rank, of_rank in enumerate(shared_world(SIZE).run(be_late, LIMIT_S + 1, agreed, vouched, timeout_s=LONG_S)):
         for name, outcome in of_rank.items():
             assert outcome.said.startswith("PeerError"), (name, rank, outcome)
             assert outcome.took_s < LIMIT_S + SLACK_S, (name, rank, outcome)
@@ -173,7 +190,7 @@ def test_a_rank_that_is_late_within_the_limit_is_waited_for(agreed: bool) -> Non
 def pause(rank: int, world_size: int) -> None:
     """Rank 0 stops rank 1 now and then, and lets it go on."""
     transports = {name: open_by(name, LONG_S) for name in TRANSPORTS}
-    jobs = {name: [*mixed_jobs(SIZE, 12), large(), AllGather(1 << 14)] for name in TRANSPORTS}
+    jobs = {name: [*mixed_jobs(SIZE, 12), large()] for name in TRANSPORTS}
     pids: list[Any] = [None] * world_size
     dist.all_gather_object(pids, os.getpid())
     over = threading.Event()

@@ -13,7 +13,7 @@ from worlds import World
 import fscomm
 from fscomm.transports import opening
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring.shared_memory import CopyThread
+from fscomm.transports.shared_memory import CopyThread
 from fsranks.rank_context import resolve
 
 

@@ -194,7 +194,7 @@ def test_the_wire_is_not_kept_for_what_waits_for_the_wire() -> None:
 
 def not_on_a_gpu(rank: int, size: int) -> dict[str, str]:
     model, _ = build(CONFIGS["row"], size)
-    with pytest.raises(fscomm.NotServedError, match="not nccl: the tables are on the CPU"):
+    with pytest.raises(fscomm.NotServedError, match="nccl moves rows between GPUs, these are on the CPU"):
         fscomm.enable(model, transport="nccl", strict=True).__enter__()
     with fscomm.enable(model, transport="nccl") as served:
         pass
@@ -204,7 +204,7 @@ def not_on_a_gpu(rank: int, size: int) -> dict[str, str]:
 def test_tables_elsewhere_than_the_transport_is_for_run_plainly() -> None:
     for said in shared_world(2).run(not_on_a_gpu):
         assert list(said) == ["embeddings.a"]
-        assert said["embeddings.a"].startswith("there is no transport for these rows (transport='nccl'). not nccl:")
+        assert said["embeddings.a"].startswith("there is no transport for these rows (transport='nccl'): nccl moves")
 
 
 # What CUDA's side of `fscomm.device` asks of torch, on torch without a GPU.

@@ -1,28 +1,10 @@
-"""Chunks and parts; the pieces of `host-staged`, and how long they take on two copy engines and a network."""
-
-from collections import deque
-from collections.abc import Sequence
+"""How what a rank sends to a rank is cut into chunks, and in which order chunks travel."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fscomm.transports.cutting import (
-    Chunk,
-    Cut,
-    Part,
-    Pipeline,
-    Stage,
-    chunks,
-    cut,
-    grown,
-    in_order,
-    parts,
-    room_for,
-    spans_of,
-)
-
-BYTES = 8
+from fscomm.transports.cutting import Chunk, chunks, even_slot, grown, in_order, joined, piece_of, room_for
 
 
 @given(size=st.integers(1, 5), slot_bytes=st.integers(1, 9), data=st.data())
@@ -63,116 +45,39 @@ def test_slots_grow_to_powers_of_two_and_not_beyond_the_most(
     assert grown(now, largest, most=most) == slots
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 64))
-def test_parts_cover_a_tensor_in_the_order_of_the_ranks(splits: list[int], row_bytes: int) -> None:
-    found = parts(splits, row_bytes)
-    covered = [byte for part in found for byte in range(part.start, part.stop)]
-    assert covered == list(range(sum(splits) * row_bytes))
-    expected = {peer: rows * row_bytes for peer, rows in enumerate(splits) if rows * row_bytes}
-    assert {part.peer: part.stop - part.start for part in found} == expected
-    assert parts([2, 0, 1], 4) == [Part(peer=0, start=0, stop=8), Part(peer=2, start=8, stop=12)]
-
-
-def timeline(
-    operations: Sequence[tuple[float, Sequence[int]]], speeds: Sequence[float], depth: int
-) -> dict[tuple[Stage, int], tuple[float, float]]:
-    """When each stage of each piece begins and ends, as the thread of `host-staged` does what a `Pipeline` says.
-
-    operations: in their order, when one comes and the bytes of its pieces. speeds: seconds of BYTES, by stage.
-    """
-    pipeline, waiting, sizes = Pipeline(depth), deque(operations), []
-    found: dict[tuple[Stage, int], tuple[float, float]] = {}
-    now, engines = 0.0, dict.fromkeys(("down", "exchange", "up"), 0.0)
-    takes_s = dict(zip(engines, speeds, strict=True))
-    while True:
-        while waiting and waiting[0][0] <= now:
-            pieces = waiting.popleft()[1]
-            assert pipeline.feed(len(pieces)) == range(len(sizes), len(sizes) + len(pieces))
-            sizes += pieces
-        step = pipeline.next()
-        if step is None and not waiting:
-            return found
-        if step is None:
-            now = waiting[0][0]
-            continue
-        if step.after is not None:
-            now = max(now, found[step.after][1])
-        engines[step.stage] = max(engines[step.stage], now) + takes_s[step.stage] * sizes[step.piece] / BYTES
-        found[step.stage, step.piece] = now, engines[step.stage]
-
-
-@pytest.mark.parametrize(
-    ("speeds", "depth", "takes_s"),
-    [
-        ((4, 1, 2), 3, 7 + 19 * 4),  # that of the slowest stage, and of filling
-        ((1, 4, 2), 3, 7 + 19 * 4),
-        ((2, 1, 4), 3, 7 + 19 * 4),
-        ((1, 4, 4), 3, 9 + 19 * 4),
-        ((2, 2, 2), 3, 6 + 19 * 2),
-        ((4, 1, 2), 1, 20 * 7),  # nothing overlaps
-    ],
-)
-def test_how_long_pieces_take(speeds: tuple[float, ...], depth: int, takes_s: float) -> None:
-    """The second operation comes down while the first is on the wire."""
-    found = timeline([(0, [BYTES] * 3), (0, [BYTES] * 17)], speeds, depth)
-    assert max(end for _, end in found.values()) == takes_s
-
-
-@given(
-    operations=st.lists(st.tuples(st.integers(0, 300), st.lists(st.integers(0, 3 * BYTES), max_size=6)), max_size=12),
-    speeds=st.tuples(*[st.integers(1, 90)] * 3),
-    depth=st.integers(1, 4),
-)
-def test_any_cost_and_any_time_of_arrival_keep_order_and_buffers(
-    operations: list[tuple[float, list[int]]], speeds: tuple[int, ...], depth: int
-) -> None:
-    found = timeline(sorted(operations, key=lambda each: each[0]), speeds, depth)
-    number = sum(len(pieces) for _, pieces in operations)
-    assert [piece for stage, piece in found if stage == "up"] == list(range(number))
-    for piece in range(number):
-        assert found["down", piece][1] <= found["exchange", piece][0]
-        assert found["exchange", piece][1] <= found["up", piece][0]
-        if piece >= depth:  # its buffers are those of an earlier piece, which has to be through
-            assert found["up", piece - depth][1] <= found["down", piece][0]
-
-
-def test_depth_must_be_at_least_one() -> None:
-    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
-        Pipeline(0)
-
-
 @given(
     size=st.integers(1, 5),
     row_bytes=st.sampled_from([1, 3, 8, 500]),
-    chunk_bytes=st.sampled_from([1, 64, 100, 4096]),
+    most_bytes=st.sampled_from([1, 64, 100, 4096]),
     data=st.data(),
 )
-def test_all_ranks_cut_alike_and_every_row_is_in_one_piece(
-    size: int, row_bytes: int, chunk_bytes: int, data: st.DataObject
+def test_all_ranks_cut_alike_and_every_byte_is_in_one_piece(
+    size: int, row_bytes: int, most_bytes: int, data: st.DataObject
 ) -> None:
-    row = st.lists(st.integers(0, data.draw(st.sampled_from([0, 1, 5, 300]))), min_size=size, max_size=size)
+    row = st.lists(st.integers(0, data.draw(st.sampled_from([1, 5, 300]))), min_size=size, max_size=size)
     rows = data.draw(st.lists(row, min_size=size, max_size=size))
-    how = cut(max(map(max, rows)) * row_bytes, row_bytes, world_size=size, chunk_bytes=chunk_bytes)
+    sizes = [[n * row_bytes for n in of_rank] for of_rank in rows]
+    largest = max(map(max, sizes)) or row_bytes
+    slot_bytes = even_slot(largest, row_bytes, most_bytes=most_bytes)
+    assert slot_bytes % row_bytes == 0
+    assert slot_bytes <= max(most_bytes, row_bytes)
     covered: list[list[int]] = [[] for _ in range(size)]
-    for piece in range(how.pieces):
-        sent = [spans_of(rows[r], piece, how.pieces) for r in range(size)]
-        received = [spans_of([rows[s][r] for s in range(size)], piece, how.pieces) for r in range(size)]
+    for k in range(-(-largest // slot_bytes)):
+        sent = [piece_of(sizes[r], slot_bytes, k) for r in range(size)]
+        received = [piece_of([sizes[s][r] for s in range(size)], slot_bytes, k) for r in range(size)]
         for r in range(size):
-            assert sent[r].sizes == [received[s].sizes[r] for s in range(size)]
-            assert max(sent[r].sizes) <= how.rows
-            for each in (sent[r], received[r]):
-                assert sum(each.sizes) * row_bytes <= max(chunk_bytes, size * row_bytes)
-                assert sum(end - first for first, end in each.spans) == sum(each.sizes)
-                assert all(end > first for first, end in each.spans)
-            covered[r] += [row for first, end in sent[r].spans for row in range(first, end)]
-    for r in range(size):
-        assert sorted(covered[r]) == list(range(sum(rows[r])))
+            lengths = [stop - start for start, stop in sent[r]]
+            assert lengths == [received[s][r][1] - received[s][r][0] for s in range(size)]
+            assert max(lengths) <= slot_bytes
+            covered[r] += [byte for start, stop in joined(sent[r]) for byte in range(start, stop)]
+    assert [sorted(each) for each in covered] == [list(range(sum(of_rank))) for of_rank in sizes]
 
 
 def test_cutting_by_example() -> None:
-    assert cut(0, 4, world_size=2, chunk_bytes=64) == Cut(pieces=0, rows=0)
-    assert cut(80, 4, world_size=2, chunk_bytes=64) == Cut(pieces=3, rows=7)
-    assert cut(3000, 1000, world_size=2, chunk_bytes=64) == Cut(pieces=3, rows=1)
-    assert spans_of([5, 0, 2], 0, 1) == ([5, 0, 2], [(0, 7)])
-    assert spans_of([5, 0, 2], 0, 2) == ([2, 0, 1], [(0, 2), (5, 6)])
-    assert spans_of([5, 0, 2], 1, 2) == ([3, 0, 1], [(2, 5), (6, 7)])
+    assert even_slot(80, 4, most_bytes=32) == 28  # three pieces, and not two of 32 and one of 16
+    assert even_slot(3000, 1000, most_bytes=32) == 1000
+    assert piece_of([20, 0, 8], 20, 0) == [(0, 20), (20, 20), (20, 28)]
+    assert piece_of([20, 0, 8], 12, 0) == [(0, 12), (20, 20), (20, 28)]
+    assert piece_of([20, 0, 8], 12, 1) == [(12, 20), (20, 20), (28, 28)]
+    assert joined([(0, 20), (20, 20), (20, 28), (30, 31)]) == [(0, 28), (30, 31)]
+    assert joined([(3, 3), (5, 5)]) == []

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import weakref
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from fake_driver import Agreed, FakeHandshake
 from patience import PATIENCE_S
 from worlds import shared_world
 
-from fscomm.transports.handshake import Handshake, Watch, together
+from fscomm.transports.handshake import Handshake, StepFailed, Watch, together
 from fsranks.errors import MismatchError, PeerError
 from fsranks.machine.local_processes import Neighbours, machine, own_process
 from fsranks.rank_context import resolve
@@ -59,7 +60,7 @@ def differ(rank: int, world_size: int, verify: bool) -> list[str]:
         if odd:
             raise OSError("not here")
 
-    with pytest.raises(PeerError, match=r"^on rank 1: OSError: not here$"):
+    with pytest.raises(StepFailed, match=r"^on rank 1: OSError: not here$"):
         together(handshake.group, refuse)
     handshake.group.close("done")
     return texts
@@ -90,20 +91,21 @@ def test_only_processes_of_this_machine_are_neighbours() -> None:
 def watched(agreed: Agreed) -> tuple[Watch, list[str]]:
     ended: list[str] = []
     handshake: Any = FakeHandshake(agreed, 0, 8, PLAYED_S)
-    return Watch("fake", handshake, lambda: ended.append("ended")), ended
+    return Watch("fake", handshake, ended.append), ended
 
 
 def test_a_process_that_ended_is_named_long_before_the_time_limit() -> None:
     agreed = Agreed()
     agreed.gone = [2, 4]
     watching, ended = watched(agreed)
-    with pytest.raises(PeerError, match="the process of ranks 2, 4 has ended"):
-        watching.until(lambda: False)
-    assert agreed.events == [("abort", 0, "found that the process of ranks 2, 4 has ended")]
-    assert ended == ["ended"]
+    why = "the process of ranks 2, 4 has ended"
+    with pytest.raises(PeerError, match=why):
+        watching.until_done(lambda: False)
+    assert agreed.events == [("abort", 0, f"found that {why}")]
+    assert ended == ["lost an operation"]
     assert agreed.clock.now() < 1
     assert watching.is_over
-    for call in (watching.check, lambda: watching.until(lambda: True)):
+    for call in (watching.check, lambda: watching.until_done(lambda: True), watching.meet):
         with pytest.raises(PeerError, match="ranks 2, 4"):
             call()
 
@@ -114,19 +116,19 @@ def test_a_rank_may_leave_that_is_through_with_the_operation() -> None:
     watching, ended = watched(agreed)
     looked: list[None] = []
     agreed.meanwhile = lambda: looked.append(None)  # the operation ends while this rank looks who is gone
-    watching.until(lambda: bool(looked))
+    watching.until_done(lambda: bool(looked))
     assert (agreed.events, ended) == ([], [])
 
 
 def test_the_time_limit_ends_a_wait_and_names_who_is_late() -> None:
     agreed = Agreed()
     agreed.dead = 7
-    error = watched(agreed)[0].failed(0.0, "The backend said: no")
+    error = watched(agreed)[0].failed(0.0, said=". The backend said: no")
     assert str(error).endswith("rank 7 did not answer. The backend said: no")
     watching, ended = watched(agreed)
-    with pytest.raises(PeerError, match="fake is over on this rank: rank 7 did not answer"):
-        watching.until(lambda: False)
-    assert ended == ["ended"]
+    with pytest.raises(PeerError, match="fake is over on rank 0: rank 7 did not answer"):
+        watching.until_done(lambda: False)
+    assert ended == ["lost an operation"]
     assert PLAYED_S <= agreed.clock.now() < PLAYED_S + 1
 
 
@@ -135,10 +137,11 @@ def test_an_abort_ends_a_wait_and_its_reason_stands() -> None:
     agreed = Agreed()
     watching, _ = watched(agreed)
     with pytest.raises(PeerError, match="had enough"):
-        watching.until(lambda: watching.abort("had enough") is not None)
+        watching.until_done(lambda: watching.abort("had enough") is not None)
     assert agreed.events == [("abort", 0, "had enough")]
-    assert watching.give_up("something else") == "had enough"
-    assert "had enough" in str(watching.failed(0.0, "The backend said: no"))
+    watching.give_up("something else")
+    assert "had enough" in str(watching.error())
+    assert "had enough" in str(watching.failed(0.0, said=". The backend said: no"))
 
 
 def test_what_was_given_up_while_ranks_agreed_begins_nothing() -> None:
@@ -146,4 +149,41 @@ def test_what_was_given_up_while_ranks_agreed_begins_nothing() -> None:
     watching, _ = watched(agreed)
     agreed.meanwhile = lambda: watching.abort("had enough")
     with pytest.raises(PeerError, match="had enough"):
-        watching.agree("meet", torch.zeros(0))
+        watching.agree(torch.zeros(8), [1] * 8, [1] * 8, None)
+
+
+def test_who_vouches_for_the_largest_piece_asks_nobody() -> None:
+    agreed = Agreed()
+    agreed.largest = 9
+    handshake: Any = FakeHandshake(agreed, 0, 8, PLAYED_S)
+    watching = Watch("fake", handshake, lambda reason: None)
+    assert watching.agree(torch.zeros(8), [1] * 8, [1] * 8, 4) == 4
+    assert agreed.events == []
+    handshake.verify = True
+    assert watching.agree(torch.zeros(8), [1] * 8, [1] * 8, 4) == 9
+
+
+def test_an_error_inside_an_operation_ends_it_for_all() -> None:
+    agreed = Agreed()
+    watching, ended = watched(agreed)
+    with pytest.raises(OSError, match="the adapter is gone"), watching.guard():
+        raise OSError("the adapter is gone")
+    assert agreed.events == [("abort", 0, "failed: OSError: the adapter is gone")]
+    assert ended == ["failed: OSError: the adapter is gone"]
+    with pytest.raises(PeerError, match="the adapter is gone"):
+        watching.check()
+
+
+def test_what_is_under_way_keeps_its_tensors_until_it_is_done() -> None:
+    """Also when the caller drops the handle."""
+    watching, _ = watched(Agreed())
+    done: list[None] = []
+    rows = torch.zeros(2)
+    seen = weakref.ref(rows)
+    watching.begun(lambda: bool(done), lambda: None, rows)
+    del rows
+    watching.begun(lambda: bool(done), lambda: None)
+    assert seen() is not None
+    done.append(None)
+    watching.begun(lambda: True, lambda: None)
+    assert seen() is None

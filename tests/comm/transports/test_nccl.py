@@ -13,7 +13,9 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 from fscomm.device import Host
+from fscomm.transports import handshake as handshaking
 from fscomm.transports import nccl
+from fscomm.transports.handshake import Handshake, StepFailed
 from fscomm.transports.nccl import NcclTransport, PaddedTransport
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import RankContext, resolve
@@ -55,11 +57,26 @@ class FakeStream:
     def __init__(self) -> None:
         self.todo: list[tuple[str, Callable[[], Any]]] = []
 
+    def __enter__(self) -> None:
+        self._before, FakeStream.current = FakeStream.current, self
+
+    def __exit__(self, *_: object) -> None:
+        FakeStream.current = self._before
+
     def issue(self, what: str, run: Callable[[], Any]) -> None:
         self.todo.append((what, run))
 
 
 class Streams(Host):
+    """It has given out `made`."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeStream] = []
+
+    def stream(self) -> "FakeStream":
+        self.made.append(FakeStream())
+        return self.made[-1]
+
     def mark(self) -> Any:
         return FakeStream.current
 
@@ -73,23 +90,16 @@ def alone(agreed: Agreed) -> Any:
 
 def test_an_operation_stays_in_one_stream_and_the_next_takes_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in flight may run as late as it likes: nothing of it was overwritten by what was issued meanwhile."""
-    streams, caller = [FakeStream(), FakeStream()], FakeStream()
-    made = iter(streams)
-
-    @contextlib.contextmanager
-    def in_stream(stream: FakeStream, where: torch.device) -> Iterator[None]:
-        FakeStream.current = stream
-        yield
-        FakeStream.current = caller
+    device, caller = Streams(), FakeStream()
+    monkeypatch.setattr(FakeStream, "current", caller, raising=False)
 
     def copy(out: torch.Tensor, inp: torch.Tensor) -> None:
         FakeStream.current.issue("copy", lambda: out.copy_(inp))
 
-    monkeypatch.setattr(nccl, "_stream", lambda where: next(made))
-    monkeypatch.setattr(nccl, "_in_stream", in_stream)
     agreed = Agreed()
     agreed.largest = 60
-    transport = PaddedTransport(Backend(), alone(agreed), Streams(), copy=copy)
+    transport = PaddedTransport(Backend(), alone(agreed), device, copy=copy)
+    streams = device.made
     rows = [torch.randn(k, 5) for k in range(4)]
     outs = [torch.full_like(inp, torch.nan) for inp in rows]
     handles = [transport.all_to_all_v(out, inp, [k], [k]) for k, (out, inp) in enumerate(zip(outs, rows, strict=True))]
@@ -124,14 +134,13 @@ def test_buffers_on_a_gpu_are_registered_as_windows_once_they_grew(monkeypatch: 
     backend = Backend()
     buffers = nccl.Registered(backend, torch.device("meta"), 2)
     shapes = []
-    for largest in (10, 4096, 5000, 100):
+    for largest in (10, 5000):
         buffers.grow(largest)
         first, second = buffers.next(), buffers.next()
         assert first is not second
         assert buffers.next() is first
-        shapes.append(tuple(second.sent.shape))
-        assert second.received.shape == second.sent.shape
-    assert shapes == [(2, 4096), (2, 4096), (2, 8192), (2, 8192)]
+        shapes.append([tuple(each.shape) for each in second])
+    assert shapes == [[(2, 4096)] * 2, [(2, 8192)] * 2]
     assert made == ["the backend's"] * 2
     assert backend.registered == [(pool, True) for pool in entered]
 
@@ -172,19 +181,19 @@ def test_a_backend_is_made_with_patience_and_without_ctas_if_asked() -> None:
 
 def made(rank: int, world_size: int) -> None:
     context, device = resolve(), torch.device("cuda", 0)
+    handshake = Handshake(context, verify=False, timeout_s=PATIENCE_S)
 
-    def make(zero_cta: bool, context: RankContext = context) -> Any:
-        return nccl.nccl_backend(context, device, timeout_s=PATIENCE_S, zero_cta=zero_cta)
+    def make(zero_cta: bool = False, context: RankContext = context) -> Any:
+        return nccl.nccl_backend(context, handshake, device, zero_cta=zero_cta)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "is_nccl_available", lambda: False)
-        with pytest.raises(RuntimeError, match="install a CUDA build of torch"):
-            make(False)
-    with pytest.raises(ValueError, match="process group"):
+    with pytest.raises(StepFailed, match="on ranks 0, 1: ValueError: NCCL needs a process group"):
         make(False, RankContext(rank=0, world_size=2))
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NCCL_CTA_POLICY", raising=False)
         patch.setattr(dist, "is_nccl_available", lambda: True)
         patch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
+        patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+        patch.setattr(handshaking, "gpu_id", lambda where: f"GPU {rank}")
         for zero_cta in (False, True):
             backend = make(zero_cta)
             store, *ranks, options = backend.made
@@ -192,6 +201,28 @@ def made(rank: int, world_size: int) -> None:
             assert options.config.cta_policy == (2 if zero_cta else 0)
             assert options._timeout.days >= 30
             assert backend.calls == ["numbered", device]
-        patch.setattr(FakeNccl, "Options", lambda: SimpleNamespace(config=object()))
-        with pytest.raises(RuntimeError, match="cannot ask NCCL for zero-CTA"):
+        refuse(patch, rank, make)
+    handshake.group.close("done")
+
+
+def refuse(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> None:
+    """What one rank alone lacks is told to all."""
+    patch.setattr(dist, "is_nccl_available", lambda: rank == 0)
+    with pytest.raises(StepFailed, match=r"^on rank 1: RuntimeError: torch .* install a CUDA build of torch"):
+        make()
+    patch.setattr(dist, "is_nccl_available", lambda: True)
+    for policy, refused in (("1", True), ("2", False), ("NCCL_CTA_POLICY_ZERO", False), ("3", False)):
+        patch.setenv("NCCL_CTA_POLICY", policy if rank else "2")
+        told = pytest.raises(StepFailed, match=rf"on rank 1: RuntimeError: NCCL_CTA_POLICY={policy} overrides .* unset")
+        with told if refused else contextlib.nullcontext():
             make(True)
+    patch.delenv("NCCL_CTA_POLICY")
+    patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7) if rank else (2, 27, 5))
+    with pytest.raises(StepFailed, match=r"one version of NCCL: on rank 0: NCCL 2\.27\.5; on rank 1: NCCL 2\.29\.7"):
+        make()
+    patch.setattr(handshaking, "gpu_id", lambda where: "the only GPU")
+    with pytest.raises(StepFailed, match="ranks 0, 1 share a GPU: NCCL wants a GPU for each rank"):
+        make()
+    patch.setattr(FakeNccl, "Options", lambda: SimpleNamespace(config=object()))
+    with pytest.raises(StepFailed, match=r"on ranks 0, 1: RuntimeError: torch .* cannot ask NCCL for zero-CTA"):
+        make(True)

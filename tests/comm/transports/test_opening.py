@@ -1,14 +1,14 @@
-"""How ranks agree on a transport: from what all of them have, shown in a warm-up, said in one line.
+"""How ranks agree on a transport: opened by all, tried once, said in one line.
 
 Host collectives by name, from this package and from installed ones.
 """
 
-import dataclasses
 import logging
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +18,8 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
-from fscomm.transports import capabilities, opening
-from fscomm.transports.choice import Choice
-from fscomm.transports.opening import host_collective, host_collectives
+from fscomm.transports import handshake, opening
+from fscomm.transports.opening import Choice, host_collective, host_collectives
 from fsranks.rank_context import RankContext, resolve
 
 CPU = torch.device("cpu")
@@ -54,33 +53,79 @@ def agreed(rank: int, size: int, asked: str, *folders: str) -> tuple[Choice, lis
 
 
 @pytest.mark.parametrize(
-    ("asked", "taken"),
-    [("auto", "gloo"), ("copy-engine", "copy-engine"), ("host-staged:shared-memory", "host-staged"), ("nccl", None)],
+    ("asked", "taken", "why_not"),
+    [
+        ("auto", "gloo", ""),
+        ("gloo", "gloo", ""),
+        ("copy-engine", "copy-engine", ""),
+        ("host-staged:shared-memory", "host-staged", ""),
+        ("nccl", None, "nccl moves rows between GPUs, these are on the CPU: take gloo"),
+    ],
 )
-def test_one_line_says_what_was_taken_and_why_nothing_else(asked: str, taken: str | None) -> None:
-    answers = shared_world(2).run(agreed, asked)
-    assert answers[0] == answers[1]
-    choice, lines = answers[0]
+def test_one_line_says_what_was_taken_or_why_nothing_was(asked: str, taken: str | None, why_not: str) -> None:
+    for choice, lines in shared_world(2).run(agreed, asked):
+        assert choice == Choice(asked=asked, name=taken, why_not=why_not)
+        said = f": {why_not}" if why_not else ""
+        way = "there is no transport for these rows" if taken is None else f"rows travel by {taken}"
+        assert lines == [f"fscomm: {way} (transport={asked!r}){said}"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "where", "taken"),
+    [
+        ("auto", "cpu", "gloo"),
+        ("auto", "cuda", None),
+        ("copy-engine", "cuda", "copy-engine"),
+        ("nccl", "cpu", "nccl"),
+    ],
+)
+def test_the_only_rank_has_nothing_to_lack_but_on_cuda_it_has_to_ask(asked: str, where: str, taken: str | None) -> None:
+    """As more ranks have: tables on CUDA run plainly under auto."""
+    choice = opening.agree_on(asked, PLACE, torch.device(where), timeout_s=PATIENCE_S)
     assert choice.name == taken
-    assert lines == [f"fscomm: {choice.line()}"]
-    for name in {"gloo", "nccl", "nccl-ce", "copy-engine", "host-staged"} - {taken}:
-        assert f"not {name}: " in lines[0]
+    assert ("Name one (nccl, nccl-ce, copy-engine, host-staged)" in choice.why_not) == (taken is None)
 
 
-def one_rank_elsewhere(rank: int, size: int) -> list[Choice]:
+def on_cuda(rank: int, size: int, *asked: str) -> list[str]:
+    """Tables on GPUs that are not there; the last rank has a setting that no transport without kernels can stand."""
     with pytest.MonkeyPatch.context() as patch:
-        here = capabilities.read(CPU)
-        patch.setattr(opening, "read", lambda where: dataclasses.replace(here, host=f"host of {rank // 2}"))
-        return [agreed(rank, size, asked)[0] for asked in ("auto", "copy-engine")]
+        patch.setattr(opening, "device_of", lambda where: SimpleNamespace(where=where))
+        if rank == size - 1:
+            patch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+        where = torch.device("cuda", 0)
+        return [opening.agree_on(name, resolve(), where, timeout_s=PATIENCE_S).why_not for name in asked]
+
+
+def test_what_one_rank_lacks_is_told_to_all_with_what_to_do() -> None:
+    answers = shared_world(2).run(on_cuda, "auto", "gloo", "host-staged", "copy-engine", "nccl-ce", "nccl")
+    assert answers[0] == answers[1]
+    auto, gloo, *named, nccl = answers[0]
+    assert auto == opening.NOT_YET
+    assert "host-staged takes them over gloo" in gloo
+    why = "on rank 1: RuntimeError: CUDA_LAUNCH_BLOCKING=1: every copy would block the thread that issues it. Unset it"
+    assert named == [why] * 3
+    assert nccl.startswith("on ranks 0, 1: RuntimeError: torch")
+
+
+def differing(rank: int, size: int) -> list[str]:
+    """Rank 0 has its tables elsewhere; then the last rank is on another host."""
+    where = torch.device("cuda") if rank == 0 else CPU
+    said = [opening.agree_on("copy-engine", resolve(), where, timeout_s=PATIENCE_S).why_not]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handshake, "machine", lambda: f"host {rank // 2}")
+        for asked in ("copy-engine", "host-staged:shared-memory", "auto"):
+            said.append(agreed(rank, size, asked)[0].why_not)
+    return said
 
 
 def test_ranks_that_differ_take_the_same() -> None:
-    answers = shared_world(3).run(one_rank_elsewhere)
+    answers = shared_world(3).run(differing)
     assert answers[0] == answers[1] == answers[2]
-    by_itself, by_name = answers[0]
-    assert by_itself.name == "gloo"
-    assert by_name.name is None
-    assert "ranks 0, 1 and rank 2 are apart" in by_name.why_not["copy-engine"]
+    on_both, apart, apart_too, by_itself = answers[0]
+    assert on_both.endswith("on rank 0: tables on cuda; on ranks 1, 2: tables on cpu")
+    assert apart == "all ranks must be processes of one host, ranks 0, 1 and rank 2 are apart: use gloo"
+    assert apart_too == apart
+    assert by_itself == ""
 
 
 def enabled(rank: int, size: int, asked: str) -> tuple[str | None, str | None, str]:
@@ -131,6 +176,25 @@ def open_it(context, *, timeout_s):
 """
 
 
+BROKEN_ON_ONE = """
+import torch.distributed as dist
+from fscomm.transports.opening import gloo_collective as open_it
+
+if dist.get_rank() == 1:
+    raise OSError("no such adapter")
+"""
+
+
+def test_a_package_that_is_broken_on_one_rank_is_told_to_all(install: Install, tmp_path: Path) -> None:
+    install("broken_host", "broken", BROKEN_ON_ONE)
+    why = (
+        "ImportError: the host collective 'broken' (broken_host_for_tests:open_it) of broken_host 1.5 cannot be loaded"
+    )
+    for choice, _ in shared_world(2).run(agreed, "host-staged:broken", str(tmp_path)):
+        assert choice.name is None
+        assert choice.why_not.startswith(f"on rank 1: {why}: OSError: no such adapter")
+
+
 def test_a_transport_that_brings_other_rows_serves_nobody(install: Install, tmp_path: Path) -> None:
     """One rank alone sees it; all of them take nothing, for the same reason."""
     install("swapping_host", "swapping", SWAPS)
@@ -139,7 +203,31 @@ def test_a_transport_that_brings_other_rows_serves_nobody(install: Install, tmp_
     assert answers[0] == answers[1]
     choice, (line,) = answers[0]
     assert choice.name is None
-    assert "not host-staged: its warm-up failed: on rank 1: all-to-all of" in line
+    assert line.endswith("its trial failed: on rank 1: rows from ranks 0, 1 are not what was sent")
+
+
+FAILS = """
+from fscomm.transports.opening import gloo_collective
+
+def open_it(context, *, timeout_s):
+    host = gloo_collective(context, timeout_s=timeout_s)
+    if host.rank == 1:
+        host.all_to_all_v = fail
+    return host
+
+def fail(*given):
+    raise OSError("the adapter is gone")
+"""
+
+
+def test_an_error_in_the_trial_is_a_verdict_for_all(install: Install, tmp_path: Path) -> None:
+    install("failing_host", "failing", FAILS)
+    answers = shared_world(2).run(agreed, "host-staged:failing", str(tmp_path))
+    assert answers[0] == answers[1]
+    choice, _ = answers[0]
+    assert choice.name is None
+    assert choice.why_not.startswith("its trial failed: on rank 0: PeerError: ")
+    assert "on rank 1: PeerError: host-staged is over on rank 1: failed: OSError: the adapter is gone" in choice.why_not
 
 
 @pytest.mark.parametrize(
@@ -157,4 +245,4 @@ def test_names_and_packages_that_are_no_good_are_told(
 ) -> None:
     install("some_host", "other" if entry == "mpi" else entry, code)
     with pytest.raises(error, match=said):
-        host_collective(entry, PLACE, timeout_s=PATIENCE_S)
+        host_collective(entry)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -48,22 +49,18 @@ class Wire(AloneTransport):
 class Alone:
     """The only rank, whose rows all go to itself, two floats each, in pieces of at most `chunk` bytes."""
 
-    def __init__(
-        self, device: Host, wire: Wire | None = None, *, limit_s: float = PATIENCE_S, chunk: int = 64, depth: int = 3
-    ) -> None:
+    def __init__(self, device: Host, wire: Wire | None = None, *, limit_s: float = PATIENCE_S, chunk: int = 64) -> None:
         self.agreed = Agreed()
         handshake: Any = FakeHandshake(self.agreed, 0, 1, limit_s)
-        self.transport = HostStaged(wire or Wire(), handshake, device, chunk_bytes=chunk, depth=depth)
+        self.transport = HostStaged(wire or Wire(), handshake, device, chunk_bytes=chunk)
 
     def begin(self, rows: int = 64) -> Handle:
         inp = torch.arange(2 * rows).view(rows, 2).float()
         self.out = torch.zeros_like(inp)
         return self.send(inp, self.out)
 
-    def send(self, inp: torch.Tensor, out: torch.Tensor, *, gather: bool = False) -> Handle:
+    def send(self, inp: torch.Tensor, out: torch.Tensor) -> Handle:
         self.agreed.largest = inp.nbytes
-        if gather:
-            return self.transport.all_gather(out, inp)
         return self.transport.all_to_all_v(out, inp, [len(inp)], [len(inp)])
 
     def told(self) -> list[str]:
@@ -71,24 +68,48 @@ class Alone:
         return [event[2] for event in self.agreed.events if event[0] == "abort"]
 
 
-@pytest.mark.parametrize(("chunk", "depth"), [(64, 3), (100, 1), (1 << 20, 3)])
-def test_rows_arrive_however_late_the_device_is(chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [64, 100, 1 << 20])
+def test_rows_arrive_however_late_the_device_is(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device makes rows only once it comes to it, as it does what `out` was used for before."""
     device = Late()
     monkeypatch.setattr(staged, "_pairs", copied_by(device))
-    alone = Alone(device, chunk=chunk, depth=depth)
+    alone = Alone(device, chunk=chunk)
     with closed_at_the_end(alone.transport):
         jobs = []
         for number in (5, 0, 64, 1, 33, 200):
             rows, inp, out = torch.randn(number, 2), torch.zeros(number, 2), torch.zeros(number, 2)
             device.issue(functools.partial(inp.copy_, rows))
             device.issue(functools.partial(out.fill_, torch.nan))
-            jobs.append((alone.send(inp, out, gather=number == 33), rows, inp, out))
+            jobs.append((alone.send(inp, out), rows, inp, out))
         for handle, rows, inp, out in jobs:
             handle.wait()
             assert handle.done()
             assert torch.equal(out, rows)
             assert {each.data_ptr() for each in (inp, out) if each.numel()} <= device.read
+
+
+class Noting(Host):
+    """Notes what begins in which of its two streams: the first is the way down, the second the way up."""
+
+    def __init__(self) -> None:
+        self.names = iter(("down", "up"))
+        self.events: list[str] = []
+
+    def stream(self) -> Any:
+        stream = mock.MagicMock()
+        stream.__exit__.return_value = False
+        stream.__enter__.side_effect = functools.partial(self.events.append, next(self.names))
+        return stream
+
+
+def test_three_pieces_are_under_way_at_once() -> None:
+    """One comes down while the one before it is on the wire, and goes up before the next one is."""
+    device = Noting()
+    alone = Alone(device, Wire(lambda: device.events.append("wire")))
+    with closed_at_the_end(alone.transport):
+        alone.begin(rows=40).wait()
+        first = ["down", "down", "wire", "down"]
+        assert device.events == [*first, *["up", "wire", "down"] * 2, "up", "wire", "up", "wire", "up"]
 
 
 def said(handle: Handle) -> str:

@@ -6,11 +6,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from held_sms import Multiprocessors
 from worlds import World
 
 from fscomm.device import Cuda
+from fscomm.transports.cuda_driver import CudaDriver
+from fscomm.transports.handshake import Handshake
 from fscomm.transports.opening import open_transport
-from fscomm.transports.selftest import BOUND_S, Multiprocessors, check
+from fscomm.transports.ring import Ring
 from fsranks.rank_context import resolve
 
 pytestmark = [
@@ -74,27 +77,14 @@ def test_the_kernel_ends_by_itself():
         assert within(brief.sm_copy(), LIMIT_S)
 
 
-def gather(text):
-    texts = [""] * dist.get_world_size()
-    dist.all_gather_object(texts, text)
-    return texts
-
-
 class ByKernel:
     """A transport whose handles wait for one more kernel: a fall-back as it would be."""
 
     def __init__(self, inner, sms):
         self.inner, self.sms = inner, sms
-        self.name, self.rank, self.world_size = inner.name, inner.rank, inner.world_size
 
     def all_to_all_v(self, *given):
-        return self.wrap(self.inner.all_to_all_v(*given))
-
-    def all_gather(self, *given):
-        return self.wrap(self.inner.all_gather(*given))
-
-    def wrap(self, handle):
-        return AfterKernel(handle, self.sms.sm_copy())
+        return AfterKernel(self.inner.all_to_all_v(*given), self.sms.sm_copy())
 
 
 class AfterKernel:
@@ -108,38 +98,79 @@ class AfterKernel:
         self.handle.wait()
 
 
-def warm_up(rank, world_size, name, falls_back=None):
-    """Both ranks on one GPU, each with all its multiprocessors held: they take turns on them."""
-    where = torch.device("cuda", 0)
-    device = Cuda(where)
+def by_name(name, device):
+    return open_transport(name, resolve(), device, timeout_s=LIMIT_S)
+
+
+def copy_engine(name, device):
+    """Also where ranks share a GPU, which users are refused."""
+    handshake = Handshake(resolve(), verify=True, timeout_s=LIMIT_S)
+    return Ring(CudaDriver(handshake, device.where), handshake, name=name)
+
+
+def own_or_first(rank, world_size):
+    return torch.device("cuda", rank if torch.cuda.device_count() >= world_size else 0)
+
+
+def moved_while_held(rank, world_size, name, falls_back=None, limit_s=LIMIT_S):
+    """Whether rows came while every rank held all its SMs; raises if nothing was held, or other rows came.
+
+    Ranks that share a GPU take turns on its SMs, and each holds them in its own.
+    """
+    where = own_or_first(rank, world_size)
+    device, sms = Cuda(where), Multiprocessors(where)
     device.enter()
-    inner = open_transport(name, resolve(), device, timeout_s=LIMIT_S, verify=True)
-    try:
-        transport = ByKernel(inner, Multiprocessors(where)) if rank == falls_back else inner
-        return check(transport, device, gather=gather, bound_s=BOUND_S if falls_back is None else 5.0)
-    finally:
-        inner.close("the test is over")
+    inner = (copy_engine if name == "copy-engine" else by_name)(name, device)
+    transport = ByKernel(inner, sms) if rank == falls_back else inner
+    splits = [1 << 12] * world_size
+    inp = torch.arange(sum(splits) * 16, device=where).view(-1, 16) + rank
+    out = torch.full_like(inp, -1)
+    for _ in range(4):  # so often that all is allocated and loaded
+        inner.all_to_all_v(out, inp, splits, splits).wait()
+    out.fill_(-1)
+    torch.cuda.synchronize(where)
+    with sms.hold_all_sms():
+        dist.barrier()
+        handle = transport.all_to_all_v(out, inp, splits, splits)
+        moved = within(handle.done, limit_s)
+        dist.barrier()  # no rank lets go before all are through: what is still to leave it may need its SMs
+        assert not within(sms.sm_copy(), 0.2), "nothing was held"
+    handle.wait()
+    dist.barrier()
+    first = torch.arange(len(inp) * 16, device=where).view(-1, 16).split(splits)[rank]
+    assert torch.equal(out, torch.cat([first + source for source in range(world_size)]))
+    inner.close("the test is over")
+    return moved
 
 
 needs_bindings = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs cuda-bindings")
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 
 @pytest.mark.parametrize(
-    "name", ["host-staged", "host-staged:shared-memory", pytest.param("copy-engine", marks=needs_bindings)]
+    "name",
+    [
+        "host-staged",
+        "host-staged:shared-memory",
+        pytest.param("copy-engine", marks=(two_gpus, needs_bindings)),
+        pytest.param("nccl-ce", marks=(two_gpus, needs_bindings)),
+    ],
 )
 def test_rows_pass_without_sms(name):
-    """A driver may copy within one GPU by kernels, asked or not (CUDA 13.0 does): then the warm-up has to tell."""
     with World(2) as world:
-        answers = world.run(warm_up, name, timeout_s=150)
-    if name == "copy-engine" and answers != [None, None]:
-        assert answers[0] == answers[1]
-        assert answers[0].startswith("on ranks 0, 1: with every SM held by a kernel")
-        pytest.skip("this driver copies within one GPU by kernels, and the warm-up tells so: it needs two GPUs")
-    assert answers == [None, None]
+        assert world.run(moved_while_held, name, timeout_s=150) == [True, True]
 
 
-def test_a_fall_back_to_kernels_is_caught_on_hardware():
+@needs_bindings
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="ranks have a CUDA device each")
+def test_ranks_that_share_a_gpu_are_refused_copy_engine_for_a_reason():
+    """A driver may copy within one GPU by kernels, asked or not, as that of CUDA 13.0 does. Where it does not, ranks
+    that share a GPU could be served: `fscomm.transports.cuda_driver.SHARED`.
+    """
     with World(2) as world:
-        answers = world.run(warm_up, "host-staged", 1, timeout_s=150)
-    assert answers[0] == answers[1]
-    assert answers[0].startswith("on rank 1: with every SM held by a kernel")
+        assert world.run(moved_while_held, "copy-engine", None, 5.0, timeout_s=150) == [False, False]
+
+
+def test_a_fall_back_to_kernels_is_caught():
+    with World(2) as world:
+        assert world.run(moved_while_held, "host-staged", 1, 5.0, timeout_s=150) == [True, False]

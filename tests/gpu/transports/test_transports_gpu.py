@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transport_jobs import DTYPES, KINDS, POISON, TRAILING, AllGather, AllToAll, Job, as_bytes, one_pair, sizes_of
+from transport_jobs import DTYPES, KINDS, POISON, TRAILING, Job, as_bytes, one_pair, sizes_of
 from worlds import World
 
 from fscomm.device import Device, device_of
+from fscomm.transports.cuda_driver import CudaDriver
+from fscomm.transports.handshake import Handshake
 from fscomm.transports.opening import open_transport
+from fscomm.transports.ring import Ring
 from fscomm.transports.transport import Handle, Transport
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
@@ -49,10 +52,14 @@ def world_for(worlds: dict[str, World], name: str) -> World:
 
 
 def opened(name: str, *, timeout_s: float = LIMIT_S) -> tuple[Transport, Device]:
-    """The ranks' GPUs in turn, in a stream that is not the default one."""
+    """The ranks' GPUs in turn, in a stream that is not the default one. Users are refused `copy-engine` where ranks
+    share a GPU; it brings rows there, too."""
     context = resolve()
     device = device_of(torch.device("cuda", context.rank % torch.cuda.device_count()))
     device.enter()
+    if name == "copy-engine":
+        handshake = Handshake(context, verify=True, timeout_s=timeout_s)
+        return Ring(CudaDriver(handshake, device.where), handshake, name=name), device
     return open_transport(name, context, device, timeout_s=timeout_s), device
 
 
@@ -68,9 +75,7 @@ class OnGpu:
         self.out = self._framed[1:-1]
 
     def begin(self, transport: Transport) -> Handle:
-        if isinstance(self.job, AllToAll):
-            return transport.all_to_all_v(self.out, self.inp, self.job.out_splits, self.job.in_splits)
-        return transport.all_gather(self.out, self.inp)
+        return transport.all_to_all_v(self.out, self.inp, self.job.out_splits, self.job.in_splits)
 
     def check(self) -> None:
         framed = self._framed.cpu()
@@ -87,12 +92,11 @@ def test_rows_arrive(worlds: dict[str, World], name: str) -> None:
 def all_kinds(rank: int, world_size: int, name: str) -> None:
     transport, device = opened(name)
     jobs: list[Job] = [
-        AllToAll(kind, sizes_of(kind, world_size, k), TRAILING[k % len(TRAILING)], dtype)
+        Job(kind, sizes_of(kind, world_size, k), TRAILING[k % len(TRAILING)], dtype)
         for k, kind in enumerate(KINDS)
         for dtype in DTYPES
     ]
-    jobs += [AllGather(number, (3, 5), torch.bfloat16) for number in (0, 1, 5)]
-    jobs += [AllToAll("growth", one_pair(world_size, rows), (64,)) for rows in (1 << 10, 1 << 17, 3)]
+    jobs += [Job("growth", one_pair(world_size, rows), (64,)) for rows in (1 << 10, 1 << 17, 3)]
     for first in range(0, len(jobs), 8):
         flying = [OnGpu(job, device) for job in jobs[first : first + 8]]
         handles = [each.begin(transport) for each in flying]
@@ -179,7 +183,7 @@ def test_a_killed_rank_is_named_and_the_others_live(name: str) -> None:
 def killed(rank: int, world_size: int, name: str) -> str:
     """Rank 1 ends with an operation under way that it has not waited for."""
     transport, device = opened(name, timeout_s=20.0)
-    jobs = [OnGpu(AllToAll("killed", [[1 << 14] * world_size] * world_size, (64,)), device) for _ in range(2)]
+    jobs = [OnGpu(Job("killed", [[1 << 14] * world_size] * world_size, (64,)), device) for _ in range(2)]
     jobs[0].begin(transport).wait()
     jobs[0].check()
     if rank == 1:

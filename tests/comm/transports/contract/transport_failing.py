@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from patience import PATIENCE_S
 from transport_jobs import OPENERS as TRANSPORTS
-from transport_jobs import AllToAll, Job
+from transport_jobs import Job
 
 from fscomm.transports.transport import Transport
 from fsranks.errors import FreeScaleError
@@ -21,8 +21,8 @@ T = TypeVar("T")
 SIZE = 3
 
 
-def open_by(name: str, limit_s: float = PATIENCE_S) -> Transport:
-    return TRANSPORTS[name](resolve(), limit_s, True)
+def open_by(name: str, limit_s: float = PATIENCE_S, *, verify: bool = True) -> Transport:
+    return TRANSPORTS[name](resolve(), limit_s, verify)
 
 
 def attempt(call: Callable[[], object]) -> str:
@@ -55,9 +55,9 @@ def in_threads(function: Callable[[str], T]) -> dict[str, T]:
     return results
 
 
-def large(rows: int = 1 << 13) -> Job:
-    return AllToAll("large", [[rows] * SIZE] * SIZE, (64,))
+def large(rows: int = 1 << 13, *, vouched: bool = False) -> Job:
+    return Job("large", [[rows] * SIZE] * SIZE, (64,), vouched=vouched)
 
 
-def small() -> Job:
-    return AllToAll("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,))
+def small(*, vouched: bool = False) -> Job:
+    return Job("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,), vouched=vouched)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from patience import PATIENCE_S
 
-from fscomm.transports.ring.fabric import in_circle
+from fscomm.transports.slots import in_circle
 
 
 class Machine:
@@ -175,7 +175,7 @@ class FakeHandshake:
     """What transports use of a Handshake, and of its group."""
 
     def __init__(self, agreed: Agreed, rank: int, world_size: int, timeout_s: float) -> None:
-        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self.rank, self.world_size, self.timeout_s, self.verify = rank, world_size, timeout_s, False
         self.group, self.clock = self, agreed.clock
         self._agreed = agreed
 

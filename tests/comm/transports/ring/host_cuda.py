@@ -23,11 +23,9 @@ from patience import PATIENCE_S
 from transport_jobs import MORE
 from worlds import World, shared_world
 
+from fscomm.transports.cuda_driver import Cuda, CudaDriver
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring.cuda_api import Cuda
-from fscomm.transports.ring.cuda_driver import CudaDriver
-from fscomm.transports.ring.fabric import Fabric
-from fscomm.transports.ring.ring import Ring
+from fscomm.transports.ring import Ring
 from fscomm.transports.transport import Transport
 from fsranks.rank_context import RankContext
 
@@ -139,8 +137,8 @@ def open_ring(
 ) -> Transport:
     handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
     try:
-        fabric = Fabric(driver_for(handshake), slot_bytes=slot_bytes or 1 << 16)
-        return Ring(fabric, handshake, name=NAME, most_slot_bytes=slot_bytes or 4 << 20)
+        sizes = {"slot_bytes": slot_bytes, "most_slot_bytes": slot_bytes} if slot_bytes else {}
+        return Ring(driver_for(handshake), handshake, name=NAME, **sizes)
     except BaseException:
         handshake.group.close("could not open a ring")
         raise

@@ -13,19 +13,19 @@ from typing import Any
 from unittest import mock
 
 import host_cuda
+import numpy as np
 import pytest
 import torch
 import transport_contract as contract
 from host_cuda import HERE, NAME, Setup, called, driver_for, failing, on_host_cuda, shim, world_for
 from patience import PATIENCE_S, until
-from transport_jobs import AllToAll, open_by
+from transport_jobs import Job, open_by
 
 from fscomm import device
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring import cuda_driver
-from fscomm.transports.ring.cuda_api import Cuda, CudaError
-from fscomm.transports.ring.cuda_driver import CudaDriver
-from fscomm.transports.ring.fabric import store
+from fscomm.transports import cuda_driver, handshake
+from fscomm.transports.cuda_driver import Cuda, CudaDriver, CudaError, check_gpus
+from fscomm.transports.handshake import Handshake, StepFailed, poll
+from fscomm.transports.slots import store
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
@@ -63,7 +63,7 @@ def test_contract(setup: Setup, case: Any, args: tuple[object, ...]) -> None:
 class Alone:
     """A handshake of one rank with itself, for a driver whose words the test writes."""
 
-    rank, world_size, timeout_s, one_host = 0, 1, PATIENCE_S, True
+    rank, world_size, timeout_s = 0, 1, PATIENCE_S
 
     class group:
         rank, world_size, timeout_s = 0, 1, PATIENCE_S
@@ -178,7 +178,7 @@ def workers_may_ask_while_another_thread_captures(driver: CudaDriver) -> None:
 
     def work(enter: Callable[[], None]) -> bool:
         enter()
-        return cuda_driver.poll(mark.done, PATIENCE_S)
+        return poll(mark.done, PATIENCE_S)
 
     torch_cuda = dict.fromkeys(("set_device", "set_stream", "Stream"), mock.DEFAULT)
     with mock.patch.multiple(torch.cuda, **torch_cuda), ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
@@ -253,7 +253,7 @@ def kept(rank: int, world_size: int) -> None:
     assert shim().shim_mapped() == before
     assert any(line.startswith(f"{address:x}-") for line in Path("/proc/self/maps").read_text().splitlines())
     store(gate, 1)
-    assert cuda_driver.poll(mark.done, PATIENCE_S)
+    assert poll(mark.done, PATIENCE_S)
     of_test.close()
 
 
@@ -262,9 +262,69 @@ def test_what_a_queue_that_does_not_end_uses_stays(setup: Setup) -> None:
     world_for(setup, 1).run(host_cuda.run, setup, kept)
 
 
+class Told:
+    """A group of ranks whose words a test gives."""
+
+    rank, world_size, timeout_s = 0, 3, PATIENCE_S
+
+    def __init__(self, *given: Any) -> None:
+        self.given = list(given)
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        """Of this rank, and what the others give next; of none, the same."""
+        others = self.given.pop(0) if self.given else None
+        if others is None:
+            return np.stack([mine] * self.world_size)
+        if mine.dtype == np.uint8:
+            others = [np.frombuffer(each.encode().ljust(len(mine), b"\0"), np.uint8) for each in others]
+        return np.stack([mine, *others])
+
+
+def asked(group: Told, monkeypatch: pytest.MonkeyPatch, *, queues: str | None = "32", sees: int = 3) -> str:
+    """Why rings are refused to rank 0 of three GPUs that are joined by NVLink, of which it sees so many."""
+    links = SimpleNamespace(matrix=[[1] * 3] * 3)
+    monkeypatch.setattr(torch._C._distributed_c10d, "_detect_dma_connectivity", lambda *_: links, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: sees)
+    for module in (cuda_driver, handshake):
+        monkeypatch.setattr(module, "gpu_id", lambda where: f"GPU {where.index}")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if queues is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    try:
+        check_gpus(group, torch.device("cuda", 0))  # type: ignore[arg-type]
+    except StepFailed as failed:
+        return str(failed)
+    return ""
+
+
+def test_what_would_hang_or_bring_wrong_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """queues, errors of naming GPUs, GPUs, errors of looking for links, links: what the other ranks give, in turn."""
+    gpus, joined, unseen = ["GPU 1", "GPU 2"], np.ones((2, 3), np.int8), np.zeros((2, 3), np.int8)
+
+    def said(*given: Any, **changes: Any) -> str:
+        return asked(Told(None, None, *given), monkeypatch, **changes)
+
+    assert said(gpus, None, joined) == ""
+    assert said(gpus, None, unseen) == "whether NVLink joins the GPUs of ranks 1 and 2 cannot be seen: " + SEE_ALL
+    assert said(gpus, None, joined, sees=1) == ""  # the others see it
+    over_pcie = np.array([[1, 1, -1], [1, 0, 1]], np.int8)
+    assert said(gpus, None, over_pcie).startswith("no NVLink between the GPUs of ranks 1 and 2: a word in host memory")
+    shared = said(["GPU 0", "GPU 2"])
+    assert shared.startswith("ranks 0, 1 share a GPU: drivers copy within a GPU by kernels")
+    assert "take host-staged" in shared
+    few = "CUDA_DEVICE_MAX_CONNECTIONS={}: three rings have nine streams"
+    assert few.format(8) in said(queues="8")
+    assert few.format("8 (not set)") in said(queues=None)
+    assert few.format("many") in said(queues="many")
+
+
+SEE_ALL = "let every process see all GPUs (CUDA_VISIBLE_DEVICES)"
+
+
 def test_ranks_that_are_apart_are_refused() -> None:
-    with pytest.raises(ValueError, match="all ranks on one host"):
-        CudaDriver(SimpleNamespace(one_host=False), HERE)  # type: ignore[arg-type]
+    group = Told(["elsewhere", "elsewhere"])
+    with pytest.raises(StepFailed, match=r"one host, rank 0 and ranks 1, 2 are apart: take nccl-ce, or host-staged"):
+        CudaDriver(SimpleNamespace(group=group), HERE)  # type: ignore[arg-type]
 
 
 def test_without_bindings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +371,7 @@ def test_a_rank_whose_driver_fails_is_named_by_all(setup: Setup) -> None:
 def breaks(rank: int, world_size: int) -> str:
     """In the middle of an operation."""
     transport = open_by(NAME)
-    job = AllToAll("breaks", [[500] * world_size] * world_size, (64,))
+    job = Job("breaks", [[500] * world_size] * world_size, (64,))
 
     def twice() -> None:  # a rank may have got all of the first before rank 1 broke
         job.run(transport)

@@ -6,7 +6,6 @@ import resource
 import threading
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,15 +13,17 @@ import numpy as np
 import pytest
 import torch
 from patience import PATIENCE_S
-from transport_jobs import AllToAll, mixed_jobs
+from transport_jobs import Job, mixed_jobs
 from worlds import shared_world
 
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring.fabric import Fabric
-from fscomm.transports.ring.ring import Ring
-from fscomm.transports.ring.shared_memory import CopyThread, SharedMemory
+from fscomm.transports.handshake import Handshake, StepFailed
+from fscomm.transports.ring import Ring
+from fscomm.transports.shared_memory import CopyThread, SharedMemory
+from fscomm.transports.slots import Slots
 from fsranks.machine import memory_file
 from fsranks.rank_context import resolve
+
+COULD_NOT = "could not make or open memory that the ranks share"
 
 
 def held() -> int:
@@ -38,8 +39,7 @@ def engines() -> list[str]:
 def exchange(rank: int, size: int) -> None:
     before = threading.active_count(), held()
     handshake = Handshake(resolve(), verify=True, timeout_s=PATIENCE_S)
-    fabric = Fabric(SharedMemory(handshake), slots=3, slot_bytes=128)
-    ring = Ring(fabric, handshake, name="shared-memory", most_slot_bytes=4096)
+    ring = Ring(SharedMemory(handshake), handshake, name="shared-memory", slots=3, slot_bytes=128, most_slot_bytes=4096)
     assert held() > before[1]
     assert len(engines()) == 2
     for seed in range(4):
@@ -47,13 +47,13 @@ def exchange(rank: int, size: int) -> None:
             [3000 if (sender, receiver) == (0, size - 1) else seed for receiver in range(size)]
             for sender in range(size)
         ]
-        jobs = [AllToAll("a giant piece", pieces, (3,)), *mixed_jobs(size, 5, 5 * seed)]
+        jobs = [Job("a giant piece", pieces, (3,)), *mixed_jobs(size, 5, 5 * seed)]
         handles = [job.begin(ring) for job in jobs]
         for handle, job in zip(handles, jobs, strict=True):
             handle.wait()
             job.check()
     ring.meet()
-    assert fabric.slot_bytes == 4096
+    assert ring._slots.slot_bytes == 4096
     ring.close("was closed")
     assert engines() == []
     assert (threading.active_count(), held()) == before
@@ -64,6 +64,10 @@ def test_the_same_as_torch(size: int) -> None:
     shared_world(size).run(exchange)
 
 
+def opened(handshake: Handshake) -> Slots:
+    return Slots(SharedMemory(handshake), number=4, slot_bytes=1 << 16)
+
+
 def too_large(rank: int, size: int) -> str:
     """For rank 1 alone."""
     handshake = Handshake(resolve(), verify=False, timeout_s=PATIENCE_S)
@@ -71,8 +75,8 @@ def too_large(rank: int, size: int) -> str:
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
     try:
-        with pytest.raises(OSError, match="MiB more for one ring") as caught:
-            Fabric(SharedMemory(handshake))
+        with pytest.raises(StepFailed, match="MiB more for one ring") as caught:
+            opened(handshake)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert held() == before
@@ -82,16 +86,16 @@ def too_large(rank: int, size: int) -> str:
 
 def test_too_little_memory_is_told_on_all_ranks_with_what_to_do() -> None:
     for said in shared_world(3).run(too_large):
-        assert said.startswith("[Errno 27] rank 1 could not make or open memory that the ranks share: File too large")
+        assert said.startswith(f"on rank 1: OSError: [Errno 27] {COULD_NOT}: File too large. The 3 ranks need")
 
 
 def without_memory(rank: int, size: int) -> str:
     handshake = Handshake(resolve(), verify=False, timeout_s=PATIENCE_S)
     with (
         mock.patch.object(memory_file, "free_memory", return_value=(1 << 40) if rank == 0 else (1 << 20)),
-        pytest.raises(OSError, match="MiB more for one ring") as caught,
+        pytest.raises(StepFailed, match="MiB more for one ring") as caught,
     ):
-        Fabric(SharedMemory(handshake))
+        opened(handshake)
     handshake.group.close("was closed")
     return str(caught.value)
 
@@ -99,13 +103,7 @@ def without_memory(rank: int, size: int) -> str:
 def test_memory_that_is_not_free_is_not_taken() -> None:
     """The system would give it, and end a process for it."""
     for said in shared_world(2).run(without_memory):
-        assert said.startswith("[Errno 12] rank 1 could not make or open memory that the ranks share: Cannot allocate")
-
-
-def test_ranks_of_several_hosts_are_refused() -> None:
-    handshake: Any = SimpleNamespace(one_host=False, rank=0, world_size=2)
-    with pytest.raises(ValueError, match=r"processes of one host.*use gloo"):
-        SharedMemory(handshake)
+        assert said.startswith(f"on rank 1: OSError: [Errno 12] {COULD_NOT}: Cannot allocate memory")
 
 
 def test_a_thread_that_waits_ends_and_lets_nothing_after_it_happen() -> None:

@@ -1,6 +1,7 @@
 """Memory and open files that the ranks of one host share, and threads that copy there as a GPU's copy engines do."""
 
 import array
+import contextlib
 import mmap
 import os
 import secrets
@@ -8,18 +9,16 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.ring.fabric import in_circle
+from fscomm.transports.handshake import Handshake, need_one_host, together
+from fscomm.transports.slots import in_circle
 from fsranks.control_group import ControlGroup
-from fsranks.errors import PeerError, name_ranks
+from fsranks.errors import PeerError
 from fsranks.machine.memory_file import reserve
 
 NAME = "fscomm"  # in lists of what a process has mapped
@@ -32,19 +31,14 @@ class SharedMemory:
     """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
 
     Memory is one file per rank that lies in memory (memfd) and has no name: the others open it through its owner's
-    /proc, so that nothing is left behind when a process is killed. Every rank raises if one cannot.
+    /proc, so that nothing is left behind when a process is killed.
 
     Raises:
-        ValueError: the ranks are not all processes of this host.
-        OSError: so much memory is not free.
+        StepFailed: on all ranks: they are not all processes of one host, or so much memory is not free on one.
     """
 
     def __init__(self, handshake: Handshake) -> None:
-        if not handshake.one_host:
-            raise ValueError(
-                "shared memory needs all ranks to be processes of one host, and in one process namespace, but "
-                f"rank {handshake.rank} of {handshake.world_size} does not see all others: use gloo"
-            )
+        need_one_host(handshake.group, "use gloo")
         self.rank = handshake.rank
         self.world_size = handshake.world_size
         self._group = handshake.group
@@ -55,13 +49,18 @@ class SharedMemory:
 
         def make() -> None:
             nonlocal file
-            file = os.memfd_create(NAME)
-            reserve(file, nbytes)
+            with self._told(nbytes):
+                file = os.memfd_create(NAME)
+                reserve(file, nbytes)
+
+        def attach() -> list[torch.Tensor]:
+            with self._told(nbytes):
+                return [_attach(Path(f"/proc/{pid}/fd/{fd}"), nbytes) for pid, fd in places]
 
         try:
-            self._on_all(make, nbytes)
+            together(self._group, make)
             places = self._group.all_gather(np.array([os.getpid(), file]))
-            return self._on_all(lambda: [_attach(Path(f"/proc/{pid}/fd/{fd}"), nbytes) for pid, fd in places], nbytes)
+            return together(self._group, attach)
         finally:
             if file >= 0:
                 os.close(file)
@@ -73,11 +72,12 @@ class SharedMemory:
         self._queues.append(CopyThread(f"fscomm {name}"))
         return self._queues[-1]
 
-    def is_done(self, mark: "Mark") -> bool:
-        return mark.thread.has_done(mark.number)
+    def is_done(self, mark: tuple["CopyThread", int]) -> bool:
+        return self.wait(mark, 0.0)
 
-    def wait(self, mark: "Mark", timeout_s: float) -> bool:
-        return mark.thread.wait_for(mark.number, timeout_s)
+    def wait(self, mark: tuple["CopyThread", int], timeout_s: float) -> bool:
+        thread, number = mark
+        return thread.wait_for(number, timeout_s)
 
     def close(self) -> None:
         queues, self._queues = self._queues, []
@@ -86,29 +86,18 @@ class SharedMemory:
         for queue in queues:
             queue.join()
 
-    def _on_all(self, call: Callable[[], Any], nbytes: int) -> Any:
-        """What `call` returns here, once it worked everywhere; OSError on all ranks if it did not."""
-        failure, result = None, None
+    @contextlib.contextmanager
+    def _told(self, nbytes: int) -> Iterator[None]:
+        """An error of the system also says how much memory is needed."""
         try:
-            result = call()
+            yield
         except OSError as error:
-            failure = error
-        codes = self._group.all_gather(np.array([0 if failure is None else failure.errno or 1]))[:, 0]
-        if failed := np.flatnonzero(codes).tolist():
-            code = int(codes[failed[0]])
             raise OSError(
-                code,
-                f"{name_ranks(failed)} could not make or open memory that the ranks share: {os.strerror(code)}. The "
+                error.errno,
+                f"could not make or open memory that the ranks share: {error.strerror or error}. The "
                 f"{self.world_size} ranks need {nbytes * self.world_size / (1 << 20):.1f} MiB more for one ring: "
                 "give them more memory, or use gloo",
-            ) from failure
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    thread: "CopyThread"
-    number: int
+            ) from error
 
 
 class CopyThread:
@@ -144,18 +133,15 @@ class CopyThread:
         at = word.numpy()
         self._issue(lambda: self._await(at, value))
 
-    def mark(self) -> Mark:
-        return Mark(self, self._issued)
-
-    def has_done(self, number: int) -> bool:
-        with self._changed:
-            self._raise_error()
-            return self._done >= number
+    def mark(self) -> tuple["CopyThread", int]:
+        return self, self._issued
 
     def wait_for(self, number: int, timeout_s: float) -> bool:
+        """Whether so many operations are done; waits for that, but not longer."""
         with self._changed:
             self._changed.wait_for(lambda: self._done >= number or self._error is not None, timeout_s)
-            self._raise_error()
+            if self._error is not None:
+                raise RuntimeError("a copy thread ended with an error") from self._error
             return self._done >= number
 
     def end(self) -> None:
@@ -173,10 +159,6 @@ class CopyThread:
             self._todo.append(operation)
             self._issued += 1
             self._changed.notify_all()
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise RuntimeError("a copy thread ended with an error") from self._error
 
     def _serve(self) -> None:
         while (operation := self._next()) is not None:
@@ -235,7 +217,7 @@ def exchange_files(group: ControlGroup, mine: int) -> dict[int, int]:
                 to = (group.rank + ahead) % group.world_size
                 inbox.settimeout(_left(group, end))
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [mine]))]
-                inbox.sendmsg([b"."], rights, 0, b"\0" + names[to])
+                inbox.sendmsg([b"."], rights, 0, b"\0" + names[to])  # Python 3.11's `send_fds` ignores the address
                 rank, descriptor = _receive(group, inbox, names, end)
                 found[rank] = descriptor
         except (OSError, PeerError) as error:
@@ -254,8 +236,7 @@ def _receive(group: ControlGroup, inbox: socket.socket, names: list[bytes], end:
     """From whom it came, and the descriptor; what strangers send is not looked at."""
     while True:
         inbox.settimeout(_left(group, end))
-        _, rights, _, sender = inbox.recvmsg(1, socket.CMSG_SPACE(4))
-        descriptors = [d for *_, data in rights for d in array.array("i", data[: len(data) - len(data) % 4])]
+        _, descriptors, _, sender = socket.recv_fds(inbox, 1, 1)
         given = bytes(sender)[1:] if isinstance(sender, bytes) else b""
         if given in names and len(descriptors) == 1:
             return names.index(given), descriptors[0]

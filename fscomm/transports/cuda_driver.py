@@ -1,0 +1,488 @@
+"""Streams and memory of one GPU for a ring: copies, words written and waited for, and no kernel.
+
+By the CUDA driver's own interface, which torch does not offer, through NVIDIA's bindings: imported here only. GPU
+memory that the processes of one host share is not torch's symmetric memory: there ranks meet by a number that all
+allocations of a process share, holding the interpreter's lock, so two rings that grow at once in two threads would wait
+for each other's peers. Here they meet over the group of their ring.
+
+The order that peers rely on: `cuStreamWriteValue32` makes all that its stream did before visible to the whole system
+before it writes, and nothing behind a `cuStreamWaitValue32` in a stream begins before the word has come. Copies into
+a peer's memory are over NVLink: what was copied there before a word was written is there when the word is.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fscomm.device import CAPTURED
+from fscomm.transports.handshake import Handshake, StepFailed, gpu_id, need_one_host, need_own_gpu, poll, together
+from fscomm.transports.shared_memory import SharedMemory, exchange_files
+from fscomm.transports.slots import store
+from fsranks.control_group import ControlGroup
+
+BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
+_END_S = 2.0  # for queues to end, once nothing holds them
+_CONNECTIONS, _BY_DEFAULT, _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "8", 32
+SHARED = (
+    "drivers copy within a GPU by kernels, which wait for multiprocessors (measured on driver 580). Give every rank a "
+    "GPU of its own, or take host-staged"
+)
+TOO_OLD = (
+    "a driver of CUDA {driver} has not all functions that cuda-bindings {bindings} calls, copies in batches among "
+    "them: pip install 'cuda-bindings<{bindings}', or install a driver of CUDA {bindings}"
+)
+
+
+class CudaError(RuntimeError):
+    """A call of the CUDA driver failed; the message names it and the driver's error."""
+
+
+class Cuda:
+    """Calls of the driver in the primary context of a device, the one torch uses, from any thread.
+
+    Raises:
+        CudaError: there is no such device, or the driver is older than what the bindings call.
+    """
+
+    def __init__(self, ordinal: int, driver: Any = None) -> None:
+        self.driver = driver or _bindings()
+        self.ordinal = ordinal
+        self._of(self.driver.cuInit(0), "cuInit")
+        self.version = self._of(self.driver.cuDriverGetVersion(), "cuDriverGetVersion")  # 12080 is CUDA 12.8
+        if self.version // 1000 < self.driver.CUDA_VERSION // 1000:
+            raise CudaError(TOO_OLD.format(driver=dotted(self.version), bindings=self.driver.CUDA_VERSION // 1000))
+        self._device = self._of(self.driver.cuDeviceGet(ordinal), "cuDeviceGet")
+        self._context = self._of(self.driver.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        """What `name` gives besides its status: nothing, one value, or several."""
+        return self._of(self._run(name, *args), name)
+
+    def is_done(self, event: Any) -> bool:
+        status, *_ = result = self._run("cuEventQuery", event)
+        if status == self.driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._of(result, "cuEventQuery")
+        return True
+
+    def refuse_capture(self, stream: Any) -> None:
+        """Raise CudaError while work that is issued to `stream` goes into a graph instead."""
+        none = self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        if self("cuStreamIsCapturing", stream) != none:
+            raise CudaError(CAPTURED)
+
+    def forget(self, event: Any) -> None:
+        """Whatever the driver says: at the end of the process it has forgotten events before Python does."""
+        self._run("cuEventDestroy", event)
+
+    def release(self) -> None:
+        self._of(self.driver.cuDevicePrimaryCtxRelease(self._device), "cuDevicePrimaryCtxRelease")
+
+    def _run(self, name: str, *args: Any) -> Any:
+        self.driver.cuCtxPushCurrent(self._context)  # if this fails, the next call fails too, and its error is checked
+        try:
+            return getattr(self.driver, name)(*args)
+        except RuntimeError as error:  # of the bindings, for a function that they did not find
+            raise CudaError(f"{name} on CUDA device {self.ordinal}: {error}") from error
+        finally:
+            self.driver.cuCtxPopCurrent()
+
+    def _of(self, result: Any, name: str) -> Any:
+        status, *given = result
+        if status != self.driver.CUresult.CUDA_SUCCESS:
+            why = f". {CAPTURED}" if "CAPTURE" in status.name else ""
+            raise CudaError(f"{name} on CUDA device {self.ordinal}: {status.name}{why}")
+        return given[0] if len(given) == 1 else given or None
+
+
+def dotted(version: int) -> str:
+    """12080 as 12.8."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise ImportError(
+            "waiting for a word in a CUDA stream needs cuda-bindings: pip install cuda-bindings, of the CUDA version "
+            "of torch (torch.version.cuda)"
+        ) from error
+    return driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedMemory:
+    """`nbytes` at `pointer` in this process; the memory itself lives while any process maps it."""
+
+    pointer: int
+    nbytes: int
+
+
+def allocate(cuda: Cuda, nbytes: int) -> tuple[MappedMemory, int]:
+    """A region of at least `nbytes` here, and a descriptor by which others can map it."""
+    driver = cuda.driver
+    kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    wanted = driver.CUmemAllocationProp()
+    wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    wanted.location.id = cuda.ordinal
+    wanted.requestedHandleTypes = kind
+    least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+    grain = cuda("cuMemGetAllocationGranularity", wanted, least)
+    nbytes = -(-nbytes // grain) * grain
+    handle = cuda("cuMemCreate", nbytes, wanted, 0)
+    try:
+        descriptor = int(cuda("cuMemExportToShareableHandle", handle, kind, 0))
+        try:
+            return _mapped(cuda, handle, nbytes), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+    finally:
+        cuda("cuMemRelease", handle)  # the mapping keeps it
+
+
+def attach(cuda: Cuda, descriptor: int, nbytes: int) -> MappedMemory:
+    """A peer's region, as large as one's own."""
+    kind = cuda.driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    handle = cuda("cuMemImportFromShareableHandle", descriptor, kind)
+    try:
+        return _mapped(cuda, handle, nbytes)
+    finally:
+        cuda("cuMemRelease", handle)
+
+
+def detach(cuda: Cuda, region: MappedMemory) -> None:
+    """Nothing of this process may use it any more."""
+    cuda("cuMemUnmap", region.pointer, region.nbytes)
+    cuda("cuMemAddressFree", region.pointer, region.nbytes)
+
+
+def register(cuda: Cuda, words: torch.Tensor) -> None:
+    """Let the device wait for and write words of host memory, at the addresses which they have for the host.
+
+    Raises:
+        CudaError: this cannot be; the memory is not registered then.
+    """
+    address, flags = (
+        words.data_ptr(),
+        cuda.driver.CU_MEMHOSTREGISTER_PORTABLE | cuda.driver.CU_MEMHOSTREGISTER_DEVICEMAP,
+    )
+    cuda("cuMemHostRegister", address, words.nbytes, flags)
+    if int(cuda("cuMemHostGetDevicePointer", address, 0)) != address:
+        unregister(cuda, words)
+        raise CudaError(
+            f"CUDA device {cuda.ordinal} reaches host memory at other addresses than the host (some virtual GPUs do), "
+            "where the words of copy-engine would not be found: take host-staged"
+        )
+
+
+def unregister(cuda: Cuda, words: torch.Tensor) -> None:
+    """Nothing on the device may use them any more."""
+    cuda("cuMemHostUnregister", words.data_ptr())
+
+
+def as_tensor(region: MappedMemory, where: torch.device, nbytes: int) -> torch.Tensor:
+    """uint8[nbytes] on `where`, also where the memory is a peer's; valid until the region is detached."""
+    storage = torch._C._construct_storage_from_data_pointer(region.pointer, where, nbytes)
+    return torch.empty(0, dtype=torch.uint8, device=where).set_(storage)
+
+
+def _mapped(cuda: Cuda, handle: Any, nbytes: int) -> MappedMemory:
+    driver = cuda.driver
+    pointer = int(cuda("cuMemAddressReserve", nbytes, 0, 0, 0))
+    try:
+        cuda("cuMemMap", pointer, nbytes, 0, handle, 0)
+    except BaseException:
+        cuda("cuMemAddressFree", pointer, nbytes)
+        raise
+    region = MappedMemory(pointer=pointer, nbytes=nbytes)
+    allowed = driver.CUmemAccessDesc()
+    allowed.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    allowed.location.id = cuda.ordinal
+    allowed.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    try:
+        cuda("cuMemSetAccess", pointer, nbytes, [allowed], 1)
+    except BaseException:
+        detach(cuda, region)
+        raise
+    return region
+
+
+class CudaStreams:
+    """Queues on one GPU. `current_stream` gives the stream that the calling thread issues to, as a handle."""
+
+    def __init__(
+        self, where: torch.device, *, cuda: Cuda | None = None, current_stream: Callable[[], int] | None = None
+    ) -> None:
+        self.where = where
+        self.cuda = cuda or Cuda(where.index if where.index is not None else torch.cuda.current_device())
+        self.current_stream = current_stream or (lambda: int(torch.cuda.current_stream(where).cuda_stream))
+        self.queues: list[CudaQueue] = []
+        self._attributes = self._overlapping()
+
+    def queue(self, name: str) -> "CudaQueue":
+        queue = CudaQueue(self, name, self.stream())
+        self.queues.append(queue)
+        return queue
+
+    def is_done(self, mark: "CudaMark") -> bool:
+        return mark.done()
+
+    def wait(self, mark: "CudaMark", timeout_s: float) -> bool:
+        if not poll(mark.done, timeout_s):
+            return False
+        self.cuda("cuStreamWaitEvent", self.current_stream(), mark.event, 0)
+        return True
+
+    def stream(self) -> Any:
+        """One that does not wait for the default stream."""
+        return self.cuda("cuStreamCreate", self.cuda.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+
+    def copy(self, stream: Any, out: torch.Tensor, inp: torch.Tensor) -> None:
+        """Bytes, as a copy engine does it where the driver can be asked for one; else as it likes."""
+        if len(out) != len(inp):
+            raise ValueError(f"{len(inp)} bytes cannot be copied to {len(out)}")
+        if not len(inp):
+            return
+        to, source = out.data_ptr(), inp.data_ptr()
+        if self._attributes is None:
+            self.cuda("cuMemcpyAsync", to, source, len(inp), stream)
+            return
+        address = self.cuda.driver.CUdeviceptr
+        attributes = [self._attributes], [0], 1  # for all copies from the first on
+        self.cuda("cuMemcpyBatchAsync", [address(to)], [address(source)], [len(inp)], 1, *attributes, stream)
+
+    def _overlapping(self) -> Any:
+        """Asks for copies that leave the SMs alone: those within one GPU may be made by kernels otherwise."""
+        driver = self.cuda.driver
+        if self.cuda.version < BATCH_COPIES or not hasattr(driver, "cuMemcpyBatchAsync"):
+            return None
+        wanted = driver.CUmemcpyAttributes()
+        wanted.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        wanted.flags = int(driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
+        return wanted
+
+
+class CudaDriver(CudaStreams):
+    """A `slots.Driver` for ranks on one host whose GPUs reach each other's memory.
+
+    Nothing here waits for the device but `close`, and that not for ever. Memory that was replaced stays until the end:
+    giving it back could wait for the device.
+
+    Raises:
+        StepFailed: on all ranks, if the driver or the bindings of one cannot do what this needs; so do `memory` and
+            `words`.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        where: torch.device,
+        *,
+        cuda: Cuda | None = None,
+        current_stream: Callable[[], int] | None = None,
+    ) -> None:
+        need_one_host(handshake.group, "take nccl-ce, or host-staged")
+        make = super().__init__
+        together(handshake.group, lambda: make(where, cuda=cuda, current_stream=current_stream))
+        self.rank = handshake.rank
+        self.world_size = handshake.world_size
+        self._group = handshake.group
+        self._host = SharedMemory(handshake)
+        self._regions: list[MappedMemory] = []
+        self._words: list[torch.Tensor] = []
+        self._closed = False
+
+    def memory(self, nbytes: int) -> list[torch.Tensor]:
+        opened: list[int] = []
+        try:
+            mine = together(self._group, lambda: self._allocate(nbytes, opened))
+            descriptors = exchange_files(self._group, opened[0])
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        regions = together(self._group, lambda: self._attach(descriptors, mine.nbytes))
+        regions[self.rank] = mine
+        return [as_tensor(regions[rank], self.where, nbytes) for rank in range(self.world_size)]
+
+    def words(self, number: int) -> list[torch.Tensor]:
+        words = self._host.words(number)
+        together(self._group, lambda: self._register(words))
+        return words
+
+    def close(self) -> None:
+        """What a queue still uses after its waits are over stays: taking it away would break the device."""
+        if self._closed:
+            return
+        self._closed = True
+        ended = [self._end(queue) for queue in self.queues]
+        for queue in self.queues:
+            queue.close()
+        if all(ended):
+            for region in self._regions:
+                detach(self.cuda, region)
+            for words in self._words:
+                unregister(self.cuda, words)
+        else:
+            _keep_for_ever(self._words)
+        self._regions, self._words = [], []
+        self.cuda.release()
+
+    def _allocate(self, nbytes: int, opened: list[int]) -> MappedMemory:
+        region, descriptor = allocate(self.cuda, nbytes)
+        self._regions.append(region)
+        opened.append(descriptor)
+        return region
+
+    def _attach(self, descriptors: dict[int, int], nbytes: int) -> dict[int, MappedMemory]:
+        found: dict[int, MappedMemory] = {}
+        try:
+            for rank, descriptor in descriptors.items():
+                found[rank] = attach(self.cuda, descriptor, nbytes)
+                self._regions.append(found[rank])
+        finally:
+            for descriptor in descriptors.values():
+                os.close(descriptor)
+        return found
+
+    def _register(self, words: list[torch.Tensor]) -> None:
+        for of_rank in words:
+            register(self.cuda, of_rank)
+            self._words.append(of_rank)
+
+    def _end(self, queue: "CudaQueue") -> bool:
+        """Whether the queue runs empty, now that all it may wait for is said to have come.
+
+        This is said again and again: a count that a peer's queue was about to write may replace it.
+        """
+
+        def let_go() -> None:
+            for word, value in queue.awaited.values():
+                store(word, value)
+
+        def has_ended() -> bool:
+            let_go()
+            return mark.done()
+
+        let_go()  # before the mark, which a queue that is full and waits would not accept
+        mark = queue.mark()
+        return poll(has_ended, _END_S)
+
+
+class CudaQueue:
+    """A stream of its own."""
+
+    def __init__(self, streams: CudaStreams, name: str, stream: Any) -> None:
+        self.name = name
+        self.awaited: dict[int, tuple[torch.Tensor, int]] = {}  # by address, a word and the value last waited for
+        self._streams = streams
+        self._cuda = streams.cuda
+        self.stream = stream
+        self._behind = CudaMark(streams.cuda)
+
+    def begin(self) -> None:
+        current = self._streams.current_stream()
+        self._cuda.refuse_capture(current)
+        self._cuda("cuEventRecord", self._behind.event, current)
+        self._cuda("cuStreamWaitEvent", self.stream, self._behind.event, 0)
+
+    def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
+        self._streams.copy(self.stream, out, inp)
+
+    def write(self, word: torch.Tensor, value: int) -> None:
+        self._cuda("cuStreamWriteValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, 0)
+
+    def wait(self, word: torch.Tensor, value: int) -> None:
+        geq = self._cuda.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value  # in a circle
+        self.awaited[word.data_ptr()] = word, value
+        self._cuda("cuStreamWaitValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, geq)
+
+    def mark(self) -> "CudaMark":
+        mark = CudaMark(self._cuda)
+        self._cuda("cuEventRecord", mark.event, self.stream)
+        return mark
+
+    def close(self) -> None:
+        """The stream ends when it has run empty."""
+        self.awaited.clear()
+        self._cuda("cuStreamDestroy", self.stream)
+
+
+class CudaMark:
+    """An event."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+        self.event = cuda("cuEventCreate", cuda.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
+
+    def done(self) -> bool:
+        return self._cuda.is_done(self.event)
+
+    def __del__(self) -> None:
+        if hasattr(self, "event"):
+            self._cuda.forget(self.event)
+
+
+def _keep_for_ever(words: list[torch.Tensor]) -> None:
+    """Memory that the device may still use must not go with the last object which refers to it."""
+    for of_rank in words:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_rank))
+
+
+def check_gpus(group: ControlGroup, where: torch.device) -> None:
+    """Raise StepFailed where a ring would hang, or bring wrong rows, without a word. Collective."""
+    together(group, _check_queues)
+    gpus = need_own_gpu(group, where, SHARED)
+    here = together(group, lambda: _nvlinks(where, gpus))
+    seen = group.all_gather(np.array(here, np.int8))
+    worst, best = np.minimum(seen, seen.T), np.maximum(seen, seen.T)
+    pairs = [(rank, peer) for peer in range(len(gpus)) for rank in range(peer)]
+    if apart := [f"{rank} and {peer}" for rank, peer in pairs if worst[rank, peer] < 0]:
+        raise StepFailed(
+            f"no NVLink between the GPUs of ranks {_few(apart)}: a word in host memory may overtake copies that go "
+            "over PCIe. Take host-staged"
+        )
+    if unknown := [f"{rank} and {peer}" for rank, peer in pairs if best[rank, peer] == 0]:
+        raise StepFailed(
+            f"whether NVLink joins the GPUs of ranks {_few(unknown)} cannot be seen: let every process see all GPUs "
+            "(CUDA_VISIBLE_DEVICES)"
+        )
+
+
+def _check_queues() -> None:
+    given = os.environ.get(_CONNECTIONS, _BY_DEFAULT)
+    if not (given.isdigit() and int(given) >= _QUEUES):
+        shown = given if _CONNECTIONS in os.environ else f"{given} (not set)"
+        raise RuntimeError(
+            f"{_CONNECTIONS}={shown}: three rings have nine streams, beside those of compute and of workers, and one "
+            f"that waits for a peer would hold up what shares its hardware queue. Set it to {_QUEUES} before the "
+            "process starts"
+        )
+
+
+def _nvlinks(where: torch.device, gpus: list[str]) -> list[int]:
+    """By rank, whether NVLink joins this rank's GPU and that of the rank: 1 yes, -1 no, 0 this process cannot see."""
+    from torch._C import _autograd, _distributed_c10d
+
+    detect = _distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]
+    links = detect(_autograd.DeviceType.CUDA, "nvlink").matrix
+    here = where.index if where.index is not None else torch.cuda.current_device()
+    numbers = {gpu_id(torch.device("cuda", number)): number for number in range(torch.cuda.device_count())}
+    return [0 if gpu not in numbers else 1 if links[here][numbers[gpu]] else -1 for gpu in gpus]
+
+
+def _few(pairs: list[str]) -> str:
+    return ", ".join(pairs[:4]) + (", ..." if len(pairs) > 4 else "")
+
+
+def engine_copy(where: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Copies bytes on `where` in the current stream, not the default one, without a kernel if the driver can."""
+    streams = CudaStreams(where)
+    return lambda out, inp: streams.copy(streams.current_stream(), out, inp)

@@ -1,0 +1,204 @@
+"""All-to-all through rings of slots in the receivers' memory; copies and counts, no kernel.
+
+Every pair of ranks has `slots` slots at the receiver. Chunk number n of the pair, counted since the ring was made, goes
+through slot n % slots once the chunk that was there has been taken, and is taken out once it has arrived. A receiver
+that is late thus holds up its senders after `slots` chunks, and an operation of another ring can pass between chunks.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fscomm.transports.cutting import chunks, grown, in_order, room_for
+from fscomm.transports.handshake import Handshake, Watch
+from fscomm.transports.slots import Counts, Driver, Slots, in_circle
+from fscomm.transports.transport import Handle, as_bytes, check_splits
+from fsranks.errors import MismatchError, PeerError
+
+_DRAIN_S = 2.0  # for queues to end after all their waits are over
+_MOST_WAITING = 64  # chunks, of about three operations in one queue each; see `_pace`
+_PACES = 4  # marks among them
+
+
+class Ring:
+    """One class of rows. `driver` and `handshake` belong to the ring, which closes them. Making it is collective.
+
+    Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
+    `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
+    only then, and when `most_waiting` chunks wait in front of the operation.
+
+    What is issued runs in order within its queue: what is sent in one, what is received in the other. A queue that
+    waits holds up only itself.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        handshake: Handshake,
+        *,
+        name: str,
+        slots: int = 4,
+        slot_bytes: int = 1 << 16,
+        most_slot_bytes: int = 4 << 20,
+        most_waiting: int = _MOST_WAITING,
+    ) -> None:
+        self.name = name
+        self.rank = handshake.rank
+        self.world_size = handshake.world_size
+        self._driver = driver
+        try:
+            self._slots = Slots(driver, number=slots, slot_bytes=slot_bytes)
+        except BaseException:
+            driver.close()
+            raise
+        self._sends, self._receives = driver.queue("send"), driver.queue("receive")
+        self._watch = Watch(name, handshake, lambda reason: self._poison(), lost=self._slots.poisoned)
+        self._most_slot_bytes = most_slot_bytes
+        self._between_marks = most_waiting // _PACES
+        self._put = [0] * self.world_size  # chunks to and from each peer, since the ring was made
+        self._taken = [0] * self.world_size
+        self._paces: deque[tuple[Any, Counts]] = deque()
+        self._unmarked = 0
+
+    def all_to_all_v(
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int | None = None,
+    ) -> Handle:
+        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
+        with self._guard():
+            self._grow(self._watch.agree(out, out_splits, in_splits, largest_bytes))
+            return self._issue(_by_rank(out, out_splits), _by_rank(inp, in_splits))
+
+    def meet(self) -> None:
+        with self._guard():
+            self._watch.meet()
+
+    def abort(self, reason: str) -> None:
+        self._watch.abort(reason)
+
+    def close(self, reason: str) -> None:
+        self._watch.refuse(reason)
+        self._slots.drop()
+        self._driver.close()
+        self._watch.close(reason)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """After an error nothing is written any more into tensors that the caller gets back with it."""
+        self._watch.check()
+        try:
+            with self._watch.guard():
+                yield
+        except (PeerError, MismatchError):
+            self._drain()
+            raise
+
+    def _grow(self, largest: int) -> None:
+        """Give all ranks larger slots if one needs them."""
+        slot_bytes = grown(self._slots.slot_bytes, largest, most=self._most_slot_bytes)
+        if slot_bytes == self._slots.slot_bytes:
+            return
+        for flight in list(self._watch.flights):
+            flight.wait()
+        self._watch.meet()  # another rank may still fill or empty slots of a rank that is done
+        self._slots.resize(slot_bytes)
+
+    def _issue(self, outs: list[torch.Tensor], inps: list[torch.Tensor]) -> Handle:
+        """outs, inps: the bytes from and to each rank."""
+        slot_bytes = self._slots.slot_bytes
+        self._sends.begin()
+        self._receives.begin()
+        for start, stop in chunks(len(inps[self.rank]), slot_bytes):  # other rings share the engines
+            self._receives.copy(outs[self.rank][start:stop], inps[self.rank][start:stop])
+            self._pace()
+        for chunk in in_order(self.rank, [len(b) for b in inps], [len(b) for b in outs], slot_bytes):
+            if chunk.is_put:
+                self._put_chunk(chunk.peer, inps[chunk.peer][chunk.start : chunk.stop])
+            else:
+                self._take_chunk(chunk.peer, outs[chunk.peer][chunk.start : chunk.stop])
+            self._pace()
+        mark, counts = self._mark(), self._counts()
+
+        def wait() -> None:
+            with self._guard():
+                self._complete(mark, counts)
+
+        return self._watch.begun(lambda: all(map(self._driver.is_done, mark)), wait, outs, inps)
+
+    def _put_chunk(self, peer: int, data: torch.Tensor) -> None:
+        """Fill a slot of the peer once it has emptied it, and then count one more arrival there."""
+        slots, number = self._slots, self._put[peer]
+        if room := room_for(number, slots.number):
+            self._sends.wait(slots.emptied(self.rank, peer), in_circle(room))
+        self._sends.copy(slots.slot(peer, self.rank, number)[: len(data)], data)
+        self._put[peer] = number + 1
+        self._sends.write(slots.filled(peer, self.rank), in_circle(number + 1))
+
+    def _take_chunk(self, peer: int, out: torch.Tensor) -> None:
+        """Empty a slot here once the peer has filled it, and then count one more empty slot there."""
+        slots, number = self._slots, self._taken[peer]
+        self._receives.wait(slots.filled(self.rank, peer), in_circle(number + 1))
+        self._receives.copy(out, slots.slot(self.rank, peer, number)[: len(out)])
+        self._taken[peer] = number + 1
+        self._receives.write(slots.emptied(peer, self.rank), in_circle(number + 1))
+
+    def _mark(self) -> tuple[Any, Any]:
+        """All that was issued so far, in both queues."""
+        return self._sends.mark(), self._receives.mark()
+
+    def _wait(self, mark: tuple[Any, Any], limit_s: float) -> bool:
+        """Block until `mark` is done, at most so long; whether it is. What the caller issues next is behind it."""
+        end = time.monotonic() + limit_s
+        return all(self._driver.wait(one, max(end - time.monotonic(), 0.0)) for one in mark)
+
+    def _counts(self) -> Counts:
+        return {r: (self._taken[r], self._put[r]) for r in range(self.world_size) if r != self.rank}
+
+    def _pace(self) -> None:
+        """Limit what waits in the queues: a full queue blocks the host inside the device's own call, where a dead peer
+        is not noticed, and where it may hold a lock that other threads need. A queue takes about a thousand operations.
+        Three rings, whose streams may all share one hardware queue, have at most 600 operations waiting.
+
+        The order of chunks is the same on both sides, so every rank has issued what this waits for.
+        """
+        self._unmarked += 1
+        if self._unmarked < self._between_marks:
+            return
+        self._unmarked = 0
+        self._paces.append((self._mark(), self._counts()))
+        if len(self._paces) >= _PACES:
+            self._complete(*self._paces.popleft())
+
+    def _complete(self, mark: tuple[Any, Any], counts: Counts) -> None:
+        """Block until `mark` is done. Raises PeerError."""
+        self._watch.until(lambda limit_s: self._wait(mark, limit_s), late=lambda: self._slots.behind(counts))
+
+    def _poison(self) -> None:
+        self._slots.poison(max(self._put + self._taken))
+
+    def _drain(self) -> None:
+        """End what is in flight. It repeats: a count that a peer's queue was about to write may replace the count that
+        ends a wait.
+        """
+        end = time.monotonic() + _DRAIN_S
+        self._poison()
+        mark = self._mark()
+        while not self._wait(mark, 0.02):
+            if time.monotonic() > end:
+                return  # the flights keep their tensors
+            self._poison()
+        self._watch.flights.clear()
+
+
+def _by_rank(tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
+    """The bytes of each rank's rows."""
+    return [as_bytes(part) for part in tensor.split(list(splits))]
