@@ -235,11 +235,12 @@ class CudaStreams:
     def is_done(self, mark: "CudaMark") -> bool:
         return mark.done()
 
-    def wait(self, mark: "CudaMark", timeout_s: float) -> bool:
-        if not poll(mark.done, timeout_s):
-            return False
+    def follow(self, mark: "CudaMark") -> bool:
         self.cuda("cuStreamWaitEvent", self.current_stream(), mark.event, 0)
         return True
+
+    def wait(self, mark: "CudaMark", timeout_s: float) -> bool:
+        return poll(mark.done, timeout_s) and self.follow(mark)
 
     def stream(self) -> Any:
         """One that does not wait for the default stream."""

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from fscomm.transports.transport import row_bytes
-from fsranks.clock import MACHINE_CLOCK, Clock
 from fsranks.control_group import ControlGroup
 from fsranks.errors import MismatchError, PeerError, describe, name_ranks
+from fsranks.machine.clock import MACHINE_CLOCK, Clock
 from fsranks.machine.local_processes import machine
 from fsranks.rank_context import RankContext
 
@@ -282,19 +282,35 @@ class Watch:
         self.flights.clear()
         self._end, self._lost = _nothing, lambda: False  # which keep the transport
 
-    def begun(self, done: Callable[[], bool], wait: Callable[[], None], *tensors: object) -> "Flight":
-        """The handle of an operation that uses `tensors`: `done` does not block, `wait` blocks until it is done."""
+    def begun(
+        self,
+        done: Callable[[], bool],
+        wait: Callable[[], None],
+        *tensors: object,
+        follow: Callable[[], None] | None = None,
+    ) -> "Flight":
+        """The handle of an operation that uses `tensors`: `done` does not block, `wait` blocks until it is done.
+
+        follow: orders a stream behind it; None: as `wait`.
+        """
         while self.flights and self.flights[0].done():
             self.flights.popleft()
-        self.flights.append(Flight(lambda: self.is_over or done(), wait, tensors))
+        self.flights.append(Flight(lambda: self.is_over or done(), wait, follow or wait, tensors))
         return self.flights[-1]
 
 
 class Flight:
     """A handle. It keeps the tensors until it was waited for; the transport keeps it until it is done."""
 
-    def __init__(self, done: Callable[[], bool], wait: Callable[[], None], tensors: tuple[object, ...]) -> None:
+    def __init__(
+        self,
+        done: Callable[[], bool],
+        wait: Callable[[], None],
+        follow: Callable[[], None],
+        tensors: tuple[object, ...],
+    ) -> None:
         self.done = done
+        self.follow = follow
         self._wait = wait
         self._tensors = tensors
 

@@ -108,7 +108,10 @@ class NcclTransport(_OverBackend):
             self._watch.until_done(work.is_completed)
             self._finish(work, start)
 
-        return self._watch.begun(work.is_completed, wait, out, inp)
+        def follow() -> None:
+            self._finish(work, time.monotonic())
+
+        return self._watch.begun(work.is_completed, wait, out, inp, follow=follow)
 
 
 class PaddedTransport(_OverBackend):
@@ -168,7 +171,10 @@ class PaddedTransport(_OverBackend):
             self._watch.until_done(is_done)
             self._device.after(mark)
 
-        return self._watch.begun(is_done, wait, out, inp, sending, receiving)
+        def follow() -> None:
+            self._device.after(mark)
+
+        return self._watch.begun(is_done, wait, out, inp, sending, receiving, follow=follow)
 
 
 class Registered:

@@ -132,7 +132,11 @@ class Ring:
             with self._guard():
                 self._complete(mark, counts)
 
-        return self._watch.begun(lambda: all(map(self._driver.is_done, mark)), wait, outs, inps)
+        def follow() -> None:
+            if not all(self._driver.follow(each) for each in mark):
+                wait()
+
+        return self._watch.begun(lambda: all(map(self._driver.is_done, mark)), wait, outs, inps, follow=follow)
 
     def _put_chunk(self, peer: int, data: torch.Tensor) -> None:
         """Fill a slot of the peer once it has emptied it, and then count one more arrival there."""

@@ -75,6 +75,10 @@ class SharedMemory:
     def is_done(self, mark: tuple["CopyThread", int]) -> bool:
         return self.wait(mark, 0.0)
 
+    def follow(self, mark: tuple["CopyThread", int]) -> bool:
+        """A thread of the host has nothing but waiting for this."""
+        return self.is_done(mark)
+
     def wait(self, mark: tuple["CopyThread", int], timeout_s: float) -> bool:
         thread, number = mark
         return thread.wait_for(number, timeout_s)

@@ -56,6 +56,9 @@ class Driver(Protocol):
 
     def is_done(self, mark: Any) -> bool: ...
 
+    def follow(self, mark: Any) -> bool:
+        """Whether what the caller issues next is behind `mark` from now on. Does not block."""
+
     def wait(self, mark: Any, timeout_s: float) -> bool:
         """Block until `mark` is done, at most `timeout_s`; whether it is. What the caller issues next is behind it."""
 

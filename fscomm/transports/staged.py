@@ -240,10 +240,15 @@ class Transfer:
     def done(self) -> bool:
         return self._over.is_set() and (self._error is not None or self._device.is_done(self._mark))
 
-    def wait(self) -> None:
+    def follow(self) -> None:
+        """Blocks until the rows have come to the host: from there on the device orders what is left."""
         self._over.wait()
         if self._error is not None:
             raise PeerError(str(self._error)) from self._error
+        self._device.after(self._mark)
+
+    def wait(self) -> None:
+        self.follow()
         try:
             self._device.wait(self._mark, self._limit_s)
         except TimeoutError as error:

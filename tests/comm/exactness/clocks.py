@@ -87,10 +87,11 @@ class Clocks(Host):
         return Mark(of.clock.copy())
 
     def after(self, mark: Any) -> None:
-        self.current.clock = self.current.clock | mark.clock
+        if mark is not None:
+            self.current.clock = self.current.clock | mark.clock
 
     def is_done(self, mark: Any) -> bool:
-        if mark in self.waited or self._random.random() < self._done_share:
+        if mark is None or mark in self.waited or self._random.random() < self._done_share:
             self.after(mark)
             return True
         return False

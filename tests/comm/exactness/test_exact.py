@@ -48,7 +48,7 @@ def compared(
     ahead: bool = False,
 ) -> tuple[list[str], dict[str, Any]]:
     """chunk_rows: the most that travel at once."""
-    device = Clocks(runs_ahead=True)
+    device = Clocks(done_share=0.5, runs_ahead=True)
     with contextlib.ExitStack() as patched:
         if chunk_rows:
             patched.enter_context(mock.patch.object(GroupLayout, "chunk_rows", chunk_rows))
@@ -105,6 +105,15 @@ def test_models(name: str, size: int, transport: str, chunk_rows: int | None) ->
         assert said["fallbacks"] == {}
         for forwards in said["report"]["forwards"].values():
             assert forwards["served"] == config.calls * (config.steps - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "transport", "chunk_rows"),
+    [("several", "copy-engine", None), ("one KJT", "host-staged", 3), ("pooled mixed", "gloo", None)],
+)
+def test_models_on_streams(name: str, transport: str, chunk_rows: int | None) -> None:
+    for said in check(shared_world(2), CONFIGS[name], "base", chunk_rows, transport=transport, ahead=True):
+        assert said["fallbacks"] == {}
 
 
 @pytest.mark.parametrize(("dedup", "transport"), [(False, "gloo"), (True, "copy-engine")])

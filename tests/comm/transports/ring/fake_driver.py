@@ -83,6 +83,9 @@ class FakeDriver:
     def is_done(self, mark: tuple["FakeQueue", int]) -> bool:
         return mark[0].done >= mark[1]
 
+    def follow(self, mark: tuple["FakeQueue", int]) -> bool:
+        return self.is_done(mark)
+
     def wait(self, mark: tuple["FakeQueue", int], timeout_s: float) -> bool:
         """Not so long: what does not come now comes when another rank does something, and then this is asked again."""
         return self.machine.until(lambda: self.is_done(mark), 0.001)
