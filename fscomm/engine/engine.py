@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fscomm.device import Device
+from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
 from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
 from fscomm.engine.program import Program
@@ -33,6 +33,7 @@ from fscomm.exchange.threads import Threads
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
+from fscomm.loop.moving import Moved
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding
@@ -129,16 +130,17 @@ class Engine:
                 self.end()
         return resumed
 
-    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
-        """The next batch, maybe still on its way to the device, and as the loader gave it. Does not block."""
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
+        """The next batch. Does not block."""
         nothing = [None] * len(self.modules)
         why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
         if why is not None:
             self.announce_features(nothing, [why] * len(self.modules), draws=draws)
             return
-        given, missing = self._finder.read(batch)
-        was_moved = self.device.runs_ahead and pulled is not batch
-        self.announce_features(given, missing, self._finder.read(pulled)[0] if was_moved else nothing, draws=draws)
+        given, missing = self._finder.read(moved.batch)
+        was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
+        on_host = self._finder.read(moved.pulled)[0] if was_moved else None
+        self.announce_features(given, missing, on_host, moved=moved.mark, draws=draws)
 
     def announce_features(
         self,
@@ -146,12 +148,13 @@ class Engine:
         missing: Sequence[str | None],
         on_host: Sequence[Any] | None = None,
         *,
+        moved: Mark = None,
         draws: bool = False,
     ) -> None:
         """The KJT for each module, or None where there is none to prefetch, and why.
 
         Nothing is fetched for modules that nobody calls. on_host: the same features in host memory, where they came
-        from: no device has to be waited for to learn the ids.
+        from: no device has to be waited for to learn the ids. moved: of the copies to the device.
         """
         self._executor.check()
         given = [None if self._idle[m] >= _IDLE else kjt for m, kjt in enumerate(given)]
@@ -166,7 +169,7 @@ class Engine:
                 ModuleInStep(features=None if kjt is None else Snapshot(kjt), missing=why)
                 for kjt, why in zip(given, missing, strict=True)
             ],
-            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, on_host or [None] * len(given)),
+            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, on_host or [None] * len(given), moved),
         )
         self._number += 1
         self._newest = step
@@ -353,12 +356,12 @@ class Engine:
                     self._note_plain(m, f"step {left.number}: its forward was not called")
 
     def _exchange_ids(
-        self, status: int, given: Sequence[Any] = (), on_host: Sequence[Any] = ()
+        self, status: int, given: Sequence[Any] = (), on_host: Sequence[Any] = (), moved: Mark = None
     ) -> Pending[ExchangedIds]:
         """Let the ids worker exchange the ids of a batch after those of the newest step."""
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
-        arrived = self._executor.exchange_ids(number, before, status, list(zip(given, on_host, strict=True)))
+        arrived = self._executor.exchange_ids(number, before, status, list(zip(given, on_host, strict=True)), moved)
         if newest is not None:
             newest.planned = arrived
         return arrived

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from fscomm.device import Device
+from fscomm.device import Device, Mark
 from fscomm.exchange.control_word import ControlWords
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import IdExchange
@@ -120,13 +120,18 @@ class Executor(ABC):
         """For the operations of each class."""
 
     def exchange_ids(
-        self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[tuple[Any, Any]]
+        self,
+        number: int,
+        before: Pending[ExchangedIds] | None,
+        status: int,
+        given: Sequence[tuple[Any, Any]],
+        moved: Mark = None,
     ) -> Pending[ExchangedIds]:
-        """As `IdExchange.run`, in the ids worker. It does not run behind what the device has to do until now, but where
-        the ids have to come from there."""
+        """As `IdExchange.run`, in the ids worker. It runs behind the copies that `moved` features to the device, and
+        behind all that the device has to do until now only where the ids have to come from there."""
         from_device = any(features is not None and on_host is None for features, on_host in given)
         work = partial(self._ids.run, number, before, status, given)
-        return self._workers["ids"].submit(work, behind=from_device)
+        return self._workers["ids"].submit(work, behind=self._device.mark() if from_device else moved)
 
     def check(self) -> None:
         """Raise the first error of a worker."""

@@ -16,6 +16,7 @@ from fscomm.device import Device, Mark
 T = TypeVar("T")
 
 _OWN_STREAM: AbstractContextManager[Any] = contextlib.nullcontext()
+_NOW: Mark = object()
 NICENESS = 10  # added for a worker in the background; 5 gives way too little, 19 brings no more
 
 
@@ -74,16 +75,16 @@ class Worker:
         threading.Thread(target=self._live, name=f"fscomm {name}", daemon=True).start()
 
     def submit(
-        self, work: Callable[[], T], *, behind: bool = True, stream: AbstractContextManager[Any] = _OWN_STREAM
+        self, work: Callable[[], T], *, behind: Mark = _NOW, stream: AbstractContextManager[Any] = _OWN_STREAM
     ) -> Pending[T]:
-        """stream: of the device, to which `work` issues; `behind` all that this thread has issued so far.
+        """stream: of the device, to which `work` issues; `behind` a mark, or else all that this thread issued so far.
 
         Raises RuntimeError once the worker is closed.
         """
         if self._closed:
             raise RuntimeError(f"the {self.name} worker is closed")
         future: Pending[T] = Pending(self._device)
-        self._queue.put((future, self._device.mark() if behind else None, work, stream))
+        self._queue.put((future, self._device.mark() if behind is _NOW else behind, work, stream))
         return future
 
     def close(self) -> None:

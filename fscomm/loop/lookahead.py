@@ -42,9 +42,9 @@ class Listener(Protocol):
     def resume(self, epoch: Any) -> bool:
         """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
 
-    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
-        """The next batch, on its way to the device, and as the loader gave it. draws: loader and training draw from the
-        same random numbers here. in_turn: so they did before, and this batch is about to be held."""
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
+        """The next batch. draws: loader and training draw from the same random numbers here. in_turn: so they did
+        before, and this batch is about to be held."""
 
     def draws(self) -> bool:
         """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
@@ -68,7 +68,7 @@ class Unserved:
     def resume(self, epoch: Any) -> bool:
         return False
 
-    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         pass
 
     def draws(self) -> bool:
@@ -386,7 +386,7 @@ class _Epoch(Generic[T]):
         return moved
 
     def _announce(self, moved: Moved[T], *, draws: bool) -> None:
-        self._listener.announce(moved.batch, moved.pulled, draws=draws, in_turn=self._draws.early is False)
+        self._listener.announce(moved, draws=draws, in_turn=self._draws.early is False)
 
     def _save(self) -> "_State | _Failed":
         """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""

@@ -18,8 +18,10 @@ from worlds import World, shared_world
 
 from fscomm import comm
 from fscomm.loop import moving
+from fscomm.loop.kjt_paths import walk
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.report import WARM_UP
+from fscomm.tables.torchrec.binding import TorchRecBinding
 
 TRANSPORTS = ("gloo", "copy-engine", "host-staged")
 
@@ -38,6 +40,31 @@ def moves(self: moving.Moving, where: torch.device | None) -> None:
     self._where = where or torch.device("cpu")
 
 
+def notes(device: Clocks) -> Any:
+    """What moves a batch, and notes when."""
+    to_device = moving.to_device
+
+    def move(batch: Any, where: torch.device | None) -> Any:
+        moved = to_device(batch, where)
+        device.moved |= {id(kjt): (kjt, device.now()) for _, kjt in walk(moved)}
+        return moved
+
+    return move
+
+
+def looks_at(device: Clocks, early: list[str]) -> Any:
+    """What prepares features, and notes if they were not there yet."""
+    prepare = TorchRecBinding.prepare
+
+    def look(self: TorchRecBinding, features: Any, on_host: Any) -> Any:
+        kjt, moment = device.moved.get(id(features), (None, None))
+        if kjt is features and not moment.is_before(device.now()):
+            early.append("features were used before they were on the device")
+        return prepare(self, features, on_host)
+
+    return look
+
+
 def compared(
     rank: int,
     size: int,
@@ -48,7 +75,7 @@ def compared(
     ahead: bool = False,
 ) -> tuple[list[str], dict[str, Any]]:
     """chunk_rows: the most that travel at once."""
-    device = Clocks(done_share=0.5, runs_ahead=True)
+    device, early = Clocks(done_share=0.5, runs_ahead=True), list[str]()
     with contextlib.ExitStack() as patched:
         if chunk_rows:
             patched.enter_context(mock.patch.object(GroupLayout, "chunk_rows", chunk_rows))
@@ -56,9 +83,12 @@ def compared(
             patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
             patched.enter_context(mock.patch.object(moving, "device_of", return_value=device))
             patched.enter_context(mock.patch.object(moving.Moving, "__init__", moves))
+            patched.enter_context(mock.patch.object(TorchRecBinding, "prepare", looks_at(device, early)))
+            patched.enter_context(mock.patch.object(moving, "to_device", notes(device)))
         found, said = compare(rank, size, config, LOOPS[loop], "fscomm", options)
-    waited = threading.current_thread().name in device.stalls
-    return [*found, *(["the training thread waited for the device"] if waited else [])], said
+    if threading.current_thread().name in device.stalls:
+        found.append("the training thread waited for the device")
+    return found + early, said
 
 
 def check(

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fscomm.loop.lookahead import Lookahead
+from fscomm.loop.moving import Moved
 
 META = torch.device("meta")  # another device that every machine has
 Event = tuple[Any, ...]
@@ -37,10 +38,10 @@ class Told:
             self.end()
         return resumed
 
-    def announce(self, batch: Any, pulled: Any, *, draws: bool, in_turn: bool) -> None:
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         self._draws = draws
         self._open += 1
-        self._tell("announce", batch)
+        self._tell("announce", moved.batch)
 
     def draws(self) -> bool:
         return self._draws if self._of_ranks is None else self._of_ranks
