@@ -37,9 +37,9 @@ class enable:
     the `forward` attribute of the served instances, for as long as the block lasts. What cannot be served exactly runs
     plainly, with the reason in `comm.report().fallbacks`; with `strict=True` that raises instead.
 
-    transport: how rows travel: `gloo`, `nccl`, `nccl-ce`, `copy-engine`, `host-staged`, or `auto`, on which the ranks
-    agree; one line in the log (logger `fscomm`) says what was taken and why each other one was not. Tables on CUDA run
-    plainly under `auto`: serving them has not been run on a GPU yet and must be asked for by a name.
+    transport: how rows travel: `gloo`, `nccl`, `nccl-ce`, `copy-engine`, `host-staged`, or `auto`, which is `gloo` on
+    the CPU; one line in the log (logger `fscomm`) says how rows travel, or why they do not. Tables on CUDA run plainly
+    under `auto`: serving them has not been run on a GPU yet and must be asked for by a name.
 
     features: for modules whose input is not found in the batch by itself, a function from the batch to the
     KeyedJaggedTensor that the module will get, by the module's name in the model; a list of functions for the calls of
