@@ -9,8 +9,7 @@ packages make, and only its members take part.
 import contextlib
 import json
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -88,28 +87,16 @@ class ControlGroup:
         A size that disagrees with the other rank's would abort the process inside gloo. So callers derive both from the
         same gathered lengths, and this rank's sizes are checked against its tensors.
         """
-        self.all_to_all_many([(out, mine, received, sent)], in_flight=1)
-
-    def all_to_all_many(self, exchanges: Iterable[AllToAll], *, in_flight: int) -> None:
-        """Make `exchanges` in order, at most `in_flight` of them under way at a time.
-
-        The next exchange is taken from the iterable just before it is issued.
-        """
-
-        def run(gloo: Any) -> None:
-            works: deque[dist.Work] = deque()
-            for exchange in exchanges:
-                works.append(_issue(gloo, exchange))
-                if len(works) >= in_flight:
-                    works.popleft().wait()
-            while works:
-                works.popleft().wait()
-
-        self._run(run)
+        self._run(lambda gloo: _issue(gloo, (out, mine, received, sent)).wait())
 
     def begin(self, exchange: AllToAll) -> "BegunExchange":
         """Issue one exchange and return. Wait for begun exchanges in order, before any other call."""
         return BegunExchange(self, self._run(lambda gloo: _issue(gloo, exchange)))
+
+    @property
+    def gloo(self) -> Any:
+        """Its connections, for messages that bear a tag of their own."""
+        return self._gloo
 
     @property
     def one_host(self) -> bool:
@@ -242,6 +229,36 @@ class BegunExchange:
     def follow(self) -> None:
         """No device takes part."""
         self.wait()
+
+
+class Alone:
+    """What an exchange asks of a `ControlGroup`, for the only rank: it gets what it sends."""
+
+    rank, world_size, gloo = 0, 1, None
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        """[1, ...]"""
+        return mine[None].copy()
+
+    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
+        out.copy_(mine)
+
+    def abort(self, reason: str) -> None:
+        """Nothing can block."""
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""
+
+
+AnyGroup = ControlGroup | Alone
+
+
+def control_group(context: RankContext, *, timeout_s: float) -> AnyGroup:
+    """Collective; raises as `ControlGroup` does."""
+    return Alone() if context.world_size == 1 else ControlGroup(context, timeout_s=timeout_s)
 
 
 def _issue(gloo: Any, exchange: AllToAll) -> dist.Work:

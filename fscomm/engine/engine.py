@@ -121,9 +121,15 @@ class Engine:
 
         Whatever backward pass was running is over: otherwise a rank that waits in the next step for another one's batch
         may keep that one waiting for what a backward pass that raised had reached.
+
+        Raises:
+            NotServedError: if `strict`, and other code has replaced the forward of a module.
         """
         resumed, self._epoch = self._epoch is not epoch, epoch
         self._backward.end_failed_pass()
+        self.note_replaced()
+        if self.held is not None:
+            self._note_idle(self.held)
         if resumed:
             self._idle = [0] * len(self.modules)
             if self._newest is not None:
@@ -185,7 +191,7 @@ class Engine:
     def draws(self) -> bool:
         """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
         assert self._newest is not None
-        draws = self._newest.arrived.result().verdict.draws
+        draws = self._executor.await_ids(self._newest.arrived).verdict.draws
         if draws:
             log.warning("fscomm: %s", IN_TURN)
         return draws
@@ -206,15 +212,11 @@ class Engine:
 
         Raises:
             MismatchError: some ranks have no batch, or failed to load it.
-            NotServedError: if `strict`, and other code has replaced the forward of a module.
         """
         self._batch = batch
-        self.note_replaced()
-        if self.held is not None:
-            self._note_idle(self.held)
         step = self._announced.popleft()
         with self._recorder.wait("ids", step=step.number):
-            verdict = step.arrived.result().verdict
+            verdict = self._executor.await_ids(step.arrived).verdict
         self.held = step
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
@@ -224,7 +226,7 @@ class Engine:
         self.held = self._batch = None
         self.flush()
         if self._ended is not None:
-            verdict = self._ended.result().verdict
+            verdict = self._executor.await_ids(self._ended).verdict
             if verdict.stop is not None:
                 raise MismatchError(verdict.stop)
 

@@ -87,7 +87,10 @@ class Program:
 
     def wait(self, m: int) -> None:
         """Block until the tables of module m have all updates so far. From any thread."""
-        for update in self._order[m].pending():
+        pending = self._order[m].pending()
+        if not all(update.done() for update in pending):
+            self._executor.hurry()
+        for update in pending:
             update.result()
 
     def _fetch(self, step: Step, rows: Mapping[int, Rows], of_class: Class) -> Operation:

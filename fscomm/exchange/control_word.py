@@ -6,7 +6,7 @@ import numpy as np
 
 from fscomm.errors import AnnouncementError
 from fscomm.report.recorder import Recorder
-from fscomm.transports.gloo import Channel
+from fsranks.control_group import AnyGroup
 from fsranks.errors import MismatchError, name_ranks
 
 _COLUMNS = ("step", "module", "backward passes")
@@ -30,8 +30,8 @@ class Mode(IntEnum):
 class ControlWords:
     """One all-gather of a few numbers per forward of a module, in the training thread."""
 
-    def __init__(self, channel: Channel, recorder: Recorder) -> None:
-        self._channel = channel
+    def __init__(self, group: AnyGroup, recorder: Recorder) -> None:
+        self._group = group
         self._recorder = recorder
 
     def exchange(self, name: str, m: int, *, step: int, passes: int, mode: Mode) -> list[Mode]:
@@ -46,7 +46,7 @@ class ControlWords:
         control_word = np.array([step, m, passes, mode])
         start = self._recorder.clock()
         with self._recorder.wait("agreement", step=step):
-            by_rank = self._channel.all_gather(control_word)
+            by_rank = self._group.all_gather(control_word)
         self._recorder.straggler(step, 1e3 * (self._recorder.clock() - start))
         for what, column in zip(_COLUMNS, by_rank.T, strict=False):
             if (column != column[0]).any():

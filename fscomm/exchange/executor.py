@@ -25,12 +25,13 @@ from fscomm.exchange.wire_priority import WirePriority
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.report.recorder import Recorder
 from fscomm.tables.served_modules import ServedModules
-from fscomm.transports.gloo import Channel, channel
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
+from fsranks.control_group import AnyGroup, control_group
 from fsranks.rank_context import RankContext
+from fsranks.signals import Signals
 
-Closable = TypeVar("Closable", Channel, Transport)
+Closable = TypeVar("Closable", AnyGroup, Transport)
 TRANSPORTS = ("collision", "exclusive rows", "exclusive gradients")
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
 
@@ -58,21 +59,24 @@ class Executor(ABC):
         self._recorder = recorder
         self._error: BaseException | None = None
         chunk_bytes = max(layout.chunk_bytes for layout in served.layouts)
-        self.wire_gate = WireGate(schedule=WirePriority(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes))
         with contextlib.ExitStack() as opened:  # if anything fails, all that was opened is closed
 
             def keep(connection: Closable) -> Closable:
                 opened.callback(connection.close, "could not enter the fscomm block")
                 return connection
 
-            control, ids = (keep(channel(context, timeout_s=timeout_s)) for _ in range(2))
+            control, ids = (keep(control_group(context, timeout_s=timeout_s)) for _ in range(2))
+            self._signals = Signals(control)
+            opened.callback(self._signals.close)
             # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
             collision, rows, gradients = (
                 keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False)) for _ in TRANSPORTS
             )
-            self._all: tuple[Channel | Transport, ...] = (control, ids, collision, rows, gradients)
+            self._all: tuple[AnyGroup | Transport, ...] = (control, ids, collision, rows, gradients)
+            budget = WirePriority(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes)
+            self.wire_gate = WireGate(schedule=budget, awaited=self._awaited)
             self.control_words = ControlWords(control, recorder)
-            self.peers = LostPeers([module.process_group for module in served.modules], device.where, control.group)
+            self.peers = LostPeers([module.process_group for module in served.modules], device.where, control)
             opened.callback(self.peers.close)
             self._ids = IdExchange(ids, self.wire_gate, served, device, recorder)
             self._workers: dict[str, Worker] = {}
@@ -133,6 +137,15 @@ class Executor(ABC):
         work = partial(self._ids.run, number, before, status, given)
         return self._workers["ids"].submit(work, behind=self._device.mark() if from_device else moved)
 
+    def await_ids(self, arrived: Pending[ExchangedIds]) -> ExchangedIds:
+        """For the training thread. Nothing holds them back meanwhile."""
+        with self.wire_gate.awaiting_ids():
+            return arrived.result()
+
+    @abstractmethod
+    def hurry(self) -> None:
+        """A thread of the user is about to wait for all that was submitted: no rank holds it back. Does not block."""
+
     def check(self) -> None:
         """Raise the first error of a worker."""
         if self._error is not None:
@@ -148,6 +161,7 @@ class Executor(ABC):
         try:
             self._close_workers()
         finally:
+            self._signals.close()
             if at_exit:
                 for each in self._all:
                     each.close(reason)
@@ -161,6 +175,10 @@ class Executor(ABC):
         self.wire_gate.stop()
         for each in self._all:
             each.abort(reason)
+
+    def _awaited(self) -> int:
+        """The number of the last exclusive operation that another rank began to wait for just now; 0 if none did."""
+        return 0
 
     def _run(self, operation: Operation) -> None:
         """In a worker."""

@@ -22,7 +22,7 @@ from fscomm.plan.shared_rows import OwnerRows
 from fscomm.plan.ways import segments, starts_of
 from fscomm.report.recorder import Recorder
 from fscomm.tables.served_modules import ServedModules
-from fscomm.transports.gloo import Channel
+from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DRAWS = range(4)
@@ -67,13 +67,13 @@ class IdExchange:
 
     def __init__(
         self,
-        channel: Channel,
+        group: AnyGroup,
         wire_gate: WireGate,
         served: ServedModules,
         device: Device,
         recorder: Recorder,
     ) -> None:
-        self._channel = channel
+        self._group = group
         self._wire_gate = wire_gate
         self._served = served
         self._recorder = recorder
@@ -89,7 +89,7 @@ class IdExchange:
         self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[tuple[Any, Any]]
     ) -> ExchangedIds:
         """Exchange what is asked of the owners. given: [M] the features of each module, and the same in host memory."""
-        self._wire_gate.wait()  # collision rows of the step before are needed sooner than these ids
+        self._wire_gate.wait_for_ids()  # collision rows of the step before are needed sooner than these ids
         served = self._served
         parts: list[Any] = [None] * len(served.modules)
         requests: list[Any] = [None] * len(served.layouts)
@@ -196,8 +196,7 @@ class IdExchange:
     def _all_to_all(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
         """What all ranks send here, so much each, for what this rank sends them."""
         received = np.empty(coming.sum(), mine.dtype)
-        out = torch.from_numpy(received), torch.from_numpy(mine), coming.tolist(), sent.tolist()
-        self._channel.all_to_all_v([out])
+        self._group.all_to_all(torch.from_numpy(received), torch.from_numpy(mine), coming.tolist(), sent.tolist())
         return received
 
     def _all_to_all_first(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 
-from fsranks.control_group import ControlGroup
+from fsranks.control_group import Alone, AnyGroup
 from fsranks.errors import PeerError
 from fsranks.network import brief, hang_up
 
@@ -20,14 +20,14 @@ _LOOK_S = 0.25
 
 
 class LostPeers:
-    """Watches those of `groups` in which gloo moves tensors of `device`. `control`: the same ranks; None for one rank.
+    """Watches those of `groups` in which gloo moves tensors of `device`. `control`: of the same ranks.
 
     The training thread begins and ends what is watched: `within` a block, or by `begin` and `end`.
     """
 
-    def __init__(self, groups: Iterable[dist.ProcessGroup], device: torch.device, control: ControlGroup | None) -> None:
-        self._control = control
-        found = [group._get_backend(device) for group in dict.fromkeys(groups)] if control is not None else []
+    def __init__(self, groups: Iterable[dist.ProcessGroup], device: torch.device, control: AnyGroup) -> None:
+        self._control = None if isinstance(control, Alone) else control
+        found = [group._get_backend(device) for group in dict.fromkeys(groups)] if self._control is not None else []
         self._gloo = [backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)]
         self._since: float | None = None
         self._until: float | None = None  # when what is watched was over, if it failed

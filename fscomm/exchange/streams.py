@@ -41,6 +41,9 @@ class Streams(Executor):
         self._urgent = done[-1]
         return done
 
+    def hurry(self) -> None:
+        pass
+
     def _workers_wanted(self) -> Mapping[str, bool]:
         return {"ids": True, "issue": False, "watch": True}
 

@@ -1,5 +1,6 @@
 """Every kernel of planning, compiled before the first step: numba compiles at a kernel's first use."""
 
+import gc
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,16 @@ from fscomm.plan.ways import segments
 
 def compile_kernels() -> None:
     """Compile them, or load them from numba's cache, by planning a step of one id in both kinds of groups."""
+    collects = gc.isenabled()
+    gc.disable()  # numba makes many objects that stay: looking through those of the process takes as long as loading
+    try:
+        _plan_both()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _plan_both() -> None:
     ids = torch.zeros(1, dtype=torch.int64)
     checksum(ids.numpy().view("uint64"))
     layout = GroupLayout(

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -98,11 +99,11 @@ def find(of: Sequence[Handles], roots: Iterable[object]) -> None:
     objects = gc.get_objects()
     if gc.get_freeze_count():
         objects += _held(roots)
-    for each in objects:
-        if issubclass(type(each), torch.Tensor):
-            places = _places(each)
-            for handles in of:
-                handles.watch(each, places)
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
+    for each in compress(objects, map(kinds.__contains__, map(type, objects))):  # of half a million, few are tensors
+        places = _places(each)
+        for handles in of:
+            handles.watch(each, places)
 
 
 def _held(roots: Iterable[object]) -> list[object]:

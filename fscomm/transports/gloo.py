@@ -3,10 +3,10 @@
 Every class and thread has a connection of its own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,38 +14,14 @@ import torch.distributed as dist
 
 from fscomm.plan.gloo_order import add, regions
 from fscomm.transports.handshake import Handshake
-from fscomm.transports.transport import Handle, check_gather, check_splits
-from fsranks.control_group import AllToAll, BegunExchange, ControlGroup
+from fscomm.transports.transport import Handle, check_splits
+from fsranks.control_group import BegunExchange, ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import RankContext
 
-IN_FLIGHT = 2
 ELEMENTS = (1, 7, 320, 40_000)  # of each rank's result: less than a chunk, chunks that do not fit, many segments
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 UNKNOWN = "gloo adds the parts of its vectors in an order that fscomm does not know (row-wise pooling)"
-
-
-class Channel(Protocol):
-    """Collectives of one class, for one thread at a time. They block until done.
-
-    Raises PeerError if a rank dies, leaves or is later than the time limit; the message names it.
-    """
-
-    @property
-    def group(self) -> ControlGroup | None:
-        """The group it runs over, which knows which rank is lost; None where there is one rank."""
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        """[W, ...] from the same shape and dtype on every rank."""
-
-    def all_to_all_v(self, exchanges: Iterable[AllToAll]) -> None:
-        """Make `exchanges` in order; the next one is taken from the iterable just before it is issued."""
-
-    def abort(self, reason: str) -> None:
-        """From any thread: end what blocks here; the other ranks' next exchange raises and gives `reason`."""
-
-    def close(self, reason: str) -> None:
-        """Leave no connection and no thread."""
 
 
 class GlooTransport:
@@ -74,22 +50,11 @@ class GlooTransport:
         check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
         if self._handshake is not None:
             self._handshake.agree("all_to_all_v", out, out_splits, in_splits)
-        return self._begin((out, inp, list(out_splits), list(in_splits)))
-
-    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> Handle:
-        check_gather(self.world_size, out, inp)
-        if self._handshake is not None:
-            self._handshake.agree("all_gather", out, [len(inp)] * self.world_size, [len(inp)] * self.world_size)
-        sent = torch.cat([inp] * self.world_size)
-        return self._begin((out, sent, [len(inp)] * self.world_size, [len(inp)] * self.world_size))
-
-    def _begin(self, exchange: AllToAll) -> Handle:
-        begun = self._group.begin(exchange)
+        begun = self._group.begin((out, inp, list(out_splits), list(in_splits)))
         return begun if self._handshake is None else _Agreed(begun, self._handshake)
 
     def meet(self) -> None:
-        one = torch.zeros(1, dtype=torch.int8)
-        self.all_gather(one.repeat(self.world_size), one).wait()
+        self._group.all_gather(np.zeros(1, np.int8))
 
     def abort(self, reason: str) -> None:
         if self._handshake is not None:
@@ -121,49 +86,6 @@ class _Agreed:
 
     def follow(self) -> None:
         self.wait()
-
-
-class GlooChannel:
-    def __init__(self, context: RankContext, *, timeout_s: float) -> None:
-        self.group = ControlGroup(context, timeout_s=timeout_s)
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        return self.group.all_gather(mine)
-
-    def all_to_all_v(self, exchanges: Iterable[AllToAll]) -> None:
-        self.group.all_to_all_many(exchanges, in_flight=IN_FLIGHT)
-
-    def abort(self, reason: str) -> None:
-        self.group.abort(reason)
-
-    def close(self, reason: str) -> None:
-        self.group.close(reason)
-
-
-class AloneChannel:
-    """The only rank: what it sends to itself."""
-
-    group = None
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        return mine[None].copy()
-
-    def all_to_all_v(self, exchanges: Iterable[AllToAll]) -> None:
-        for out, mine, _, _ in exchanges:
-            out.copy_(mine)
-
-    def abort(self, reason: str) -> None:
-        del reason
-
-    def close(self, reason: str) -> None:
-        del reason
-
-
-def channel(context: RankContext, *, timeout_s: float) -> Channel:
-    """Collective: every rank of `context` makes its channels in the same order."""
-    if context.world_size == 1:
-        return AloneChannel()
-    return GlooChannel(context, timeout_s=timeout_s)
 
 
 def unknown_orders(groups: Mapping[str, Any], *, timeout_s: float) -> dict[str, str]:

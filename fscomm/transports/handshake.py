@@ -24,7 +24,7 @@ from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
 
-_OPERATIONS = ("all_to_all_v", "all_gather", "meet")
+_OPERATIONS = ("all_to_all_v", "meet")
 _SAME = ("operation", "dtype", "bytes per row")
 _TOLD_BYTES = 512
 _SLICE_S = 0.5  # between two checks which ranks are still alive

@@ -105,13 +105,6 @@ def check_splits(
         )
 
 
-def check_gather(world_size: int, out: torch.Tensor, inp: torch.Tensor) -> None:
-    """Raise ValueError for what can be seen on this rank alone."""
-    check_splits(1, out[: len(inp)], inp, [len(inp)], [len(inp)])
-    if len(out) != world_size * len(inp):
-        raise ValueError(f"out must have {world_size} x {len(inp)} rows, got {len(out)}")
-
-
 def row_bytes(like: torch.Tensor) -> int:
     """Of one entry of the first dimension."""
     return like.element_size() * like.shape[1:].numel()

@@ -15,11 +15,11 @@ from samples import SPEC, lengths_of, read, rows_of, sample
 
 from fscomm.exchange.control_word import ControlWords, Mode
 from fscomm.report.recorder import Recorder
-from fscomm.transports.gloo import channel
 from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
 from fsdata.nodes.follow.followed import Followed
 from fsdata.nodes.follow.watcher import News
 from fsdata.order.segment import FileAt
+from fsranks.control_group import ControlGroup
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
 
@@ -84,7 +84,7 @@ def tell_modes(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[list[Mode
     """fscomm: the ranks connect while they meet; then, before every forward, they tell how they want to run it."""
     recorder = Recorder(clock=job.ranks.now)
     with Meeting(job.context(rank), what="enable", timeout_s=LIMIT_S) as meeting:
-        opened = channel(job.context(rank), timeout_s=LIMIT_S)
+        opened = ControlGroup(job.context(rank), timeout_s=LIMIT_S)
         slip(-1)
         meeting.agree({"seed": str(seed)})
     try:

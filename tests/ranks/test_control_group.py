@@ -4,8 +4,9 @@ Ranks are threads on a played clock. What hangs on gloo itself, or on threads, i
 """
 
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from played_network import Job, PlayedNetwork
 from ranks_as_threads import Ranks
 from worlds import shared_world
 
-from fsranks.control_group import AllToAll, ControlGroup
+from fsranks.control_group import AllToAll, BegunExchange, ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import RankContext, resolve
 
@@ -52,23 +53,25 @@ def expected(part: int, rank: int) -> torch.Tensor:
     return torch.cat([entries(part, sender, rank) for sender in range(SIZE)])
 
 
-def exchange_many(group: ControlGroup, rank: int, in_flight: int) -> None:
-    """When a part is asked for, at most `in_flight - 1` before it are not here yet."""
-    parts = [a_part(k, rank) for k in range(14)]
+def exchange_many(group: ControlGroup, rank: int, under_way: int) -> None:
+    """At most `under_way` exchanges at a time; each is waited for in order."""
+    begun: deque[tuple[int, torch.Tensor, BegunExchange]] = deque()
 
-    def asked() -> Iterator[AllToAll]:
-        for k, part in enumerate(parts):
-            for done in range(k - in_flight + 1):
-                assert torch.equal(parts[done][0], expected(done, rank)), (done, k)
-            yield part
+    def finish_oldest() -> None:
+        number, out, exchange = begun.popleft()
+        exchange.wait()
+        assert torch.equal(out, expected(number, rank)), number
 
-    group.all_to_all_many(asked(), in_flight=in_flight)
-    for k, (out, _, _, _) in enumerate(parts):
-        assert torch.equal(out, expected(k, rank)), k
+    for number in range(14):
+        part = a_part(number, rank)
+        begun.append((number, part[0], group.begin(part)))
+        if len(begun) == under_way:
+            finish_oldest()
+    while begun:
+        finish_oldest()
     out, mine, received, sent = a_part(14, rank)
     group.all_to_all(out, mine, received, sent)
     assert torch.equal(out, expected(14, rank))
-    group.all_to_all_many([], in_flight=in_flight)
 
 
 def gather_many(group: ControlGroup, rank: int, size: int) -> None:
@@ -109,8 +112,8 @@ def said_by(group: ControlGroup) -> str:
 
 def test_parts_arrive_in_order_and_several_under_way_take_less_time() -> None:
     took = [
-        played(lambda group, rank, in_flight=in_flight: exchange_many(group, rank, in_flight))[1]
-        for in_flight in (1, 2, 4)
+        played(lambda group, rank, under_way=under_way: exchange_many(group, rank, under_way))[1]
+        for under_way in (1, 2, 4)
     ]
     assert took == sorted(took, reverse=True)
     assert took[2] < took[0] / 1.5
@@ -138,31 +141,15 @@ def test_splits_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
 
     def work(group: ControlGroup, rank: int) -> None:
         out, mine, received, sent = a_part(1, rank)
+        before = a_part(2, rank)
+        begun = group.begin(before)
         for bad in ((out, mine, [*received[:-1], received[-1] + 1], sent), (out, mine, received, [*sent[:-1], -1])):
             with pytest.raises(AssertionError, match="splits"):
-                group.all_to_all_many([bad], in_flight=2)
-        group.all_to_all_many([(out, mine, received, sent)], in_flight=2)
+                group.begin(bad)
+        begun.wait()
+        group.all_to_all(out, mine, received, sent)
+        assert torch.equal(before[0], expected(2, rank))
         assert torch.equal(out, expected(1, rank))
-
-    played(work)
-
-
-class NotThisOne(Exception):
-    pass
-
-
-def test_an_error_of_who_gives_the_parts_is_passed_on() -> None:
-    def work(group: ControlGroup, rank: int) -> None:
-        second = a_part(2, rank)
-
-        def parts() -> Iterator[AllToAll]:
-            yield a_part(1, rank)
-            raise NotThisOne
-
-        with pytest.raises(NotThisOne):
-            group.all_to_all_many(parts(), in_flight=2)
-        group.all_to_all_many([second], in_flight=2)
-        assert torch.equal(second[0], expected(2, rank))
 
     played(work)
 
@@ -196,26 +183,16 @@ def test_a_process_that_ends_without_closing_its_group_is_named() -> None:
 def abort_while_blocked(rank: int, world_size: int) -> str:
     """Rank 0 has issued an exchange that nobody joins; a thread of its own gets it out, and then the others try."""
     group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
-    issuing = threading.Event()
-
-    def asked() -> Iterator[AllToAll]:
-        issuing.set()
-        yield a_part(1, rank)
-
-    def abort() -> None:
-        assert issuing.wait(PATIENCE_S)
-        group.abort("was told to stop")
-
-    thread = threading.Thread(target=abort)
     if rank == 0:
-        thread.start()
-    else:
-        dist.barrier()
-    with pytest.raises(PeerError) as caught:
-        group.all_to_all_many(asked(), in_flight=2)
-    if rank == 0:
-        thread.join()
-        dist.barrier()
+        begun = group.begin(a_part(1, rank))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(group.abort, "was told to stop")
+            with pytest.raises(PeerError) as caught:
+                begun.wait()
+    dist.barrier()
+    if rank != 0:
+        with pytest.raises(PeerError) as caught:
+            group.all_to_all(*a_part(1, rank))
     group.close("done")
     return str(caught.value)
 

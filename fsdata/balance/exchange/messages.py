@@ -11,10 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from fsdata.errors import MismatchError
-from fsranks.control_group import ControlGroup
+from fsranks.control_group import AnyGroup
 
 PROTOCOL = 4
 SIZE = 12
@@ -144,7 +143,7 @@ def room(sizes: deque[int]) -> int:
 class FittedGather:
     """Every rank makes the same calls, with the same k. For one thread."""
 
-    def __init__(self, group: "ControlGroup | Alone") -> None:
+    def __init__(self, group: AnyGroup) -> None:
         self._group = group
         self._sizes: deque[int] = deque(maxlen=_REMEMBERED)
 
@@ -174,25 +173,3 @@ def _padded(head: np.ndarray, text: bytes, size: int) -> np.ndarray:
     out[: len(head)] = head
     out[len(head) : len(head) + len(text)] = np.frombuffer(text, np.uint8)
     return out
-
-
-class Alone:
-    """What an exchange asks of a `ControlGroup`, without anyone to talk to."""
-
-    rank = 0
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        """[1, ...]"""
-        return mine[None].copy()
-
-    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
-        out.copy_(mine)
-
-    def abort(self, reason: str) -> None:
-        """Nothing can block."""
-
-    def close(self, reason: str) -> None:
-        """Nothing is open."""

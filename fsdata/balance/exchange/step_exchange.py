@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fsdata.balance.exchange import messages
-from fsdata.balance.exchange.messages import Alone, FittedGather, StatusWord
+from fsdata.balance.exchange.messages import FittedGather, StatusWord
 from fsdata.balance.exchange.route import RecordSpec
 from fsdata.balance.exchange.transfer import RowsOf, Transfer, check_lengths
 from fsdata.decode.block import RowRefs, Spans, no_rows
 from fsdata.errors import MismatchError, PeerError
-from fsranks.control_group import ControlGroup
+from fsranks.control_group import control_group
 from fsranks.errors import describe
 from fsranks.rank_context import RankContext
 
@@ -130,7 +130,7 @@ class StepExchange:
 
     def __init__(self, context: RankContext, *, timeout_s: float = 300.0) -> None:
         self.context = context
-        self._group = ControlGroup(context, timeout_s=timeout_s) if context.world_size > 1 else Alone()
+        self._group = control_group(context, timeout_s=timeout_s)
         self._statuses = FittedGather(self._group)
         self._plans = FittedGather(self._group)
         self._transfer = Transfer(self._group)

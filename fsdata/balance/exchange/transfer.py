@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fsdata.balance.exchange.messages import Alone
 from fsdata.balance.exchange.route import RecordSpec, Route
 from fsdata.batch.host_memory import Reused
 from fsdata.decode.block import Block, Column, RowRefs, Spans, concat
@@ -18,7 +17,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import DataError
 from fsdata.kernels.columns import gather_samples
 from fsdata.kernels.pages import runs
-from fsranks.control_group import ControlGroup
+from fsranks.control_group import AnyGroup
 
 RowsOf = Callable[[list[Column], int], RowRefs]
 """(columns of the fields, how many rows) -> the rows; completes those whose values do not travel."""
@@ -27,7 +26,7 @@ RowsOf = Callable[[list[Column], int], RowRefs]
 class Transfer:
     """Moves samples over one group; keeps its send buffer from step to step. For one thread."""
 
-    def __init__(self, group: ControlGroup | Alone) -> None:
+    def __init__(self, group: AnyGroup) -> None:
         self._group = group
         self._memory = Reused(Pool())
         self._send = torch.empty(0, dtype=torch.uint8)

@@ -1,13 +1,17 @@
 """Checkpoints: written with or without fscomm in mid-run, read with or without it, all the same bits."""
 
+import threading
 from typing import Any
 
 import pytest
 import torch
-from exact import Mode, Run, differences, flat, new_run, raw_state
+from exact import Mode, Run, compare, differences, flat, new_run, raw_state
 from exact_configs import CONFIGS
 from exact_model import Config
+from patience import PATIENCE_S
 from worlds import shared_world
+
+from fscomm.exchange.wire_gate import WireGate
 
 SAVED = 3  # after this step
 State = dict[str, Any]
@@ -81,3 +85,49 @@ def _weights(state: State) -> State:
 def test_interchange_in_both_directions(size: int, config: str) -> None:
     for rank, found in enumerate(shared_world(size).run(interchange, CONFIGS[config].but(steps=7))):
         assert found == [], f"rank {rank}"
+
+
+READER, OTHER = 1, 0
+
+
+def read_between(run: Run) -> None:
+    """Two backward passes through one forward. Between them one rank reads its tables, as soon as the other one, which
+    does not, has begun the second pass and keeps the wire for it."""
+    kept, second = threading.Event(), threading.Event()
+    enter, wait = WireGate.enter, WireGate.wait
+
+    entries: list[WireGate] = []
+
+    def entered(self: WireGate) -> None:
+        enter(self)
+        if second.is_set() and threading.current_thread().name != "fscomm ids":
+            entries.append(self)
+            if len(entries) == 2:  # of the second pass
+                kept.set()
+
+    def held(self: WireGate) -> None:
+        if second.is_set():
+            assert kept.wait(PATIENCE_S)
+        wait(self)
+
+    with run.enable() as comm, pytest.MonkeyPatch.context() as patch:
+        if run.rank == OTHER and run.mode == "fscomm":
+            patch.setattr(WireGate, "enter", entered)
+            patch.setattr(WireGate, "wait", held)
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            loss = run.loss(step, batch)
+            if step == SAVED:
+                comm.flush()
+                second.set()
+                loss.backward(retain_graph=True)
+                if run.rank == READER:
+                    run.record("between", run.model.state_dict())
+            loss.backward()
+            run.optimizer.step()
+
+
+def test_a_state_read_between_two_passes_by_one_rank_waits_for_no_time_limit() -> None:
+    """The rows that it waits for are held back by the other rank until that hears of it."""
+    config = CONFIGS["row"].but(steps=6)
+    for found, _ in shared_world(2).run(compare, config, read_between):
+        assert found == []

@@ -231,6 +231,25 @@ def test_waiting_ends_when_the_device_is_done_and_at_the_latest_at_the_limit() -
         device.wait(Mark(float("inf")), 0.05)
 
 
+def test_tensors_go_to_the_device_by_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[torch.Tensor] = []
+
+    def copied(self: torch.Tensor, where: torch.device, *, non_blocking: bool) -> torch.Tensor:
+        copies.append(self)
+        return self.clone()
+
+    device, empty = Cuda(WHERE), torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    given = [torch.arange(5), torch.ones(3, 2, dtype=torch.float16), torch.empty(0, pin_memory=True), torch.tensor([7])]
+    there = device.put(given)
+    assert len(copies) == 1
+    assert device.put([]) == []
+    for one, other in zip(given, there, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tolist() == other.tolist()
+
+
 @pytest.mark.parametrize("use", [lambda device: device.mark(), lambda device: device.after(Mark(1))])
 def test_a_stream_whose_work_goes_into_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch, use: Any) -> None:
     issued: list[str] = []

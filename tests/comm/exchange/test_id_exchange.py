@@ -1,7 +1,7 @@
 """The exchange of ids on threads: what all ranks agree on, and that the plans of all ranks fit one another."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import simulated
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -54,16 +55,15 @@ class PlayedChannel:
         self.exchanges = 0
         self.fails_at: int | None = None
 
-    def all_to_all_v(self, parts: Iterable[Any]) -> None:
-        for out, mine, received, sent in parts:
-            self.exchanges += 1
-            if self.exchanges == self.fails_at:
-                raise ConnectionError("a peer is gone")
-            assert (len(out), len(mine)) == (sum(received), sum(sent))
-            given = self._wires.swap(self._rank, mine.clone().split(sent))
-            for piece, of_peer in zip(out.split(received), given, strict=True):
-                assert len(piece) == len(of_peer[self._rank]), "a size that gloo would abort at"
-                piece.copy_(of_peer[self._rank])
+    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
+        self.exchanges += 1
+        if self.exchanges == self.fails_at:
+            raise ConnectionError("a peer is gone")
+        assert (len(out), len(mine)) == (sum(received), sum(sent))
+        given = self._wires.swap(self._rank, mine.clone().split(sent))
+        for piece, of_peer in zip(out.split(received), given, strict=True):
+            assert len(piece) == len(of_peer[self._rank]), "a size that gloo would abort at"
+            piece.copy_(of_peer[self._rank])
 
 
 def served_by(layouts: Sequence[GroupLayout], modules: list[int]) -> Any:

@@ -6,6 +6,7 @@ Time is played. The rules are those of `test_wire_priority.py`.
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ class Clock:
 
 def gate_of(clock: Clock, wait_s: float = math.inf) -> WireGate:
     """Nobody who waits is let go by time alone, unless it is `wait_s`."""
-    return WireGate(clock, schedule=WirePriority(budget_bytes=BUDGET, grace_s=wait_s, starved_s=wait_s))
+    return WireGate(clock, schedule=WirePriority(budget_bytes=BUDGET, grace_s=wait_s))
 
 
 def is_open(gate: WireGate) -> bool:
@@ -80,16 +81,34 @@ def test_closed_for_collision_exchanges_and_for_a_control_word_after_them() -> N
     gate.wait()
 
 
-@pytest.mark.parametrize("expecting", [False, True])
-def test_a_wait_ends_by_itself(expecting: bool) -> None:
+def test_a_wait_for_a_control_word_ends_by_itself() -> None:
     clock = Clock(tick=0.001)
     gate = gate_of(clock, wait_s=0.02)
     gate.enter()
-    if expecting:
-        gate.leave(expecting=True)
+    gate.leave(expecting=True)
     begun = clock.now_s
     gate.wait()
     assert clock.now_s >= begun + 0.02
+
+
+def test_what_another_rank_waits_for_goes() -> None:
+    """That rank says so while this one holds it back; later operations are held back again."""
+    said = iter([0, 0, 3, 0])
+    gate = WireGate(Clock(), awaited=lambda: next(said))
+    gate.enter()
+    gate.begin(3)
+    gate.wait()
+    assert is_open(gate)
+    gate.begin(4)
+    assert not is_open(gate)
+    assert next(said) == 0
+
+
+WAITING = ExitStack()  # training threads, still when their test ends
+
+
+def lets_ids_go(gate: WireGate) -> None:
+    WAITING.enter_context(gate.awaiting_ids())
 
 
 def waits_for_the_wire(gate: WireGate) -> None:
@@ -112,6 +131,7 @@ def waits_for_room(gate: WireGate) -> None:
         (waits_for_the_wire, WireGate.wait, WireGate.leave),
         (waits_for_the_wire, WireGate.wait, WireGate.stop),
         (waits_for_a_control_word, WireGate.wait, WireGate.settle),
+        (waits_for_the_wire, WireGate.wait_for_ids, lets_ids_go),
         (waits_for_the_wire, lambda gate: gate.wait_exclusive(4), WireGate.leave),
         (waits_for_room, lambda gate: gate.wait_exclusive(4), lambda gate: gate.exclusive_done(BUDGET)),
     ],

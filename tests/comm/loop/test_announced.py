@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from exact import Run, compare, new_run
 from exact_configs import CONFIGS
 from patience import PATIENCE_S
@@ -50,6 +51,31 @@ def test_nothing_is_fetched_for_a_module_that_rests() -> None:
         assert set(range(8, 11)).isdisjoint(fetched)
         assert {4, 5, 13} <= set(fetched)
         assert said["report"]["forwards"]["embeddings.b"]["served"] >= 4
+
+
+def evaluates_between(run: Run) -> None:
+    """An evaluation over a look-ahead of its own, inside the loop that trains: with and without gradients to pull."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader(0, 8))):
+            run.train(step, batch)
+            if step == 4:
+                with torch.no_grad():
+                    for number, other in enumerate(comm.lookahead(run.loader(20, 24))):
+                        run.record(f"evaluated {number}", run.model(other))
+            if step == 6:
+                for number, other in enumerate(comm.lookahead(run.loader(30, 36))):
+                    with torch.no_grad():
+                        run.record(f"evaluated too {number}", run.model(other))
+
+
+def test_nothing_is_fetched_for_an_evaluation() -> None:
+    """Where batches are pulled with gradients on, the first forward tells."""
+    for found, said in shared_world(2).run(compare, CONFIGS["loops"], evaluates_between):
+        assert found == []
+        assert said["fallbacks"] == {}
+        steps = {step["step"]: step["bytes"] for step in said["report"]["steps"]}
+        fetched = [step for step, by_module in steps.items() if any("ids" in of_kind for of_kind in by_module.values())]
+        assert fetched == [1, 2, 3, 4, 5, 10, 11, 12, 13, 19]
 
 
 def kept_losses(rank: int, size: int) -> int:

@@ -28,7 +28,7 @@ def agree(rank: int, world_size: int, verify: bool) -> list[int]:
     if not verify and rank == 0:
         received[1] = 3
     found = [handshake.agree("all_to_all_v", rows, received, SENT[rank]) for _ in range(2)]
-    found.append(handshake.agree("all_gather", torch.zeros(4, dtype=torch.bool), [4] * SIZE, [4] * SIZE))
+    found.append(handshake.agree("all_to_all_v", torch.zeros(4, dtype=torch.bool), [4] * SIZE, [4] * SIZE))
     found.append(handshake.agree("meet", torch.zeros(0)))
     handshake.group.close("done")
     return found
@@ -44,7 +44,7 @@ def differ(rank: int, world_size: int, verify: bool) -> list[str]:
     handshake = Handshake(resolve(), verify=verify, timeout_s=PATIENCE_S)
     odd, rows, ones = rank == 1, torch.zeros(3, 4), [1] * SIZE
     calls = [
-        lambda: handshake.agree("meet", rows) if odd else handshake.agree("all_gather", rows, ones, ones),
+        lambda: handshake.agree("meet", rows) if odd else handshake.agree("all_to_all_v", rows, ones, ones),
         lambda: handshake.agree("all_to_all_v", rows.int() if odd else rows, ones, ones),
         lambda: handshake.agree("all_to_all_v", rows.half() if odd else rows, ones, ones),
         lambda: handshake.agree("all_to_all_v", rows[:, :2] if odd else rows, ones, ones),
@@ -69,7 +69,7 @@ def differ(rank: int, world_size: int, verify: bool) -> list[str]:
 @pytest.mark.parametrize("verify", [True, False])
 def test_differing_operations_dtypes_and_rows_are_refused_by_all(verify: bool) -> None:
     for texts in shared_world(SIZE).run(differ, verify):
-        matches = ["operation by rank is ['all_gather', 'meet', 'all_gather']", "dtype", "dtype", "[16, 8, 16]"]
+        matches = ["operation by rank is ['all_to_all_v', 'meet', 'all_to_all_v']", "dtype", "dtype", "[16, 8, 16]"]
         for text, match in zip(texts, matches, strict=True):
             assert match in text
 
