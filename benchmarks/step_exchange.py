@@ -23,7 +23,7 @@ from common.table import add_results_option, emit
 
 from fsdata.balance.exchange import StatusWord, StepExchange, messages
 from fsdata.balance.exchange.step_exchange import decode_lengths, encode_lengths
-from fsranks.gathering import direct, doubling
+from fsranks.messages import direct, doubling
 from fsranks.rank_context import resolve
 
 PER_RANK = 128
@@ -135,7 +135,7 @@ def main() -> None:
             for ranks, ways in found.items()
             for size in (96, 1024, 65536)
         ],
-        notes=["`fsranks/gathering.py` takes direct up to 8 ranks and 128 KiB, else doubling."],
+        notes=["`fsranks.messages.py` takes direct up to 8 ranks and 128 KiB, else doubling."],
         results=arguments.results,
         data="bytes, made as it runs",
     )

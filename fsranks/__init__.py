@@ -3,7 +3,7 @@
 - `rank_context`: which rank this is. `meeting`: ranks compare what they were given.
 - `job_store`: notes between the ranks, through the store of the default process group.
 - `control_group`: small exchanges over gloo. It connects (`connecting`), brings a message of every rank to every rank
-  (`gathering`), finds out which rank is lost (`diagnosis`).
+  (`messages`), finds out which rank is lost (`diagnosis`).
 - `machine`: which processes of this machine run, what is done when this one ends, and how much memory is free.
 - `network`: the store, connections, processes and clock of a rank; tests play all of these.
 - `observers`: who hears of exchanges and waits while they happen.

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fsranks import gathering
+from fsranks import messages
 from fsranks.connecting import Connector
 from fsranks.diagnosis import Note, diagnose
 from fsranks.errors import PeerError
@@ -77,7 +77,7 @@ class ControlGroup:
         if not mine.size:
             return np.empty((self.world_size, *mine.shape), mine.dtype)
         source = torch.from_numpy(np.ascontiguousarray(mine).view(np.uint8).reshape(-1))
-        gather = gathering.way(self.world_size, len(source))
+        gather = messages.way(self.world_size, len(source))
         found = self._run(lambda gloo: gather(gloo, self.rank, self.world_size, source))
         return found.numpy().view(mine.dtype).reshape(self.world_size, *mine.shape)
 

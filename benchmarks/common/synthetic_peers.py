@@ -132,7 +132,7 @@ class Peers:
         else:
             random = np.random.default_rng(len(self.sent))
             out[:] = np.packbits(random.random((len(out), 8)) < self.world.shared, axis=1).ravel()
-            head = mine[:24]  # of one group: irregular modules, and strips both ways
+            head = mine[:56]  # of one group: irregular modules, and three numbers of strips each way
             out[(np.cumsum(received) - received)[:, None] + np.arange(len(head))] = head
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:

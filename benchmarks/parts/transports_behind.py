@@ -25,7 +25,7 @@ from fscomm.device import Host
 from fscomm.exchange.wire_gate import OpenWire, WireGate
 from fscomm.exchange.wire_priority import WirePriority
 from fscomm.transports.opening import open_transport
-from fsranks.control_group import AllToAll
+from fscomm.transports.transport import Part
 from fsranks.rank_context import resolve
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -88,14 +88,14 @@ class Rows:
         self.inp = torch.arange(nbytes // 4, dtype=torch.int32).add_(rank)
         self.out = torch.empty_like(self.inp)
 
-    def parts(self, nbytes: int) -> Iterator[AllToAll]:
+    def parts(self, nbytes: int) -> Iterator[Part]:
         """Chunk by chunk."""
         for out, inp in zip(self.out.split(nbytes // 4), self.inp.split(nbytes // 4), strict=True):
             splits = [len(out) * (peer != self._rank) for peer in range(2)]
-            yield out, inp, splits, splits
+            yield Part(out, inp, splits, splits)
 
     @property
-    def whole(self) -> AllToAll:
+    def whole(self) -> Part:
         return next(self.parts(self.out.nbytes))
 
     def check(self, what: str) -> None:
@@ -126,7 +126,7 @@ class Bench:
         if way == "one group":
             return self.one_group()
         if way == "two groups":
-            return self.beside(lambda: self.bulk.all_to_all_v(*self.bulk_rows.whole).wait(), None, alone=alone)
+            return self.beside(lambda: self.bulk_rows.whole.over(self.bulk).wait(), None, alone=alone)
         chunk_bytes, budget_bytes = self.behind.chunked[way]
         gate = WireGate(schedule=WirePriority(budget_bytes=budget_bytes))
         return self.beside(lambda: gate.exchange(self.bulk, self.bulk_rows.parts(chunk_bytes)), gate, alone=alone)
@@ -134,9 +134,9 @@ class Bench:
     def one_group(self) -> tuple[list[float], float]:
         dist.barrier()
         start = time.perf_counter()
-        bulk = self.bulk.all_to_all_v(*self.bulk_rows.whole)
+        bulk = self.bulk_rows.whole.over(self.bulk)
         behind = time.perf_counter()
-        urgent = self.bulk.all_to_all_v(*self.urgent_rows.whole)
+        urgent = self.urgent_rows.whole.over(self.bulk)
         bulk.wait()
         bulk_s = time.perf_counter() - start
         urgent.wait()

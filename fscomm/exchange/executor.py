@@ -28,8 +28,8 @@ from fscomm.tables.served_modules import ServedModules
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Transport
 from fsranks.control_group import AnyGroup, control_group
+from fsranks.messages import Signals
 from fsranks.rank_context import RankContext
-from fsranks.signals import Signals
 
 Closable = TypeVar("Closable", AnyGroup, Transport)
 TRANSPORTS = ("collision", "exclusive rows", "exclusive gradients")
@@ -66,7 +66,7 @@ class Executor(ABC):
                 return connection
 
             control, ids = (keep(control_group(context, timeout_s=timeout_s)) for _ in range(2))
-            self._signals = Signals(control)
+            self._signals = Signals(control.gloo, control.rank, control.world_size)
             opened.callback(self._signals.close)
             # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
             collision, rows, gradients = (

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fscomm.plan.group_plan import WayBack
-from fscomm.plan.ways import Lookup, Merge, PassOn
+from fscomm.plan.ways import Lookup, Merge, Most, PassOn
 from fscomm.tables.shadow_kernels import Hyper
 
 
@@ -19,6 +19,7 @@ class GroupAhead:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, exclusive, collision: how the rows of the step travel; exclusive_passed, collision_passed: what of them
             this rank passes on inside its host, if rows go in two levels.
+        most: of what owners send, the same on every rank.
         buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
         occurrences, colliding: ids that this owner serves, and those of them on shared rows.
         rows: distinct rows that it serves, and how many of them are shared.
@@ -32,6 +33,7 @@ class GroupAhead:
     collision: Lookup
     exclusive_passed: PassOn | None
     collision_passed: PassOn | None
+    most: Most
     buffer: torch.Tensor
     occurrences: int
     colliding: int
@@ -63,6 +65,7 @@ class ExchangedIds:
     Attributes:
         groups: [G] how the rows of the step travel; None where the module is not served in it.
         back: [G] how the gradients of the step before it travel; None where its module is not served in that step.
+        most_back: [G] of `back`, the same on every rank.
         irregular: modules with an id that lies outside its table.
         parts: [M] the KJTs by group that the module's output needs.
     """
@@ -71,6 +74,7 @@ class ExchangedIds:
     verdict: Verdict
     groups: Sequence[GroupAhead | None]
     back: Sequence[WayBack | None]
+    most_back: Sequence[Most | None] = ()
     irregular: frozenset[int] = frozenset()
     parts: Sequence[Any] = ()
 

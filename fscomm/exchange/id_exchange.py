@@ -4,6 +4,7 @@ Three exchanges for all modules and groups together: sizes and a status word, id
 as the owners see it. Ranks never guess how many collectives follow: all of it is derived from what was exchanged.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -19,7 +20,7 @@ from fscomm.exchange.worker import Pending
 from fscomm.plan import row_masks
 from fscomm.plan.group_plan import GroupPlan, RowsAhead, Shared, WayBack, group_plan
 from fscomm.plan.shared_rows import OwnerRows
-from fscomm.plan.ways import segments, starts_of
+from fscomm.plan.ways import Most, exchanges, segments, starts_of
 from fscomm.report.recorder import Recorder
 from fscomm.tables.served_modules import ServedModules
 from fsranks.control_group import AnyGroup
@@ -38,16 +39,21 @@ class _Side:
         plan: of the group. request, served: this rank as requester and as owner.
         shared: what it serves that both steps use.
         two_levels: whether its rows travel so.
-        sent: exclusive gradients (of the step before) that come here from all others, or rows (of the new step) that
-            go to them.
+        strips: int64[2, W] gradients (of the step before) that come here from each rank, or rows (of the new step) that
+            go to it: those of the collision class and of the exclusive class.
     """
 
     plan: GroupPlan
     request: Any
     served: Any
     shared: Shared
-    sent: int
+    strips: np.ndarray
     two_levels: bool
+
+    def sent(self, rank: int) -> list[int]:
+        """The exclusive strips of all other ranks than this one, and the most of one rank in each class."""
+        collision, exclusive = self.strips
+        return [int(exclusive.sum() - exclusive[rank]), int(collision.max()), int(exclusive.max())]
 
 
 class _Told(NamedTuple):
@@ -57,6 +63,7 @@ class _Told(NamedTuple):
     mine: np.ndarray  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
     asking: np.ndarray | None  # bool[U, H] which ranks of this host asked for them, if rows go in two levels
     largest: int  # the most exclusive gradients or rows of any owner
+    most: Most
 
 
 class IdExchange:
@@ -130,6 +137,7 @@ class IdExchange:
                 for g, (new, ahead) in enumerate(zip(news, aheads, strict=True))
             ],
             back=backs,
+            most_back=[old and old.most for old in olds],
             irregular=irregular,
         )
 
@@ -248,7 +256,8 @@ class IdExchange:
         """Tell each requester which of its rows are shared. Returns [2 G] what owners told, and irregular modules."""
         new = sides[len(self._plans) :]
         irregular = {1 << m for side, m in zip(new, self._modules, strict=True) if side and side.served.irregular}
-        head = np.array([sum(irregular), *(side.sent if side else 0 for side in sides)], np.int64)
+        sent_here = [number for side in sides for number in (side.sent(self._rank) if side else (0, 0, 0))]
+        head = np.array([sum(irregular), *sent_here], np.int64)
         there, fanned = [side for side in sides if side], [side for side in sides if side and side.two_levels]
         masks = [side.shared.units for side in there] + [side.served.asking.ravel() for side in fanned]
         bits = [1] * len(there) + [side.plan.layout.ranks_per_host for side in fanned]
@@ -263,17 +272,19 @@ class IdExchange:
         out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
         received = self._all_to_all_first(sent, out_sizes, sizes)
         heads, came = row_masks.unpack(received, len(head), in_rows, self._world_size)
-        shared, asking, largest = iter(came[: len(there)]), iter(came[len(there) :]), heads.max(0)[1:].tolist()
+        shared, asking = iter(came[: len(there)]), iter(came[len(there) :])
+        largest = heads.max(0)[1:].reshape(-1, 3).tolist()
         told = [
             _Told(
                 side,
                 next(shared),
                 next(asking).reshape(-1, side.plan.layout.ranks_per_host) if side.two_levels else None,
-                most,
+                of_all,
+                Most(collision, math.ceil(exclusive / exchanges(of_all, side.plan.layout.chunk_rows))),
             )
             if side
             else None
-            for side, most in zip(sides, largest, strict=True)
+            for side, (of_all, collision, exclusive) in zip(sides, largest, strict=True)
         ]
         of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
         return told, frozenset(m for m in self._modules if of_modules >> m & 1)
@@ -294,6 +305,7 @@ class IdExchange:
             request=told.side.request,
             served=told.side.served,
             **ahead._asdict(),
+            most=told.most,
             buffer=ahead.merge.new_buffer(self._plans[group].layout, self._device.where),
             occurrences=int(shared.ids.sum()),
             colliding=int(shared.colliding.sum()),
@@ -332,9 +344,9 @@ class IdExchange:
 def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back: bool) -> _Side:
     """rows: bool[R] the shared ones. back: of the step before, whose gradients travel."""
     shared = plan.shared(served, rows)
-    sent = (plan.sent_back if back else plan.sent_ahead)(served, shared)
+    strips = (plan.strips_back if back else plan.strips_ahead)(served, shared)
     two_levels = plan.layout.two_levels and not back
-    return _Side(plan=plan, request=request, served=served, shared=shared, sent=sent, two_levels=two_levels)
+    return _Side(plan=plan, request=request, served=served, shared=shared, strips=strips, two_levels=two_levels)
 
 
 def _by_peer(values: list[np.ndarray], sizes: np.ndarray) -> np.ndarray:

@@ -12,11 +12,10 @@ from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.plan.group_plan import WayBack
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Apply, Lookup, PassOn, SendGradients
+from fscomm.plan.ways import Apply, Lookup, Most, PassOn, SendGradients
 from fscomm.report.recorder import Recorder
 from fscomm.tables.shadow_kernels import GroupTables
-from fscomm.transports.transport import Transport
-from fsranks.control_group import AllToAll
+from fscomm.transports.transport import Part, Transport
 
 
 class Wire(Protocol):
@@ -25,8 +24,8 @@ class Wire(Protocol):
     def wait(self) -> None:
         """Block until an operation may begin."""
 
-    def exchange(self, transport: Transport, parts: Iterable[AllToAll]) -> None:
-        """Exchange (out, inp, out_splits, in_splits) in order; each part is taken just before it may be issued.
+    def exchange(self, transport: Transport, parts: Iterable[Part]) -> None:
+        """Exchange `parts` in order; each is taken just before it may be issued.
 
         Blocks until all are done, or, where a device does it, until what the thread issues next finds them done. Raises
         what the transport or `parts` raise; parts that were issued are then not waited for.
@@ -71,7 +70,7 @@ class RowExchange:
         if self._collision and (ids.verdict.stop is not None or ids.verdict.ended):
             return
         if operation.kind is Kind.SEND_BACK:
-            self.send_back(gradients, ids.back, groups)
+            self.send_back(gradients, ids, groups)
         else:
             self.update(gradients, ids.back, groups)
 
@@ -87,16 +86,17 @@ class RowExchange:
             parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, on))
             self._wire.exchange(self._of_rows, parts)
 
-    def send_back(self, gradients: Gradients, back: Sequence[WayBack | None], groups: Sequence[int]) -> None:
-        """Send the gradients of the class to the owners on their way `back`.
+    def send_back(self, gradients: Gradients, ids: ExchangedIds, groups: Sequence[int]) -> None:
+        """Send the gradients of the class to the owners, on the way back that came with `ids`, of the step after.
 
         All `groups` travel, so that ranks agree on sizes, also one without gradient: an output that the loss did not
         use.
         """
         self._wire.wait()
-        came = {g: self._new_gradients(g, self._back(back, g)[1].total) for g in groups}
+        ways = {g: self._back(ids.back, g) for g in groups}
+        came = {g: self._new_gradients(g, apply.total) for g, (_, apply) in ways.items()}
         with self._recorder.span(f"{self._name} gradients", step=gradients.number):
-            parts = [self._gradient_parts(gradients, g, *self._back(back, g), came[g]) for g in groups]
+            parts = [self._gradient_parts(gradients, g, *ways[g], came[g], ids.most_back[g]) for g in groups]
             self._wire.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
         gradients.came[self._name].update(came)
         if self._collision:
@@ -145,27 +145,33 @@ class RowExchange:
         codec = tables.codecs.gradients
         return torch.empty(number, codec.width, dtype=codec.dtype, device=tables.where)
 
-    def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor) -> Iterator[AllToAll]:
+    def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor) -> Iterator[Part]:
         merge, sent = ids.ahead(group).merge, self._lookup(ids, group).splits
         received = merge.collision if self._collision else merge.exclusive
         target = self._rows_of_class(ids, group)[: sum(map(sum, received))]
-        return self._parts(ids.number, group, "rows", target, mine, received, sent)
+        return self._parts(ids.number, group, "rows", target, mine, received, sent, ids.ahead(group).most)
 
-    def _passed_parts(self, ids: ExchangedIds, group: int, on: PassOn) -> Iterator[AllToAll]:
+    def _passed_parts(self, ids: ExchangedIds, group: int, on: PassOn) -> Iterator[Part]:
         rows = self._rows_of_class(ids, group)
         from_owners = len(rows) - sum(map(sum, on.received))
         mine = rows[:from_owners].index_select(0, on.index)
-        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent)
+        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, None)
 
     def _gradient_parts(
-        self, gradients: Gradients, group: int, send: SendGradients, apply: Apply, came: torch.Tensor
-    ) -> Iterator[AllToAll]:
+        self,
+        gradients: Gradients,
+        group: int,
+        send: SendGradients,
+        apply: Apply,
+        came: torch.Tensor,
+        most: Most | None,
+    ) -> Iterator[Part]:
         if group in gradients.by_group:
             strips = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
             mine = self._tables[group].codecs.gradients.encode(strips.index_select(0, send.index))
         else:
             mine = self._new_gradients(group, len(send.index)).zero_()
-        return self._parts(gradients.number, group, "gradients", came, mine, apply.splits, send.splits)
+        return self._parts(gradients.number, group, "gradients", came, mine, apply.splits, send.splits, most)
 
     def _parts(
         self,
@@ -176,10 +182,12 @@ class RowExchange:
         mine: torch.Tensor,
         received: list[list[int]],
         sent: list[list[int]],
-    ) -> Iterator[AllToAll]:
-        """Chunk by chunk."""
+        most: Most | None,
+    ) -> Iterator[Part]:
+        """Chunk by chunk. Without `most` the ranks tell each other the largest piece of each."""
         layout = self._layouts[group]
         row_bytes = mine.shape[1] * mine.element_size()
+        largest_bytes = None if most is None else getattr(most, self._name) * row_bytes
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
@@ -188,4 +196,4 @@ class RowExchange:
             self._recorder.bytes(layout.module, step, f"{self._name} {what}", *moved)
             if layout.ranks_per_host > 1:
                 self._recorder.bytes(layout.module, step, f"{self._name} {what}, in host", *here)
-            yield of_out, of_mine, received[number], sent[number]
+            yield Part(of_out, of_mine, received[number], sent[number], largest_bytes)

@@ -15,8 +15,7 @@ from fscomm.exchange.executor import Executor
 from fscomm.exchange.operations import Class, Operation
 from fscomm.exchange.rows import Wire
 from fscomm.exchange.worker import Pending
-from fscomm.transports.transport import Handle, Transport
-from fsranks.control_group import AllToAll
+from fscomm.transports.transport import Handle, Part, Transport
 
 _URGENT = -1  # the priority of a stream
 
@@ -68,8 +67,8 @@ class _Issued:
     def wait(self) -> None:
         pass
 
-    def exchange(self, transport: Transport, parts: Iterable[AllToAll]) -> None:
+    def exchange(self, transport: Transport, parts: Iterable[Part]) -> None:
         for part in parts:
-            handle = transport.all_to_all_v(*part)
+            handle = part.over(transport)
             handle.follow()
             self._watch(handle)

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from fscomm.exchange.wire_priority import WirePriority
-from fscomm.transports.transport import Handle, Transport
-from fsranks.control_group import AllToAll
+from fscomm.transports.transport import Handle, Part, Transport
 
 _LOOK_S = 0.005  # between two looks at what other ranks have said, while something is held back
 IN_FLIGHT = 2  # collision parts: the next one is ready when one ends
@@ -20,12 +19,12 @@ class OpenWire:
     def wait(self) -> None:
         pass
 
-    def exchange(self, transport: Transport, parts: Iterable[AllToAll]) -> None:
+    def exchange(self, transport: Transport, parts: Iterable[Part]) -> None:
         handles: deque[Handle] = deque()
         for part in parts:
             if len(handles) == IN_FLIGHT:
                 handles.popleft().wait()
-            handles.append(transport.all_to_all_v(*part))
+            handles.append(part.over(transport))
         for handle in handles:
             handle.wait()
 
@@ -97,7 +96,7 @@ class WireGate:
         """Block until exclusive work may go on."""
         self._wait(self._schedule.exclusive_at)
 
-    def exchange(self, transport: Transport, parts: Iterable[AllToAll]) -> None:
+    def exchange(self, transport: Transport, parts: Iterable[Part]) -> None:
         """Exclusive parts, each when it may go. If one fails, those issued no longer count as under way."""
         handles: deque[Handle] = deque()
         sizes: deque[int] = deque()
@@ -115,7 +114,7 @@ class WireGate:
                     else:
                         self.wait_exclusive(nbytes)
                 sizes.append(nbytes)
-                handles.append(transport.all_to_all_v(*part))
+                handles.append(part.over(transport))
             while handles:
                 finish_oldest()
         finally:

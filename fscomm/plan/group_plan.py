@@ -23,7 +23,6 @@ from fscomm.plan.ways import (
     SendGradients,
     count,
     cut,
-    of_others,
     segments,
     starts_of,
     sums,
@@ -101,12 +100,12 @@ class GroupPlan(ABC):
         """`rows`: bool[R]."""
 
     @abstractmethod
-    def sent_ahead(self, served: Any, shared: Shared) -> int:
-        """Exclusive strips that this owner sends to all others."""
+    def strips_ahead(self, served: Any, shared: Shared) -> np.ndarray:
+        """int64[2, W] that this owner sends each requester, in the collision class and in the exclusive class."""
 
     @abstractmethod
-    def sent_back(self, served: Any, shared: Shared) -> int:
-        """Exclusive strips of gradient that all others send this owner."""
+    def strips_back(self, served: Any, shared: Shared) -> np.ndarray:
+        """The same of the gradients that come back."""
 
     @abstractmethod
     def ahead(
@@ -156,11 +155,11 @@ class RowPlan(GroupPlan):
         units = take(rows, served.rows.numbers)
         return Shared(rows, units, found.occurrences, count(units, found.occurrences, found.slots))
 
-    def sent_ahead(self, served: Served, shared: Shared) -> int:
-        return of_others(served.wire.rows - count(shared.units, served.wire.rows), self.layout.rank)
+    def strips_ahead(self, served: Served, shared: Shared) -> np.ndarray:
+        return _by_class(count(shared.units, served.wire.rows), served.wire.rows)
 
-    def sent_back(self, served: Served, shared: Shared) -> int:
-        return of_others(shared.ids - shared.colliding, self.layout.rank)
+    def strips_back(self, served: Served, shared: Shared) -> np.ndarray:
+        return _by_class(shared.colliding, shared.ids)
 
     def ahead(
         self,
@@ -256,15 +255,15 @@ class BagPlan(GroupPlan):
         asked = sums(served.bags.lengths, served.bags.by_peer)
         return Shared(rows, served.shared_bags(ids)[served.bags.positions], asked, count(ids, asked))
 
-    def sent_ahead(self, served: ServedBags, shared: Shared) -> int:
+    def strips_ahead(self, served: ServedBags, shared: Shared) -> np.ndarray:
         found = served.bags
-        strips = found.first(~shared.units) * found.widths
-        return of_others(sums(strips, found.by_peer), self.layout.rank)
+        of_classes = (found.first(units) * found.widths for units in (shared.units, ~shared.units))
+        return np.stack([sums(strips, found.by_peer) for strips in of_classes])
 
-    def sent_back(self, served: ServedBags, shared: Shared) -> int:
+    def strips_back(self, served: ServedBags, shared: Shared) -> np.ndarray:
         found = served.bags
-        strips = ~served.shared_bags(take(shared.rows, served.rows.numbers)) * found.widths
-        return of_others(sums(strips, found.by_peer), self.layout.rank)
+        urgent = served.shared_bags(take(shared.rows, served.rows.numbers)) * found.widths
+        return _by_class(sums(urgent, found.by_peer), found.strips)
 
     def ahead(
         self,
@@ -291,6 +290,10 @@ class BagPlan(GroupPlan):
     @property
     def _features(self) -> int:
         return int(self.layout.features[self.layout.rank])
+
+
+def _by_class(collision: np.ndarray, all_strips: np.ndarray) -> np.ndarray:
+    return np.stack([collision, all_strips - collision])
 
 
 def group_plan(layout: GroupLayout) -> GroupPlan:

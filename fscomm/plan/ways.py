@@ -6,6 +6,7 @@ table of the group. Letters: n strips or ids of the class, W peers, F features o
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,10 +42,15 @@ def cut(urgent: np.ndarray, lengths: np.ndarray, largest: int, step: int, slots:
     all ranks, so all cut into equally many parts: every pair of ranks cuts its strips into that many, as equal as can
     be. The collision class stays in one piece: nothing more urgent waits for the wire.
     """
-    splits = np.empty((max(math.ceil(largest / step), 1), len(lengths)), np.int64)
+    splits = np.empty((exchanges(largest, step), len(lengths)), np.int64)
     places, counts = np.empty(lengths.sum(), np.int32), count(urgent, lengths, slots)
     wire_kernels.cut(urgent, slots, lengths, counts, splits, places)
     return Cut(places=places, total=int(counts.sum()), collision=[counts.tolist()], exclusive=splits.tolist())
+
+
+def exchanges(largest: int, step: int) -> int:
+    """Into how many `cut` cuts the exclusive class."""
+    return max(math.ceil(largest / step), 1)
 
 
 def count(flags: np.ndarray, lengths: np.ndarray, slots: np.ndarray = _ONE_EACH) -> np.ndarray:
@@ -54,9 +60,11 @@ def count(flags: np.ndarray, lengths: np.ndarray, slots: np.ndarray = _ONE_EACH)
     return counts
 
 
-def of_others(by_peer: np.ndarray, rank: int) -> int:
-    """All but those of `rank` itself."""
-    return int(by_peer.sum() - by_peer[rank])
+class Most(NamedTuple):
+    """No rank sends another one more strips than these in an exchange of the class. The same on every rank."""
+
+    collision: int
+    exclusive: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What every way of moving rows between ranks offers, and what the only rank uses."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -53,7 +53,7 @@ class Transport(Protocol):
 
         out: [sum(out_splits), ...] in the order of the ranks; inp: [sum(in_splits), ...]; both of one dtype and one
         trailing shape, the same on every rank. Splits are host integers.
-        largest_bytes: the most that any rank sends to any rank, the same number on every rank. With it a transport that
+        largest_bytes: no rank sends more to any rank; the same number on every rank. With it a transport that
         does not verify begins without a word to the other ranks, and only the handle tells of one that does not come;
         without it the ranks tell each other, which may block until all have come here, at most the time limit.
 
@@ -74,6 +74,21 @@ class Transport(Protocol):
 
     def close(self, reason: str) -> None:
         """Leave no thread, no connection and no memory; no operation may be under way."""
+
+
+class Part(NamedTuple):
+    """One call of `all_to_all_v`."""
+
+    out: torch.Tensor
+    inp: torch.Tensor
+    out_splits: list[int]
+    in_splits: list[int]
+    largest_bytes: int | None = None
+
+    def over(self, transport: Transport) -> Handle:
+        return transport.all_to_all_v(
+            self.out, self.inp, self.out_splits, self.in_splits, largest_bytes=self.largest_bytes
+        )
 
 
 def check_splits(
@@ -100,8 +115,8 @@ def check_splits(
     largest = row_bytes(out) * max(*out_splits, *in_splits)
     if largest_bytes is not None and largest > largest_bytes:
         raise ValueError(
-            f"a rank sends {largest} bytes to another, more than largest_bytes={largest_bytes}, which must be the most "
-            "that any rank sends to any rank"
+            f"a rank sends {largest} bytes to another, more than largest_bytes={largest_bytes}, which no rank may "
+            "exceed"
         )
 
 

@@ -6,10 +6,10 @@ import torch.distributed as dist
 from patience import PATIENCE_S
 from worlds import shared_world
 
-from fsranks.control_group import Alone, ControlGroup
+from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
+from fsranks.messages import Signals
 from fsranks.rank_context import resolve
-from fsranks.signals import Signals
 
 SIZE = 3
 MANY = 50
@@ -26,7 +26,7 @@ def all_of(signals: Signals, number: int) -> list[int]:
 def send_and_look(rank: int, world_size: int) -> tuple[list[int], list[int]]:
     """Numbers come while the group makes exchanges, and while it makes none."""
     group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
-    signals = Signals(group)
+    signals = Signals(group.gloo, rank, world_size)
     for number in range(MANY):
         signals.send(MANY * rank + number)
         assert group.all_gather(np.array([rank])).ravel().tolist() == list(range(world_size))
@@ -50,7 +50,7 @@ def test_every_number_comes_once_and_in_the_order_of_its_sender() -> None:
 
 def lose_one(rank: int, world_size: int) -> str:
     group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
-    signals = Signals(group)
+    signals = Signals(group.gloo, rank, world_size)
     if rank == 1:
         group.abort("was told to stop")
     dist.barrier()
@@ -69,7 +69,7 @@ def test_a_lost_rank_is_told_by_the_group() -> None:
 
 
 def test_the_only_rank_hears_nothing() -> None:
-    signals = Signals(Alone())
+    signals = Signals(None, 0, 1)
     signals.send(3)
     assert signals.received() == []
     signals.close()

@@ -17,7 +17,7 @@ from fscomm.plan import routes
 from fscomm.plan.group_plan import WayBack
 from fscomm.plan.routes import Apply, Lookup, Request, SendGradients
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.plan.ways import PassOn
+from fscomm.plan.ways import Most, PassOn
 
 Ids = list[list[list[list[int]]]]  # [W requesters][W owners][F of the owner][samples]
 
@@ -225,6 +225,7 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
     for kind, limit in (("exclusive", shape.chunk_rows), ("collision", None)):
         lookups = [getattr(group, kind) for group in groups]
         rows = [look_up(shape, owner, lookup) for owner, lookup in enumerate(lookups)]
+        check_most([lookup.splits for lookup in lookups], {getattr(group.most, kind) for group in groups}, two_levels)
         coming = [getattr(group.merge, kind) for group in groups]
         both.append(exchange(rows, [lookup.splits for lookup in lookups], coming, limit))
     if two_levels:
@@ -241,6 +242,13 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
         assert rows[group.merge.index].tolist() == local_order(asked, rank, wanted)
         assert sorted(rows.tolist()) == sorted(set(wanted)), "a row travels twice, or nobody asked for it"
         assert group.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
+
+
+def check_most(splits: list[list[list[int]]], most: set[int], at_most: bool) -> None:
+    """All ranks know how much the pair with the most exchanges at a time. splits: [W][chunks][W]."""
+    (known,) = most
+    found = max(max(of_chunk) for of_rank in splits for of_chunk in of_rank)
+    assert found <= known if at_most else found == known
 
 
 def check_hosts(shape: Shape, early: list[torch.Tensor], late: list[torch.Tensor]) -> None:
@@ -263,12 +271,15 @@ def pass_on(shape: Shape, rows: list[torch.Tensor], passed: list[PassOn]) -> lis
     return [torch.cat(both) for both in zip(rows, came, strict=True)]
 
 
-def check_gradients(shape: Shape, asked: Asked, shared: set[int], backs: Sequence[WayBack]) -> None:
+def check_gradients(
+    shape: Shape, asked: Asked, shared: set[int], backs: Sequence[WayBack], most: Sequence[Most]
+) -> None:
     """Gradients of both classes reach their rows in TorchRec's order."""
     both = {"collision": (shared, None), "exclusive": (used(shape, asked) - shared, shape.chunk_rows)}
     for kind, (rows, limit) in both.items():
         sends, applies = ([getattr(back, f"{kind}_{what}") for back in backs] for what in ("send", "apply"))
         check_updates(shape, asked, rows, sends, applies, limit)
+        check_most([apply.splits for apply in applies], {getattr(of_rank, kind) for of_rank in most}, False)
 
 
 def check_updates(

@@ -16,8 +16,7 @@ from patience import PATIENCE_S
 
 from fscomm.exchange.wire_gate import IN_FLIGHT, OpenWire, WireGate
 from fscomm.exchange.wire_priority import GRACE_S, WirePriority
-from fscomm.transports.transport import AloneTransport
-from fsranks.control_group import AllToAll
+from fscomm.transports.transport import AloneTransport, Part
 from fsranks.errors import PeerError
 
 BUDGET = 100
@@ -167,7 +166,13 @@ class Wire(AloneTransport):
         self._number = 0
 
     def all_to_all_v(
-        self, out: torch.Tensor, inp: torch.Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int | None = None,
     ) -> "Wired":
         assert (list(out_splits), list(in_splits)) == ([len(out)], [len(inp)])
         number, self._number = self._number, self._number + 1
@@ -193,14 +198,14 @@ class Wired:
         self._out.fill_(float(self._number))
 
 
-def parts_of(sizes: Sequence[tuple[int, int]], log: list[str]) -> tuple[Iterator[AllToAll], list[torch.Tensor]]:
+def parts_of(sizes: Sequence[tuple[int, int]], log: list[str]) -> tuple[Iterator[Part], list[torch.Tensor]]:
     """Parts that bring and take so many bytes, and the tensors that they fill."""
     outs = [torch.full((brings // 4,), math.nan) for brings, _ in sizes]
 
-    def parts() -> Iterator[AllToAll]:
+    def parts() -> Iterator[Part]:
         for number, (out, (_, takes)) in enumerate(zip(outs, sizes, strict=True)):
             log.append(f"ask {number}")
-            yield out, torch.zeros(takes // 4), [len(out)], [takes // 4]
+            yield Part(out, torch.zeros(takes // 4), [len(out)], [takes // 4])
 
     return parts(), outs
 
@@ -248,7 +253,7 @@ def test_an_error_gives_the_budget_back(fails: str, number: int) -> None:
     wire = Wire(**({fails: number} if fails != "fails_to_make" else {}))
     gate = gate_of(Clock())
 
-    def parts() -> Iterator[AllToAll]:
+    def parts() -> Iterator[Part]:
         for i, part in enumerate(parts_of([(40, 40)] * 6, wire.log)[0]):
             if fails == "fails_to_make" and i == number:
                 raise PeerError("lost its rows")

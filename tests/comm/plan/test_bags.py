@@ -108,12 +108,19 @@ def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
         for of_owner, plan, served in zip(shared, plans, found.served, strict=True)
     ]
     mine = [np.concatenate([of_owner[rank] for of_owner in units]) for rank in range(len(plans))]
-    largest = max(
-        (plan.sent_back if back else plan.sent_ahead)(*each)
+    strips = [
+        (plan.strips_back if back else plan.strips_ahead)(*each)
         for plan, *each in zip(plans, found.served, shared, strict=True)
-    )
-    ways = [plan.back if back else plan.ahead for plan in plans]
-    return [way(*each, largest) for way, *each in zip(ways, found.requests, found.served, shared, mine, strict=True)]
+    ]
+    largest = max(int(of_owner[1].sum() - of_owner[1, rank]) for rank, of_owner in enumerate(strips))
+    ways = [
+        (plan.back if back else plan.ahead)(*each, largest)
+        for plan, *each in zip(plans, found.requests, found.served, shared, mine, strict=True)
+    ]
+    for of_owner, way in zip(strips, ways, strict=True):
+        here = (way.collision_apply, way.exclusive_apply) if back else (way.collision, way.exclusive)
+        assert [np.sum(each.splits, axis=0).tolist() for each in here] == of_owner.tolist()
+    return ways
 
 
 def samples_of(call: Any, features: int) -> int:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from patience import PATIENCE_S
 
-from fsranks import gathering
+from fsranks.messages import Gather, direct, doubling, way
 
 LIMIT = datetime.timedelta(seconds=PATIENCE_S)
 
@@ -17,7 +17,7 @@ def message(rank: int, size: int) -> torch.Tensor:
     return ((torch.arange(size) * 31 + rank * 7) % 251).to(torch.uint8)
 
 
-def gathered(gather: gathering.Gather, world_size: int, sizes: list[int]) -> list[list[torch.Tensor]]:
+def gathered(gather: Gather, world_size: int, sizes: list[int]) -> list[list[torch.Tensor]]:
     """What each of `world_size` ranks, threads of this process, has after gathering messages of these sizes."""
     store = dist.HashStore()
     found: list[list[torch.Tensor]] = [[] for _ in range(world_size)]
@@ -26,7 +26,7 @@ def gathered(gather: gathering.Gather, world_size: int, sizes: list[int]) -> lis
         gloo = dist.ProcessGroupGloo(store, rank, world_size, LIMIT)
         for size in sizes:
             found[rank].append(gather(gloo, rank, world_size, message(rank, size)))
-        gathering.direct(gloo, rank, world_size, message(rank, 1))  # nobody hangs up before all have read
+        direct(gloo, rank, world_size, message(rank, 1))  # nobody hangs up before all have read
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
@@ -37,8 +37,8 @@ def gathered(gather: gathering.Gather, world_size: int, sizes: list[int]) -> lis
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 8, 11))])
-@pytest.mark.parametrize("gather", [gathering.direct, gathering.doubling], ids=lambda gather: gather.__name__)
-def test_every_rank_has_the_messages_of_all_ranks_in_order(gather: gathering.Gather, world_size: int) -> None:
+@pytest.mark.parametrize("gather", [direct, doubling], ids=lambda gather: gather.__name__)
+def test_every_rank_has_the_messages_of_all_ranks_in_order(gather: Gather, world_size: int) -> None:
     sizes = [1, 96, 5000, 96]
     expected = [torch.cat([message(rank, size) for rank in range(world_size)]) for size in sizes]
     for found in gathered(gather, world_size, sizes):
@@ -74,5 +74,5 @@ def test_few_ranks_and_small_messages_go_at_once_the_others_in_few_rounds(
     world_size: int, size: int, messages: int
 ) -> None:
     gloo = Counted()
-    gathering.way(world_size, size)(gloo, 0, world_size, message(0, size))
+    way(world_size, size)(gloo, 0, world_size, message(0, size))
     assert gloo.sent == messages
