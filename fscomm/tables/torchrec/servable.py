@@ -166,6 +166,8 @@ def _problem_of_kernel(kernel: Any, on_cuda: bool) -> str | None:
         return "updates are rounded stochastically: they do not repeat"
     if on_cuda and kernel.pooling_mode == PoolingMode.MEAN:
         return "how kernels on CUDA round a mean whose rows are updated in parts was never measured"
+    if on_cuda and kernel.is_experimental:
+        return "experimental kernels of fbgemm (TBE v2) add up in an order that depends on the other bags of a call"
     if kernel._used_rowwise_adagrad_with_global_weight_decay:
         return "global weight decay makes what a row gives out depend on the number of the step"
     if kernel._max_counter_update_freq > 0:

@@ -182,6 +182,11 @@ def on_cuda(rank: int, size: int) -> None:
     model, _ = build(CONFIG, size)
     module = model.module.embeddings["b"]
     assert of_tables_on("cuda", module) is None
+    for experimental in (True, False):
+        for _, _, kernel in lookups(model):
+            kernel.is_experimental = experimental
+        assert of_tables_on("cpu", module) is None
+        assert ("experimental" in (of_tables_on("cuda", module) or "")) == experimental
     for precision in (SparseType.FP16, SparseType.BF16):
         for _, _, kernel in lookups(model):
             kernel.weights_precision = precision
@@ -189,5 +194,5 @@ def on_cuda(rank: int, size: int) -> None:
         assert "stochastically" in (of_tables_on("cuda", module) or "")
 
 
-def test_rounding_by_chance_and_means_are_not_served_on_cuda() -> None:
+def test_rounding_by_chance_means_and_experimental_kernels_are_not_served_on_cuda() -> None:
     shared_world(1).run(on_cuda)
