@@ -175,8 +175,9 @@ class ControlGroup:
         notes = {int(rank): Note(**json.loads(text)) for rank, text in early.items()}
         if not any(note.reason for note in notes.values()):
             keys = {f"note/{rank}": rank for rank in range(self.world_size) if rank not in notes}
+            ended = set(self._neighbours.gone()).issuperset(keys.values())  # whoever has ended says nothing any more
             with contextlib.suppress(StoreLost):  # rank 0 hosts it, was faster, and has ended
-                late = self._store.wait(keys, max(end - self.clock.now(), 0))
+                late = self._store.wait(keys, 0 if ended else max(end - self.clock.now(), 0))
                 notes |= {keys[key]: Note(**json.loads(text)) for key, text in late.items()}
         notes[self.rank] = mine
         asking = [rank for rank, note in notes.items() if not note.reason]

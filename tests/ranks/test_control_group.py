@@ -20,6 +20,7 @@ from worlds import shared_world
 
 from fsranks.control_group import AllToAll, BegunExchange, ControlGroup
 from fsranks.errors import PeerError
+from fsranks.job_store import DIAGNOSIS_S
 from fsranks.rank_context import RankContext, resolve
 
 SIZE = 3
@@ -178,6 +179,23 @@ def test_a_process_that_ends_without_closing_its_group_is_named() -> None:
     first, _, third = played(work)[0]
     assert "rank 1 ended its process without closing" in first
     assert "rank 1 ended its process without closing" in third
+
+
+def test_nobody_waits_for_the_word_of_a_process_that_is_gone() -> None:
+    ranks = Ranks(SIZE, seed=SIZE)
+    job = Job(ranks)
+
+    def run(rank: int) -> str:
+        group = ControlGroup(job.context(rank), timeout_s=LIMIT_S)
+        if rank == 1:
+            ranks.kill(rank)
+            ranks.wait(0)
+        return said_by(group)
+
+    first, _, third = ranks.run(run)
+    assert "the process of rank 1 has ended" in first
+    assert "the process of rank 1 has ended" in third
+    assert ranks.now() < DIAGNOSIS_S / 2
 
 
 def abort_while_blocked(rank: int, world_size: int) -> str:
