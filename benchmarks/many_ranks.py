@@ -1,6 +1,7 @@
 """Real jobs of 16 and 32 tiny ranks on one machine: what the model of `scale.py` cannot show.
 
-Every rank is a process in a network namespace of its own. How long `fscomm.enable` takes (meeting, groups, workers) and
+Every rank is a process in a network namespace of its own. How long importing fscomm (and numba) takes, if all ranks do
+so at once; then `fscomm.enable` (meeting, groups, workers) and
 how long to leave it; how far apart the ranks' steps are; and, after one rank is killed, how long the others take to
 say which. Needs root, and about 0.4 GB of memory per rank. Run: python benchmarks/many_ranks.py [--ranks 16 32]
 
@@ -25,6 +26,7 @@ PATIENCE_S = 300
 NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 COLUMNS = [
     "ranks",
+    "import s",
     "enable s",
     "leave s",
     "step ms",
@@ -47,6 +49,7 @@ def measure(ranks: int) -> list[Any]:
     waits = [block["waited_ms"] for block in blocks]
     return [
         ranks,
+        max(block["import_s"] for block in blocks),
         max(block["enable_s"] for block in blocks),
         max(block["leave_s"] for block in blocks),
         max(block["step_ms"] for block in blocks),

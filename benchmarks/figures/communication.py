@@ -140,6 +140,7 @@ def many_ranks() -> None:
     table(
         [
             "ranks",
+            "importing fscomm",
             "`fscomm.enable`",
             "leaving it",
             "the rank that waited longest, over the mean",
@@ -148,6 +149,7 @@ def many_ranks() -> None:
         [
             [
                 row["ranks"],
+                f"{row['import s']:.1f} s",
                 f"{row['enable s']:.1f} s",
                 f"{row['leave s']:.1f} s",
                 f"{row['slowest / mean rank']:.2f}",
