@@ -1,9 +1,9 @@
 """Real jobs of 16 and 32 tiny ranks on one machine: what the model of `scale.py` cannot show.
 
-Every rank is a process in a network namespace of its own. How long importing fscomm (and numba) takes, if all ranks do
-so at once; then `fscomm.enable` (meeting, groups, workers) and
-how long to leave it; how far apart the ranks' steps are; and, after one rank is killed, how long the others take to
-say which. Needs root, and about 0.4 GB of memory per rank. Run: python benchmarks/many_ranks.py [--ranks 16 32]
+Every rank is a process in a network namespace of its own. How long all of them take to import fscomm (and numba) at
+once, and `fscomm.enable` after it (meeting, groups, workers), and how long to leave it; how far apart the ranks' steps
+are; and, after one rank is killed, how long the others take to say which. Needs root, and about 0.4 GB of memory per
+rank. Run: python benchmarks/many_ranks.py [--ranks 16 32]
 
 All pairs of ranks are neighbours in the kernel's table, which holds 1,024 by default; when it is full, ranks cannot
 connect. With 32 ranks, `sysctl -w net.ipv4.neigh.default.gc_thresh3=8192 net.ipv4.neigh.default.gc_thresh2=8192` first.

@@ -23,7 +23,7 @@ def prepare(state: dict[str, Any], *, shape: dict[str, Any]) -> None:
 
 
 def block(state: dict[str, Any], *, steps: int) -> dict[str, float]:
-    """Enter, train and leave. Seconds to import, to enter and to leave, milliseconds a step, milliseconds waited in all."""
+    """Enter, train and leave. Seconds to import, enter and leave, milliseconds a step, milliseconds waited in all."""
     batches = state["stream"].batches(0, steps)
     dist.barrier()
     begin = time.perf_counter()
