@@ -135,7 +135,7 @@ def main() -> None:
             for ranks, ways in found.items()
             for size in (96, 1024, 65536)
         ],
-        notes=["`fsranks.messages.py` takes direct up to 8 ranks and 128 KiB, else doubling."],
+        notes=["`fsranks/messages.py` takes direct up to 8 ranks and 128 KiB, else doubling."],
         results=arguments.results,
         data="bytes, made as it runs",
     )

@@ -113,7 +113,6 @@ class Peers:
     asked: Asked | None = None
     seconds: float = 0.0
     sent: list[int] = field(default_factory=list)
-    group: None = None
 
     def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, received: list[int], sent: list[int]) -> None:
         start = time.thread_time()

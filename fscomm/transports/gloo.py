@@ -54,6 +54,8 @@ class GlooTransport:
         return begun if self._handshake is None else _Agreed(begun, self._handshake)
 
     def meet(self) -> None:
+        if self._handshake is not None:
+            self._handshake.agree("meet", torch.empty(0, dtype=torch.uint8))
         self._group.all_gather(np.zeros(1, np.int8))
 
     def abort(self, reason: str) -> None:

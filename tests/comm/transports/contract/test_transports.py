@@ -10,7 +10,7 @@ import torch.distributed as dist
 import transport_contract as contract
 from patience import until
 from transport_failing import SIZE, TRANSPORTS, attempt, in_threads, large, open_by, small
-from transport_jobs import PADDED
+from transport_jobs import PADDED, opened
 from worlds import shared_world
 
 from fscomm.transports.transport import Transport
@@ -100,6 +100,18 @@ def test_ranks_whose_splits_disagree_all_hear_about_them() -> None:
             assert "rank 2 sends 5 rows to rank 0, which expects 6" in outcome, (name, outcome)
         afterwards = {of_rank[name][1] for of_rank in answers}
         assert afterwards in ({""}, {"PeerError"}), f"{name}: some ranks can go on, others not"
+
+
+def meets_alone(rank: int, world_size: int, name: str) -> str:
+    with opened(name) as transport:
+        return attempt(transport.meet if rank == 1 else lambda: exchange_alone(transport))
+
+
+@each_transport
+def test_a_rank_that_meets_while_others_exchange_is_refused_by_all(name: str) -> None:
+    for outcome in shared_world(SIZE).run(meets_alone, name):
+        assert outcome.startswith("MismatchError"), outcome
+        assert "['all_to_all_v', 'meet', 'all_to_all_v']" in outcome, outcome
 
 
 def exchange_alone(transport: Transport) -> None:
