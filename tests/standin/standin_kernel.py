@@ -39,9 +39,10 @@ class Kernel(nn.Module):
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """[N, D]; offsets: [features * samples + 1]."""
         assert weights is None
+        assert ids.device == offsets.device
         self.iter += 1
         self.iter_cpu += 1
-        ends = offsets[:: (len(offsets) - 1) // len(self.feature_table_map)].tolist()
+        ends = offsets[:: (len(offsets) - 1) // len(self.feature_table_map)].cpu().tolist()
         rows = [ids[ends[f] : ends[f + 1]] + start for f, start in enumerate(self._starts)]
         found: torch.Tensor = _Lookup.apply(self.weights_dev, torch.cat(rows), self.learning_rate_tensor.clone(), self)
         return found

@@ -106,7 +106,7 @@ class ShardedRows(nn.Module):
         feature = torch.arange(count).repeat(size).repeat_interleave(counts.flatten())
         order = torch.argsort(feature, stable=True)  # by feature, then by requester
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.sum(0).cumsum(0)])
-        rows = self.kernel(ids[order].to(self.where), offsets)
+        rows = self.kernel(ids[order].to(self.where), offsets.to(self.where))
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))
         came = _Exchange.apply(rows.index_select(0, back.to(self.where)), into, out)

@@ -5,11 +5,12 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from patience import PATIENCE_S
 from standin_loops import LOOPS, compare
-from worlds import shared_world
+from worlds import World, shared_world
 
 
 @pytest.mark.parametrize(("loop", "least_served"), [("base", 0.85), ("everything", 0.3)])
@@ -18,6 +19,23 @@ def test_bitwise_the_plain_loop(loop: str, least_served: float) -> None:
     for rank, (found, served) in enumerate(shared_world(2).run(compare, loop, "row-wise adagrad", "gloo", "cpu")):
         assert found == [], f"rank {rank}"
         assert served >= least_served
+
+
+def on_a_device(rank: int, size: int) -> tuple[list[str], float, list[str]]:
+    from far_device import FAR, served_there  # changes torch in this process
+
+    with served_there() as device:
+        found, served = compare(rank, size, "everything", "row-wise adagrad", "host-staged", str(FAR))
+    stalls = [thread for thread in device.stalls if thread == threading.current_thread().name]
+    return found, served, stalls
+
+
+def test_nothing_of_a_step_mixes_tensors_of_host_and_device() -> None:
+    """And nothing that trains waits for the device."""
+    with World(2) as world:
+        for rank, (found, served, stalls) in enumerate(world.run(on_a_device)):
+            assert (found, stalls) == ([], []), f"rank {rank}"
+            assert served > 0.3, f"rank {rank}"
 
 
 @pytest.mark.long
