@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from common.checks import Checks
 from common.ranks import run_ranks, slowest
-from common.table import add_results_option, emit
+from common.table import RESULTS, add_results_option, emit
 from torch import nn
 
 RANKS = 2
@@ -247,7 +247,8 @@ def main() -> None:
     given = parser.parse_args()
     if why := lacking(given.device):
         print(f"skipped: {why}")
-        Checks(given.results, "run_ahead").put("two ranks", "skipped", why)
+        if given.results != RESULTS:  # a record stays
+            Checks(given.results, "run_ahead").put("two ranks", "skipped", why)
         return
     rows, notes = table(run_ranks(RANKS, work, given.device, given.transports, given.steps))
     emit(
