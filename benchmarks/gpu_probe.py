@@ -39,8 +39,8 @@ from fscomm.transports.cuda_driver import (
     register,
     unregister,
 )
-from fscomm.transports.handshake import poll
 from fscomm.transports.slots import store
+from fscomm.transports.watch import poll
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu" / "transports"))
 

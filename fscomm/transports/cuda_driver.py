@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from fscomm.device import CAPTURED
-from fscomm.transports.handshake import Handshake, StepFailed, gpu_id, need_one_host, need_own_gpu, poll, together
 from fscomm.transports.shared_memory import SharedMemory, exchange_files
 from fscomm.transports.slots import store
+from fscomm.transports.together import StepFailed, gpu_id, need_one_host, need_own_gpu, together
+from fscomm.transports.watch import poll
 from fsranks.control_group import ControlGroup
 
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
@@ -284,19 +285,19 @@ class CudaDriver(CudaStreams):
 
     def __init__(
         self,
-        handshake: Handshake,
+        group: ControlGroup,
         where: torch.device,
         *,
         cuda: Cuda | None = None,
         current_stream: Callable[[], int] | None = None,
     ) -> None:
-        need_one_host(handshake.group, "take nccl-ce, or host-staged")
+        need_one_host(group, "take nccl-ce, or host-staged")
         make = super().__init__
-        together(handshake.group, lambda: make(where, cuda=cuda, current_stream=current_stream))
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
-        self._group = handshake.group
-        self._host = SharedMemory(handshake)
+        together(group, lambda: make(where, cuda=cuda, current_stream=current_stream))
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self._group = group
+        self._host = SharedMemory(group)
         self._regions: list[MappedMemory] = []
         self._words: list[torch.Tensor] = []
         self._closed = False

@@ -21,8 +21,8 @@ T = TypeVar("T")
 SIZE = 3
 
 
-def open_by(name: str, limit_s: float = PATIENCE_S, *, verify: bool = True) -> Transport:
-    return TRANSPORTS[name](resolve(), limit_s, verify)
+def open_by(name: str, limit_s: float = PATIENCE_S) -> Transport:
+    return TRANSPORTS[name](resolve(), limit_s)
 
 
 def attempt(call: Callable[[], object]) -> str:
@@ -55,9 +55,9 @@ def in_threads(function: Callable[[str], T]) -> dict[str, T]:
     return results
 
 
-def large(rows: int = 1 << 13, *, vouched: bool = False) -> Job:
-    return Job("large", [[rows] * SIZE] * SIZE, (64,), vouched=vouched)
+def large(rows: int = 1 << 13) -> Job:
+    return Job("large", [[rows] * SIZE] * SIZE, (64,))
 
 
-def small(*, vouched: bool = False) -> Job:
-    return Job("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,), vouched=vouched)
+def small() -> Job:
+    return Job("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,))
