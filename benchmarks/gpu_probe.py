@@ -58,7 +58,7 @@ class Blocked:
     """`stream` waits for a word in the memory of the host, so nothing that the GPU does can keep it from ending."""
 
     def __init__(self, streams: CudaStreams, stream: Any, word: torch.Tensor) -> None:
-        self._queue = CudaQueue(streams, "blocked", stream)
+        self._queue = CudaQueue(streams, stream)
         self._word = word  # int32[1], page-locked or registered
 
     @contextlib.contextmanager

@@ -155,7 +155,7 @@ def report_sizes(answer: dict[tuple[str, int], dict[str, Any]], ranks: int) -> N
         [[skew, size_name(n), *(1e3 * median[skew, n][way] for way in WAYS)] for skew, n in answer],
         notes=[
             f"{COPY}: as many bytes as the busiest rank sends or receives, on every rank at once, without a message.",
-            "Splits are vouched for, as by fscomm's engine. One rank hot: rank 0 gets seven eighths of what the others "
+            "Nobody compares splits, as in fscomm's engine. One rank hot: rank 0 gets seven eighths of what the others "
             "would get. Half zero: every other pair, twice as much.",
         ],
         extra={

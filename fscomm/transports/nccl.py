@@ -38,14 +38,15 @@ class _OverBackend(ABC):
     Sizes that disagree with another rank's hang NCCL, until the time limit.
     """
 
-    def __init__(self, name: str, backend: Any, group: ControlGroup, where: torch.device) -> None:
-        self.name = name
+    name: str
+
+    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
         self.rank = group.rank
         self.world_size = group.world_size
         self._backend = backend
         self._where = where
         self._group = group
-        self._watch = Watch(name, group, lambda reason: backend.abort())
+        self._watch = Watch(self.name, group, lambda reason: backend.abort())
 
     def all_to_all_v(
         self,
@@ -93,10 +94,9 @@ class _OverBackend(ABC):
 
 
 class NcclTransport(_OverBackend):
-    """Rows as bytes through `backend`, a c10d backend of these ranks for tensors on `device`."""
+    """Rows as bytes through `backend`, a c10d backend of these ranks."""
 
-    def __init__(self, backend: Any, group: ControlGroup, device: torch.device, *, name: str = "nccl") -> None:
-        super().__init__(name, backend, group, device)
+    name = "nccl"
 
     def _issue(
         self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
@@ -125,6 +125,8 @@ class PaddedTransport(_OverBackend):
     issued.
     """
 
+    name = "nccl-ce"
+
     def __init__(
         self,
         backend: Any,
@@ -132,9 +134,8 @@ class PaddedTransport(_OverBackend):
         device: Device,
         *,
         copy: Copy = torch.Tensor.copy_,
-        name: str = "nccl-ce",
     ) -> None:
-        super().__init__(name, backend, group, device.where)
+        super().__init__(backend, group, device.where)
         self._device = device
         self._copy = copy
         self._registered = Registered(backend, device.where, self.world_size)

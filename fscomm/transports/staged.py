@@ -45,8 +45,7 @@ class HostStaged:
         self._device = device
         self._limit_s = group.timeout_s
         self._chunk_bytes = chunk_bytes
-        self._stopped = threading.Event()
-        self._watch = Watch(self.name, group, self._stop)
+        self._watch = Watch(self.name, group, host.abort)
         self._down, self._up = device.stream(), device.stream()
         self._departing, self._arriving = ([torch.empty(0, dtype=torch.uint8)] * _BUFFERS for _ in range(2))
         self._gone_up: list[Mark] = [None] * _BUFFERS  # after what an arriving buffer is free
@@ -96,11 +95,6 @@ class HostStaged:
             self._thread.join(_GRACE_S)
         self._watch.close(reason)
         self._host.close(reason)
-
-    def _stop(self, reason: str) -> None:
-        if not self._stopped.is_set():
-            self._stopped.set()
-            self._host.abort(reason)
 
     def _serve(self) -> None:
         """Runs in the thread. When it ends, for whatever reason, no handle waits for it any more."""
@@ -195,13 +189,12 @@ class HostStaged:
         return buffers[piece.buffer]
 
     def _await(self, mark: Mark) -> None:
-        if not poll(lambda: self._stopped.is_set() or self._device.is_done(mark), self._limit_s):
+        if not poll(lambda: self._watch.is_over or self._device.is_done(mark), self._limit_s):
             raise PeerError(
                 f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
                 "before takes longer, or hangs. If it is only busy, raise timeout_s"
             )
-        if self._stopped.is_set():
-            raise PeerError("it was aborted")
+        self._watch.check()
 
 
 class Transfer:

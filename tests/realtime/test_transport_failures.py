@@ -1,4 +1,8 @@
-"""Ranks that are killed, stopped or late: bounded time, an error that names them, and a process that lives."""
+"""Ranks that are killed, stopped or late: bounded time, an error that names them, and a process that lives.
+
+A world is dear, and so is finding out who is to blame: all transports go through it at the same time, each in a thread
+of its own.
+"""
 
 import os
 import signal
@@ -6,27 +10,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 import torch.distributed as dist
-from transport_failing import (
-    SIZE,
-    TRANSPORTS,
-    in_threads,
-    large,
-    open_by,
-    small,
-)
-from transport_failing import (
-    attempt as say,
-)
-from transport_jobs import Job, mixed_jobs
+from transport_jobs import OPENERS, Job, mixed_jobs, open_by, small
+from transport_jobs import attempt as say
 from worlds import World, shared_world
 
 from fscomm.transports.transport import Transport
 
+T = TypeVar("T")
+
+SIZE = 3
 LATE = 1
 LIMIT_S = 3.0
 LONG_S = 25.0  # a limit that nothing here is to use up
@@ -47,6 +44,31 @@ def attempt(call: Callable[[], object]) -> Outcome:
     return Outcome(said=said, took_s=time.monotonic() - start)
 
 
+def in_threads(function: Callable[[str], T]) -> dict[str, T]:
+    """`function(name)` for all transports at once."""
+    results: dict[str, T] = {}
+    errors: list[BaseException] = []
+
+    def call(name: str) -> None:
+        try:
+            results[name] = function(name)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(name,)) for name in OPENERS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def large(rows: int = 1 << 13) -> Job:
+    return Job("large", [[rows] * SIZE] * SIZE, (64,))
+
+
 def begin_and_wait(transport: Transport, jobs: list[Job]) -> None:
     for job in jobs:
         job.begin(transport).wait()
@@ -58,8 +80,8 @@ def lose(
     """What survivors meet: in the operation, in the next, and as they close. `when` growing: the others wait for
     the lost rank before their buffers grow.
     """
-    transports = {name: open_by(name, limit_s) for name in TRANSPORTS}
-    mine = {name: [large(1 << 15 if when == "growing" else 3), large(100), small()] for name in TRANSPORTS}
+    transports = {name: open_by(name, limit_s) for name in OPENERS}
+    mine = {name: [large(1 << 15 if when == "growing" else 3), large(100), small()] for name in OPENERS}
     for name, transport in transports.items():
         Job("before", [[100] * SIZE] * SIZE, (64,)).run(transport)
         small().begin(transports[name]).wait()
@@ -109,8 +131,8 @@ def test_a_lost_rank_is_named_by_all_others(lost: int, how: signal.Signals, when
 
 def be_late(rank: int, world_size: int, late_s: float) -> dict[str, Outcome]:
     """Rank 1 is late in one class while another class of the same ranks goes on."""
-    waiting = {name: (open_by(name, LIMIT_S), large()) for name in TRANSPORTS}
-    living = {name: (open_by(name, LONG_S), mixed_jobs(SIZE, 10)) for name in TRANSPORTS}
+    waiting = {name: (open_by(name, LIMIT_S), large()) for name in OPENERS}
+    living = {name: (open_by(name, LONG_S), mixed_jobs(SIZE, 10)) for name in OPENERS}
     dist.barrier()
 
     def go_on(name: str) -> None:
@@ -130,7 +152,7 @@ def be_late(rank: int, world_size: int, late_s: float) -> dict[str, Outcome]:
         return outcome
 
     outcomes = in_threads(exchange)
-    for name in TRANSPORTS:
+    for name in OPENERS:
         for job in living[name][1]:
             job.check()
         for job in mixed_jobs(SIZE, 3, seed=20):
@@ -151,13 +173,13 @@ def test_a_rank_that_is_later_than_the_limit_is_named_and_other_classes_live() -
 
 def test_a_rank_that_is_late_within_the_limit_is_waited_for() -> None:
     for of_rank in shared_world(SIZE).run(be_late, LIMIT_S / 3):
-        assert {name: outcome.said for name, outcome in of_rank.items()} == dict.fromkeys(TRANSPORTS, "")
+        assert {name: outcome.said for name, outcome in of_rank.items()} == dict.fromkeys(OPENERS, "")
 
 
 def pause(rank: int, world_size: int) -> None:
     """Rank 0 stops rank 1 now and then, and lets it go on."""
-    transports = {name: open_by(name, LONG_S) for name in TRANSPORTS}
-    jobs = {name: [*mixed_jobs(SIZE, 12), large()] for name in TRANSPORTS}
+    transports = {name: open_by(name, LONG_S) for name in OPENERS}
+    jobs = {name: [*mixed_jobs(SIZE, 12), large()] for name in OPENERS}
     pids: list[Any] = [None] * world_size
     dist.all_gather_object(pids, os.getpid())
     over = threading.Event()
@@ -195,8 +217,8 @@ def test_a_rank_that_is_stopped_now_and_then_is_waited_for() -> None:
 
 def abort_blocked(rank: int, world_size: int) -> dict[str, list[Outcome]]:
     """Rank 0 waits for rank 1, which holds back until rank 0 is out."""
-    transports = {name: open_by(name, LONG_S if rank == 0 else LIMIT_S) for name in TRANSPORTS}
-    jobs = {name: large() for name in TRANSPORTS}
+    transports = {name: open_by(name, LONG_S if rank == 0 else LIMIT_S) for name in OPENERS}
+    jobs = {name: large() for name in OPENERS}
     released = threading.Event()
 
     def exchange(name: str) -> list[Outcome]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from worlds import shared_world
 import fscomm
 from fscomm.transports import opening, together
 from fscomm.transports.opening import Choice, host_collective, host_collectives
+from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext, resolve
 
 CPU = torch.device("cpu")
@@ -84,6 +86,20 @@ def test_the_only_rank_has_nothing_to_lack_but_on_cuda_it_has_to_ask(asked: str,
     choice = opening.agree_on(asked, PLACE, torch.device(where), timeout_s=PATIENCE_S)
     assert choice.name == taken
     assert ("Name one (nccl, nccl-ce, copy-engine, host-staged)" in choice.why_not) == (taken is None)
+
+
+@pytest.mark.parametrize("name", opening.NAMES)
+def test_the_only_rank_is_served_whatever_it_asks_for(name: str) -> None:
+    """As it has nobody to send to, also for tables on CUDA."""
+    on_cuda: Any = SimpleNamespace(where=torch.device("cuda", 0))
+    transport = opening.open_transport(name, PLACE, on_cuda, timeout_s=PATIENCE_S)
+    rows, out = torch.randn(3, 2), torch.zeros(3, 2)
+    transport.all_to_all_v(out, rows, [3], [3], largest_bytes=rows.nbytes).wait()
+    transport.meet()
+    assert torch.equal(out, rows)
+    with pytest.raises(MismatchError, match="the only rank sends 3 rows to itself, but expects 1"):
+        transport.all_to_all_v(out[:1], rows, [1], [3], largest_bytes=rows.nbytes)
+    transport.close("done")
 
 
 def on_cuda(rank: int, size: int, *asked: str) -> list[str]:

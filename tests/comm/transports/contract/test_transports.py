@@ -9,17 +9,17 @@ import torch
 import torch.distributed as dist
 import transport_contract as contract
 from patience import until
-from transport_failing import SIZE, TRANSPORTS, attempt, open_by, small
-from transport_jobs import PADDED
+from transport_jobs import OPENERS, PADDED, attempt, open_by, small
 from worlds import shared_world
 
 from fscomm.transports.transport import Transport
 
+SIZE = 3
 FULL = "copy-engine"
 long = pytest.mark.long
-each_transport = pytest.mark.parametrize("name", TRANSPORTS)
+each_transport = pytest.mark.parametrize("name", OPENERS)
 one_and_long_all = pytest.mark.parametrize(
-    "name", [name if name == FULL else pytest.param(name, marks=long) for name in TRANSPORTS]
+    "name", [name if name == FULL else pytest.param(name, marks=long) for name in OPENERS]
 )
 
 
@@ -50,7 +50,7 @@ def test_input_errors_issue_nothing(name: str) -> None:
     shared_world(SIZE).run(contract.input_errors, name)
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSPORTS if name != PADDED])  # which blocks on the host
+@pytest.mark.parametrize("name", [name for name in OPENERS if name != PADDED])  # which blocks on the host
 def test_no_rank_is_through_before_all_have_sent(name: str) -> None:
     shared_world(SIZE).run(contract.not_done_while_a_rank_holds_back, name)
 

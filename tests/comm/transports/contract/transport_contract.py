@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE_S, until
-from transport_failing import attempt
 from transport_jobs import (
     DTYPES,
     KINDS,
@@ -18,6 +17,7 @@ from transport_jobs import (
     TRAILING,
     Job,
     as_bytes,
+    attempt,
     mixed_jobs,
     open_by,
     opened,

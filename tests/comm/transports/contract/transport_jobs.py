@@ -19,6 +19,7 @@ from fscomm.transports.nccl import NcclTransport, PaddedTransport
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Handle, Transport
 from fsranks.control_group import ControlGroup
+from fsranks.errors import FreeScaleError
 from fsranks.job_store import job_store
 from fsranks.network import hang_up
 from fsranks.rank_context import RankContext, resolve
@@ -51,12 +52,12 @@ class Carrier:
 
 def open_nccl(context: RankContext, timeout_s: float) -> Transport:
     group = ControlGroup(context, timeout_s=timeout_s)
-    return NcclTransport(Carrier(context, timeout_s), group, torch.device("cpu"), name=NCCL)
+    return NcclTransport(Carrier(context, timeout_s), group, torch.device("cpu"))
 
 
 def open_padded(context: RankContext, timeout_s: float) -> Transport:
     group = ControlGroup(context, timeout_s=timeout_s)
-    return PaddedTransport(Carrier(context, timeout_s), group, Host(), name=PADDED)
+    return PaddedTransport(Carrier(context, timeout_s), group, Host())
 
 
 NCCL, PADDED = "nccl over gloo", "padded over gloo"
@@ -83,6 +84,15 @@ def opened(name: str) -> Iterator[Transport]:
         yield transport
     finally:
         transport.close("is done with the test")
+
+
+def attempt(call: Callable[[], object]) -> str:
+    """What it raised, "" if nothing."""
+    try:
+        call()
+    except FreeScaleError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def sizes_of(kind: str, world_size: int, seed: int) -> list[list[int]]:
@@ -167,6 +177,11 @@ class Job:
         assert torch.equal(as_bytes(self.inp), as_bytes(self._sent)), f"{self.what}: inp was written"
         for row in (self._framed[0], self._framed[-1]):
             assert (as_bytes(row) == POISON).all(), f"{self.what}: written outside of out"
+
+
+def small() -> Job:
+    """For three ranks."""
+    return Job("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,))
 
 
 def mixed_jobs(world_size: int, number: int, seed: int = 0) -> list[Job]:
