@@ -111,7 +111,7 @@ class NcclTransport(_OverBackend):
         def follow() -> None:
             self._finish(work, time.monotonic())
 
-        return self._watch.begun(work.is_completed, wait, out, inp, follow=follow)
+        return self._watch.begun(out, inp, done=work.is_completed, wait=wait, follow=follow)
 
 
 class PaddedTransport(_OverBackend):
@@ -175,7 +175,7 @@ class PaddedTransport(_OverBackend):
         def follow() -> None:
             self._device.after(mark)
 
-        return self._watch.begun(is_done, wait, out, inp, sending, receiving, follow=follow)
+        return self._watch.begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
 
 
 class Registered:

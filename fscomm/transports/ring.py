@@ -137,7 +137,9 @@ class Ring:
             if not all(self._driver.follow(each) for each in mark):
                 wait()
 
-        return self._watch.begun(lambda: all(map(self._driver.is_done, mark)), wait, outs, inps, follow=follow)
+        return self._watch.begun(
+            outs, inps, done=lambda: all(map(self._driver.is_done, mark)), wait=wait, follow=follow
+        )
 
     def _put_chunk(self, peer: int, data: torch.Tensor) -> None:
         """Fill a slot of the peer once it has emptied it, and then count one more arrival there."""

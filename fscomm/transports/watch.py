@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -140,40 +141,29 @@ class Watch:
         self._end, self._lost = _nothing, lambda: False  # which keep the transport
 
     def begun(
-        self,
-        done: Callable[[], bool],
-        wait: Callable[[], None],
-        *tensors: object,
-        follow: Callable[[], None] | None = None,
+        self, *tensors: object, done: Callable[[], bool], wait: Callable[[], None], follow: Callable[[], None]
     ) -> "Flight":
-        """The handle of an operation that uses `tensors`: `done` does not block, `wait` blocks until it is done.
-
-        follow: orders a stream behind it; None: as `wait`.
-        """
+        """The handle of an operation that uses `tensors`: `done` does not block, `wait` blocks until it is done, and
+        `follow` orders what the caller issues next behind it."""
         while self.flights and self.flights[0].done():
             self.flights.popleft()
-        self.flights.append(Flight(lambda: self.is_over or done(), wait, follow or wait, tensors))
-        return self.flights[-1]
+        flight = Flight(done=lambda: self.is_over or done(), until_done=wait, follow=follow, tensors=tensors)
+        self.flights.append(flight)
+        return flight
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Flight:
     """A handle. It keeps the tensors until it was waited for; the transport keeps it until it is done."""
 
-    def __init__(
-        self,
-        done: Callable[[], bool],
-        wait: Callable[[], None],
-        follow: Callable[[], None],
-        tensors: tuple[object, ...],
-    ) -> None:
-        self.done = done
-        self.follow = follow
-        self._wait = wait
-        self._tensors = tensors
+    done: Callable[[], bool]
+    until_done: Callable[[], None]
+    follow: Callable[[], None]
+    tensors: tuple[object, ...]
 
     def wait(self) -> None:
-        self._wait()
-        self._tensors = ()
+        self.until_done()
+        self.tensors = ()
 
 
 def poll(is_done: Callable[[], bool], limit_s: float, clock: Clock = MACHINE_CLOCK) -> bool:

@@ -135,12 +135,16 @@ def test_what_is_under_way_keeps_its_tensors_until_it_is_done() -> None:
     """Also when the caller drops the handle."""
     watching, _ = watched(Board())
     done: list[None] = []
+
+    def nothing() -> None:
+        pass
+
     rows = torch.zeros(2)
     seen = weakref.ref(rows)
-    watching.begun(lambda: bool(done), lambda: None, rows)
+    watching.begun(rows, done=lambda: bool(done), wait=nothing, follow=nothing)
     del rows
-    watching.begun(lambda: bool(done), lambda: None)
+    watching.begun(done=lambda: bool(done), wait=nothing, follow=nothing)
     assert seen() is not None
     done.append(None)
-    watching.begun(lambda: True, lambda: None)
+    watching.begun(done=lambda: True, wait=nothing, follow=nothing)
     assert seen() is None
