@@ -29,9 +29,10 @@ _BUFFERS = 3  # for each direction: the piece on the wire, the one before it and
 class HostStaged:
     """A transport for tensors on `device`, over `host` for what has come to the host.
 
-    `host` and `group` belong to the transport, which closes them. At most six buffers
-    of `chunk_bytes`, or of one row per rank where that is more, are held; they grow to powers of two, on all ranks
-    alike. A rank's own rows take the same way as all others: a copy within a device may be done by a kernel.
+    `host` and `group` belong to the transport, which closes them. Sizes that disagree with another rank's end as they
+    do over `host`. At most six buffers of `chunk_bytes`, or of one row per rank where that is more, are held; they grow
+    to powers of two, on all ranks alike. A rank's own rows take the same way as all others: a copy within a device may
+    be done by a kernel.
     """
 
     name = "host-staged"
