@@ -29,7 +29,7 @@ from parts.contention_compute import ATTENTION, BLOCK, HEAD_CHANNELS, HEADS, HID
 from fscomm.device import Cuda
 from fscomm.transports.cuda_driver import CudaError, engine_copy
 from fscomm.transports.opening import open_transport
-from fscomm.transports.transport import Transport
+from fscomm.transports.transport import Part, Transport
 from fsranks.rank_context import resolve
 
 RANKS = 2
@@ -96,17 +96,18 @@ class Transfers:
         self._transport, self._device = transport, device
         self._times = settings.transfers
         rows = settings.nbytes // 4 // transport.world_size
-        self._splits = [rows] * transport.world_size
+        splits = [rows] * transport.world_size
         total = rows * transport.world_size
         self._inp = torch.arange(total, device=device.where, dtype=torch.int32) + total * transport.rank
         here = torch.arange(rows, device=device.where, dtype=torch.int32) + rows * transport.rank
         self._wanted = torch.cat([here + total * source for source in range(transport.world_size)])
         self._out = torch.full_like(self._inp, -1)
+        self._part = Part(self._out, self._inp, splits, splits, 4 * rows)
         torch.cuda.synchronize(device.where)
 
     def __call__(self) -> None:
         for _ in range(self._times):
-            self._transport.all_to_all_v(self._out, self._inp, self._splits, self._splits).wait()
+            self._part.over(self._transport).wait()
         self._device.wait(self._device.mark(), TIMEOUT_S)
 
     def check(self) -> None:

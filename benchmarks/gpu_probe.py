@@ -39,8 +39,8 @@ from fscomm.transports.cuda_driver import (
     register,
     unregister,
 )
-from fscomm.transports.handshake import poll
 from fscomm.transports.slots import store
+from fscomm.transports.watch import poll
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu" / "transports"))
 
@@ -58,7 +58,7 @@ class Blocked:
     """`stream` waits for a word in the memory of the host, so nothing that the GPU does can keep it from ending."""
 
     def __init__(self, streams: CudaStreams, stream: Any, word: torch.Tensor) -> None:
-        self._queue = CudaQueue(streams, "blocked", stream)
+        self._queue = CudaQueue(streams, stream)
         self._word = word  # int32[1], page-locked or registered
 
     @contextlib.contextmanager

@@ -92,7 +92,7 @@ class Rows:
         """Chunk by chunk."""
         for out, inp in zip(self.out.split(nbytes // 4), self.inp.split(nbytes // 4), strict=True):
             splits = [len(out) * (peer != self._rank) for peer in range(2)]
-            yield Part(out, inp, splits, splits)
+            yield Part(out, inp, splits, splits, out.nbytes)
 
     @property
     def whole(self) -> Part:
@@ -111,9 +111,7 @@ class Bench:
     def __init__(self, rank: int, behind: Behind) -> None:
         self.behind = behind
         context = resolve()
-        self.bulk, self.urgent = (
-            open_transport(behind.transport, context, Host(), timeout_s=60, verify=False) for _ in range(2)
-        )
+        self.bulk, self.urgent = (open_transport(behind.transport, context, Host(), timeout_s=60) for _ in range(2))
         self.bulk_rows = Rows(rank, behind.bulk_bytes)
         self.urgent_rows = Rows(rank, behind.urgent_bytes)
         self.random = random.Random(7)  # the same pauses on both ranks

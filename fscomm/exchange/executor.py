@@ -68,9 +68,9 @@ class Executor(ABC):
             control, ids = (keep(control_group(context, timeout_s=timeout_s)) for _ in range(2))
             self._signals = Signals(control.gloo, control.rank, control.world_size)
             opened.callback(self._signals.close)
-            # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
+            # The plans behind all splits were made from the same gathered sizes: the ranks need not compare them.
             collision, rows, gradients = (
-                keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False)) for _ in TRANSPORTS
+                keep(open_transport(transport, context, device, timeout_s=timeout_s)) for _ in TRANSPORTS
             )
             self._all: tuple[AnyGroup | Transport, ...] = (control, ids, collision, rows, gradients)
             budget = WirePriority(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes)

@@ -19,7 +19,7 @@ class GroupAhead:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, exclusive, collision: how the rows of the step travel; exclusive_passed, collision_passed: what of them
             this rank passes on inside its host, if rows go in two levels.
-        most: of what owners send, the same on every rank.
+        most, most_passed: of what owners send, and of what is passed on; the same on every rank.
         buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
         occurrences, colliding: ids that this owner serves, and those of them on shared rows.
         rows: distinct rows that it serves, and how many of them are shared.
@@ -34,6 +34,7 @@ class GroupAhead:
     exclusive_passed: PassOn | None
     collision_passed: PassOn | None
     most: Most
+    most_passed: Most
     buffer: torch.Tensor
     occurrences: int
     colliding: int

@@ -17,7 +17,7 @@ from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
-from fscomm.plan import row_masks
+from fscomm.plan import row_masks, two_levels
 from fscomm.plan.group_plan import GroupPlan, RowsAhead, Shared, WayBack, group_plan
 from fscomm.plan.shared_rows import OwnerRows
 from fscomm.plan.ways import Most, exchanges, segments, starts_of
@@ -29,6 +29,7 @@ from fsranks.errors import name_ranks
 BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
 _NOTHING = np.empty(0, np.int64)
+_NOTHING_SENT = [0] * 5  # of a side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,17 @@ class _Side:
     two_levels: bool
 
     def sent(self, rank: int) -> list[int]:
-        """The exclusive strips of all other ranks than this one, and the most of one rank in each class."""
+        """The exclusive strips of all other ranks than this one; of each class the most strips of one rank; and of each
+        class the most of these rows that one rank passes on to another one."""
         collision, exclusive = self.strips
-        return [int(exclusive.sum() - exclusive[rank]), int(collision.max()), int(exclusive.max())]
+        passed = (0, 0)
+        if self.two_levels:
+            passed = two_levels.most_passed_on(self.served, self.shared.units, self.plan.layout)
+        return [int(exclusive.sum() - exclusive[rank]), int(collision.max()), int(exclusive.max()), *passed]
+
+    def most(self, collision: int, exclusive: int, largest: int) -> Most:
+        """Of one exchange, from what all owners sent."""
+        return Most(collision, math.ceil(exclusive / exchanges(largest, self.plan.layout.chunk_rows)))
 
 
 class _Told(NamedTuple):
@@ -64,6 +73,7 @@ class _Told(NamedTuple):
     asking: np.ndarray | None  # bool[U, H] which ranks of this host asked for them, if rows go in two levels
     largest: int  # the most exclusive gradients or rows of any owner
     most: Most
+    most_passed: Most
 
 
 class IdExchange:
@@ -256,7 +266,7 @@ class IdExchange:
         """Tell each requester which of its rows are shared. Returns [2 G] what owners told, and irregular modules."""
         new = sides[len(self._plans) :]
         irregular = {1 << m for side, m in zip(new, self._modules, strict=True) if side and side.served.irregular}
-        sent_here = [number for side in sides for number in (side.sent(self._rank) if side else (0, 0, 0))]
+        sent_here = [number for side in sides for number in (side.sent(self._rank) if side else _NOTHING_SENT)]
         head = np.array([sum(irregular), *sent_here], np.int64)
         there, fanned = [side for side in sides if side], [side for side in sides if side and side.two_levels]
         masks = [side.shared.units for side in there] + [side.served.asking.ravel() for side in fanned]
@@ -273,18 +283,23 @@ class IdExchange:
         received = self._all_to_all_first(sent, out_sizes, sizes)
         heads, came = row_masks.unpack(received, len(head), in_rows, self._world_size)
         shared, asking = iter(came[: len(there)]), iter(came[len(there) :])
-        largest = heads.max(0)[1:].reshape(-1, 3).tolist()
+        numbers = heads[:, 1:].reshape(len(heads), len(sides), len(_NOTHING_SENT))
+        # A rank passes on what came from several owners: no more than the sum of the most of each.
+        largest = np.concatenate([numbers[..., :3].max(0), numbers[..., 3:].sum(0)], axis=1).tolist()
         told = [
             _Told(
                 side,
                 next(shared),
                 next(asking).reshape(-1, side.plan.layout.ranks_per_host) if side.two_levels else None,
                 of_all,
-                Most(collision, math.ceil(exclusive / exchanges(of_all, side.plan.layout.chunk_rows))),
+                side.most(collision, exclusive, of_all),
+                side.most(collision_passed, exclusive_passed, of_all),
             )
             if side
             else None
-            for side, (of_all, collision, exclusive) in zip(sides, largest, strict=True)
+            for side, (of_all, collision, exclusive, collision_passed, exclusive_passed) in zip(
+                sides, largest, strict=True
+            )
         ]
         of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
         return told, frozenset(m for m in self._modules if of_modules >> m & 1)
@@ -306,6 +321,7 @@ class IdExchange:
             served=told.side.served,
             **ahead._asdict(),
             most=told.most,
+            most_passed=told.most_passed,
             buffer=ahead.merge.new_buffer(self._plans[group].layout, self._device.where),
             occurrences=int(shared.ids.sum()),
             colliding=int(shared.colliding.sum()),

@@ -152,10 +152,10 @@ class RowExchange:
         return self._parts(ids.number, group, "rows", target, mine, received, sent, ids.ahead(group).most)
 
     def _passed_parts(self, ids: ExchangedIds, group: int, on: PassOn) -> Iterator[Part]:
-        rows = self._rows_of_class(ids, group)
+        rows, most = self._rows_of_class(ids, group), ids.ahead(group).most_passed
         from_owners = len(rows) - sum(map(sum, on.received))
         mine = rows[:from_owners].index_select(0, on.index)
-        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, None)
+        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, most)
 
     def _gradient_parts(
         self,
@@ -166,6 +166,7 @@ class RowExchange:
         came: torch.Tensor,
         most: Most | None,
     ) -> Iterator[Part]:
+        assert most is not None  # as there is a way back
         if group in gradients.by_group:
             strips = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
             mine = self._tables[group].codecs.gradients.encode(strips.index_select(0, send.index))
@@ -182,12 +183,12 @@ class RowExchange:
         mine: torch.Tensor,
         received: list[list[int]],
         sent: list[list[int]],
-        most: Most | None,
+        most: Most,
     ) -> Iterator[Part]:
-        """Chunk by chunk. Without `most` the ranks tell each other the largest piece of each."""
+        """Chunk by chunk."""
         layout = self._layouts[group]
         row_bytes = mine.shape[1] * mine.element_size()
-        largest_bytes = None if most is None else getattr(most, self._name) * row_bytes
+        largest_bytes = getattr(most, self._name) * row_bytes
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):

@@ -37,9 +37,19 @@ def lookup(
     """
     assert served.asking is not None
     peers, carriers = _by_unit(served.wire, served.asking, layout)
-    straight = _in_host(peers, layout) | (carriers == peers % layout.ranks_per_host)
+    straight = _goes_straight(peers, carriers, layout)
     of_rows = cut(units[straight], count(straight, served.wire.rows), largest, layout.chunk_rows)
     return routes.lookup(served, served.rows.numbers[straight], of_rows, shared, layout)
+
+
+def most_passed_on(served: Served, units: np.ndarray, layout: GroupLayout) -> tuple[int, int]:
+    """Of the rows that this owner serves: the most that one rank of another host passes on to one other rank there, in
+    the collision class, which is `units`, bool[U], and in the exclusive class."""
+    assert served.asking is not None
+    peers, carriers = _by_unit(served.wire, served.asking, layout)
+    pairs, passed = peers * layout.ranks_per_host + carriers, ~_goes_straight(peers, carriers, layout)
+    collision, exclusive = (np.bincount(pairs[passed & of_class], minlength=1).max() for of_class in (units, ~units))
+    return int(collision), int(exclusive)
 
 
 def merge(
@@ -89,6 +99,11 @@ def _by_unit(wire: Wire, told: np.ndarray, layout: GroupLayout) -> tuple[np.ndar
 
 def _in_host(peers: np.ndarray, layout: GroupLayout) -> np.ndarray:
     return (peers >= layout.host.start) & (peers < layout.host.stop)
+
+
+def _goes_straight(peers: np.ndarray, carriers: np.ndarray, layout: GroupLayout) -> np.ndarray:
+    """bool[U] which of the distinct rows that this owner serves it sends to their requester itself."""
+    return _in_host(peers, layout) | (carriers == peers % layout.ranks_per_host)
 
 
 def _in_common_order(wire: Wire, chosen: np.ndarray) -> np.ndarray:

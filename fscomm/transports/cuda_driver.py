@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from fscomm.device import CAPTURED
-from fscomm.transports.handshake import Handshake, StepFailed, gpu_id, need_one_host, need_own_gpu, poll, together
 from fscomm.transports.shared_memory import SharedMemory, exchange_files
 from fscomm.transports.slots import store
+from fscomm.transports.together import StepFailed, gpu_id, need_one_host, need_own_gpu, together
+from fscomm.transports.watch import poll
 from fsranks.control_group import ControlGroup
 
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
@@ -55,7 +56,8 @@ class Cuda:
         self._of(self.driver.cuInit(0), "cuInit")
         self.version = self._of(self.driver.cuDriverGetVersion(), "cuDriverGetVersion")  # 12080 is CUDA 12.8
         if self.version // 1000 < self.driver.CUDA_VERSION // 1000:
-            raise CudaError(TOO_OLD.format(driver=dotted(self.version), bindings=self.driver.CUDA_VERSION // 1000))
+            driver = f"{self.version // 1000}.{self.version % 1000 // 10}"
+            raise CudaError(TOO_OLD.format(driver=driver, bindings=self.driver.CUDA_VERSION // 1000))
         self._device = self._of(self.driver.cuDeviceGet(ordinal), "cuDeviceGet")
         self._context = self._of(self.driver.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
 
@@ -98,11 +100,6 @@ class Cuda:
             why = f". {CAPTURED}" if "CAPTURE" in status.name else ""
             raise CudaError(f"{name} on CUDA device {self.ordinal}: {status.name}{why}")
         return given[0] if len(given) == 1 else given or None
-
-
-def dotted(version: int) -> str:
-    """12080 as 12.8."""
-    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _bindings() -> Any:
@@ -170,10 +167,8 @@ def register(cuda: Cuda, words: torch.Tensor) -> None:
     Raises:
         CudaError: this cannot be; the memory is not registered then.
     """
-    address, flags = (
-        words.data_ptr(),
-        cuda.driver.CU_MEMHOSTREGISTER_PORTABLE | cuda.driver.CU_MEMHOSTREGISTER_DEVICEMAP,
-    )
+    address = words.data_ptr()
+    flags = cuda.driver.CU_MEMHOSTREGISTER_PORTABLE | cuda.driver.CU_MEMHOSTREGISTER_DEVICEMAP
     cuda("cuMemHostRegister", address, words.nbytes, flags)
     if int(cuda("cuMemHostGetDevicePointer", address, 0)) != address:
         unregister(cuda, words)
@@ -228,9 +223,9 @@ class CudaStreams:
         self._attributes = self._overlapping()
 
     def queue(self, name: str) -> "CudaQueue":
-        queue = CudaQueue(self, name, self.stream())
-        self.queues.append(queue)
-        return queue
+        del name
+        self.queues.append(CudaQueue(self, self.stream()))
+        return self.queues[-1]
 
     def is_done(self, mark: "CudaMark") -> bool:
         return mark.done()
@@ -284,19 +279,19 @@ class CudaDriver(CudaStreams):
 
     def __init__(
         self,
-        handshake: Handshake,
+        group: ControlGroup,
         where: torch.device,
         *,
         cuda: Cuda | None = None,
         current_stream: Callable[[], int] | None = None,
     ) -> None:
-        need_one_host(handshake.group, "take nccl-ce, or host-staged")
+        need_one_host(group, "take nccl-ce, or host-staged")
         make = super().__init__
-        together(handshake.group, lambda: make(where, cuda=cuda, current_stream=current_stream))
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
-        self._group = handshake.group
-        self._host = SharedMemory(handshake)
+        together(group, lambda: make(where, cuda=cuda, current_stream=current_stream))
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self._group = group
+        self._host = SharedMemory(group)
         self._regions: list[MappedMemory] = []
         self._words: list[torch.Tensor] = []
         self._closed = False
@@ -380,8 +375,7 @@ class CudaDriver(CudaStreams):
 class CudaQueue:
     """A stream of its own."""
 
-    def __init__(self, streams: CudaStreams, name: str, stream: Any) -> None:
-        self.name = name
+    def __init__(self, streams: CudaStreams, stream: Any) -> None:
         self.awaited: dict[int, tuple[torch.Tensor, int]] = {}  # by address, a word and the value last waited for
         self._streams = streams
         self._cuda = streams.cuda

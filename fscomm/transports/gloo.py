@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from fscomm.plan.gloo_order import add, regions
-from fscomm.transports.handshake import Handshake
-from fscomm.transports.transport import Handle, check_splits
-from fsranks.control_group import BegunExchange, ControlGroup
-from fsranks.errors import PeerError
+from fscomm.transports.transport import Done, Handle, check_splits
+from fsranks.control_group import ControlGroup, control_group
+from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext
 
 ELEMENTS = (1, 7, 320, 40_000)  # of each rank's result: less than a chunk, chunks that do not fit, many segments
@@ -25,18 +24,17 @@ UNKNOWN = "gloo adds the parts of its vectors in an order that fscomm does not k
 
 
 class GlooTransport:
-    """Collective to make. With `verify`, ranks compare their splits before each operation: one more exchange.
+    """Collective to make. Sizes that disagree with another rank's end the process.
 
-    Without `verify`, both sides must derive them from the same lengths: sizes that disagree end the process.
+    The only rank sends to itself, also on a GPU.
     """
 
     name = "gloo"
 
-    def __init__(self, context: RankContext, *, timeout_s: float, verify: bool = True) -> None:
+    def __init__(self, context: RankContext, *, timeout_s: float) -> None:
         self.rank = context.rank
         self.world_size = context.world_size
-        self._handshake = Handshake(context, verify=True, timeout_s=timeout_s) if verify else None
-        self._group = ControlGroup(context, timeout_s=timeout_s)
+        self._group = control_group(context, timeout_s=timeout_s)
 
     def all_to_all_v(
         self,
@@ -45,49 +43,24 @@ class GlooTransport:
         out_splits: Sequence[int],
         in_splits: Sequence[int],
         *,
-        largest_bytes: int | None = None,
+        largest_bytes: int,
     ) -> Handle:
         check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
-        if self._handshake is not None:
-            self._handshake.agree("all_to_all_v", out, out_splits, in_splits)
-        begun = self._group.begin((out, inp, list(out_splits), list(in_splits)))
-        return begun if self._handshake is None else _Agreed(begun, self._handshake)
+        if isinstance(self._group, ControlGroup):
+            return self._group.begin((out, inp, list(out_splits), list(in_splits)))
+        if len(out) != len(inp):
+            raise MismatchError(f"the only rank sends {len(inp)} rows to itself, but expects {len(out)}")
+        out.copy_(inp)
+        return Done()
 
     def meet(self) -> None:
-        if self._handshake is not None:
-            self._handshake.agree("meet", torch.empty(0, dtype=torch.uint8))
         self._group.all_gather(np.zeros(1, np.int8))
 
     def abort(self, reason: str) -> None:
-        if self._handshake is not None:
-            self._handshake.group.abort(reason)
         self._group.abort(reason)
 
     def close(self, reason: str) -> None:
-        if self._handshake is not None:
-            self._handshake.group.close(reason)
         self._group.close(reason)
-
-
-class _Agreed:
-    """An operation that ranks agreed on. If it fails, ranks that wait in the next handshake are told so there."""
-
-    def __init__(self, begun: BegunExchange, handshake: Handshake) -> None:
-        self._begun = begun
-        self._handshake = handshake
-
-    def done(self) -> bool:
-        return self._begun.done()
-
-    def wait(self) -> None:
-        try:
-            self._begun.wait()
-        except PeerError as error:
-            self._handshake.group.abort(f"lost an operation: {error}")
-            raise
-
-    def follow(self) -> None:
-        self.wait()
 
 
 def unknown_orders(groups: Mapping[str, Any], *, timeout_s: float) -> dict[str, str]:

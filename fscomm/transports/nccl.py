@@ -18,8 +18,10 @@ import torch.distributed as dist
 
 from fscomm.device import Device
 from fscomm.transports.cutting import grown, piece_of
-from fscomm.transports.handshake import Handshake, StepFailed, Watch, need_own_gpu, said_by, tell, together
+from fscomm.transports.together import StepFailed, need_own_gpu, said_by, tell, together
 from fscomm.transports.transport import Done, Handle, as_bytes, check_splits, row_bytes
+from fscomm.transports.watch import Watch
+from fsranks.control_group import ControlGroup
 from fsranks.job_store import job_store
 from fsranks.rank_context import RankContext
 
@@ -31,20 +33,20 @@ Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 class _OverBackend(ABC):
-    """What both transports have in common: `backend` and `handshake` belong to the transport, which ends them.
+    """What both transports have in common: `backend` and `group` belong to the transport, which ends them.
 
-    Ranks compare operation and splits before NCCL sees them, or callers vouch for them: sizes that disagree would hang
-    it.
+    Sizes that disagree with another rank's hang NCCL, until the time limit.
     """
 
-    def __init__(self, name: str, backend: Any, handshake: Handshake, where: torch.device) -> None:
-        self.name = name
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
+    name: str
+
+    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
+        self.rank = group.rank
+        self.world_size = group.world_size
         self._backend = backend
         self._where = where
-        self._handshake = handshake
-        self._watch = Watch(name, handshake, lambda reason: backend.abort())
+        self._group = group
+        self._watch = Watch(self.name, group, lambda reason: backend.abort())
 
     def all_to_all_v(
         self,
@@ -53,18 +55,17 @@ class _OverBackend(ABC):
         out_splits: Sequence[int],
         in_splits: Sequence[int],
         *,
-        largest_bytes: int | None = None,
+        largest_bytes: int,
     ) -> Handle:
         check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
         if out.device != self._where:
             raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {out.device}")
         with self._watch.guard():
-            largest = self._watch.agree(out, out_splits, in_splits, largest_bytes)
-            if not largest:
+            if not largest_bytes:
                 return Done()
             size = row_bytes(out)
             received, sent = [n * size for n in out_splits], [n * size for n in in_splits]
-            return self._issue(largest, as_bytes(out), as_bytes(inp), received, sent)
+            return self._issue(largest_bytes, as_bytes(out), as_bytes(inp), received, sent)
 
     def meet(self) -> None:
         self._watch.meet()
@@ -89,14 +90,13 @@ class _OverBackend(ABC):
             work.wait()
         except RuntimeError as error:
             said = f". The backend said: {str(error).splitlines()[0]}"
-            raise self._watch.failed(time.monotonic() - since, gone=self._handshake.group.gone(), said=said) from error
+            raise self._watch.failed(time.monotonic() - since, gone=self._group.gone(), said=said) from error
 
 
 class NcclTransport(_OverBackend):
-    """Rows as bytes through `backend`, a c10d backend of these ranks for tensors on `device`."""
+    """Rows as bytes through `backend`, a c10d backend of these ranks."""
 
-    def __init__(self, backend: Any, handshake: Handshake, device: torch.device, *, name: str = "nccl") -> None:
-        super().__init__(name, backend, handshake, device)
+    name = "nccl"
 
     def _issue(
         self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
@@ -111,7 +111,7 @@ class NcclTransport(_OverBackend):
         def follow() -> None:
             self._finish(work, time.monotonic())
 
-        return self._watch.begun(work.is_completed, wait, out, inp, follow=follow)
+        return self._watch.begun(out, inp, done=work.is_completed, wait=wait, follow=follow)
 
 
 class PaddedTransport(_OverBackend):
@@ -125,16 +125,17 @@ class PaddedTransport(_OverBackend):
     issued.
     """
 
+    name = "nccl-ce"
+
     def __init__(
         self,
         backend: Any,
-        handshake: Handshake,
+        group: ControlGroup,
         device: Device,
         *,
         copy: Copy = torch.Tensor.copy_,
-        name: str = "nccl-ce",
     ) -> None:
-        super().__init__(name, backend, handshake, device.where)
+        super().__init__(backend, group, device.where)
         self._device = device
         self._copy = copy
         self._registered = Registered(backend, device.where, self.world_size)
@@ -174,7 +175,7 @@ class PaddedTransport(_OverBackend):
         def follow() -> None:
             self._device.after(mark)
 
-        return self._watch.begun(is_done, wait, out, inp, sending, receiving, follow=follow)
+        return self._watch.begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
 
 
 class Registered:
@@ -222,23 +223,23 @@ class Registered:
         return deque((buffer(), buffer()) for _ in range(_PAIRS))
 
 
-def nccl_backend(context: RankContext, handshake: Handshake, where: torch.device, *, zero_cta: bool) -> Any:
+def nccl_backend(context: RankContext, group: ControlGroup, where: torch.device, *, zero_cta: bool) -> Any:
     """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
 
     `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
-    takes kernels without a word. The time limit of `handshake` is for finding the other ranks.
+    takes kernels without a word. The time limit of `group` is for finding the other ranks.
 
     Raises:
         StepFailed: on all ranks, if one has no NCCL, another version of it than others, or no GPU of its own, or cannot
             ask for zero-CTA.
     """
-    options, version = together(handshake.group, lambda: _options(context, zero_cta=zero_cta))
-    need_own_gpu(handshake.group, where, "NCCL wants a GPU for each rank; take host-staged")
-    versions = tell(handshake.group, f"NCCL {version}")
+    options, version = together(group, lambda: _options(context, zero_cta=zero_cta))
+    need_own_gpu(group, where, "NCCL wants a GPU for each rank; take host-staged")
+    versions = tell(group, f"NCCL {version}")
     if len(versions) > 1:  # what they send to each other differs
         raise StepFailed(f"all ranks must load one version of NCCL: {said_by(versions)}")
     assert context.group is not None
-    store = job_store(context.group, "nccl", handshake.timeout_s).store
+    store = job_store(context.group, "nccl", group.timeout_s).store
     backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)
     backend._set_sequence_number_for_group()
     backend.eager_connect_single_device(where)

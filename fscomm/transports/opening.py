@@ -1,5 +1,7 @@
 """A transport by its name, made alike on all ranks, tried once, and in one line why there is none.
 
+The trial: rows that all ranks know are exchanged once before the transport serves. Do they arrive as they were sent?
+
 The host collectives that `host-staged` can work over have names, too. A package adds its own (RDMA, MPI, UCC) with an
 entry point:
 
@@ -7,28 +9,27 @@ entry point:
     ucc = "my_package:open_ucc"        # open_ucc(context: RankContext, *, timeout_s) -> Transport, for host tensors
 """
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 
 from fscomm.device import Device, device_of
 from fscomm.transports.cuda_driver import CudaDriver, check_gpus, engine_copy
 from fscomm.transports.gloo import GlooTransport
-from fscomm.transports.handshake import Handshake, StepFailed, ranks_by, said_by, together
 from fscomm.transports.nccl import NcclTransport, PaddedTransport, nccl_backend
 from fscomm.transports.ring import Ring
 from fscomm.transports.shared_memory import SharedMemory
 from fscomm.transports.staged import HostStaged
-from fscomm.transports.transport import AloneTransport, Transport
-from fscomm.transports.trial import wrong_rows
-from fsranks.errors import describe
+from fscomm.transports.together import StepFailed, ranks_by, said_by, together
+from fscomm.transports.transport import Part, Transport
+from fsranks.control_group import ControlGroup
+from fsranks.errors import describe, name_ranks
 from fsranks.meeting import gather
 from fsranks.rank_context import RankContext
 
@@ -40,6 +41,11 @@ _BUILT_IN = (
     EntryPoint("gloo", f"{__name__}:gloo_collective", GROUP),
     EntryPoint("shared-memory", f"{__name__}:shared_memory_collective", GROUP),
 )
+LARGE_BYTES = (9 << 20) + 40  # of one piece of the trial: several slots of every transport, and a rest
+_WIDTH = 3  # bytes of a row of the trial: no power of two
+_BELOW, _POISON = 251, 255
+_STARTS = 7919  # so many bytes are between the beginnings of two pieces
+Factory = Callable[..., Transport]  # (context, *, timeout_s); collective
 NOT_YET = (
     "auto takes no transport for tables on CUDA, since none has been shown to be exact there with TorchRec's tables. "
     f"Name one ({', '.join(NAMES[1:])}) after `make gpu` has passed on your machine"
@@ -99,7 +105,7 @@ def _tried(
     """
     device = device_of(where)
     try:
-        transport = open_transport(name, context, device, timeout_s=timeout_s, verify=False)
+        transport = open_transport(name, context, device, timeout_s=timeout_s)
     except StepFailed as failed:
         return str(failed)
     try:
@@ -111,6 +117,48 @@ def _tried(
         return said and f"its trial failed: {said}"
     finally:
         transport.close("the trial is over")
+
+
+def wrong_rows(transport: Transport, where: torch.device) -> str:
+    """In words, whose rows did not come to this rank; empty if all did. Collective; waits for the device.
+
+    Two operations are under way at once: one of few rows, and one of which a piece is larger than slots and buffers.
+    """
+    trials = [_known_rows(number, most, transport, where) for number, most in enumerate((5, LARGE_BYTES // _WIDTH))]
+    handles = [part.over(transport) for part, _ in trials]
+    for handle in handles:
+        handle.wait()
+    for part, sent in trials:
+        came = zip(part.out.split(part.out_splits), sent, strict=True)
+        if ranks := [rank for rank, (rows, expected) in enumerate(came) if not torch.equal(rows, expected)]:
+            return f"rows from {name_ranks(ranks)} are not what was sent"
+    return ""
+
+
+def _known_rows(number: int, most: int, transport: Transport, where: torch.device) -> tuple[Part, list[torch.Tensor]]:
+    """An exchange as this rank takes part in it, and by rank the rows that must come: uneven, of some ranks none, one
+    piece of `most` rows.
+
+    Rows tell from where, to where and in which place they were sent. All ranks know all splits, and so what the others
+    send.
+    """
+    rank, size = transport.rank, transport.world_size
+    ranks = torch.arange(size)
+    sources, peers = ranks[:, None], ranks[None]
+    splits = (7 * sources + 11 * peers) % 60  # rows from each rank to each
+    splits[(sources + peers) % 3 == 0] = 0
+    for source in range(size):
+        splits[source, (source + 1) % size] = most
+
+    def piece(source: int, to: int) -> torch.Tensor:
+        start, nbytes = ((number * size + source) * size + to) * _STARTS, int(splits[source, to]) * _WIDTH
+        return ((start + torch.arange(nbytes)) % _BELOW).to(torch.uint8).view(-1, _WIDTH).to(where)
+
+    inp = torch.cat([piece(rank, to) for to in range(size)])
+    sent = [piece(source, rank) for source in range(size)]  # to this rank
+    out = torch.full_like(torch.cat(sent), _POISON)
+    largest_bytes = int(splits.max()) * _WIDTH
+    return Part(out, inp, splits[:, rank].tolist(), splits[rank].tolist(), largest_bytes), sent
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -127,13 +175,10 @@ def split_name(name: str) -> tuple[str, str]:
     return transport, host if colon else "gloo"
 
 
-def open_transport(
-    name: str, context: RankContext, device: Device, *, timeout_s: float, verify: bool = True
-) -> Transport:
+def open_transport(name: str, context: RankContext, device: Device, *, timeout_s: float) -> Transport:
     """A new instance of transport `name` for tensors on `device`. Collective: all ranks open theirs in the same order.
 
-    With `verify` ranks compare splits before every operation; without it, callers must give splits that agree. To wait
-    for an operation takes at most `timeout_s`.
+    To wait for an operation takes at most `timeout_s`. The only rank has gloo, whatever it asks for.
 
     Raises:
         ValueError: a name that does not exist, or a transport that cannot work on `device`.
@@ -141,24 +186,22 @@ def open_transport(
         PeerError: the other ranks did not come.
     """
     name, host = split_name(name)
-    if context.world_size == 1:
-        return AloneTransport(name)
-    if why_not := _misfit(name, device.where):
+    if context.world_size > 1 and (why_not := _misfit(name, device.where)):
         raise ValueError(why_not)
-    if name == "gloo":
-        return GlooTransport(context, timeout_s=timeout_s, verify=verify)
-    with _handshake(name, context, verify=verify, timeout_s=timeout_s) as handshake:
-        return _open(name, host, context, device, handshake)
+    if context.world_size == 1 or name == "gloo":
+        return GlooTransport(context, timeout_s=timeout_s)
+    return _opened(name, context, timeout_s, lambda group: _open(name, host, context, device, group))
 
 
-@contextlib.contextmanager
-def _handshake(name: str, context: RankContext, *, verify: bool, timeout_s: float) -> Iterator[Handshake]:
-    """For a transport that is opened inside and then closes it."""
-    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
+def _opened(
+    name: str, context: RankContext, timeout_s: float, open_over: Callable[[ControlGroup], Transport]
+) -> Transport:
+    """A transport over a group of its own, which is closed here if the transport cannot be opened."""
+    group = ControlGroup(context, timeout_s=timeout_s)
     try:
-        yield handshake
+        return open_over(group)
     except BaseException as error:
-        handshake.group.close(f"could not open {name}: {describe(error)}")
+        group.close(f"could not open {name}: {describe(error)}")
         raise
 
 
@@ -171,22 +214,22 @@ def _misfit(name: str, where: torch.device) -> str:
     return ""
 
 
-def _open(name: str, host: str, context: RankContext, device: Device, handshake: Handshake) -> Transport:
-    group, where, timeout_s = handshake.group, device.where, handshake.timeout_s
+def _open(name: str, host: str, context: RankContext, device: Device, group: ControlGroup) -> Transport:
+    where = device.where
     if where.type == "cuda" and name != "nccl":
         together(group, _check_launches)
     if name == "host-staged":
         factory = together(group, lambda: host_collective(host))
-        return HostStaged(factory(context, timeout_s=timeout_s), handshake, device)
+        return HostStaged(factory(context, timeout_s=group.timeout_s), group, device)
     if name == "copy-engine" and where.type == "cpu":
-        return Ring(SharedMemory(handshake), handshake, name=name)
+        return Ring(SharedMemory(group), group, name=name)
     if name == "copy-engine":
         check_gpus(group, where)
-        return Ring(CudaDriver(handshake, where), handshake, name=name)
+        return Ring(CudaDriver(group, where), group, name=name)
     if name == "nccl":
-        return NcclTransport(nccl_backend(context, handshake, where, zero_cta=False), handshake, where)
+        return NcclTransport(nccl_backend(context, group, where, zero_cta=False), group, where)
     copy = together(group, lambda: engine_copy(where))
-    return PaddedTransport(nccl_backend(context, handshake, where, zero_cta=True), handshake, device, copy=copy)
+    return PaddedTransport(nccl_backend(context, group, where, zero_cta=True), group, device, copy=copy)
 
 
 def _check_launches() -> None:
@@ -196,18 +239,13 @@ def _check_launches() -> None:
 
 def gloo_collective(context: RankContext, *, timeout_s: float) -> Transport:
     """A host collective for ranks anywhere."""
-    return GlooTransport(context, timeout_s=timeout_s, verify=False)
+    return GlooTransport(context, timeout_s=timeout_s)
 
 
 def shared_memory_collective(context: RankContext, *, timeout_s: float) -> Transport:
     """A host collective for ranks on one machine: the ring of `copy-engine` with threads for copy engines."""
-    with _handshake("shared-memory", context, verify=False, timeout_s=timeout_s) as handshake:
-        return Ring(SharedMemory(handshake), handshake, name="shared-memory")
-
-
-class Factory(Protocol):
-    def __call__(self, context: RankContext, *, timeout_s: float) -> Transport:
-        """Collective. The transport moves bytes on the host; splits were compared before, it need not verify them."""
+    name = "shared-memory"
+    return _opened(name, context, timeout_s, lambda group: Ring(SharedMemory(group), group, name=name))
 
 
 def host_collectives() -> list[str]:
@@ -216,19 +254,16 @@ def host_collectives() -> list[str]:
 
 
 def host_collective(name: str) -> Factory:
-    """What opens the host collective `name`.
+    """What opens the host collective `name`, one of `host_collectives`.
 
     Raises:
-        ValueError: a name that does not exist, or that several distributions give.
+        ValueError: several distributions give the name.
         ImportError: the distribution that gives it is broken; the message names it.
     """
-    known = _known()
-    if name not in known:
-        raise ValueError(f"the host collective must be one of {', '.join(sorted(known))}, got {name!r}")
-    if len(known[name]) > 1:
-        given = ", ".join(f"{each.value} ({_origin(each)})" for each in known[name])
+    point, *others = _known()[name]
+    if others:
+        given = ", ".join(f"{each.value} ({_origin(each)})" for each in (point, *others))
         raise ValueError(f"the host collective {name!r} is given more than once, by {given}: uninstall all but one")
-    point = known[name][0]
     try:
         factory = point.load()
     except Exception as error:  # a module may raise anything while it is imported

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from fscomm.transports.cutting import chunks, grown, in_order, room_for
-from fscomm.transports.handshake import Handshake, Watch
 from fscomm.transports.slots import Counts, Driver, Slots, in_circle
 from fscomm.transports.transport import Handle, as_bytes, check_splits
-from fsranks.errors import MismatchError, PeerError
+from fscomm.transports.watch import Watch
+from fsranks.control_group import ControlGroup
+from fsranks.errors import PeerError
 
 _DRAIN_S = 2.0  # for queues to end after all their waits are over
 _MOST_WAITING = 64  # chunks, of about three operations in one queue each; see `_pace`
@@ -25,7 +26,7 @@ _PACES = 4  # marks among them
 
 
 class Ring:
-    """One class of rows. `driver` and `handshake` belong to the ring, which closes them. Making it is collective.
+    """One class of rows. `driver` and `group` belong to the ring, which closes them. Making it is collective.
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
     `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
@@ -38,7 +39,7 @@ class Ring:
     def __init__(
         self,
         driver: Driver,
-        handshake: Handshake,
+        group: ControlGroup,
         *,
         name: str,
         slots: int = 4,
@@ -47,8 +48,8 @@ class Ring:
         most_waiting: int = _MOST_WAITING,
     ) -> None:
         self.name = name
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
+        self.rank = group.rank
+        self.world_size = group.world_size
         self._driver = driver
         try:
             self._slots = Slots(driver, number=slots, slot_bytes=slot_bytes)
@@ -56,7 +57,7 @@ class Ring:
             driver.close()
             raise
         self._sends, self._receives = driver.queue("send"), driver.queue("receive")
-        self._watch = Watch(name, handshake, lambda reason: self._poison(), lost=self._slots.poisoned)
+        self._watch = Watch(name, group, lambda reason: self._poison(), lost=self._slots.poisoned)
         self._most_slot_bytes = most_slot_bytes
         self._between_marks = most_waiting // _PACES
         self._put = [0] * self.world_size  # chunks to and from each peer, since the ring was made
@@ -71,11 +72,11 @@ class Ring:
         out_splits: Sequence[int],
         in_splits: Sequence[int],
         *,
-        largest_bytes: int | None = None,
+        largest_bytes: int,
     ) -> Handle:
         check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
         with self._guard():
-            self._grow(self._watch.agree(out, out_splits, in_splits, largest_bytes))
+            self._grow(largest_bytes)
             return self._issue(_by_rank(out, out_splits), _by_rank(inp, in_splits))
 
     def meet(self) -> None:
@@ -98,7 +99,7 @@ class Ring:
         try:
             with self._watch.guard():
                 yield
-        except (PeerError, MismatchError):
+        except PeerError:
             self._drain()
             raise
 
@@ -136,7 +137,9 @@ class Ring:
             if not all(self._driver.follow(each) for each in mark):
                 wait()
 
-        return self._watch.begun(lambda: all(map(self._driver.is_done, mark)), wait, outs, inps, follow=follow)
+        return self._watch.begun(
+            outs, inps, done=lambda: all(map(self._driver.is_done, mark)), wait=wait, follow=follow
+        )
 
     def _put_chunk(self, peer: int, data: torch.Tensor) -> None:
         """Fill a slot of the peer once it has emptied it, and then count one more arrival there."""

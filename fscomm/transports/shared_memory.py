@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fscomm.transports.handshake import Handshake, need_one_host, together
 from fscomm.transports.slots import in_circle
+from fscomm.transports.together import need_one_host, together
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
 from fsranks.machine.memory_file import reserve
@@ -37,11 +37,11 @@ class SharedMemory:
         StepFailed: on all ranks: they are not all processes of one host, or so much memory is not free on one.
     """
 
-    def __init__(self, handshake: Handshake) -> None:
-        need_one_host(handshake.group, "use gloo")
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
-        self._group = handshake.group
+    def __init__(self, group: ControlGroup) -> None:
+        need_one_host(group, "use gloo")
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self._group = group
         self._queues: list[CopyThread] = []
 
     def memory(self, nbytes: int) -> list[torch.Tensor]:

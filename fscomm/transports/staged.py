@@ -17,8 +17,9 @@ import torch
 
 from fscomm.device import Device, Mark
 from fscomm.transports.cutting import Span, even_slot, grown, joined, piece_of
-from fscomm.transports.handshake import Handshake, Watch, poll
 from fscomm.transports.transport import Handle, Transport, as_bytes, check_splits, row_bytes
+from fscomm.transports.watch import Watch, poll
+from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe
 
 _GRACE_S = 3.0  # in which the thread ends once it is told to
@@ -28,24 +29,24 @@ _BUFFERS = 3  # for each direction: the piece on the wire, the one before it and
 class HostStaged:
     """A transport for tensors on `device`, over `host` for what has come to the host.
 
-    `host` need not verify anything; it and `handshake` belong to the transport, which closes them. At most six buffers
-    of `chunk_bytes`, or of one row per rank where that is more, are held; they grow to powers of two, on all ranks
-    alike. A rank's own rows take the same way as all others: a copy within a device may be done by a kernel.
+    `host` and `group` belong to the transport, which closes them. Sizes that disagree with another rank's end as they
+    do over `host`. At most six buffers of `chunk_bytes`, or of one row per rank where that is more, are held; they grow
+    to powers of two, on all ranks alike. A rank's own rows take the same way as all others: a copy within a device may
+    be done by a kernel.
     """
 
     name = "host-staged"
 
-    def __init__(self, host: Transport, handshake: Handshake, device: Device, *, chunk_bytes: int = 4 << 20) -> None:
+    def __init__(self, host: Transport, group: ControlGroup, device: Device, *, chunk_bytes: int = 4 << 20) -> None:
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
-        self.rank = handshake.rank
-        self.world_size = handshake.world_size
+        self.rank = group.rank
+        self.world_size = group.world_size
         self._host = host
         self._device = device
-        self._limit_s = handshake.timeout_s
+        self._limit_s = group.timeout_s
         self._chunk_bytes = chunk_bytes
-        self._stopped = threading.Event()
-        self._watch = Watch(self.name, handshake, self._stop)
+        self._watch = Watch(self.name, group, host.abort)
         self._down, self._up = device.stream(), device.stream()
         self._departing, self._arriving = ([torch.empty(0, dtype=torch.uint8)] * _BUFFERS for _ in range(2))
         self._gone_up: list[Mark] = [None] * _BUFFERS  # after what an arriving buffer is free
@@ -63,17 +64,16 @@ class HostStaged:
         out_splits: Sequence[int],
         in_splits: Sequence[int],
         *,
-        largest_bytes: int | None = None,
+        largest_bytes: int,
     ) -> Handle:
         check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
-        with self._watch.guard():
-            largest = self._watch.agree(out, out_splits, in_splits, largest_bytes)
-        size = row_bytes(out)
+        self._watch.check()
+        size, most_bytes = row_bytes(out), self._chunk_bytes // self.world_size
         transfer = Transfer(
             (as_bytes(out), [n * size for n in out_splits]),
             (as_bytes(inp), [n * size for n in in_splits]),
-            largest_bytes=largest,
-            slot_bytes=even_slot(largest, size, most_bytes=self._chunk_bytes // self.world_size) if largest else 0,
+            largest_bytes=largest_bytes,
+            slot_bytes=even_slot(largest_bytes, size, most_bytes=most_bytes) if largest_bytes else 0,
             device=self._device,
             limit_s=self._limit_s,
         )
@@ -96,11 +96,6 @@ class HostStaged:
             self._thread.join(_GRACE_S)
         self._watch.close(reason)
         self._host.close(reason)
-
-    def _stop(self, reason: str) -> None:
-        if not self._stopped.is_set():
-            self._stopped.set()
-            self._host.abort(reason)
 
     def _serve(self) -> None:
         """Runs in the thread. When it ends, for whatever reason, no handle waits for it any more."""
@@ -170,7 +165,7 @@ class HostStaged:
         )
         out = self._buffer(self._arriving, piece)[: sum(received)]
         inp = self._buffer(self._departing, piece)[: sum(sent)]
-        piece.exchange = self._host.all_to_all_v(out, inp, received, sent)  # all that a host collective has to offer
+        piece.exchange = self._host.all_to_all_v(out, inp, received, sent, largest_bytes=piece.transfer.slot_bytes)
 
     def _go_up(self, piece: "Piece") -> None:
         transfer = piece.transfer
@@ -195,13 +190,12 @@ class HostStaged:
         return buffers[piece.buffer]
 
     def _await(self, mark: Mark) -> None:
-        if not poll(lambda: self._stopped.is_set() or self._device.is_done(mark), self._limit_s):
+        if not poll(lambda: self._watch.is_over or self._device.is_done(mark), self._limit_s):
             raise PeerError(
                 f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
                 "before takes longer, or hangs. If it is only busy, raise timeout_s"
             )
-        if self._stopped.is_set():
-            raise PeerError("it was aborted")
+        self._watch.check()
 
 
 class Transfer:

@@ -1,11 +1,9 @@
-"""What every way of moving rows between ranks offers, and what the only rank uses."""
+"""What every way of moving rows between ranks offers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-
-from fsranks.errors import MismatchError
 
 
 class Handle(Protocol):
@@ -33,7 +31,7 @@ class Transport(Protocol):
     Every rank makes its transports, and calls each one's methods, in the same order; an instance belongs to one thread
     at a time, and instances do not order each other. Tensors are contiguous and lie where the tables do (`gloo`: on the
     host). `inp` may not be written, nor `out` touched, before the handle was waited for. After a PeerError the
-    transport is broken and every call raises one; after a MismatchError it may be, on all ranks alike.
+    transport is broken and every call raises one.
     """
 
     name: str
@@ -47,22 +45,21 @@ class Transport(Protocol):
         out_splits: Sequence[int],
         in_splits: Sequence[int],
         *,
-        largest_bytes: int | None = None,
+        largest_bytes: int,
     ) -> Handle:
         """Send `in_splits[r]` entries of the first dimension of `inp` to rank r and fill `out` with those that come.
 
         out: [sum(out_splits), ...] in the order of the ranks; inp: [sum(in_splits), ...]; both of one dtype and one
-        trailing shape, the same on every rank. Splits are host integers.
-        largest_bytes: no rank sends more to any rank; the same number on every rank. With it a transport that
-        does not verify begins without a word to the other ranks, and only the handle tells of one that does not come;
-        without it the ranks tell each other, which may block until all have come here, at most the time limit.
+        trailing shape, the same on every rank. Splits are host integers; those of one rank must agree with those of the
+        others, which nobody compares.
+        largest_bytes: no rank sends more to any rank; the same number on every rank.
 
-        Blocks for the ranks, too, where buffers have to grow, but never for a device.
+        Begins without a word to the other ranks: only the handle tells of one that does not come. Blocks for them where
+        buffers have to grow, at most the time limit, but never for a device.
 
         Raises:
             ValueError: the splits are not those of these tensors, or more is sent than `largest_bytes`; nothing was
                 issued.
-            MismatchError: on all ranks, if one sends what another does not expect (a transport that verifies).
             PeerError: a rank is dead, has left, or is later than the time limit; the message names it.
         """
 
@@ -83,7 +80,7 @@ class Part(NamedTuple):
     inp: torch.Tensor
     out_splits: list[int]
     in_splits: list[int]
-    largest_bytes: int | None = None
+    largest_bytes: int
 
     def over(self, transport: Transport) -> Handle:
         return transport.all_to_all_v(
@@ -97,7 +94,7 @@ def check_splits(
     inp: torch.Tensor,
     out_splits: Sequence[int],
     in_splits: Sequence[int],
-    largest_bytes: int | None = None,
+    largest_bytes: int,
 ) -> None:
     """Raise ValueError for what can be seen on this rank alone."""
     for name, tensor, splits in (("out", out, out_splits), ("inp", inp, in_splits)):
@@ -113,7 +110,7 @@ def check_splits(
             f"{out.dtype} {list(out.shape)} on {out.device} and {inp.dtype} {list(inp.shape)} on {inp.device}"
         )
     largest = row_bytes(out) * max(*out_splits, *in_splits)
-    if largest_bytes is not None and largest > largest_bytes:
+    if largest > largest_bytes:
         raise ValueError(
             f"a rank sends {largest} bytes to another, more than largest_bytes={largest_bytes}, which no rank may "
             "exceed"
@@ -141,36 +138,3 @@ class Done:
 
     def wait(self) -> None:
         pass
-
-
-class AloneTransport:
-    """The only rank: what it sends to itself."""
-
-    rank, world_size = 0, 1
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def all_to_all_v(
-        self,
-        out: torch.Tensor,
-        inp: torch.Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
-        *,
-        largest_bytes: int | None = None,
-    ) -> Handle:
-        check_splits(1, out, inp, out_splits, in_splits, largest_bytes)
-        if len(out) != len(inp):
-            raise MismatchError(f"the only rank sends {len(inp)} rows to itself, but expects {len(out)}")
-        out.copy_(inp)
-        return Done()
-
-    def meet(self) -> None:
-        pass
-
-    def abort(self, reason: str) -> None:
-        del reason
-
-    def close(self, reason: str) -> None:
-        del reason

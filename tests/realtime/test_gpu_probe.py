@@ -13,8 +13,8 @@ import torch
 from host_cuda import HERE, Setup, on_host_cuda, shim, world_for
 
 from fscomm.transports.cuda_driver import Cuda, CudaStreams, register, unregister
-from fscomm.transports.handshake import poll
 from fscomm.transports.slots import store
+from fscomm.transports.watch import poll
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's

@@ -4,7 +4,6 @@ With few queues streams of several rings share one, and ranks may issue in an or
 operation then ends with an error that says so. What it must not do is hang.
 """
 
-import contextlib
 import os
 import signal
 import threading
@@ -19,7 +18,7 @@ import pytest
 import torch.distributed as dist
 import transport_contract as contract
 from host_cuda import NAME, Setup, world_for
-from transport_jobs import Job, after_agreement, one_pair, open_by
+from transport_jobs import Job, one_pair, open_by
 from worlds import World
 
 from fsranks.errors import PeerError
@@ -77,14 +76,16 @@ def back_pressure(rank: int, world_size: int, name: str) -> None:
     """A receiver is late for more chunks than its slots, and the queues of its senders, hold."""
     transport = open_by(name)
     job = Job("to a late receiver", one_pair(world_size, 1000), (64,))
-    with after_agreement(lambda: time.sleep(0.2)) if rank == 0 else contextlib.nullcontext():
-        handle = job.begin(transport)
+    if rank == 0:
+        time.sleep(0.2)
+    handle = job.begin(transport)
     handle.wait()
     job.check()
 
 
 def lose(rank: int, world_size: int, how: int) -> list[Outcome]:
-    """Two rings exchange in threads of their own; the last rank is lost in the middle of operations of many chunks."""
+    """Two rings exchange in threads of their own; the last rank is lost when the others are in the middle of
+    operations of many chunks."""
     rings = [open_by(NAME) for _ in range(2)]
     sizes = [[1000] * world_size] * world_size
     jobs = [[Job("lost", sizes, (64,)) for _ in range(2)] for _ in rings]
@@ -101,13 +102,13 @@ def lose(rank: int, world_size: int, how: int) -> list[Outcome]:
             said = f"PeerError: {error}"
         outcomes.append(Outcome(said=said, took_s=time.monotonic() - start))
 
-    lost = rank == world_size - 1
-    with after_agreement(lambda: os.kill(os.getpid(), how)) if lost else contextlib.nullcontext():
-        threads = [threading.Thread(target=exchange, args=given) for given in zip(rings, jobs, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    if rank == world_size - 1:
+        os.kill(os.getpid(), how)
+    threads = [threading.Thread(target=exchange, args=given) for given in zip(rings, jobs, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return outcomes
 
 
@@ -147,8 +148,8 @@ def test_every_number_of_queues(setup: Setup, size: int, record_property: Callab
     for queues in range(1, 33):
         few = replace(setup, queues=queues, limit_s=3.0)
         for case, args, changes in (
-            (contract.many_in_flight, (False,), {}),
-            (contract.growth, (True,), {}),
+            (contract.many_in_flight, (), {}),
+            (contract.growth, (), {}),
             (back_pressure, (), {"slot_bytes": MANY_CHUNKS}),
             (two_rings, (few.limit_s + SLACK_S,), {}),
         ):

@@ -12,21 +12,22 @@ from worlds import World
 
 import fscomm
 from fscomm.transports import opening
-from fscomm.transports.handshake import Handshake
+from fscomm.transports.ring import Ring
 from fscomm.transports.shared_memory import CopyThread
+from fscomm.transports.transport import Handle
 from fsranks.rank_context import resolve
 
 
 def die_in_the_warm_up(rank: int, size: int) -> str:
-    original = Handshake.agree
+    original = Ring.all_to_all_v
 
-    def once(self: Handshake, *given: Any) -> int:
+    def dies(self: Ring, *given: Any, **named: Any) -> Handle:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(self, *given)
+        return original(self, *given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Handshake, "agree", once)
+        patch.setattr(Ring, "all_to_all_v", dies)
         with pytest.raises(fscomm.PeerError) as error:
             opening.agree_on("copy-engine", resolve(), CPU, timeout_s=4)
     return str(error.value)

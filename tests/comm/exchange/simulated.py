@@ -231,6 +231,8 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
     if two_levels:
         check_hosts(shape, *both)
         passed = [group.exclusive_passed for group in groups], [group.collision_passed for group in groups]
+        check_most_passed(shape, passed[0], {group.most_passed.exclusive for group in groups})
+        check_most_passed(shape, passed[1], {group.most_passed.collision for group in groups})
         both = [pass_on(shape, *of_class) for of_class in zip(both, passed, strict=True)]
     for rank, (group, early, late) in enumerate(zip(groups, *both, strict=True)):
         assert (len(early), len(late)) == (group.merge.exclusive_total, group.merge.collision_total)
@@ -249,6 +251,13 @@ def check_most(splits: list[list[list[int]]], most: set[int], at_most: bool) -> 
     (known,) = most
     found = max(max(of_chunk) for of_rank in splits for of_chunk in of_rank)
     assert found <= known if at_most else found == known
+
+
+def check_most_passed(shape: Shape, passed: Sequence[PassOn | None], most: set[int]) -> None:
+    """All ranks know alike how much is passed on at most. Every owner of another host told the most of its own rows."""
+    (known,) = most
+    found = max(max(of_chunk) for on in passed if on is not None for of_chunk in on.sent)
+    assert found <= known <= (shape.world_size - shape.ranks_per_host) * found
 
 
 def check_hosts(shape: Shape, early: list[torch.Tensor], late: list[torch.Tensor]) -> None:

@@ -16,8 +16,10 @@ from patience import PATIENCE_S
 
 from fscomm.exchange.wire_gate import IN_FLIGHT, OpenWire, WireGate
 from fscomm.exchange.wire_priority import GRACE_S, WirePriority
-from fscomm.transports.transport import AloneTransport, Part
+from fscomm.transports.gloo import GlooTransport
+from fscomm.transports.transport import Part
 from fsranks.errors import PeerError
+from fsranks.rank_context import RankContext
 
 BUDGET = 100
 SIZES = st.integers(0, 40).map(lambda entries: 4 * entries)
@@ -152,11 +154,11 @@ def test_who_waits_is_woken(
     assert not thread.is_alive(), "not woken"
 
 
-class Wire(AloneTransport):
+class Wire(GlooTransport):
     """Takes parts and gives out handles; says what happened, in order, and fails where it is told."""
 
     def __init__(self, *, fails_to_issue: int = -1, fails_to_end: int = -1) -> None:
-        super().__init__("wire")
+        super().__init__(RankContext(rank=0, world_size=1), timeout_s=PATIENCE_S)
         self.log: list[str] = []
         self.under_way: list[Wired] = []
         self.most_bytes = 0
@@ -172,7 +174,7 @@ class Wire(AloneTransport):
         out_splits: Sequence[int],
         in_splits: Sequence[int],
         *,
-        largest_bytes: int | None = None,
+        largest_bytes: int,
     ) -> "Wired":
         assert (list(out_splits), list(in_splits)) == ([len(out)], [len(inp)])
         number, self._number = self._number, self._number + 1
@@ -205,7 +207,7 @@ def parts_of(sizes: Sequence[tuple[int, int]], log: list[str]) -> tuple[Iterator
     def parts() -> Iterator[Part]:
         for number, (out, (_, takes)) in enumerate(zip(outs, sizes, strict=True)):
             log.append(f"ask {number}")
-            yield Part(out, torch.zeros(takes // 4), [len(out)], [takes // 4])
+            yield Part(out, torch.zeros(takes // 4), [len(out)], [takes // 4], largest_bytes=max(out.nbytes, takes))
 
     return parts(), outs
 

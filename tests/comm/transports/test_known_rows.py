@@ -8,9 +8,9 @@ import pytest
 import torch
 from patience import PATIENCE_S
 
-from fscomm.transports import trial
+from fscomm.transports import opening
+from fscomm.transports.opening import wrong_rows
 from fscomm.transports.transport import Done, Handle
-from fscomm.transports.trial import wrong_rows
 
 CPU = torch.device("cpu")
 Spoil = Callable[[torch.Tensor, list[int], torch.Tensor], object]
@@ -108,7 +108,7 @@ def take_the_operation_before(out: torch.Tensor, splits: list[int], before: torc
 @pytest.mark.parametrize("number", [0, 1], ids=["few rows", "many rows"])
 @pytest.mark.parametrize("how", [swap_two_rows, drop_a_part, repeat_a_row, take_the_operation_before])
 def test_rows_that_did_not_arrive_are_named(how: Spoil, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "LARGE_BYTES", 2000)
+    monkeypatch.setattr(opening, "LARGE_BYTES", 2000)
     *others, last = verdicts(3, how, number)[0]
     assert others == ["", ""]
     assert last.startswith("rows from rank")

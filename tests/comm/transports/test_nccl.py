@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fake_driver import Agreed, FakeHandshake
+from fake_driver import Board, FakeGroup
 from patience import PATIENCE_S
 from worlds import shared_world
 
 from fscomm.device import Host
-from fscomm.transports import handshake as handshaking
-from fscomm.transports import nccl
-from fscomm.transports.handshake import Handshake, StepFailed
+from fscomm.transports import nccl, together
 from fscomm.transports.nccl import NcclTransport, PaddedTransport
+from fscomm.transports.together import StepFailed
 from fscomm.transports.transport import Transport
+from fsranks.control_group import ControlGroup
 from fsranks.rank_context import RankContext, resolve
 
 
@@ -84,8 +84,8 @@ class Streams(Host):
         return not mark.todo
 
 
-def alone(agreed: Agreed) -> Any:
-    return FakeHandshake(agreed, 0, 1, PATIENCE_S)
+def alone() -> Any:
+    return FakeGroup(Board(), 0, 1, PATIENCE_S)
 
 
 def test_an_operation_stays_in_one_stream_and_the_next_takes_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,13 +96,14 @@ def test_an_operation_stays_in_one_stream_and_the_next_takes_the_other(monkeypat
     def copy(out: torch.Tensor, inp: torch.Tensor) -> None:
         FakeStream.current.issue("copy", lambda: out.copy_(inp))
 
-    agreed = Agreed()
-    agreed.largest = 60
-    transport = PaddedTransport(Backend(), alone(agreed), device, copy=copy)
+    transport = PaddedTransport(Backend(), alone(), device, copy=copy)
     streams = device.made
     rows = [torch.randn(k, 5) for k in range(4)]
     outs = [torch.full_like(inp, torch.nan) for inp in rows]
-    handles = [transport.all_to_all_v(out, inp, [k], [k]) for k, (out, inp) in enumerate(zip(outs, rows, strict=True))]
+    handles = [
+        transport.all_to_all_v(out, inp, [k], [k], largest_bytes=60)
+        for k, (out, inp) in enumerate(zip(outs, rows, strict=True))
+    ]
     assert not any(handle.done() for handle in handles)
     whats = [[what for what, _ in stream.todo] for stream in streams]
     assert whats == [
@@ -148,15 +149,15 @@ def test_buffers_on_a_gpu_are_registered_as_windows_once_they_grew(monkeypatch: 
 @pytest.mark.parametrize(
     "transport",
     [
-        NcclTransport(Backend(), alone(Agreed()), torch.device("cpu")),
-        PaddedTransport(Backend(), alone(Agreed()), Host()),
+        NcclTransport(Backend(), alone(), torch.device("cpu")),
+        PaddedTransport(Backend(), alone(), Host()),
     ],
     ids=lambda transport: transport.name,
 )
 def test_tensors_elsewhere_are_refused(transport: Transport) -> None:
     rows = torch.zeros(1, 1, device="meta")
     with pytest.raises(ValueError, match="made for tensors on cpu, got one on meta"):
-        transport.all_to_all_v(rows, rows, [1], [1])
+        transport.all_to_all_v(rows, rows, [1], [1], largest_bytes=4)
 
 
 class FakeNccl:
@@ -181,10 +182,10 @@ def test_a_backend_is_made_with_patience_and_without_ctas_if_asked() -> None:
 
 def made(rank: int, world_size: int) -> None:
     context, device = resolve(), torch.device("cuda", 0)
-    handshake = Handshake(context, verify=False, timeout_s=PATIENCE_S)
+    group = ControlGroup(context, timeout_s=PATIENCE_S)
 
     def make(zero_cta: bool = False, context: RankContext = context) -> Any:
-        return nccl.nccl_backend(context, handshake, device, zero_cta=zero_cta)
+        return nccl.nccl_backend(context, group, device, zero_cta=zero_cta)
 
     with pytest.raises(StepFailed, match="on ranks 0, 1: ValueError: NCCL needs a process group"):
         make(False, RankContext(rank=0, world_size=2))
@@ -193,7 +194,7 @@ def made(rank: int, world_size: int) -> None:
         patch.setattr(dist, "is_nccl_available", lambda: True)
         patch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
         patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
-        patch.setattr(handshaking, "gpu_id", lambda where: f"GPU {rank}")
+        patch.setattr(together, "gpu_id", lambda where: f"GPU {rank}")
         for zero_cta in (False, True):
             backend = make(zero_cta)
             store, *ranks, options = backend.made
@@ -202,7 +203,7 @@ def made(rank: int, world_size: int) -> None:
             assert options._timeout.days >= 30
             assert backend.calls == ["numbered", device]
         refuse(patch, rank, make)
-    handshake.group.close("done")
+    group.close("done")
 
 
 def refuse(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> None:
@@ -220,7 +221,7 @@ def refuse(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> No
     patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7) if rank else (2, 27, 5))
     with pytest.raises(StepFailed, match=r"one version of NCCL: on rank 0: NCCL 2\.27\.5; on rank 1: NCCL 2\.29\.7"):
         make()
-    patch.setattr(handshaking, "gpu_id", lambda where: "the only GPU")
+    patch.setattr(together, "gpu_id", lambda where: "the only GPU")
     with pytest.raises(StepFailed, match="ranks 0, 1 share a GPU: NCCL wants a GPU for each rank"):
         make()
     patch.setattr(FakeNccl, "Options", lambda: SimpleNamespace(config=object()))

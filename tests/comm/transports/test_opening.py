@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
-from fscomm.transports import handshake, opening
+from fscomm.transports import opening, together
 from fscomm.transports.opening import Choice, host_collective, host_collectives
+from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext, resolve
 
 CPU = torch.device("cpu")
@@ -86,6 +88,20 @@ def test_the_only_rank_has_nothing_to_lack_but_on_cuda_it_has_to_ask(asked: str,
     assert ("Name one (nccl, nccl-ce, copy-engine, host-staged)" in choice.why_not) == (taken is None)
 
 
+@pytest.mark.parametrize("name", opening.NAMES)
+def test_the_only_rank_is_served_whatever_it_asks_for(name: str) -> None:
+    """As it has nobody to send to, also for tables on CUDA."""
+    on_cuda: Any = SimpleNamespace(where=torch.device("cuda", 0))
+    transport = opening.open_transport(name, PLACE, on_cuda, timeout_s=PATIENCE_S)
+    rows, out = torch.randn(3, 2), torch.zeros(3, 2)
+    transport.all_to_all_v(out, rows, [3], [3], largest_bytes=rows.nbytes).wait()
+    transport.meet()
+    assert torch.equal(out, rows)
+    with pytest.raises(MismatchError, match="the only rank sends 3 rows to itself, but expects 1"):
+        transport.all_to_all_v(out[:1], rows, [1], [3], largest_bytes=rows.nbytes)
+    transport.close("done")
+
+
 def on_cuda(rank: int, size: int, *asked: str) -> list[str]:
     """Tables on GPUs that are not there; the last rank has a setting that no transport without kernels can stand."""
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +128,7 @@ def differing(rank: int, size: int) -> list[str]:
     where = torch.device("cuda") if rank == 0 else CPU
     said = [opening.agree_on("copy-engine", resolve(), where, timeout_s=PATIENCE_S).why_not]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handshake, "machine", lambda: f"host {rank // 2}")
+        patch.setattr(together, "machine", lambda: f"host {rank // 2}")
         for asked in ("copy-engine", "host-staged:shared-memory", "auto"):
             said.append(agreed(rank, size, asked)[0].why_not)
     return said
@@ -164,8 +180,8 @@ def open_it(context, *, timeout_s):
     host = gloo_collective(context, timeout_s=timeout_s)
     moved = host.all_to_all_v
 
-    def swapped(out, *given):
-        handle = moved(out, *given)
+    def swapped(out, *given, largest_bytes):
+        handle = moved(out, *given, largest_bytes=largest_bytes)
         handle.wait()
         if host.rank == 1 and len(out) > 1:
             out.copy_(out.flip(0))
@@ -215,7 +231,7 @@ def open_it(context, *, timeout_s):
         host.all_to_all_v = fail
     return host
 
-def fail(*given):
+def fail(*given, largest_bytes):
     raise OSError("the adapter is gone")
 """
 
@@ -233,7 +249,6 @@ def test_an_error_in_the_trial_is_a_verdict_for_all(install: Install, tmp_path: 
 @pytest.mark.parametrize(
     ("entry", "code", "error", "said"),
     [
-        ("mpi", "", ValueError, "must be one of gloo, other, shared-memory, got 'mpi'"),
         ("gloo", "", ValueError, r"'gloo' is given more than once, .*gloo\w* \(fscomm\).*\(some_host 1.5\)"),
         ("other", "raise OSError('no such adapter')", ImportError, "cannot be loaded: OSError: no such adapter"),
         ("other", "", ImportError, "'other' .* of some_host 1.5 cannot be loaded: AttributeError: "),
@@ -243,6 +258,6 @@ def test_an_error_in_the_trial_is_a_verdict_for_all(install: Install, tmp_path: 
 def test_names_and_packages_that_are_no_good_are_told(
     install: Install, entry: str, code: str, error: type[Exception], said: str
 ) -> None:
-    install("some_host", "other" if entry == "mpi" else entry, code)
+    install("some_host", entry, code)
     with pytest.raises(error, match=said):
         host_collective(entry)

@@ -11,15 +11,17 @@ from unittest import mock
 
 import pytest
 import torch
-from fake_driver import Agreed, FakeHandshake
+from fake_driver import Board, FakeGroup
 from late_device import Late, copied_by
 from patience import PATIENCE_S, until
 
 from fscomm.device import Host
 from fscomm.transports import staged
+from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.staged import HostStaged
-from fscomm.transports.transport import AloneTransport, Handle
+from fscomm.transports.transport import Handle
 from fsranks.errors import PeerError
+from fsranks.rank_context import RankContext
 
 
 @contextlib.contextmanager
@@ -31,16 +33,16 @@ def closed_at_the_end(transport: HostStaged) -> Iterator[HostStaged]:
         until(lambda: not any(thread.name == "fscomm host-staged" for thread in threading.enumerate()), "its end")
 
 
-class Wire(AloneTransport):
+class Wire(GlooTransport):
     """The host collective of the only rank; `before` is called before each piece."""
 
     def __init__(self, before: Callable[[], object] = lambda: None) -> None:
-        super().__init__("wire")
+        super().__init__(RankContext(rank=0, world_size=1), timeout_s=PATIENCE_S)
         self.before, self.aborted = before, threading.Event()
 
-    def all_to_all_v(self, *given: Any) -> Handle:
+    def all_to_all_v(self, *given: Any, largest_bytes: int) -> Handle:
         self.before()
-        return super().all_to_all_v(*given)
+        return super().all_to_all_v(*given, largest_bytes=largest_bytes)
 
     def abort(self, reason: str) -> None:
         self.aborted.set()
@@ -50,9 +52,9 @@ class Alone:
     """The only rank, whose rows all go to itself, two floats each, in pieces of at most `chunk` bytes."""
 
     def __init__(self, device: Host, wire: Wire | None = None, *, limit_s: float = PATIENCE_S, chunk: int = 64) -> None:
-        self.agreed = Agreed()
-        handshake: Any = FakeHandshake(self.agreed, 0, 1, limit_s)
-        self.transport = HostStaged(wire or Wire(), handshake, device, chunk_bytes=chunk)
+        self.board = Board()
+        group: Any = FakeGroup(self.board, 0, 1, limit_s)
+        self.transport = HostStaged(wire or Wire(), group, device, chunk_bytes=chunk)
 
     def begin(self, rows: int = 64) -> Handle:
         inp = torch.arange(2 * rows).view(rows, 2).float()
@@ -60,12 +62,11 @@ class Alone:
         return self.send(inp, self.out)
 
     def send(self, inp: torch.Tensor, out: torch.Tensor) -> Handle:
-        self.agreed.largest = inp.nbytes
-        return self.transport.all_to_all_v(out, inp, [len(inp)], [len(inp)])
+        return self.transport.all_to_all_v(out, inp, [len(inp)], [len(inp)], largest_bytes=inp.nbytes)
 
     def told(self) -> list[str]:
         """What the other ranks were."""
-        return [event[2] for event in self.agreed.events if event[0] == "abort"]
+        return [event[2] for event in self.board.events if event[0] == "abort"]
 
 
 @pytest.mark.parametrize("chunk", [64, 100, 1 << 20])

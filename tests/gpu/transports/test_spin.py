@@ -11,9 +11,9 @@ from worlds import World
 
 from fscomm.device import Cuda
 from fscomm.transports.cuda_driver import CudaDriver
-from fscomm.transports.handshake import Handshake
 from fscomm.transports.opening import open_transport
 from fscomm.transports.ring import Ring
+from fsranks.control_group import ControlGroup
 from fsranks.rank_context import resolve
 
 pytestmark = [
@@ -83,8 +83,8 @@ class ByKernel:
     def __init__(self, inner, sms):
         self.inner, self.sms = inner, sms
 
-    def all_to_all_v(self, *given):
-        return AfterKernel(self.inner.all_to_all_v(*given), self.sms.sm_copy())
+    def all_to_all_v(self, *given, largest_bytes):
+        return AfterKernel(self.inner.all_to_all_v(*given, largest_bytes=largest_bytes), self.sms.sm_copy())
 
 
 class AfterKernel:
@@ -104,8 +104,8 @@ def by_name(name, device):
 
 def copy_engine(name, device):
     """Also where ranks share a GPU, which users are refused."""
-    handshake = Handshake(resolve(), verify=True, timeout_s=LIMIT_S)
-    return Ring(CudaDriver(handshake, device.where), handshake, name=name)
+    group = ControlGroup(resolve(), timeout_s=LIMIT_S)
+    return Ring(CudaDriver(group, device.where), group, name=name)
 
 
 def own_or_first(rank, world_size):
@@ -124,14 +124,15 @@ def moved_while_held(rank, world_size, name, falls_back=None, limit_s=LIMIT_S):
     transport = ByKernel(inner, sms) if rank == falls_back else inner
     splits = [1 << 12] * world_size
     inp = torch.arange(sum(splits) * 16, device=where).view(-1, 16) + rank
+    largest_bytes = inp.nbytes // world_size
     out = torch.full_like(inp, -1)
     for _ in range(4):  # so often that all is allocated and loaded
-        inner.all_to_all_v(out, inp, splits, splits).wait()
+        inner.all_to_all_v(out, inp, splits, splits, largest_bytes=largest_bytes).wait()
     out.fill_(-1)
     torch.cuda.synchronize(where)
     with sms.hold_all_sms():
         dist.barrier()
-        handle = transport.all_to_all_v(out, inp, splits, splits)
+        handle = transport.all_to_all_v(out, inp, splits, splits, largest_bytes=largest_bytes)
         moved = within(handle.done, limit_s)
         dist.barrier()  # no rank lets go before all are through: what is still to leave it may need its SMs
         assert not within(sms.sm_copy(), 0.2), "nothing was held"

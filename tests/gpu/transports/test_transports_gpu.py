@@ -13,10 +13,10 @@ from worlds import World
 
 from fscomm.device import Device, device_of
 from fscomm.transports.cuda_driver import CudaDriver
-from fscomm.transports.handshake import Handshake
 from fscomm.transports.opening import open_transport
 from fscomm.transports.ring import Ring
 from fscomm.transports.transport import Handle, Transport
+from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
@@ -58,8 +58,8 @@ def opened(name: str, *, timeout_s: float = LIMIT_S) -> tuple[Transport, Device]
     device = device_of(torch.device("cuda", context.rank % torch.cuda.device_count()))
     device.enter()
     if name == "copy-engine":
-        handshake = Handshake(context, verify=True, timeout_s=timeout_s)
-        return Ring(CudaDriver(handshake, device.where), handshake, name=name), device
+        group = ControlGroup(context, timeout_s=timeout_s)
+        return Ring(CudaDriver(group, device.where), group, name=name), device
     return open_transport(name, context, device, timeout_s=timeout_s), device
 
 
@@ -75,7 +75,8 @@ class OnGpu:
         self.out = self._framed[1:-1]
 
     def begin(self, transport: Transport) -> Handle:
-        return transport.all_to_all_v(self.out, self.inp, self.job.out_splits, self.job.in_splits)
+        splits = self.job.out_splits, self.job.in_splits
+        return transport.all_to_all_v(self.out, self.inp, *splits, largest_bytes=self.job.largest_bytes)
 
     def check(self) -> None:
         framed = self._framed.cpu()
@@ -122,7 +123,7 @@ def ordered(rank: int, world_size: int, name: str) -> None:
         torch.cuda._sleep(SLEEP)
         inp += 10 * turn + rank
         splits = [1 << 14] * world_size
-        handle = transport.all_to_all_v(out, inp, splits, splits)
+        handle = transport.all_to_all_v(out, inp, splits, splits, largest_bytes=inp.nbytes // world_size)
         handle.wait()
         read = out.view(world_size, -1).sum(1, dtype=torch.float64)
         out.fill_(float("nan"))
@@ -148,7 +149,7 @@ def traced(rank: int, world_size: int, name: str, folder: str) -> tuple[list[str
     other = torch.ones(1 << 20, device=device.where)
 
     def exchange() -> None:
-        transport.all_to_all_v(out, inp, splits, splits).wait()
+        transport.all_to_all_v(out, inp, splits, splits, largest_bytes=inp.nbytes // world_size).wait()
 
     def trace(what: str, run: object) -> tuple[list[str], list[str]]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

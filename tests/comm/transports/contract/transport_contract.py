@@ -1,24 +1,23 @@
 """What every transport has to do, as cases for the ranks of a world."""
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE_S, until
-from transport_failing import attempt
 from transport_jobs import (
     DTYPES,
     KINDS,
     POISON,
     TRAILING,
     Job,
-    after_agreement,
     as_bytes,
+    attempt,
     mixed_jobs,
     open_by,
     opened,
@@ -29,9 +28,9 @@ from fscomm.transports.transport import Transport
 from fsranks.errors import MismatchError
 
 
-def all_kinds(rank: int, world_size: int, name: str, verify: bool) -> None:
+def all_kinds(rank: int, world_size: int, name: str) -> None:
     """Each dtype with each kind of splits, and each trailing shape with most of them."""
-    with opened(name, verify=verify) as transport:
+    with opened(name) as transport:
         assert (transport.rank, transport.world_size) == (rank, world_size)
         assert transport.name
         for k, dtype in enumerate(DTYPES):
@@ -40,9 +39,9 @@ def all_kinds(rank: int, world_size: int, name: str, verify: bool) -> None:
                 Job(kind, sizes_of(kind, world_size, k), trailing, dtype).run(transport)
 
 
-def many_in_flight(rank: int, world_size: int, name: str, verify: bool) -> None:
+def many_in_flight(rank: int, world_size: int, name: str) -> None:
     """Operations get on by themselves, too, so that a worker may look after others meanwhile."""
-    with opened(name, verify=verify) as transport:
+    with opened(name) as transport:
         for seed, waits in ((0, True), (100, False)):
             jobs = mixed_jobs(world_size, 16, seed)
             handles = [job.begin(transport) for job in jobs]
@@ -57,20 +56,16 @@ def many_in_flight(rank: int, world_size: int, name: str, verify: bool) -> None:
                 job.check()
 
 
-def once(action: Callable[[], object]) -> Callable[[], object]:
-    """What a transport lies over, and its growth, agree too."""
-    calls = iter([action])
-    return lambda: next(calls, lambda: None)()
-
-
 def not_done_while_a_rank_holds_back(rank: int, world_size: int, name: str) -> None:
-    """Rank 1 has agreed to the operation but has not begun it. Nobody but the transport holds the rows that it sends:
+    """Rank 1 does not come before the others have looked. Nobody but the transport holds the rows that they send:
     others are put in their place if it does not.
     """
     with opened(name) as transport:
         job = Job("held", [[60] * world_size] * world_size, (64,))
-        with after_agreement(once(dist.barrier)) if rank == 1 else contextlib.nullcontext():
-            handle = transport.all_to_all_v(job.out, job.inp.clone(), job.out_splits, job.in_splits)
+        if rank == 1:
+            dist.barrier()
+        splits = job.out_splits, job.in_splits
+        handle = transport.all_to_all_v(job.out, job.inp.clone(), *splits, largest_bytes=job.largest_bytes)
         litter = [torch.full_like(job.inp, k) for k in range(4)]
         if rank != 1:
             for _ in range(100):
@@ -81,16 +76,16 @@ def not_done_while_a_rank_holds_back(rank: int, world_size: int, name: str) -> N
         assert len(litter) == 4
 
 
-def growth(rank: int, world_size: int, name: str, verify: bool) -> None:
+def growth(rank: int, world_size: int, name: str) -> None:
     """Larger operations while smaller ones are under way, and back."""
 
     def about(rows: int) -> Job:
         """A few more from higher ranks and to higher ranks."""
         ranks = range(world_size)
         sizes = [[rows + sender + receiver for receiver in ranks] for sender in ranks]
-        return Job(f"{rows} rows", sizes, vouched=rows != 3)
+        return Job(f"{rows} rows", sizes)
 
-    with opened(name, verify=verify) as transport:
+    with opened(name) as transport:
         jobs = [about(n) for n in (10, 1 << 14, 3, 1 << 16, 0, 7, (1 << 17) + 5, 1)]
         for handle, job in [(job.begin(transport), job) for job in jobs]:
             handle.wait()
@@ -156,7 +151,10 @@ def bad_calls(transport: Transport) -> list[tuple[str, Callable[[], object]]]:
     w = transport.world_size
     rows, out = torch.zeros(2 * w, 4), torch.zeros(2 * w, 4)
     two, wide = [2] * w, torch.zeros(4, 2 * w).t()
-    call = transport.all_to_all_v
+
+    def call(*given: Any, largest_bytes: int = 1 << 20) -> object:
+        return transport.all_to_all_v(*given, largest_bytes=largest_bytes)
+
     return [
         ("out_splits", lambda: call(out, rows, [*two, 0], two)),
         ("inp_splits", lambda: call(out, rows, two, two[1:])),
@@ -193,11 +191,11 @@ def left_open() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count(), len(in_shared_memory())
 
 
-def nothing_left(rank: int, world_size: int, name: str, verify: bool) -> None:
+def nothing_left(rank: int, world_size: int, name: str) -> None:
     """Nor is the transport of any use after it was closed, be it more than once."""
     kept = []  # what is closed holds nothing, also while somebody holds it
     for k in range(6):
-        with opened(name, verify=verify) as transport:
+        with opened(name) as transport:
             kept.append(transport)
             for job in mixed_jobs(world_size, 3, seed=k):
                 job.run(transport)

@@ -7,19 +7,19 @@ what `torch.distributed` brings over the default group of the test world.
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE_S
 
 from fscomm.device import Host
-from fscomm.transports.handshake import Handshake
 from fscomm.transports.nccl import NcclTransport, PaddedTransport
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Handle, Transport
+from fsranks.control_group import ControlGroup
+from fsranks.errors import FreeScaleError
 from fsranks.job_store import job_store
 from fsranks.network import hang_up
 from fsranks.rank_context import RankContext, resolve
@@ -29,11 +29,11 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32
 TRAILING: list[tuple[int, ...]] = [(), (1,), (64,), (3, 5), (0,)]
 KINDS = ["random", "skewed", "one sends nothing", "one receives nothing", "nobody sends", "own rows", "others' rows"]
 
-Opener = Callable[[RankContext, float, bool], Transport]  # place, timeout_s, verify
+Opener = Callable[[RankContext, float], Transport]  # place, timeout_s
 
 
 def _by_name(name: str) -> Opener:
-    return lambda context, timeout_s, verify: open_transport(name, context, Host(), timeout_s=timeout_s, verify=verify)
+    return lambda context, timeout_s: open_transport(name, context, Host(), timeout_s=timeout_s)
 
 
 class Carrier:
@@ -50,14 +50,14 @@ class Carrier:
         hang_up(self._gloo, self._gloo.rank(), self._gloo.size())
 
 
-def open_nccl(context: RankContext, timeout_s: float, verify: bool) -> Transport:
-    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
-    return NcclTransport(Carrier(context, timeout_s), handshake, torch.device("cpu"), name=NCCL)
+def open_nccl(context: RankContext, timeout_s: float) -> Transport:
+    group = ControlGroup(context, timeout_s=timeout_s)
+    return NcclTransport(Carrier(context, timeout_s), group, torch.device("cpu"))
 
 
-def open_padded(context: RankContext, timeout_s: float, verify: bool) -> Transport:
-    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
-    return PaddedTransport(Carrier(context, timeout_s), handshake, Host(), name=PADDED)
+def open_padded(context: RankContext, timeout_s: float) -> Transport:
+    group = ControlGroup(context, timeout_s=timeout_s)
+    return PaddedTransport(Carrier(context, timeout_s), group, Host())
 
 
 NCCL, PADDED = "nccl over gloo", "padded over gloo"
@@ -73,34 +73,26 @@ OPENERS: dict[str, Opener] = {
 MORE: dict[str, Opener] = {}  # that a test adds in its processes
 
 
-def open_by(name: str, timeout_s: float = PATIENCE_S, *, verify: bool = True) -> Transport:
-    return (OPENERS | MORE)[name](resolve(), timeout_s, verify)
+def open_by(name: str, timeout_s: float = PATIENCE_S) -> Transport:
+    return (OPENERS | MORE)[name](resolve(), timeout_s)
 
 
 @contextlib.contextmanager
-def opened(name: str, *, verify: bool = True) -> Iterator[Transport]:
-    transport = open_by(name, verify=verify)
+def opened(name: str) -> Iterator[Transport]:
+    transport = open_by(name)
     try:
         yield transport
     finally:
         transport.close("is done with the test")
 
 
-@contextlib.contextmanager
-def after_agreement(action: Callable[[], object]) -> Iterator[None]:
-    """On this rank `action` runs between the agreement on an operation and its beginning."""
-    agree = Handshake.agree
-
-    def agree_and_act(
-        self: Handshake, operation: str, like: torch.Tensor, out: Sequence[int] = (), inp: Sequence[int] = ()
-    ) -> int:
-        largest = agree(self, operation, like, out, inp)
-        action()
-        return largest
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Handshake, "agree", agree_and_act)
-        yield
+def attempt(call: Callable[[], object]) -> str:
+    """What it raised, "" if nothing."""
+    try:
+        call()
+    except FreeScaleError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def sizes_of(kind: str, world_size: int, seed: int) -> list[list[int]]:
@@ -151,10 +143,7 @@ def poisoned(number: int, trailing: tuple[int, ...], dtype: torch.dtype) -> torc
 
 
 class Job:
-    """One all-to-all, and what it has to bring; made by all ranks together.
-
-    vouched: ranks say what the largest piece is, so that a transport that does not verify need not ask the others.
-    """
+    """One all-to-all, and what it has to bring; made by all ranks together."""
 
     def __init__(
         self,
@@ -162,17 +151,13 @@ class Job:
         sizes: list[list[int]],
         trailing: tuple[int, ...] = (),
         dtype: torch.dtype = torch.float32,
-        *,
-        vouched: bool = False,
     ) -> None:
         rank = dist.get_rank()
         self.what = f"{what}, {dtype}, {list(trailing)}"
         self.in_splits = sizes[rank]
         self.out_splits = [of_sender[rank] for of_sender in sizes]
         self.inp = random_rows(sum(self.in_splits), trailing, dtype, seed=sum(map(sum, sizes)) * 10 + rank)
-        self.largest_bytes = (
-            max(map(max, sizes)) * torch.Size(trailing).numel() * self.inp.element_size() if vouched else None
-        )
+        self.largest_bytes = max(map(max, sizes)) * torch.Size(trailing).numel() * self.inp.element_size()
         self.expected = torch.zeros(sum(self.out_splits), *trailing, dtype=dtype)
         dist.all_to_all_single(self.expected, self.inp, self.out_splits, self.in_splits)
         self._sent = self.inp.clone()
@@ -194,10 +179,14 @@ class Job:
             assert (as_bytes(row) == POISON).all(), f"{self.what}: written outside of out"
 
 
+def small() -> Job:
+    """For three ranks."""
+    return Job("small", [[3, 0, 2], [5, 1, 0], [4, 4, 4]], (3,))
+
+
 def mixed_jobs(world_size: int, number: int, seed: int = 0) -> list[Job]:
-    """Every third one is vouched for."""
     jobs = []
     for k in range(seed, seed + number):
         trailing, dtype, kind = TRAILING[k % len(TRAILING)], DTYPES[k % len(DTYPES)], KINDS[k % len(KINDS)]
-        jobs.append(Job(kind, sizes_of(kind, world_size, k), trailing, dtype, vouched=k % 3 == 1))
+        jobs.append(Job(kind, sizes_of(kind, world_size, k), trailing, dtype))
     return jobs

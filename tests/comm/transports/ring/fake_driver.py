@@ -1,6 +1,6 @@
-"""Ranks in one process: a Driver whose queues run in turn when somebody waits, and a Handshake to go.
+"""Ranks in one process: a Driver whose queues run in turn when somebody waits, and a control group to go.
 
-A test issues an operation on one rank after the other (`agreed` says what their handshake would) and waits then, or
+A test issues an operation on one rank after the other and waits then, or
 gives every rank a thread. Whoever waits lets the queues run until none of them can go on.
 """
 
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from patience import PATIENCE_S
 
@@ -154,14 +155,13 @@ class FakeClock:
         return event is not None and event.is_set()
 
 
-class Agreed:
-    """What the ranks tell each other: set `largest` before they issue. Notes who asked what.
+class Board:
+    """What the ranks tell each other. Notes who asked what.
 
-    `meanwhile` happens once, when a rank next agrees or looks who is gone: what other ranks or threads do then.
+    `meanwhile` happens once, when a rank next meets or looks who is gone: what other ranks or threads do then.
     """
 
     def __init__(self) -> None:
-        self.largest = 0
         self.events: list[tuple[Any, ...]] = []
         self.gone: list[int] = []
         self.dead = -1  # of whom the notes on the board are missing
@@ -174,29 +174,29 @@ class Agreed:
             action()
 
 
-class FakeHandshake:
-    """What transports use of a Handshake, and of its group."""
+class FakeGroup:
+    """What transports use of a ControlGroup."""
 
-    def __init__(self, agreed: Agreed, rank: int, world_size: int, timeout_s: float) -> None:
-        self.rank, self.world_size, self.timeout_s, self.verify = rank, world_size, timeout_s, False
-        self.group, self.clock = self, agreed.clock
-        self._agreed = agreed
+    def __init__(self, board: Board, rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self.clock = board.clock
+        self._board = board
 
-    def agree(self, operation: str, like: torch.Tensor, out_splits: Any = (), in_splits: Any = ()) -> int:
-        self._agreed.events.append((operation, self.rank))
-        self._agreed.happen()
-        return self._agreed.largest
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        self._board.events.append(("meet", self.rank))
+        self._board.happen()
+        return np.stack([mine] * self.world_size)
 
     def gone(self) -> list[int]:
-        self._agreed.happen()
-        return self._agreed.gone
+        self._board.happen()
+        return self._board.gone
 
     def blame(self, waited_s: float) -> str:
-        told = [event for event in self._agreed.events if event[0] == "abort"]
-        return f"rank {told[0][1]} {told[0][2]}" if told else f"rank {self._agreed.dead} did not answer"
+        told = [event for event in self._board.events if event[0] == "abort"]
+        return f"rank {told[0][1]} {told[0][2]}" if told else f"rank {self._board.dead} did not answer"
 
     def abort(self, reason: str) -> None:
-        self._agreed.events.append(("abort", self.rank, reason))
+        self._board.events.append(("abort", self.rank, reason))
 
     def close(self, reason: str) -> None:
-        self._agreed.events.append(("close", self.rank))
+        self._board.events.append(("close", self.rank))

@@ -24,9 +24,9 @@ from transport_jobs import MORE
 from worlds import World, shared_world
 
 from fscomm.transports.cuda_driver import Cuda, CudaDriver
-from fscomm.transports.handshake import Handshake
 from fscomm.transports.ring import Ring
 from fscomm.transports.transport import Transport
+from fsranks.control_group import ControlGroup
 from fsranks.rank_context import RankContext
 
 NAME = "copy-engine on host memory"
@@ -102,7 +102,7 @@ def run(rank: int, world_size: int, setup: Setup, case: Callable[..., Any], *arg
     """A case of the world; leaves nothing open."""
     load(setup)
     with contextlib.ExitStack() as opened:
-        MORE[NAME] = lambda context, timeout_s, verify: _kept(opened, context, setup, verify)
+        MORE[NAME] = lambda context, timeout_s: _kept(opened, context, setup)
         return case(rank, world_size, *args)
 
 
@@ -124,28 +124,26 @@ def shim() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def driver_for(handshake: Any) -> CudaDriver:
+def driver_for(group: Any) -> CudaDriver:
     """One whose caller issues to a stream of its own."""
     streams: list[int] = []
-    driver = CudaDriver(handshake, HERE, cuda=Cuda(0), current_stream=lambda: streams[0])
+    driver = CudaDriver(group, HERE, cuda=Cuda(0), current_stream=lambda: streams[0])
     streams.append(int(driver.stream()))
     return driver
 
 
-def open_ring(
-    context: RankContext, timeout_s: float, *, verify: bool = True, slot_bytes: int | None = None
-) -> Transport:
-    handshake = Handshake(context, verify=verify, timeout_s=timeout_s)
+def open_ring(context: RankContext, timeout_s: float, *, slot_bytes: int | None = None) -> Transport:
+    group = ControlGroup(context, timeout_s=timeout_s)
     try:
         sizes = {"slot_bytes": slot_bytes, "most_slot_bytes": slot_bytes} if slot_bytes else {}
-        return Ring(driver_for(handshake), handshake, name=NAME, **sizes)
+        return Ring(driver_for(group), group, name=NAME, **sizes)
     except BaseException:
-        handshake.group.close("could not open a ring")
+        group.close("could not open a ring")
         raise
 
 
-def _kept(opened: contextlib.ExitStack, context: RankContext, setup: Setup, verify: bool) -> Transport:
-    ring = open_ring(context, setup.limit_s, verify=verify, slot_bytes=setup.slot_bytes)
+def _kept(opened: contextlib.ExitStack, context: RankContext, setup: Setup) -> Transport:
+    ring = open_ring(context, setup.limit_s, slot_bytes=setup.slot_bytes)
     opened.callback(ring.close, "the case is over")
     return ring
 

@@ -22,10 +22,12 @@ from patience import PATIENCE_S, until
 from transport_jobs import Job, open_by
 
 from fscomm import device
-from fscomm.transports import cuda_driver, handshake
+from fscomm.transports import cuda_driver, together
 from fscomm.transports.cuda_driver import Cuda, CudaDriver, CudaError, check_gpus
-from fscomm.transports.handshake import Handshake, StepFailed, poll
 from fscomm.transports.slots import store
+from fscomm.transports.together import StepFailed
+from fscomm.transports.watch import poll
+from fsranks.control_group import Alone, ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
@@ -48,11 +50,11 @@ OPENING = (
 @pytest.mark.parametrize(
     ("case", "args"),
     [
-        (contract.many_in_flight, (False,)),
-        (contract.growth, (True,)),
+        (contract.many_in_flight, ()),
+        (contract.growth, ()),
         (contract.not_done_while_a_rank_holds_back, ()),
         pytest.param(contract.two_classes, (), marks=long),
-        pytest.param(contract.nothing_left, (False,), marks=long),
+        pytest.param(contract.nothing_left, (), marks=long),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -60,23 +62,16 @@ def test_contract(setup: Setup, case: Any, args: tuple[object, ...]) -> None:
     world_for(setup, 3).run(host_cuda.run, setup, case, NAME, *args)
 
 
-class Alone:
-    """A handshake of one rank with itself, for a driver whose words the test writes."""
+class AloneWithLimit(Alone):
+    """The only rank, for a driver whose words the test writes."""
 
-    rank, world_size, timeout_s = 0, 1, PATIENCE_S
-
-    class group:
-        rank, world_size, timeout_s = 0, 1, PATIENCE_S
-
-        @staticmethod
-        def all_gather(mine: Any) -> Any:
-            return mine[None]
+    timeout_s = PATIENCE_S
 
 
 def of_one_rank(rank: int, world_size: int, case: Callable[[CudaDriver], None]) -> None:
     """All that a case of a driver maps is given back when the driver is closed."""
     before = shim().shim_mapped()
-    driver = driver_for(Alone())
+    driver = driver_for(AloneWithLimit())
     case(driver)
     driver.close()
     assert shim().shim_mapped() == before
@@ -238,7 +233,7 @@ def test_one_rank(setup: Setup, case: Callable[[CudaDriver], None], changes: dic
 
 def kept(rank: int, world_size: int) -> None:
     """Its memory, and the words, which go with the last object that refers to them otherwise."""
-    driver, of_test = driver_for(Alone()), driver_for(Alone())
+    driver, of_test = driver_for(AloneWithLimit()), driver_for(AloneWithLimit())
     (gate,) = of_test.words(1)
     driver.memory(1000)
     mine, _ = words(driver)
@@ -285,7 +280,7 @@ def asked(group: Told, monkeypatch: pytest.MonkeyPatch, *, queues: str | None = 
     links = SimpleNamespace(matrix=[[1] * 3] * 3)
     monkeypatch.setattr(torch._C._distributed_c10d, "_detect_dma_connectivity", lambda *_: links, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: sees)
-    for module in (cuda_driver, handshake):
+    for module in (cuda_driver, together):
         monkeypatch.setattr(module, "gpu_id", lambda where: f"GPU {where.index}")
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     if queues is not None:
@@ -324,7 +319,7 @@ SEE_ALL = "let every process see all GPUs (CUDA_VISIBLE_DEVICES)"
 def test_ranks_that_are_apart_are_refused() -> None:
     group = Told(["elsewhere", "elsewhere"])
     with pytest.raises(StepFailed, match=r"one host, rank 0 and ranks 1, 2 are apart: take nccl-ce, or host-staged"):
-        CudaDriver(SimpleNamespace(group=group), HERE)  # type: ignore[arg-type]
+        CudaDriver(group, HERE)  # type: ignore[arg-type]
 
 
 def test_without_bindings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,11 +345,11 @@ def refused(rank: int, world_size: int) -> list[str]:
                 said.append(str(error))
         gc.collect()
         assert (memory_files(), shim().shim_mapped()) == before, call
-    handshake = Handshake(resolve(), verify=True, timeout_s=PATIENCE_S)
+    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     failing_here = failing("cuInit", OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext()
     with failing_here, pytest.raises(PeerError, match=r"^on rank 1: CudaError: cuInit on CUDA device 0"):
-        CudaDriver(handshake, torch.device("cpu", 0), current_stream=lambda: 0)
-    handshake.group.close("done")
+        CudaDriver(group, torch.device("cpu", 0), current_stream=lambda: 0)
+    group.close("done")
     shim().shim_alias(4096 if rank == 1 else 0)
     with pytest.raises(PeerError, match=r"^on rank 1: CudaError: CUDA device 0 reaches host memory at other addresses"):
         host_cuda.open_ring(resolve(), PATIENCE_S)

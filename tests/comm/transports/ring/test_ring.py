@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_driver import Agreed, FakeDriver, FakeHandshake, Machine
+from fake_driver import Board, FakeDriver, FakeGroup, Machine
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -28,12 +28,12 @@ class Fleet:
         capacity: int | None = None,
     ) -> None:
         self.machine, self.size = machine, machine.world_size
-        self.agreed, (number, slot_bytes, most) = Agreed(), slots
+        self.board, (number, slot_bytes, most) = Board(), slots
         self.drivers = [FakeDriver(machine, rank, capacity=capacity) for rank in range(self.size)]
         self.rings = [
             Ring(
                 driver,
-                FakeHandshake(self.agreed, rank, self.size, limit_s),  # type: ignore[arg-type]
+                FakeGroup(self.board, rank, self.size, limit_s),  # type: ignore[arg-type]
                 name="fake",
                 slots=number,
                 slot_bytes=slot_bytes,
@@ -66,11 +66,13 @@ class Exchange:
         self.handles: dict[int, Handle] = {}
 
     def issue(self, *ranks: int) -> "Exchange":
-        self._fleet.agreed.largest = self.largest
         for rank in ranks or range(self._fleet.size):
             received = [row[rank] for row in self._sent]
             ring = self._fleet.rings[rank]
-            self.handles[rank] = ring.all_to_all_v(self.outs[rank], self.inps[rank], received, self._sent[rank])
+            splits = received, self._sent[rank]
+            self.handles[rank] = ring.all_to_all_v(
+                self.outs[rank], self.inps[rank], *splits, largest_bytes=self.largest
+            )
         return self
 
     def check(self) -> None:
@@ -110,14 +112,12 @@ def test_counts_go_round_the_circle() -> None:
 
 def test_slots_grow_on_all_ranks_because_of_one_piece_and_only_once_all_are_idle() -> None:
     fleet = Fleet(Machine(3), slots=(2, 16, 256))
-    small = fleet.exchange([[0, 100, 16], [3, 0, 100], [16, 16, 0]])
-    small.largest = 16  # as if nothing larger had been sent
-    small.issue()
-    fleet.agreed.events.clear()
+    small = fleet.exchange([[0, 16, 16], [3, 0, 16], [16, 16, 0]]).issue()
+    fleet.board.events.clear()
     large = fleet.exchange([[0, 200, 0], [0, 0, 0], [0, 0, 0]]).issue()
     assert [slots.slot_bytes for slots in fleet.slots] == [256] * 3
     for rank in range(3):
-        assert [event[0] for event in fleet.agreed.events if event[1] == rank] == ["all_to_all_v", "meet"]
+        assert [event[0] for event in fleet.board.events if event[1] == rank] == ["meet"]
     again = fleet.exchange([[7, 999, 256], [257, 0, 1], [512, 3, 3]]).issue()
     for exchange in (small, large, again):
         exchange.check()
@@ -135,7 +135,7 @@ def test_memory_that_cannot_be_had_breaks_the_ring() -> None:
         fleet.exchange([[0, 60], [0, 0]]).issue(0)
     with pytest.raises(PeerError, match=r"failed: OSError.*too small"):
         fleet.rings[0].meet()
-    assert ("abort", 0, "failed: OSError: [Errno 28] too small") in fleet.agreed.events
+    assert ("abort", 0, "failed: OSError: [Errno 28] too small") in fleet.board.events
     assert fleet.slots[1].poisoned()
 
 
@@ -167,7 +167,7 @@ def test_hosts_do_not_block_each_other_in_queues_that_take_little(size: int) -> 
 
 def test_a_long_operation_is_issued_only_as_far_as_a_device_accepts() -> None:
     fleet = Fleet(Machine(2), slots=(2, 8, 8))
-    fleet.agreed.gone = [1]
+    fleet.board.gone = [1]
     with pytest.raises(PeerError, match="rank 1 has ended"):
         fleet.exchange([[0, 80_000], [0, 0]]).issue(0)
     assert fleet.drivers[0].queues[0].issued < 1000
@@ -194,10 +194,10 @@ def test_a_lost_rank_is_named_and_every_queue_of_every_rank_is_released(limit_s:
     fleet.drivers[1].close()
     fleet.machine.run()
     assert not any(exchange.handles[rank].done() for rank in (0, 2, 3))
-    fleet.agreed.gone, fleet.agreed.dead = ([1], -1) if limit_s else ([], 1)
+    fleet.board.gone, fleet.board.dead = ([1], -1) if limit_s else ([], 1)
     with pytest.raises(PeerError, match=reason):
         exchange.handles[0].wait()
-    fleet.agreed.gone = []  # the others need not see it themselves
+    fleet.board.gone = []  # the others need not see it themselves
     for rank in (2, 3):
         assert exchange.handles[rank].done()
         with pytest.raises(PeerError, match=f"fake is over on rank {rank}: .*{reason}"):
@@ -242,21 +242,42 @@ def test_poison_ends_waits_now_and_later_whoever_gave_it() -> None:
     assert fleet.idle(3)
 
 
+@pytest.mark.parametrize(("sends", "expects"), [(64, 6400), (6400, 64), (6400, 6400), (0, 64)])
+def test_sizes_that_disagree_end_at_the_time_limit(sends: int, expects: int) -> None:
+    """Rank 0 sends 640 bytes and expects as many. Whoever gets all that it expects is through."""
+    fleet, handles, outs = Fleet(Machine(2), limit_s=0.0), [], []
+    for rank, (sent, received) in enumerate(((640, 640), (sends, expects))):
+        inp, out = (torch.full((nbytes + 2,), 9, dtype=torch.uint8) for nbytes in (sent, received))
+        splits = ([0, received], [0, sent]) if rank == 0 else ([received, 0], [sent, 0])
+        handles.append(fleet.rings[rank].all_to_all_v(out[1:-1], inp[1:-1].zero_(), *splits, largest_bytes=6400))
+        outs.append(out)
+    lost = []
+    for rank, handle in enumerate(handles):
+        try:
+            handle.wait()
+        except PeerError as error:
+            lost.append((rank, str(error)))
+    assert lost, "nobody misses anything"
+    assert all(f"fake is over on rank {rank}" in said for rank, said in lost)
+    assert fleet.idle(0, 1)
+    assert [(int(out[0]), int(out[-1])) for out in outs] == [(9, 9)] * 2, "written outside of out"
+
+
 def test_a_rank_that_left_after_its_part_is_not_taken_for_the_one_that_is_late() -> None:
     """Rank 2 has left, rank 1 comes only at the second look at who is gone. Nor does what came fail for it."""
     fleet = Fleet(Machine(3), slots=(4, 64, 64))
     exchange = fleet.exchange([[0, 9, 9], [9, 0, 0], [9, 0, 0]]).issue(0, 2)
     fleet.machine.run()
     fleet.drivers[2].close()
-    fleet.agreed.gone = [2]
-    fleet.agreed.meanwhile = lambda: setattr(fleet.agreed, "meanwhile", lambda: exchange.issue(1))
+    fleet.board.gone = [2]
+    fleet.board.meanwhile = lambda: setattr(fleet.board, "meanwhile", lambda: exchange.issue(1))
     exchange.check()
 
 
 def test_abort_ends_the_wait_of_another_thread() -> None:
     fleet = Fleet(Machine(2))
     handle = fleet.exchange([[0, 500], [500, 0]]).issue(0).handles[0]
-    fleet.agreed.meanwhile = lambda: fleet.rings[0].abort("gave up")
+    fleet.board.meanwhile = lambda: fleet.rings[0].abort("gave up")
     with pytest.raises(PeerError, match="gave up"):
         handle.wait()
     assert handle.done()

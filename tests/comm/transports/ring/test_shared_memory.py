@@ -16,10 +16,11 @@ from patience import PATIENCE_S
 from transport_jobs import Job, mixed_jobs
 from worlds import shared_world
 
-from fscomm.transports.handshake import Handshake, StepFailed
 from fscomm.transports.ring import Ring
 from fscomm.transports.shared_memory import CopyThread, SharedMemory
 from fscomm.transports.slots import Slots
+from fscomm.transports.together import StepFailed
+from fsranks.control_group import ControlGroup
 from fsranks.machine import memory_file
 from fsranks.rank_context import resolve
 
@@ -38,8 +39,8 @@ def engines() -> list[str]:
 
 def exchange(rank: int, size: int) -> None:
     before = threading.active_count(), held()
-    handshake = Handshake(resolve(), verify=True, timeout_s=PATIENCE_S)
-    ring = Ring(SharedMemory(handshake), handshake, name="shared-memory", slots=3, slot_bytes=128, most_slot_bytes=4096)
+    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
+    ring = Ring(SharedMemory(group), group, name="shared-memory", slots=3, slot_bytes=128, most_slot_bytes=4096)
     assert held() > before[1]
     assert len(engines()) == 2
     for seed in range(4):
@@ -64,23 +65,23 @@ def test_the_same_as_torch(size: int) -> None:
     shared_world(size).run(exchange)
 
 
-def opened(handshake: Handshake) -> Slots:
-    return Slots(SharedMemory(handshake), number=4, slot_bytes=1 << 16)
+def opened(group: ControlGroup) -> Slots:
+    return Slots(SharedMemory(group), number=4, slot_bytes=1 << 16)
 
 
 def too_large(rank: int, size: int) -> str:
     """For rank 1 alone."""
-    handshake = Handshake(resolve(), verify=False, timeout_s=PATIENCE_S)
+    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     before, limits = held(), resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
     try:
         with pytest.raises(StepFailed, match="MiB more for one ring") as caught:
-            opened(handshake)
+            opened(group)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert held() == before
-    handshake.group.close("was closed")
+    group.close("was closed")
     return str(caught.value)
 
 
@@ -90,13 +91,13 @@ def test_too_little_memory_is_told_on_all_ranks_with_what_to_do() -> None:
 
 
 def without_memory(rank: int, size: int) -> str:
-    handshake = Handshake(resolve(), verify=False, timeout_s=PATIENCE_S)
+    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     with (
         mock.patch.object(memory_file, "free_memory", return_value=(1 << 40) if rank == 0 else (1 << 20)),
         pytest.raises(StepFailed, match="MiB more for one ring") as caught,
     ):
-        opened(handshake)
-    handshake.group.close("was closed")
+        opened(group)
+    group.close("was closed")
     return str(caught.value)
 
 

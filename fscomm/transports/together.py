@@ -1,0 +1,78 @@
+"""What ranks tell each other on the host while a transport is made: a step counts once it worked on all of them.
+
+What one rank lacks is told to all, so that they end in the same words and can go on together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from fsranks.control_group import ControlGroup
+from fsranks.errors import PeerError, describe, name_ranks
+from fsranks.machine.local_processes import machine
+
+T = TypeVar("T")
+
+_TOLD_BYTES = 512
+
+
+class StepFailed(PeerError):
+    """A step failed on a rank that is alive: all ranks raise this, in the same words, and can go on together."""
+
+
+def tell(group: ControlGroup, text: str) -> dict[str, list[int]]:
+    """The ranks by what each told: at most 512 bytes. Collective; blocks for all ranks."""
+    word = np.frombuffer(text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0"), np.uint8).copy()
+    return ranks_by([row.tobytes().rstrip(b"\0").decode(errors="replace") for row in group.all_gather(word)])
+
+
+def ranks_by(texts: Sequence[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        found.setdefault(text, []).append(rank)
+    return found
+
+
+def said_by(told: Mapping[str, Sequence[int]]) -> str:
+    """`on rank 1: what it told; on ranks 0, 2: what they told`; empty if nobody told anything."""
+    return "; ".join(f"on {name_ranks(list(ranks))}: {text}" for text, ranks in told.items() if text)
+
+
+def together(group: ControlGroup, step: Callable[[], T]) -> T:
+    """What `step` returns here: it counts only once it worked on all ranks. Collective; blocks for all ranks.
+
+    Raises:
+        StepFailed: `step` raised on some rank; the message names the rank and gives its error.
+    """
+    done: list[T] = []
+    failure: Exception | None = None
+    try:
+        done.append(step())
+    except Exception as error:  # whatever it is: a rank that keeps it to itself is waited for in vain
+        failure = error
+    if text := said_by(tell(group, "" if failure is None else describe(failure))):
+        raise StepFailed(text) from failure
+    return done[0]
+
+
+def need_one_host(group: ControlGroup, instead: str) -> None:
+    """Raise StepFailed if not all ranks are processes of one machine. Collective."""
+    hosts = tell(group, machine())
+    if len(hosts) > 1:
+        apart = " and ".join(map(name_ranks, hosts.values()))
+        raise StepFailed(f"all ranks must be processes of one host, {apart} are apart: {instead}")
+
+
+def need_own_gpu(group: ControlGroup, where: torch.device, why: str) -> list[str]:
+    """The GPUs of all ranks, by rank. Raises StepFailed if two ranks have the same. Collective."""
+    gpus = tell(group, together(group, lambda: gpu_id(where)))
+    if shared := [ranks for ranks in gpus.values() if len(ranks) > 1]:
+        raise StepFailed(f"{', '.join(map(name_ranks, shared))} share a GPU: {why}")
+    return list(gpus)
+
+
+def gpu_id(where: torch.device) -> str:
+    """The same for all processes that use this GPU."""
+    return str(torch.cuda.get_device_properties(where).uuid)
