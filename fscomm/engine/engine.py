@@ -25,11 +25,10 @@ from fscomm.engine.stand_ins import ServedForward
 from fscomm.engine.step import ModuleInStep, Step
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
+from fscomm.exchange.executor import Streams, Threads
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
 from fscomm.exchange.operations import ANY, Class, Rows, whole
-from fscomm.exchange.streams import Streams
-from fscomm.exchange.threads import Threads
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
