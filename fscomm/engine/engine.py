@@ -32,6 +32,7 @@ from fscomm.exchange.operations import ANY, Class, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
+from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
@@ -54,7 +55,7 @@ IN_TURN = (
 EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
 
 
-class Engine:
+class Engine(Listener):
     """Serves `modules` on the ranks of `context`. Making it is collective.
 
     Public methods are called by the training thread. Errors of a worker are raised by the next call that needs it.

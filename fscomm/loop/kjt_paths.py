@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fscomm.loop.contents import contents
+from fscomm.plan.hash_tables import checksum
 
 _DEEPEST = 6
 _MOST_NODES = 10_000
@@ -81,7 +83,7 @@ def _walk(batch: Any) -> Iterator[tuple[Path, Any]]:
         if not queue:
             return
         path, value = queue.popleft()
-        if isinstance(value, Tensor) or is_kjt(value):
+        if isinstance(value, Tensor) or _is_kjt(value):
             yield path, value
         elif len(path.steps) < _DEEPEST and id(value) not in entered:
             entered.add(id(value))
@@ -101,7 +103,7 @@ def find(batch: Any, kjt: KJT) -> Path | None:
     Off the CPU, comparing contents waits for the device.
     """
     held = list(walk(batch))
-    for alike in (operator.is_, _shares_tensors, same):
+    for alike in (operator.is_, partial(same, alike=operator.is_), same):
         for path, other in held:
             if alike(other, kjt):
                 return path
@@ -110,7 +112,7 @@ def find(batch: Any, kjt: KJT) -> Path | None:
 
 def read(batch: Any, path: Path) -> KJT:
     """The KJT at `path`. Raises ValueError, naming path and step, where this batch has none."""
-    found: KJT = read_part(batch, path, is_kjt, "KeyedJaggedTensor")
+    found: KJT = read_part(batch, path, _is_kjt, "KeyedJaggedTensor")
     return found
 
 
@@ -134,13 +136,39 @@ def read_part(batch: Any, path: Path, fits: Callable[[Any], bool], kind: str) ->
     return value
 
 
-def same(a: KJT, b: KJT) -> bool:
-    """Do two KJTs hold the same keys, strides, values, lengths and weights.
+def equal(a: Tensor | None, b: Tensor | None) -> bool:
+    """Is it one tensor, or have both the same contents, which off the CPU waits for the device. Tensors on different
+    devices or of different types are not equal."""
+    if a is b:
+        return True
+    if a is None or b is None or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return torch.equal(a, b)
 
-    Shared tensors are not compared; others are by content, which off the CPU waits for the device. Tensors on different
-    devices or of different types are not the same.
+
+def same(a: KJT, b: KJT, *, alike: Callable[[Tensor | None, Tensor | None], bool] = equal) -> bool:
+    """Do two KJTs hold the same keys, strides, and values, lengths and weights that are `alike`."""
+    return a is b or (_shape(a) == _shape(b) and all(map(alike, _tensors(a), _tensors(b))))
+
+
+def contents(tensor: Tensor | None) -> tuple[int, int, int]:
+    """Where a tensor lies, its version and a checksum of its bytes; without the latter off the CPU.
+
+    The checksum tells of a change that torch does not know: by numpy, through `.data`, of reused memory.
     """
-    return a is b or (_shape(a) == _shape(b) and all(map(_equal, _tensors(a), _tensors(b))))
+    if tensor is None:
+        return 0, 0, 0
+    version = 0 if tensor.is_inference() else tensor._version
+    with suppress(RuntimeError, TypeError):  # of a kind without memory, or without bytes that can be looked at
+        return tensor.data_ptr(), version, _checksum(tensor) if tensor.device.type == "cpu" else 0
+    return 0, version, 0
+
+
+def _checksum(tensor: Tensor) -> int:
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    whole = len(flat) // 8 * 8
+    rest = int.from_bytes(flat[whole:].tobytes(), "little")
+    return int(checksum(flat[:whole].view(np.uint64))) + (rest << 64)
 
 
 class Snapshot:
@@ -161,7 +189,7 @@ class Snapshot:
         """Is `kjt` what was announced: `same`, and nothing of it written to in between."""
         return (
             self._shape == _shape(kjt)
-            and all(map(_equal, self._tensors, _tensors(kjt)))
+            and all(map(equal, self._tensors, _tensors(kjt)))
             and self._contents == [contents(tensor) for tensor in self._tensors]
         )
 
@@ -202,7 +230,7 @@ def _stored(value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, member.__get__(value)
 
 
-def is_kjt(value: Any) -> bool:
+def _is_kjt(value: Any) -> bool:
     return all(callable(getattr(type(value), method, None)) for method in _METHODS)
 
 
@@ -214,15 +242,3 @@ def _shape(kjt: KJT) -> tuple[list[str], int, list[int]]:
 
 def _tensors(kjt: KJT) -> tuple[Tensor, Tensor, Tensor | None]:
     return kjt.values(), kjt.lengths(), kjt.weights_or_none()
-
-
-def _shares_tensors(a: KJT, b: KJT) -> bool:
-    return _shape(a) == _shape(b) and all(x is y for x, y in zip(_tensors(a), _tensors(b), strict=True))
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is b:
-        return True
-    if a is None or b is None or a.dtype != b.dtype or a.device != b.device:
-        return False
-    return torch.equal(a, b)
