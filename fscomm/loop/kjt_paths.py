@@ -23,7 +23,7 @@ from fscomm.plan.hash_tables import checksum
 _DEEPEST = 6
 _MOST_NODES = 10_000
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
-_LEAVES = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
+_NOT_ENTERED = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
 
 
 class KJT(Protocol):
@@ -62,21 +62,13 @@ class Path:
         return "batch" + "".join(map(str, self.steps))
 
 
-def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
-    """Every KJT in a batch with its path, nearest first: at most six steps deep and the first 10,000 objects.
+def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
+    """Every KJT in a batch, and every tensor outside of KJTs, with its path, nearest first: at most six steps deep and
+    the first 10,000 objects.
 
     Enters mappings, lists, tuples and what instances store; not modules, functions, classes. A container that is met
     again, cycles included, is entered once.
     """
-    return ((path, value) for path, value in _walk(batch) if not isinstance(value, Tensor))
-
-
-def tensors_in(batch: Any) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor in a batch with its path, in the order of `walk`; not those inside KJTs."""
-    return ((path, value) for path, value in _walk(batch) if isinstance(value, Tensor))
-
-
-def _walk(batch: Any) -> Iterator[tuple[Path, Any]]:
     entered: set[int] = set()
     queue = deque([(Path(), batch)])
     for _ in range(_MOST_NODES):
@@ -87,13 +79,18 @@ def _walk(batch: Any) -> Iterator[tuple[Path, Any]]:
             yield path, value
         elif len(path.steps) < _DEEPEST and id(value) not in entered:
             entered.add(id(value))
-            inner = ((step, child) for step, child in _children(value) if not isinstance(child, _LEAVES))
+            inner = ((step, child) for step, child in _children(value) if not isinstance(child, _NOT_ENTERED))
             queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(inner, _MOST_NODES))
+
+
+def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
+    """Those of the `leaves` that are KJTs."""
+    return ((path, value) for path, value in leaves(batch) if not isinstance(value, Tensor))
 
 
 def tensors_of(batch: Any) -> list[Tensor | None]:
     """All tensors in a batch, those of its KJTs, too."""
-    found = (value for _, value in _walk(batch))
+    found = (value for _, value in leaves(batch))
     return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
 
 
