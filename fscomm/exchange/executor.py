@@ -40,7 +40,6 @@ from fsranks.messages import Signals
 from fsranks.rank_context import RankContext
 
 Closable = TypeVar("Closable", AnyGroup, Transport)
-TRANSPORTS = ("collision", "exclusive rows", "exclusive gradients")
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
 _URGENT = -1  # the priority of a stream
 
@@ -82,7 +81,7 @@ class Executor(ABC):
             opened.callback(self._signals.close)
             # The plans behind all splits were made from the same gathered sizes: nothing is left to verify.
             collision, rows, gradients = (
-                keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False)) for _ in TRANSPORTS
+                keep(open_transport(transport, context, device, timeout_s=timeout_s, verify=False)) for _ in range(3)
             )
             self._all: tuple[AnyGroup | Transport, ...] = (control, ids, collision, rows, gradients)
             self.wire_gate = WireGate(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes, awaited=self._awaited)
